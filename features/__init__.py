@@ -1,0 +1,1 @@
+"""Tables: raw events and catalogues to validated rows, histories, features and splits."""

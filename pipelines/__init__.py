@@ -1,0 +1,1 @@
+"""Artefacts: the stages of a run, their configuration, command line and release."""

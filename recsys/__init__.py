@@ -1,0 +1,1 @@
+"""Tensors and maths: models, layers, retrieval, training and evaluation."""

@@ -1,0 +1,1 @@
+"""One request: loads a released bundle and answers."""
