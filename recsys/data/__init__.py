@@ -1,0 +1,1 @@
+"""The tensors' side of the data: ragged batches, sequences on disk, order, masks, strings."""

@@ -56,7 +56,10 @@ def current_commit() -> str:
 
 
 def as_table(rows: list[Row]) -> str:
-    lines = ["| what | value | peer | ratio | goal | met |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        "| what | value | peer | ratio | goal | met |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for row in rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
         met = {None: "", True: "yes", False: "**no**"}[row.met]

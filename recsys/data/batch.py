@@ -1,0 +1,113 @@
+"""Ragged batches: the one form in which features travel between disk, models and serving.
+
+A feature holds any number of values per example: a history of items, one user row, the
+categories of an item. Values of all examples lie in one flat tensor, ``offsets`` cuts it:
+
+    values   7 3 9 | | 4 4        three examples with 3, 0 and 2 values
+    offsets  0       3 3     5
+
+Axes: B examples, M values of one feature in the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Jagged(NamedTuple):
+    """The values of one feature for a batch of examples."""
+
+    values: Tensor
+    """[M], all examples' values one after the other."""
+    offsets: Tensor
+    """[B + 1] int64, example b owns values[offsets[b]:offsets[b + 1]]."""
+    weights: Tensor | None = None
+    """[M] float, or None where every value counts once."""
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.offsets) - 1
+
+    def lengths(self) -> Tensor:
+        """Count the values of each example, [B]."""
+        return self.offsets.diff()
+
+    def segments(self) -> Tensor:
+        """Name the example that owns each value, [M] int64."""
+        examples = torch.arange(self.batch_size, device=self.offsets.device)
+        return torch.repeat_interleave(examples, self.lengths())
+
+    def padded(self, length: int, *, fill: int = 0) -> Tensor:
+        """Lay the last ``length`` values of each example right-aligned, [B, length]."""
+        lengths = self.lengths().clamp(max=length)  # [B]
+        column = torch.arange(length, device=self.values.device)
+        source = self.offsets[1:, None] - length + column  # [B, length]
+        present = column >= length - lengths[:, None]
+        if len(self.values) == 0:
+            return self.values.new_full((self.batch_size, length), fill)
+        return self.values[source.clamp(min=0)].masked_fill(~present, fill)
+
+    def to(self, device: torch.device | str) -> Jagged:
+        weights = None if self.weights is None else self.weights.to(device, non_blocking=True)
+        return Jagged(
+            self.values.to(device, non_blocking=True),
+            self.offsets.to(device, non_blocking=True),
+            weights,
+        )
+
+    @classmethod
+    def from_lists(cls, lists: Sequence[Sequence[int]]) -> Jagged:
+        """Build from one list of ids per example."""
+        lengths = torch.tensor([0, *(len(values) for values in lists)])
+        flat = [value for values in lists for value in values]
+        return cls(torch.tensor(flat, dtype=torch.int64), lengths.cumsum(0))
+
+    @classmethod
+    def one_each(cls, values: Tensor) -> Jagged:
+        """Give each example exactly one value, [B]."""
+        return cls(values, torch.arange(len(values) + 1, device=values.device))
+
+
+@dataclass(frozen=True)
+class JaggedBatch:
+    """A batch of examples: feature name to its ragged values, all with the same batch size.
+
+    Raises:
+        ValueError: If there is no feature, or two disagree on the batch size.
+    """
+
+    features: Mapping[str, Jagged]
+
+    def __post_init__(self) -> None:
+        sizes = {name: feature.batch_size for name, feature in self.features.items()}
+        if len(set(sizes.values())) != 1:
+            raise ValueError(
+                f"a batch needs features of one batch size, got {sizes}; "
+                "build every feature for the same examples"
+            )
+
+    @property
+    def batch_size(self) -> int:
+        return next(iter(self.features.values())).batch_size
+
+    def __getitem__(self, name: str) -> Jagged:
+        if name not in self.features:
+            raise KeyError(f"no feature {name!r} in the batch; it has {sorted(self.features)}")
+        return self.features[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.features
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.features)
+
+    def keys(self) -> list[str]:
+        return list(self.features)
+
+    def to(self, device: torch.device | str) -> JaggedBatch:
+        return JaggedBatch({name: value.to(device) for name, value in self.features.items()})

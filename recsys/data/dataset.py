@@ -1,0 +1,189 @@
+"""Users' sequences as memory-mapped arrays, and queries cut out of them.
+
+One array holds every user's items, oldest first, user after user. A *position* is an index into
+that array: the event there is a label, and the events of the same user before it are its history.
+
+    item_rows        [E]      every event's item
+    offsets          [U + 1]  user u owns positions offsets[u] .. offsets[u + 1]
+    train_end        [U]      train labels and history end here
+    validation_end   [U]      validation targets lie in [train_end, validation_end), test after it
+    times            [E]      unix seconds, absent where the data has only an order
+    context/<name>   [E]      categorical features as of that event as a label
+
+Axes: E events, U user rows (row 0 is the unknown user and owns nothing), P positions, B batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recsys.data.batch import Jagged, JaggedBatch
+
+Rows = NDArray[np.int64]
+Split = Literal["train", "validation", "test", "all"]
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Every user's events in order; see the module's picture.
+
+    Raises:
+        ValueError: If the arrays do not fit each other.
+    """
+
+    item_rows: Rows
+    offsets: Rows
+    train_end: Rows
+    validation_end: Rows
+    times: Rows | None = None
+    context: Mapping[str, Rows] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        num_users = len(self.offsets) - 1
+        if len(self.train_end) != num_users or len(self.validation_end) != num_users:
+            raise ValueError(
+                f"{num_users} users but {len(self.train_end)} train_end and "
+                f"{len(self.validation_end)} validation_end; build the features again"
+            )
+        starts, ends = self.offsets[:-1], self.offsets[1:]
+        ordered = (
+            (starts <= self.train_end)
+            & (self.train_end <= self.validation_end)
+            & (self.validation_end <= ends)
+        )
+        if not ordered.all():
+            raise ValueError(
+                f"user row {int(np.flatnonzero(~ordered)[0])} has split ends outside its events; "
+                "build the features again"
+            )
+        for name, values in (("times", self.times), *self.context.items()):
+            if values is not None and len(values) != self.num_events:
+                raise ValueError(
+                    f"{name} has {len(values)} values for {self.num_events} events; "
+                    "build the features again"
+                )
+        if num_users < 1 or self.offsets[0] != 0 or self.offsets[-1] != self.num_events:
+            raise ValueError(
+                f"offsets must run from 0 to the {self.num_events} events, got {num_users} users"
+            )
+
+    @classmethod
+    def load(cls, directory: Path) -> Sequences:
+        """Memory-map one order of the build_features artefact (sequences/<tie_order>)."""
+
+        def array(path: Path) -> Rows:
+            rows: Rows = np.load(path, mmap_mode="r", allow_pickle=False)
+            return rows
+
+        if not (directory / "item_rows.npy").exists():
+            raise ValueError(f"no sequences in {directory}; run the build_features stage first")
+        times = directory / "times.npy"
+        return cls(
+            item_rows=array(directory / "item_rows.npy"),
+            offsets=array(directory / "offsets.npy"),
+            train_end=array(directory / "train_end.npy"),
+            validation_end=array(directory / "validation_end.npy"),
+            times=array(times) if times.exists() else None,
+            context={path.stem: array(path) for path in sorted(directory.glob("context/*.npy"))},
+        )
+
+    @property
+    def num_events(self) -> int:
+        return len(self.item_rows)
+
+    @property
+    def num_user_rows(self) -> int:
+        return len(self.offsets) - 1
+
+    def visible_end(self, split: Literal["train", "validation", "all"]) -> Rows:
+        """Where each user's events end for a model fit on ``split`` and what precedes it, [U]."""
+        ends = {"train": self.train_end, "validation": self.validation_end, "all": self.offsets[1:]}
+        return ends[split]
+
+    def label_positions(self, split: Split) -> Rows:
+        """List the labels of a split in ascending order, [P].
+
+        Train labels leave out each user's first event, which has no history; ``all`` is every
+        event but those. Validation and test labels may have an empty history.
+        """
+        starts = self.offsets[:-1]
+        bounds = {
+            "train": (np.minimum(starts + 1, self.train_end), self.train_end),
+            "validation": (self.train_end, self.validation_end),
+            "test": (self.validation_end, self.offsets[1:]),
+            "all": (np.minimum(starts + 1, self.offsets[1:]), self.offsets[1:]),
+        }
+        if split not in bounds:
+            raise ValueError(f"split must be one of {get_args(Split)}, got {split!r}")
+        return concatenated_ranges(*bounds[split])
+
+    def users_of(self, positions: Rows) -> Rows:
+        """Name the user row that owns each position, [P]."""
+        owners: Rows = np.searchsorted(self.offsets, positions, side="right") - 1
+        return owners
+
+    def labels(self, positions: Rows) -> Tensor:
+        """Return the label item of each position, [P] int64."""
+        return torch.from_numpy(np.asarray(self.item_rows[positions]))
+
+    def label_times(self, positions: Rows) -> Tensor | None:
+        """Return each label's unix seconds, [P] int64, or None without times."""
+        return None if self.times is None else torch.from_numpy(np.asarray(self.times[positions]))
+
+    def queries(
+        self,
+        positions: Rows,
+        *,
+        max_history: int,
+        user_features: Mapping[str, Rows] | None = None,
+        history_end: Rows | None = None,
+    ) -> JaggedBatch:
+        """Build what a model may know when it predicts the events at ``positions``.
+
+        Args:
+            positions: Labels, [B].
+            max_history: Keep the latest so many events before each label.
+            user_features: Categorical rows by user row, each [U]; become ``user.<name>``.
+            history_end: Where each history ends (exclusive), [B], at most the position; by
+                default the position itself. A global-time split passes the end of train, so
+                that later targets of a user do not see earlier ones.
+
+        Returns:
+            ``history`` (item rows, oldest first), ``user`` (user row), ``user.<name>`` and
+            ``context.<name>`` (one value each).
+        """
+        users = self.users_of(positions)  # [B]
+        ends = positions if history_end is None else np.minimum(history_end, positions)
+        starts = np.maximum(self.offsets[users], ends - max_history)  # [B]
+        offsets = np.zeros(len(positions) + 1, np.int64)
+        np.cumsum(ends - starts, out=offsets[1:])
+        history = np.asarray(self.item_rows[concatenated_ranges(starts, ends)])
+        features = {
+            "history": Jagged(torch.from_numpy(history), torch.from_numpy(offsets)),
+            "user": Jagged.one_each(torch.from_numpy(users)),
+        }
+        for name, values in (user_features or {}).items():
+            features[f"user.{name}"] = _one_each(values, users)
+        for name, values in self.context.items():
+            features[f"context.{name}"] = _one_each(values, positions)
+        return JaggedBatch(features)
+
+
+def _one_each(values: Rows, index: Rows) -> Jagged:
+    return Jagged.one_each(torch.from_numpy(np.asarray(values[index], np.int64)))
+
+
+def concatenated_ranges(starts: Rows, ends: Rows) -> Rows:
+    """Concatenate the integers of every range [starts[i], ends[i]), empty ranges included."""
+    lengths = ends - starts
+    before = np.cumsum(lengths) - lengths
+    ranges: Rows = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+    return ranges

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recsys.data.order import BatchOrder
+
+
+def test_an_epoch_sees_each_example_once_and_the_next_one_in_another_order() -> None:
+    order = BatchOrder(num_samples=12, batch_size=4, seed=1)
+    epochs = [np.concatenate([order.indices(3 * e + s) for s in range(3)]) for e in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(12))
+    assert epochs[0].tolist() != epochs[1].tolist()
+
+
+def test_a_resumed_order_continues_as_if_it_had_never_stopped() -> None:
+    straight = BatchOrder(num_samples=10, batch_size=3, seed=5)
+    seen = [straight.indices(step).tolist() for step in range(20)]
+    resumed = BatchOrder(num_samples=10, batch_size=3, seed=5)
+    assert [resumed.indices(step).tolist() for step in range(11, 20)] == seen[11:]
+
+
+def test_a_data_set_smaller_than_a_batch_is_one_whole_batch() -> None:
+    order = BatchOrder(num_samples=3, batch_size=100, seed=0)
+    assert order.steps_per_epoch == 1
+    assert sorted(order.indices(7)) == [0, 1, 2]
+
+
+def test_nothing_to_train_on_is_an_error() -> None:
+    with pytest.raises(ValueError, match="num_samples must be >= 1, got 0"):
+        BatchOrder(num_samples=0, batch_size=4, seed=0)
