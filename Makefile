@@ -1,0 +1,59 @@
+# The verbs of this project. `make help` lists them.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help install demo test check format serve bench lock clean
+.DEFAULT_GOAL := help
+
+help:  ## list the verbs
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(INSTALLED)  ## environment in .venv and the demo's data, from the locks
+
+$(INSTALLED): requirements/cpu.txt requirements/dev.txt pyproject.toml
+	@echo "install: environment in $(VENV) ($$($(PYTHON) --version))"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "install: torch"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements/cpu.txt torch
+	@echo "install: everything else, pinned"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps \
+		-r requirements/cpu.txt -r requirements/dev.txt
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "install: the demo's data"
+	@$(BIN)/recsys data fetch movielens-100k
+	@touch $(INSTALLED)
+
+demo: install  ## MovieLens-100K from raw file to metrics, recommendations and a bundle
+	@$(BIN)/recsys demo
+
+serve: install  ## answer requests on http://127.0.0.1:8000 with the demo's bundle
+	@$(BIN)/recsys serve --bundles runs/movielens-100k/bundles
+
+test: install  ## every test that runs without a GPU
+	@$(BIN)/python -m pytest -q -m "not gpu" --durations 10
+
+check: install  ## format, lint, types, import rules, length limits
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest -q tests/test_code_limits.py
+
+format: install  ## rewrite files in the house format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: install  ## run every benchmark and rewrite tests/benchmarks/results
+	@for script in tests/benchmarks/benchmark_*.py; do \
+		echo "bench: $$script" && $(BIN)/python $$script || exit 1; done
+
+lock: install  ## resolve requirements/*.in again
+	@$(BIN)/python requirements/lock.py cpu dev gpu airflow
+
+clean:  ## remove the environment, runs and caches
+	@rm -rf $(VENV) runs .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
