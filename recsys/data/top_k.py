@@ -1,0 +1,120 @@
+"""Ranked lists, and the one rule by which scores become one: ties never depend on a kernel.
+
+Score descending, then item_row ascending. Row 0 is padding and is never in a list. Models, exact
+search and evaluation all rank through here, so equal scores give equal lists everywhere.
+
+Axes: B queries, N columns (item rows), k list length.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recsys.data.item_mask import ItemMask
+
+NO_ROW = -1
+"""Stands where a list has fewer than k items; its score is -inf."""
+
+
+class TopK(NamedTuple):
+    """Ranked lists, best first."""
+
+    scores: Tensor
+    """[B, k] float32, -inf where the list is short."""
+    item_rows: Tensor
+    """[B, k] int64, -1 where the list is short."""
+
+
+def top_k_of_scores(scores: Tensor, k: int, mask: ItemMask | None = None) -> TopK:
+    """Rank item rows by ready-made scores, which are left as they are.
+
+    Args:
+        scores: [B, N], column = item row; column 0 is skipped and -inf means not eligible.
+        k: List length; lists with fewer eligible items end in row -1, score -inf.
+        mask: Items that may be returned, of N item rows.
+
+    Raises:
+        ValueError: k < 1, a mask of another length, or a score that is NaN.
+    """
+    if scores.ndim != 2 or scores.shape[1] < 1:
+        raise ValueError(f"scores must be [B, N] with N >= 1, got {tuple(scores.shape)}")
+    allowed = allowed_rows(mask, scores.shape[1]).to(scores.device)
+    return select_top_k(scores.float().masked_fill(~allowed, -torch.inf), k)
+
+
+def select_top_k(scores: Tensor, k: int) -> TopK:
+    """Rank the columns of [B, N] float32 scores in which -inf marks all that is not eligible.
+
+    torch.topk promises no order among equals. One candidate more than k shows whether a tie
+    crosses the boundary; only such lists are selected again, by counting, so lists of distinct
+    scores cost one torch.topk.
+    """
+    _check_k(k)
+    num_queries, num_columns = scores.shape
+    taken = min(k, num_columns)
+    values, columns = scores.topk(min(taken + 1, num_columns), dim=1)
+    # torch.topk orders NaN above everything, so the first column shows any.
+    is_nan = torch.isnan(values[:, :1]).any(dim=1)
+    if is_nan.any():
+        raise ValueError(
+            f"scores of query {int(is_nan.nonzero()[0])} hold NaN; scores must be numbers. Check "
+            "the model's weights or the vectors for NaN and infinity"
+        )
+
+    if values.shape[1] > taken:
+        last, beyond = values[:, taken - 1], values[:, taken]
+        tied = ((last == beyond) & (last > -torch.inf)).nonzero().squeeze(1)
+        values, columns = values[:, :taken].clone(), columns[:, :taken].clone()
+        if len(tied):
+            columns[tied] = _select_tied(scores[tied], last[tied], taken)
+            values[tied] = scores[tied].gather(1, columns[tied])
+
+    columns, order = columns.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    columns = columns.gather(1, order).masked_fill(values == -torch.inf, NO_ROW)
+    if taken == k:
+        return TopK(values, columns)
+    lists = no_items(num_queries, k, scores.device)
+    lists.scores[:, :taken], lists.item_rows[:, :taken] = values, columns
+    return lists
+
+
+def _select_tied(scores: Tensor, threshold: Tensor, k: int) -> Tensor:
+    """Columns of everything above the threshold and the first of what equals it: [R, k]."""
+    above = scores > threshold[:, None]  # [R, N]
+    equal = scores == threshold[:, None]  # [R, N]
+    room = k - above.sum(1, keepdim=True)  # [R, 1]
+    kept = above | (equal & (equal.cumsum(1) <= room))
+    return kept.nonzero()[:, 1].view(-1, k)
+
+
+def no_items(num_queries: int, k: int, device: torch.device | str = "cpu") -> TopK:
+    """Make lists without any item."""
+    _check_k(k)
+    return TopK(
+        torch.full((num_queries, k), -torch.inf, device=device),
+        torch.full((num_queries, k), NO_ROW, dtype=torch.int64, device=device),
+    )
+
+
+def allowed_rows(mask: ItemMask | None, num_item_rows: int) -> Tensor:
+    """Unpack a mask, or allow all but row 0, [num_item_rows] bool.
+
+    Raises:
+        ValueError: If the mask covers another number of item rows.
+    """
+    mask = mask if mask is not None else ItemMask.all(num_item_rows)
+    if mask.num_item_rows != num_item_rows:
+        raise ValueError(
+            f"the item mask covers {mask.num_item_rows} item rows, the catalogue has "
+            f"{num_item_rows}; build the mask from the same bundle"
+        )
+    return mask.as_bool()
+
+
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise ValueError(f"k, the list length, must be >= 1, got {k}")

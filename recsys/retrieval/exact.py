@@ -1,0 +1,96 @@
+"""Exact top-k by inner product: the slow truth beside every index, and fast enough for small ones.
+
+Ties follow `recsys.data.top_k`: score descending, then item_row ascending; row 0 is never
+returned. Works where its tensors are, on CPU and CUDA.
+
+Axes: B queries, N item rows (row 0 included), D width, k list length.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import NO_ROW, TopK, allowed_rows, no_items, select_top_k
+
+
+def exact_top_k(
+    queries: Tensor,
+    items: Tensor,
+    k: int,
+    mask: ItemMask | None = None,
+    *,
+    max_scores: int = 1 << 23,
+) -> TopK:
+    """Find the k items with the greatest inner product for each query.
+
+    Scores are float32 whatever the inputs are, and each is rounded as this device's matrix
+    product rounds it: equal items tie exactly only where it treats them alike.
+
+    Args:
+        queries: [B, D], finite.
+        items: [N, D], on the device of the queries; row 0 is skipped.
+        k: List length; lists with fewer eligible items end in row -1, score -inf.
+        mask: Items that may be returned, of N item rows; None allows all but row 0.
+        max_scores: Scores held at once; more than that are worked off in chunks.
+
+    Raises:
+        ValueError: k < 1, shapes that do not fit, a query that is not finite, or an item that
+            makes a score NaN.
+    """
+    _check_vectors(queries, items)
+    allowed = allowed_rows(mask, items.shape[0]).to(items.device)
+    # A mask that keeps few items costs least as a gather, one that keeps most as a fill.
+    columns: Tensor | None = None
+    if 2 * int(allowed.sum()) < len(allowed):
+        columns = allowed.nonzero().squeeze(1)
+        items, allowed = items[columns], allowed[columns]
+
+    item_chunk = max(1, min(items.shape[0], max_scores))
+    query_chunk = max(1, max_scores // item_chunk)
+    best = no_items(len(queries), k, queries.device)
+    for begin in range(0, len(queries), query_chunk):
+        part = queries[begin : begin + query_chunk].float()
+        lists = no_items(len(part), k, queries.device)
+        for first in range(0, items.shape[0], item_chunk):
+            scores = part @ items[first : first + item_chunk].float().T  # [b, n]
+            scores.masked_fill_(~allowed[first : first + item_chunk], -torch.inf)
+            found = select_top_k(scores, k)
+            lists = _merge(lists, TopK(found.scores, _shift(found.item_rows, first)), k)
+        best.scores[begin : begin + query_chunk] = lists.scores
+        best.item_rows[begin : begin + query_chunk] = lists.item_rows
+
+    if columns is not None and len(columns):
+        rows = columns[best.item_rows.clamp_min(0)]
+        best = TopK(best.scores, rows.masked_fill(best.item_rows == NO_ROW, NO_ROW))
+    return best
+
+
+def _shift(rows: Tensor, first: int) -> Tensor:
+    return (rows + first).masked_fill(rows == NO_ROW, NO_ROW)
+
+
+def _merge(lower: TopK, upper: TopK, k: int) -> TopK:
+    """Best k of two rankings; a stable sort keeps ties right where all of ``lower`` is first."""
+    scores, order = torch.cat([lower.scores, upper.scores], dim=1).sort(
+        dim=1, descending=True, stable=True
+    )
+    rows = torch.cat([lower.item_rows, upper.item_rows], dim=1).gather(1, order)
+    return TopK(scores[:, :k], rows[:, :k])
+
+
+def _check_vectors(queries: Tensor, items: Tensor) -> None:
+    if queries.ndim != 2 or items.ndim != 2 or queries.shape[1] != items.shape[1]:
+        raise ValueError(
+            f"queries must be [B, D] and items [N, D] of one width, got {tuple(queries.shape)} "
+            f"and {tuple(items.shape)}"
+        )
+    if items.shape[0] == 0:
+        raise ValueError("items has no rows; row 0 (padding) must be there")
+    bad = ~torch.isfinite(queries).all(dim=1)
+    if bad.any():
+        raise ValueError(
+            f"query {int(bad.nonzero()[0])} holds NaN or infinity; query vectors must be finite. "
+            "Check the query tower's inputs and weights"
+        )

@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import top_k_of_scores
+
+
+def ranked_slowly(scores: Tensor, k: int, mask: ItemMask) -> list[list[int]]:
+    """Sort (-score, row) in plain Python."""
+    lists = []
+    for row in scores.tolist():
+        eligible = [i for i in mask.rows() if row[i] > -np.inf]
+        ranked = sorted(eligible, key=lambda i, row=row: (-row[i], i))[:k]
+        lists.append([int(i) for i in ranked] + [-1] * (k - len(ranked)))
+    return lists
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    num_items=st.integers(1, 40),
+    num_levels=st.integers(1, 5),
+    k=st.integers(1, 50),
+    share=st.floats(0, 1),
+)
+def test_agrees_with_a_plain_sort_under_heavy_ties(seed, num_items, num_levels, k, share):
+    random = np.random.default_rng(seed)
+    levels = np.array([0.0, -0.0, 1.5, -2.0, -np.inf, 7.0])
+    scores = torch.tensor(random.choice(levels[: num_levels + 1], (3, num_items)))
+    mask = ItemMask(random.random(num_items) < share)
+    found = top_k_of_scores(scores, k, mask)
+    assert found.item_rows.tolist() == ranked_slowly(scores, k, mask)
+    padded = found.item_rows == -1
+    assert (found.scores[padded] == -torch.inf).all()
+    kept = scores.float().gather(1, found.item_rows.clamp_min(0))[~padded]
+    assert torch.equal(kept, found.scores[~padded])
+
+
+def test_equal_scores_are_ranked_by_row_without_the_padding_row():
+    found = top_k_of_scores(torch.zeros(2, 100_000), 4)
+    assert found.item_rows.tolist() == [[1, 2, 3, 4]] * 2
+
+
+def test_scores_are_left_as_they_are():
+    scores = torch.ones(1, 5).expand(3, 5)
+    top_k_of_scores(scores, 2, ItemMask.none(5))
+    assert (scores == 1).all()
+
+
+def test_a_nan_is_refused_and_its_query_named():
+    scores = torch.zeros(3, 50)
+    scores[2, 40] = torch.nan
+    with pytest.raises(ValueError, match="query 2 hold NaN"):
+        top_k_of_scores(scores, 5)
+
+
+def test_a_nan_of_a_masked_item_does_no_harm():
+    scores = torch.tensor([[0.0, torch.nan, 3.0]])
+    assert top_k_of_scores(scores, 1, ItemMask.from_rows(3, [2])).item_rows.tolist() == [[2]]
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_a_list_length_below_one_is_refused(k):
+    with pytest.raises(ValueError, match=f"k, the list length, must be >= 1, got {k}"):
+        top_k_of_scores(torch.zeros(1, 3), k)
+
+
+def test_a_mask_of_another_catalogue_is_refused():
+    with pytest.raises(ValueError, match="mask covers 4 item rows, the catalogue has 3"):
+        top_k_of_scores(torch.zeros(1, 3), 1, ItemMask.all(4))

@@ -1,0 +1,170 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranx import Qrels, Run, evaluate
+from torch import Tensor
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
+
+KS = (1, 3, 10)
+
+
+def ranked(
+    scores: Tensor,
+    targets: list[list[int]],
+    *,
+    exclude: list[list[int]] | None = None,
+    ks: tuple[int, ...] = KS,
+    batch_size: int = 2,
+) -> RankingResult:
+    """Evaluate ready-made scores [U, N]; user u has user_row u + 1."""
+    starts = range(0, len(scores), batch_size)
+    users = torch.arange(1, len(scores) + 1)
+    batches = [JaggedBatch({"user": Jagged.one_each(users[i : i + batch_size])}) for i in starts]
+    return evaluate_ranking(
+        lambda batch: scores[batch["user"].values - 1],
+        batches,
+        Jagged.from_lists(targets),
+        RankingConfig(ks=ks),
+        exclude=None if exclude is None else Jagged.from_lists(exclude),
+    )
+
+
+def test_one_target_at_rank_three():
+    result = ranked(torch.tensor([[0.0, 9, 8, 7, 6]]), [[3]])
+    assert result.ranks.values.tolist() == [3]
+    assert result.metrics == {
+        **{"recall@1": 0, "ndcg@1": 0, "hit_rate@1": 0, "mrr@1": 0},
+        **{"recall@3": 1, "ndcg@3": 0.5, "hit_rate@3": 1, "mrr@3": pytest.approx(1 / 3)},
+        **{"recall@10": 1, "ndcg@10": 0.5, "hit_rate@10": 1, "mrr@10": pytest.approx(1 / 3)},
+    }
+
+
+def test_many_targets_have_an_ideal_list_of_at_most_k():
+    result = ranked(torch.tensor([[0.0, 9, 8, 7, 6, 5]]), [[1, 2, 3, 5]])
+    assert result.ranks.values.tolist() == [1, 2, 3, 5]
+    assert result.metrics["recall@3"] == 0.75
+    assert result.metrics["ndcg@3"] == pytest.approx(1)
+    ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2, 3, 4))
+    gained = sum(1 / math.log2(rank + 1) for rank in (1, 2, 3, 5))
+    assert result.metrics["ndcg@10"] == pytest.approx(gained / ideal)
+
+
+def test_equal_scores_rank_by_row():
+    result = ranked(torch.zeros(2, 8), [[1], [6]])
+    assert result.ranks.values.tolist() == [1, 6]
+    assert result.top_k.item_rows[0].tolist() == [1, 2, 3, 4, 5, 6, 7, -1, -1, -1]
+
+
+def test_the_history_is_not_recommended_and_does_not_push_targets_down():
+    result = ranked(torch.tensor([[0.0, 9, 8, 7]]), [[3]], exclude=[[1, 2]])
+    assert result.ranks.values.tolist() == [1]
+    assert result.top_k.item_rows[0, :2].tolist() == [3, -1]
+
+
+def test_an_excluded_target_and_one_outside_the_catalogue_are_misses():
+    result = ranked(torch.tensor([[0.0, 9, 8, 7]]), [[1, 0, 4, 2]], exclude=[[1, 77]])
+    assert result.ranks.values.tolist() == [0, 0, 0, 1]
+    assert result.metrics["recall@10"] == 0.25
+
+
+def test_users_without_targets_count_in_no_mean_but_get_a_list():
+    result = ranked(torch.arange(12.0).view(3, 4), [[], [3], []])
+    assert result.num_users == 1
+    assert result.metrics["recall@1"] == 1
+    assert result.user_rows.tolist() == [1, 2, 3]
+    assert result.top_k.item_rows[2, 0] == 3
+    for metric in ("recall", "ndcg", "hit_rate", "mrr"):
+        assert torch.isnan(result.per_user(f"{metric}@3")).tolist() == [True, False, True]
+
+
+def test_a_target_named_twice_counts_once():
+    result = ranked(torch.tensor([[0.0, 9, 8, 7]] * 2), [[2, 1, 2], [2]])
+    assert result.targets.values.tolist() == [2, 1, 2]
+    assert result.targets.offsets.tolist() == [0, 2, 3]
+    assert result.per_user("recall@1").tolist() == [0.5, 0]
+
+
+def test_k_beyond_the_catalogue_pads_the_lists():
+    result = ranked(torch.tensor([[0.0, 1, 2]]), [[1]], ks=(500,))
+    assert result.metrics["recall@500"] == 1
+    assert result.top_k.item_rows.shape == (1, 500)
+    assert result.top_k.item_rows[0, :3].tolist() == [2, 1, -1]
+
+
+def test_the_models_scores_are_left_as_they_are():
+    popularity = torch.arange(5.0).expand(2, 5)
+    ranked(popularity, [[4], [3]], exclude=[[1], [4]])
+    assert popularity.tolist() == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_nan_scores_are_refused():
+    scores = torch.zeros(3, 6)
+    scores[1, 5] = torch.nan
+    with pytest.raises(ValueError, match="query 1 hold NaN"):
+        ranked(scores, [[1], [2], [3]])
+
+
+def test_no_targets_at_all_are_refused():
+    with pytest.raises(ValueError, match="no query has a target"):
+        ranked(torch.zeros(2, 4), [[], []])
+
+
+@pytest.mark.parametrize("num_targets", [2, 4])
+def test_batches_and_targets_of_different_users_are_refused(num_targets):
+    with pytest.raises(ValueError, match="same users in the same order"):
+        ranked(torch.zeros(3, 4), [[1]] * num_targets)
+
+
+def test_an_unknown_metric_is_refused():
+    result = ranked(torch.zeros(1, 4), [[1]])
+    with pytest.raises(ValueError, match="got 'precision@5'"):
+        result.per_user("precision@5")
+
+
+def test_per_user_results_go_through_npz_without_pickle(tmp_path):
+    result = ranked(torch.arange(12.0).view(3, 4), [[1, 2], [3], []])
+    np.savez(tmp_path / "users.npz", **result.arrays())
+    back = np.load(tmp_path / "users.npz", allow_pickle=False)
+    assert back["target_ranks"].tolist() == [3, 2, 1]
+    assert back["target_offsets"].tolist() == [0, 2, 3, 3]
+    assert back["top_k_rows"].shape == (3, 10)
+
+
+@pytest.mark.slow  # Numba compiles ranx on first use.
+@pytest.mark.filterwarnings("ignore:unsafe cast from uint64 to int64")
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10**6), num_levels=st.integers(1, 12))
+def test_metrics_agree_with_ranx(seed, num_levels):
+    """ranx orders equal scores arbitrarily, so it is fed our order as strictly falling scores."""
+    random = np.random.default_rng(seed)
+    num_users, num_items = 7, 30
+    scores = torch.from_numpy(random.integers(0, num_levels, (num_users, num_items))).float()
+    targets = [
+        random.choice(np.arange(1, num_items), random.integers(1, 15), replace=False).tolist()
+        for _ in range(num_users)
+    ]
+    ks = (1, 4, 10, 40)
+    result = ranked(scores, targets, ks=ks, batch_size=3)
+
+    qrels = Qrels({f"u{u}": {f"i{i}": 1 for i in rows} for u, rows in enumerate(targets)})
+    run = Run(
+        {
+            f"u{u}": {
+                f"i{i}": float(-place)
+                for place, i in enumerate(
+                    sorted(range(1, num_items), key=lambda i, row=row: (-row[i], i))
+                )
+            }
+            for u, row in enumerate(scores.tolist())
+        }
+    )
+    names = {"recall": "recall", "ndcg": "ndcg", "hit_rate": "hit_rate", "mrr": "mrr"}
+    theirs = evaluate(qrels, run, [f"{name}@{k}" for name in names for k in ks])
+    for name, value in theirs.items():
+        assert result.metrics[name] == pytest.approx(value, abs=1e-6), name

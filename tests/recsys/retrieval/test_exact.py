@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import top_k_of_scores
+from recsys.retrieval.exact import exact_top_k
+
+
+def integer_vectors(seed: int, *shape: int) -> torch.Tensor:
+    """Small integers, so that every product is exact and ties abound."""
+    return torch.from_numpy(np.random.default_rng(seed).integers(-2, 3, shape)).float()
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    num_items=st.integers(1, 60),
+    k=st.integers(1, 70),
+    share=st.floats(0, 1),
+    max_scores=st.sampled_from([1, 7, 40, 10_000]),
+)
+def test_agrees_with_ranking_the_whole_product(seed, num_items, k, share, max_scores):
+    queries, items = integer_vectors(seed, 4, 6), integer_vectors(seed + 1, num_items, 6)
+    mask = ItemMask(np.random.default_rng(seed).random(num_items) < share)
+    found = exact_top_k(queries, items, k, mask, max_scores=max_scores)
+    truth = top_k_of_scores(queries @ items.T, k, mask)
+    assert torch.equal(found.item_rows, truth.item_rows)
+    assert torch.equal(found.scores, truth.scores)
+
+
+def test_half_precision_vectors_score_in_float32():
+    queries, items = integer_vectors(0, 2, 6), integer_vectors(1, 30, 6)
+    found = exact_top_k(queries.half(), items.half(), 5)
+    assert found.scores.dtype == torch.float32
+    assert torch.equal(found.item_rows, exact_top_k(queries, items, 5).item_rows)
+
+
+def test_no_queries_give_no_lists():
+    assert exact_top_k(torch.zeros(0, 4), torch.zeros(9, 4), 3).item_rows.shape == (0, 3)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_query_that_is_not_finite_is_refused(bad):
+    queries = torch.zeros(3, 4)
+    queries[1, 2] = bad
+    with pytest.raises(ValueError, match="query 1 holds NaN or infinity"):
+        exact_top_k(queries, torch.zeros(9, 4), 3)
+
+
+def test_vectors_of_two_widths_are_refused():
+    with pytest.raises(ValueError, match=r"one width, got \(1, 4\) and \(9, 5\)"):
+        exact_top_k(torch.zeros(1, 4), torch.zeros(9, 5), 3)
+
+
+def test_an_empty_item_table_is_refused():
+    with pytest.raises(ValueError, match="row 0"):
+        exact_top_k(torch.zeros(1, 4), torch.zeros(0, 4), 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_gpu_gives_the_cpus_lists():
+    queries, items = integer_vectors(0, 33, 8), integer_vectors(1, 5000, 8)
+    mask = ItemMask(np.random.default_rng(2).random(5000) < 0.7)
+    for chosen in (None, mask, ItemMask.from_rows(5000, [3, 900])):
+        found = exact_top_k(queries.cuda(), items.cuda(), 50, chosen, max_scores=40_000)
+        truth = exact_top_k(queries, items, 50, chosen)
+        assert torch.equal(found.item_rows.cpu(), truth.item_rows)
+        assert torch.equal(found.scores.cpu(), truth.scores)
