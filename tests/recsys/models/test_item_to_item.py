@@ -1,0 +1,145 @@
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Sequences
+from recsys.data.top_k import top_k_of_scores
+from recsys.models import item_to_item
+from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
+
+PLAIN = ItemToItemConfig(
+    window=2,
+    distance_power=1.0,
+    reverse_weight=0.5,
+    source_power=0.0,
+    target_power=0.0,
+    history_power=1.0,
+)
+
+
+def fit(sequences: list[list[int]], config: ItemToItemConfig, num_item_rows: int) -> ItemToItem:
+    offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in sequences])]).astype(np.int64)
+    rows = np.array([row for rows in sequences for row in rows], np.int64)
+    return ItemToItem.fit(rows, offsets[:-1], offsets[1:], num_item_rows, config)
+
+
+def histories(*lists: list[int]) -> JaggedBatch:
+    return JaggedBatch({"history": Jagged.from_lists(lists)})
+
+
+def slow_scores(
+    sequences: list[list[int]], history: list[int], config: ItemToItemConfig, num_item_rows: int
+) -> list[float]:
+    """The definition, pair by pair."""
+    weight: dict[tuple[int, int], float] = defaultdict(float)
+    count = [0] * num_item_rows
+    for rows in sequences:
+        for place, row in enumerate(rows):
+            count[row] += 1
+            for other_place, other in enumerate(rows):
+                distance = other_place - place
+                if row == other or 0 in (row, other) or not 1 <= abs(distance) <= config.window:
+                    continue
+                direction = 1.0 if distance > 0 else config.reverse_weight
+                weight[row, other] += direction * abs(distance) ** -config.distance_power
+    scores = [0.0] * num_item_rows
+    for recency, row in enumerate(reversed(history), start=1):
+        for (source, target), value in weight.items():
+            if source == row and recency <= config.max_history:
+                scale = count[source] ** config.source_power * count[target] ** config.target_power
+                scores[target] += value / scale * recency**-config.history_power
+    return scores
+
+
+def test_a_pair_weighs_by_distance_and_direction() -> None:
+    model = fit([[1, 2, 3, 4]], PLAIN, 6)
+    scores = model.score(histories([1], [2], [4]))
+    nothing = -torch.inf
+    assert scores[0].tolist() == [nothing, nothing, 1.0, 0.5, nothing, nothing]
+    assert scores[1].tolist() == [nothing, 0.5, nothing, 1.0, 0.5, nothing]
+    assert scores[2].tolist() == [nothing, nothing, 0.25, 0.5, nothing, nothing]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    sequences=st.lists(st.lists(st.integers(0, 7), max_size=9), min_size=1, max_size=6),
+    history=st.lists(st.integers(0, 7), max_size=6),
+    pairs_per_block=st.sampled_from([1, 30, 1 << 24]),
+)
+def test_agrees_with_the_definition_pair_by_pair(
+    sequences: list[list[int]], history: list[int], pairs_per_block: int
+) -> None:
+    config = replace(ItemToItemConfig(), window=3, max_history=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(item_to_item, "PAIRS_PER_BLOCK", pairs_per_block)
+        scores = fit(sequences, config, 8).score(histories(history))[0]
+    expected = torch.tensor(slow_scores(sequences, history, config, 8))
+    torch.testing.assert_close(scores.nan_to_num(neginf=0.0), expected)
+
+
+def test_only_the_visible_part_of_a_sequence_counts() -> None:
+    rows = np.array([1, 2, 3, 1, 4], np.int64)
+    model = ItemToItem.fit(rows, np.array([0, 3]), np.array([2, 4]), 5, PLAIN)
+    assert model.score(histories([1]))[0].nan_to_num(neginf=0).tolist() == [0, 0, 1, 0, 0]
+
+
+def test_the_strongest_neighbours_are_kept_and_ties_go_to_the_lower_row() -> None:
+    sequences = [[1, 5], [1, 5], [1, 4], [1, 3], [1, 2]]
+    model = fit(sequences, replace(PLAIN, num_neighbours=3), 6)
+    similar = model.similar(1, k=4)
+    assert similar.item_rows.tolist() == [[5, 2, 3, -1]]
+    assert similar.scores.tolist() == [[2.0, 1.0, 1.0, -torch.inf]]
+
+
+def test_the_latest_item_weighs_most() -> None:
+    model = fit([[1, 3], [2, 4]], PLAIN, 5)
+    scores = model.score(histories([1, 2], [2, 1]))
+    assert scores[:, 3:].tolist() == [[0.5, 1.0], [1.0, 0.5]]
+
+
+def test_unknown_items_and_empty_histories_give_no_evidence() -> None:
+    model = fit([[0, 1, 2]], PLAIN, 4)
+    scores = model.score(histories([], [0], [99], [1, 0]))
+    assert (scores[:3] == -torch.inf).all()
+    assert scores[3, 2] == 0.5
+    assert (scores[:, 0] == -torch.inf).all()
+
+
+def test_no_events_at_all_is_a_model_without_neighbours() -> None:
+    model = fit([[]], PLAIN, 4)
+    assert (model.score(histories([1, 2])) == -torch.inf).all()
+    assert model.similar(1, k=2).item_rows.tolist() == [[-1, -1]]
+
+
+def test_saved_and_loaded_scores_are_equal(tmp_path: Path, tastes: Sequences) -> None:
+    model = ItemToItem.fit(
+        tastes.item_rows, tastes.offsets[:-1], tastes.train_end, 41, ItemToItemConfig(window=5)
+    )
+    model.save(tmp_path / "item_to_item")
+    loaded = ItemToItem.load(tmp_path / "item_to_item")
+    queries = tastes.queries(tastes.label_positions("test"), max_history=50)
+    assert loaded.config == model.config
+    assert torch.equal(loaded.score(queries), model.score(queries))
+
+
+def test_users_get_their_own_taste(tastes: Sequences) -> None:
+    model = ItemToItem.fit(
+        tastes.item_rows, tastes.offsets[:-1], tastes.train_end, 41, ItemToItemConfig()
+    )
+    positions = tastes.label_positions("test")
+    lists = top_k_of_scores(model.score(tastes.queries(positions, max_history=50)), 10).item_rows
+    assert torch.equal(lists % 2, (tastes.labels(positions) % 2)[:, None].expand(-1, 10))
+
+
+def test_a_row_outside_the_catalogue_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"item rows must be in \[0, 4\), got 1 to 9"):
+        fit([[1, 9]], PLAIN, 4)
+    with pytest.raises(ValueError, match=r"item_row must be in \[0, 4\), got 4"):
+        fit([[1, 2]], PLAIN, 4).similar(4, k=1)

@@ -1,0 +1,58 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.models.popularity import Popularity, PopularityConfig
+
+DAY = 86_400
+QUERIES = JaggedBatch({"history": Jagged.from_lists([[1], [], [99]])})
+
+
+def test_an_event_counts_half_after_the_half_life() -> None:
+    rows, times = np.array([1, 2, 2, 3]), np.array([10 * DAY, 0, 10 * DAY, 5 * DAY])
+    model = Popularity.fit(rows, times, 5, PopularityConfig(half_life_days=5.0))
+    assert model.score(QUERIES)[0].tolist() == [-torch.inf, 1.0, 1.25, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("half_life", [None, 5.0])
+def test_without_times_or_half_life_every_event_counts_once(half_life: float | None) -> None:
+    rows = np.array([1, 2, 2, 3])
+    times = None if half_life else np.array([0, 1, 2, 3]) * DAY
+    model = Popularity.fit(rows, times, 5, PopularityConfig(half_life_days=half_life))
+    assert model.score(QUERIES)[1].tolist() == [-torch.inf, 1.0, 2.0, 1.0, 0.0]
+
+
+def test_every_query_gets_the_same_full_list_even_with_an_unknown_history() -> None:
+    scores = Popularity.fit(np.array([2]), None, 4, PopularityConfig()).score(QUERIES)
+    assert scores.shape == (3, 4)
+    assert torch.isfinite(scores[:, 1:]).all()
+    assert (scores == scores[0]).all()
+
+
+def test_no_events_at_all_score_zero() -> None:
+    empty = np.empty(0, np.int64)
+    model = Popularity.fit(empty, empty, 3, PopularityConfig())
+    assert model.score(QUERIES)[0].tolist() == [-torch.inf, 0.0, 0.0]
+
+
+def test_saved_and_loaded_scores_are_equal(tmp_path: Path) -> None:
+    times = np.array([3, 1, 2]) * DAY
+    model = Popularity.fit(np.array([1, 2, 2]), times, 4, PopularityConfig(half_life_days=2.0))
+    model.save(tmp_path / "popularity")
+    loaded = Popularity.load(tmp_path / "popularity")
+    assert loaded.config == model.config
+    assert torch.equal(loaded.score(QUERIES), model.score(QUERIES))
+
+
+@pytest.mark.parametrize("half_life", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_half_life_that_means_nothing_is_refused(half_life: float) -> None:
+    with pytest.raises(ValueError, match="half_life_days must be > 0"):
+        PopularityConfig(half_life_days=half_life)
+
+
+def test_a_row_outside_the_catalogue_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"item row 9 is not in \[0, 4\)"):
+        Popularity.fit(np.array([9]), None, 4, PopularityConfig())
