@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,14 +150,8 @@ def commit(partial: Path, final: Path, *, manifest: Manifest, run: Mapping[str, 
     names = {str(path.relative_to(partial)): path for path in paths}
     if reserved := {MANIFEST, RUN} & names.keys():
         raise ValueError(f"stage {manifest.stage} wrote {sorted(reserved)}, which are reserved")
-    complete = Manifest(
-        stage=manifest.stage,
-        inputs=manifest.inputs,
-        config=manifest.config,
-        versions=manifest.versions,
-        rows=manifest.rows,
-        files={name: digest_of_file(path) for name, path in names.items()},
-    )
+    digests = {name: digest_of_file(path) for name, path in names.items()}
+    complete = replace(manifest, files=digests)
     for path in paths:
         fsync(path)
     for directory in sorted({path.parent for path in paths}):

@@ -23,10 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.artifacts import Manifest, check_files, fsync, sweep
-
-
-class WorkspaceBusyError(RuntimeError):
-    """Another run holds the workspace; the command line exits with code 75 (EX_TEMPFAIL)."""
+from pipelines.stage_errors import WorkspaceBusyError
 
 
 @dataclass(frozen=True)

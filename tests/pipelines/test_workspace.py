@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.workspace import Workspace, WorkspaceBusyError
+from pipelines.stage_errors import WorkspaceBusyError
+from pipelines.workspace import Workspace
 
 
 def test_second_run_is_told_who_holds_the_workspace(tmp_path: Path) -> None:
     with Workspace(tmp_path).lock():
         script = f"""
 from pathlib import Path
-from pipelines.workspace import Workspace, WorkspaceBusyError
+from pipelines.stage_errors import WorkspaceBusyError
+from pipelines.workspace import Workspace
 try:
     with Workspace(Path({str(tmp_path)!r})).lock():
         raise SystemExit("got the lock")

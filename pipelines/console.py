@@ -1,0 +1,67 @@
+"""Where commands write: results on stdout, progress on stderr, errors as a sentence.
+
+Exit codes: 0 done; 1 a fault of ours, with its traceback; 2 something to mend in the command, the
+configuration or the data; 3 a release check refused, the champion stays; 74 the disk failed;
+75 another run holds the workspace; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from pipelines.stage_errors import RefusedError, WorkspaceBusyError
+
+EXIT_USER = 2
+EXIT_REFUSED = 3
+EXIT_DISK = 74
+EXIT_BUSY = 75
+EXIT_INTERRUPTED = 130
+
+WIDTH = 100
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Write at most 100 columns, and 100 where no terminal says how wide it is."""
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal or console.width > WIDTH:
+        console.width = WIDTH
+    return console
+
+
+out = make_console()
+log = make_console(stderr=True)
+
+
+def exit_code(error: BaseException) -> int | None:
+    """Return the code a command ends with after this error; None for a fault of ours."""
+    kinds = {
+        WorkspaceBusyError: EXIT_BUSY,
+        RefusedError: EXIT_REFUSED,
+        ValueError: EXIT_USER,
+        OSError: EXIT_DISK,
+        KeyboardInterrupt: EXIT_INTERRUPTED,
+    }
+    return next((code for kind, code in kinds.items() if isinstance(error, kind)), None)
+
+
+class PlainErrors(TyperGroup):
+    """A group of commands whose expected failures are told in a sentence, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (WorkspaceBusyError, RefusedError, ValueError, OSError, KeyboardInterrupt) as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            if os.environ.get("RECSYS_TRACEBACK"):
+                log.print(escape(traceback.format_exc()), soft_wrap=True)
+            message = escape(str(error)) or "interrupted"
+            log.print(f"[bold red]error:[/] {message}", soft_wrap=True)
+            raise typer.Exit(exit_code(error)) from None

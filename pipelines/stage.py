@@ -1,0 +1,106 @@
+"""What one stage is, and what it is handed. The list of them is pipelines/stages.py."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pipelines.artifacts import files_under
+from pipelines.config import RunConfig
+from pipelines.config_file import plain
+from pipelines.workspace import Workspace
+
+SOURCE_ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageContext:
+    """All that a stage may use."""
+
+    config: RunConfig
+    workspace: Workspace
+    inputs: Mapping[str, Path]
+    """Directory of each artefact the stage reads."""
+    output: Path
+    """Empty directory to write into; it becomes the artefact when the stage returns."""
+    checkpoints: Path
+    """Where to keep states to resume from; outlives a killed run, not a finished one."""
+    making: str
+    """Digest of everything the artefact is made from."""
+    show_progress: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRows:
+    """What a stage counted; goes into the manifest and the log line."""
+
+    rows_in: int
+    rows_out: int
+    more: Mapping[str, int] = field(default_factory=dict)
+
+    def counts(self) -> dict[str, int]:
+        return {"in": self.rows_in, "out": self.rows_out, **self.more}
+
+
+def no_raw_files(_config: RunConfig) -> Mapping[str, Path]:
+    """Stand in for the raw files of a stage that reads artefacts only."""
+    return {}
+
+
+def always(_context: StageContext) -> bool:
+    """Stand in for the outside check of a stage that writes nothing outside its artefact."""
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One step from raw events to a released bundle."""
+
+    name: str
+    description: str
+    reads: tuple[str, ...]
+    """Stages whose artefacts it reads."""
+    writes: str
+    """What its artefact holds, in words."""
+    sections: tuple[str, ...]
+    """Sections of RunConfig that shape the artefact; a change there makes it again."""
+    code: tuple[str, ...]
+    """Files and folders whose change makes it again, from the source root."""
+    libraries: tuple[str, ...]
+    """Distributions whose version shapes the artefact."""
+    function: Callable[[StageContext], StageRows]
+    raw_files: Callable[[RunConfig], Mapping[str, Path]] = no_raw_files
+    still_there: Callable[[StageContext], bool] = always
+    """Whether what the stage wrote outside its artefact is there yet."""
+
+    def config_of(self, config: RunConfig) -> dict[str, Any]:
+        """Return the stage's sections as tables; raw files count by content, not by path."""
+        sections: dict[str, Any] = plain({name: getattr(config, name) for name in self.sections})
+        for where in config.raw_file_keys():
+            section, _, key = where.partition(".")
+            if section in sections:
+                sections[section].pop(key, None)
+        return sections
+
+    def versions(self) -> dict[str, str]:
+        """Return the digest of the stage's code and the versions of its libraries."""
+        libraries = {name: version(name) for name in self.libraries}
+        return {"code": digest_of_code((*self.code, f"pipelines/{self.name}.py")), **libraries}
+
+
+@cache
+def digest_of_code(places: tuple[str, ...]) -> str:
+    """Hash the Python source of some files and folders (sha256, hex)."""
+    digest = hashlib.sha256()
+    for place in places:
+        path = SOURCE_ROOT / place
+        for file in [path] if path.is_file() else files_under(path):
+            if file.suffix == ".py":
+                digest.update(str(file.relative_to(SOURCE_ROOT)).encode() + b"\0")
+                digest.update(file.read_bytes() + b"\0")
+    return digest.hexdigest()

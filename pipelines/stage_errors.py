@@ -1,0 +1,11 @@
+"""Ways in which a run ends that are neither done nor wrong input."""
+
+from __future__ import annotations
+
+
+class WorkspaceBusyError(RuntimeError):
+    """Another run holds the workspace; the command line exits with code 75 (EX_TEMPFAIL)."""
+
+
+class RefusedError(RuntimeError):
+    """A check did not pass, so nothing was published; the command line exits with code 3."""
