@@ -39,7 +39,9 @@ def exact_top_k(
         ValueError: k < 1, shapes that do not fit, a query that is not finite, or an item that
             makes a score NaN.
     """
-    _check_vectors(queries, items)
+    if items.ndim != 2 or items.shape[0] == 0:
+        raise ValueError(f"items must be [N, D] with row 0 (padding), got {tuple(items.shape)}")
+    check_queries(queries, items.shape[1])
     allowed = allowed_rows(mask, items.shape[0]).to(items.device)
     # A mask that keeps few items costs least as a gather, one that keeps most as a fill.
     columns: Tensor | None = None
@@ -80,14 +82,17 @@ def _merge(lower: TopK, upper: TopK, k: int) -> TopK:
     return TopK(scores[:, :k], rows[:, :k])
 
 
-def _check_vectors(queries: Tensor, items: Tensor) -> None:
-    if queries.ndim != 2 or items.ndim != 2 or queries.shape[1] != items.shape[1]:
+def check_queries(queries: Tensor, dim: int) -> None:
+    """Refuse query vectors that no index can answer.
+
+    Raises:
+        ValueError: Not [B, dim], or NaN or infinity in a query.
+    """
+    if queries.ndim != 2 or queries.shape[1] != dim:
         raise ValueError(
-            f"queries must be [B, D] and items [N, D] of one width, got {tuple(queries.shape)} "
-            f"and {tuple(items.shape)}"
+            f"queries must be [B, {dim}] like the item vectors, got {tuple(queries.shape)}; "
+            "do both towers come from one model?"
         )
-    if items.shape[0] == 0:
-        raise ValueError("items has no rows; row 0 (padding) must be there")
     bad = ~torch.isfinite(queries).all(dim=1)
     if bad.any():
         raise ValueError(

@@ -51,7 +51,7 @@ def test_a_query_that_is_not_finite_is_refused(bad):
 
 
 def test_vectors_of_two_widths_are_refused():
-    with pytest.raises(ValueError, match=r"one width, got \(1, 4\) and \(9, 5\)"):
+    with pytest.raises(ValueError, match=r"must be \[B, 5\] like the item vectors, got \(1, 4\)"):
         exact_top_k(torch.zeros(1, 4), torch.zeros(9, 5), 3)
 
 

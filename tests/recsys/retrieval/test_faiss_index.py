@@ -1,0 +1,190 @@
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from recsys.data.item_mask import ItemMask
+from recsys.retrieval.exact import exact_top_k
+from recsys.retrieval.faiss_index import (
+    FaissIndex,
+    FaissIndexConfig,
+    build_index,
+    measure_recall,
+    tune_effort,
+)
+
+KINDS = ("flat", "hnsw", "ivf_sq8")
+NUM_ROWS, DIM = 6000, 16
+
+
+def clustered(num_rows: int = NUM_ROWS, dim: int = DIM, seed: int = 0) -> torch.Tensor:
+    """Unit vectors around 60 centres, a fifth of the variance within a cluster."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = normalize(torch.randn(60, dim, generator=generator))
+    cluster = torch.randint(0, 60, (num_rows,), generator=generator)
+    noise = torch.randn(num_rows, dim, generator=generator) / dim**0.5
+    return normalize(centres[cluster] + 0.5 * noise)
+
+
+ITEMS = clustered()
+QUERIES = normalize(ITEMS[100:200] + 0.05 * clustered(seed=3)[:100])
+
+
+def index_of(kind: str, **config: int) -> FaissIndex:
+    return build_index(ITEMS, FaissIndexConfig(kind=kind, **config))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recall_at_100_reaches_its_target_after_tuning(kind):
+    index = index_of(kind, effort=2)
+    reached = tune_effort(index, QUERIES, ITEMS, target=0.99)
+    assert reached >= 0.99
+    assert measure_recall(index, QUERIES, ITEMS) == reached
+    # HNSW keeps at least k candidates whatever its effort.
+    assert index.effort > 2 or kind != "ivf_sq8"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_are_inner_products_and_fall(kind):
+    found = index_of(kind).search(QUERIES, 50)
+    true = (QUERIES[:, None] * ITEMS[found.item_rows]).sum(2)
+    assert torch.allclose(found.scores, true, atol=2e-3 if kind == "ivf_sq8" else 1e-5)
+    assert (found.scores.diff(dim=1) <= 0).all()
+
+
+def test_flat_gives_the_exact_scores():
+    """Small integers make every product exact, whoever multiplies."""
+    vectors = torch.from_numpy(np.random.default_rng(0).integers(-9, 10, (3000, DIM))).float()
+    found = build_index(vectors, FaissIndexConfig(kind="flat")).search(vectors[:50], 100)
+    assert torch.equal(found.scores, exact_top_k(vectors[:50], vectors, 100).scores)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_padding_row_is_never_returned(kind):
+    items = -ITEMS[:300].abs()
+    items[0] = 100.0
+    index = build_index(items, FaissIndexConfig(kind=kind))
+    for mask in (None, ItemMask.all(300)):
+        found = index.search(ITEMS[:20].abs(), 299, mask)
+        assert (found.item_rows != 0).all()
+        assert found.item_rows.sort(dim=1).values.tolist() == [list(range(1, 300))] * 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("exact_below", [1, 6000])
+@pytest.mark.parametrize("share", [0.9, 0.3, 0.02])
+def test_only_allowed_items_are_returned_and_most_of_the_best(kind, exact_below, share):
+    index = index_of(kind, masked_exact_max_rows=exact_below)
+    mask = ItemMask(np.random.default_rng(5).random(NUM_ROWS) < share)
+    found = index.search(QUERIES, 20, mask)
+    assert mask.allows(found.item_rows.numpy()).all()
+    assert measure_recall(index, QUERIES, ITEMS, 20, mask) >= 0.98
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_far_from_the_query_still_fills_the_list(kind):
+    """Allowed: only the items least like the query, which no probed list or neighbour holds."""
+    index = index_of(kind, masked_exact_max_rows=1)
+    query = QUERIES[:1]
+    farthest = (query @ ITEMS.T).squeeze(0).argsort()[:200]
+    mask = ItemMask.from_rows(NUM_ROWS, farthest.numpy())
+    found = index.search(query, 30, mask)
+    assert (found.item_rows > 0).all()
+    assert mask.allows(found.item_rows.numpy()).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("exact_below", [0, 10])
+def test_lists_longer_than_what_is_allowed_are_padded(kind, exact_below):
+    index = index_of(kind, masked_exact_max_rows=exact_below)
+    found = index.search(QUERIES[:2], 5, ItemMask.from_rows(NUM_ROWS, [7, 9]))
+    assert [sorted(rows) for rows in found.item_rows[:, :2].tolist()] == [[7, 9]] * 2
+    assert (found.item_rows[:, 2:] == -1).all()
+    assert (found.scores[:, 2:] == -torch.inf).all()
+    assert (index.search(QUERIES[:2], 5, ItemMask.none(NUM_ROWS)).item_rows == -1).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_k_beyond_the_catalogue_pads(kind):
+    index = build_index(ITEMS[:50], FaissIndexConfig(kind=kind))
+    found = index.search(QUERIES[:3], 60)
+    assert (found.item_rows[:, :49] > 0).all()
+    assert (found.item_rows[:, 49:] == -1).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_items_are_ordered_by_row(kind):
+    items = ITEMS[:1].repeat(40, 1)
+    found = build_index(items, FaissIndexConfig(kind=kind)).search(ITEMS[:1], 39)
+    assert found.item_rows.tolist() == [list(range(1, 40))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_added_items_are_found_under_the_next_rows(kind):
+    index = build_index(ITEMS[:5000], FaissIndexConfig(kind=kind))
+    index.add(ITEMS[5000:])
+    assert index.num_item_rows == NUM_ROWS
+    found = index.search(ITEMS[5000:5050], 1)
+    assert found.item_rows.squeeze(1).tolist() == list(range(5000, 5050))
+    rows = torch.tensor([1, 4999, 5000, 5999])
+    assert torch.allclose(index.vectors(rows), ITEMS[rows], atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_inputs_give_equal_bytes(kind, tmp_path):
+    first = index_of(kind, seed=4).save(tmp_path / "first.faiss")
+    assert index_of(kind, seed=4).save(tmp_path / "second.faiss") == first
+    if kind != "flat":
+        assert index_of(kind, seed=5).save(tmp_path / "third.faiss") != first
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loaded_index_answers_like_the_saved_one(kind, tmp_path):
+    index = index_of(kind, effort=37, masked_exact_max_rows=5)
+    digest = index.save(tmp_path / "items.faiss")
+    loaded = FaissIndex.load(tmp_path / "items.faiss", sha256=digest, num_threads=1)
+    assert (loaded.kind, loaded.effort, loaded.num_threads) == (kind, 37, 1)
+    mask = ItemMask(np.random.default_rng(5).random(NUM_ROWS) < 0.5)
+    for chosen in (None, mask):
+        ours, theirs = index.search(QUERIES, 40, chosen), loaded.search(QUERIES, 40, chosen)
+        assert torch.equal(ours.item_rows, theirs.item_rows)
+        assert torch.equal(ours.scores, theirs.scores)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["items.faiss", "items.faiss.json"]
+
+
+def test_auto_takes_the_kind_by_catalogue_size():
+    config = FaissIndexConfig(flat_max_rows=100, hnsw_max_rows=1000)
+    assert [config.kind_for(rows) for rows in (100, 101, 1000, 1001)] == [
+        *("flat", "hnsw", "hnsw", "ivf_sq8")
+    ]
+    assert build_index(ITEMS[:101], config).kind == "hnsw"
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(ValueError, match="kind must be auto, flat, hnsw, ivf_sq8, got 'ivf'"):
+        FaissIndexConfig(kind="ivf")
+    with pytest.raises(ValueError, match="hnsw_neighbors must be >= 1, got 0"):
+        FaissIndexConfig(hnsw_neighbors=0)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 7e4])
+def test_item_vectors_that_no_index_can_hold_are_refused(bad):
+    items = ITEMS[:50].clone()
+    items[7, 3] = bad
+    with pytest.raises(ValueError, match="item row 7 holds NaN, infinity"):
+        build_index(items)
+    with pytest.raises(ValueError, match="item row 57 holds NaN, infinity"):
+        build_index(ITEMS[:50]).add(items)
+
+
+def test_bad_queries_are_refused():
+    index = build_index(ITEMS[:50])
+    with pytest.raises(ValueError, match="query 1 holds NaN"):
+        index.search(torch.tensor([[0.0] * DIM, [torch.nan] * DIM]), 3)
+    with pytest.raises(ValueError, match=r"queries must be \[B, 16\]"):
+        index.search(torch.zeros(1, 4), 3)
+    with pytest.raises(ValueError, match="must be >= 1, got 0"):
+        index.search(QUERIES, 0)
+    with pytest.raises(ValueError, match="mask covers 9 item rows, the index has 50"):
+        index.search(QUERIES, 3, ItemMask.all(9))
+    assert index.search(torch.zeros(0, DIM), 3).item_rows.shape == (0, 3)

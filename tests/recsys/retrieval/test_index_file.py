@@ -1,0 +1,165 @@
+"""What lies on disk may be cut, altered or crafted; none of it may reach faiss or crash."""
+
+import json
+import struct
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.retrieval.faiss_index import FaissIndex, FaissIndexConfig, build_index
+from recsys.retrieval.index_file import (
+    IndexFileMeta,
+    file_digest,
+    meta_path,
+    read_verified_meta,
+    write_meta,
+)
+
+KINDS = ("flat", "hnsw", "ivf_sq8")
+
+
+@pytest.fixture(params=KINDS)
+def saved(request, tmp_path) -> Path:
+    vectors = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
+    path = tmp_path / "items.faiss"
+    build_index(vectors, FaissIndexConfig(kind=request.param)).save(path)
+    return path
+
+
+def bless(path: Path) -> None:
+    """Make the description fit the altered file, as one who crafts a file would."""
+    meta = read_meta(path)
+    write_meta(path, replace(meta, num_bytes=path.stat().st_size, sha256=file_digest(path)))
+
+
+def read_meta(path: Path) -> IndexFileMeta:
+    document = json.loads(meta_path(path).read_text())
+    del document["meta_sha256"]
+    return IndexFileMeta(**document)
+
+
+def test_a_file_cut_at_any_4_kib_boundary_is_refused(saved):
+    whole = saved.read_bytes()
+    for end in range(0, len(whole), 4096):
+        saved.write_bytes(whole[:end])
+        with pytest.raises(ValueError, match=f"it has {end} bytes, {len(whole)} were written"):
+            FaissIndex.load(saved)
+
+
+def test_a_cut_file_with_a_fitting_description_is_refused(saved):
+    whole = saved.read_bytes()
+    for end in (0, 3, 40, *range(4096, len(whole), 4096)):
+        saved.write_bytes(whole[:end])
+        bless(saved)
+        with pytest.raises(ValueError, match=r"refused .*items\.faiss"):
+            FaissIndex.load(saved)
+
+
+def test_flipped_bits_are_refused(saved):
+    random = np.random.default_rng(1)
+    for path in (saved, meta_path(saved)):
+        whole = path.read_bytes()
+        for position in random.integers(0, len(whole), 60):
+            altered = bytearray(whole)
+            altered[position] ^= 1 << random.integers(0, 8)
+            path.write_bytes(altered)
+            with pytest.raises(ValueError, match="refused"):
+                FaissIndex.load(saved)
+        path.write_bytes(whole)
+    FaissIndex.load(saved)
+
+
+def test_a_cut_description_is_refused(saved):
+    whole = meta_path(saved).read_bytes()
+    for end in range(0, len(whole) - 1, 7):
+        meta_path(saved).write_bytes(whole[:end])
+        with pytest.raises(ValueError, match=r"refused .*json: it is not JSON"):
+            FaissIndex.load(saved)
+
+
+def test_another_digest_than_the_manifests_is_refused(saved):
+    digest = file_digest(saved)
+    read_verified_meta(saved, digest)
+    with pytest.raises(ValueError, match=f"its sha256 is {digest}, expected 00"):
+        FaissIndex.load(saved, sha256="00" * 32)
+
+
+@pytest.mark.parametrize("missing", ["index", "description"])
+def test_a_missing_part_is_named(saved, missing):
+    part = saved if missing == "index" else meta_path(saved)
+    part.unlink()
+    with pytest.raises(ValueError, match=f"{part.name} is missing; run the build_index stage"):
+        FaissIndex.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("format", 2), ("kind", "lsh"), ("kind", "flat"), ("metric", "l2"), ("dim", 9)],
+)
+def test_a_description_of_another_index_is_refused(saved, field, value):
+    meta = read_meta(saved)
+    if getattr(meta, field) == value:
+        pytest.skip("describes this very index")
+    write_meta(saved, replace(meta, **{field: value}))
+    with pytest.raises(ValueError, match="refused"):
+        FaissIndex.load(saved)
+
+
+def test_a_description_with_other_fields_is_refused(saved):
+    document = {**asdict(read_meta(saved)), "extra": 1}
+    meta_path(saved).write_text(json.dumps(document))
+    with pytest.raises(ValueError, match="it must hold"):
+        FaissIndex.load(saved)
+
+
+CHILD = """
+import json, resource, sys
+from pathlib import Path
+import torch
+from recsys.retrieval.faiss_index import FaissIndex
+path, whole = Path(sys.argv[1]), Path(sys.argv[1]).read_bytes()
+sys.path.insert(0, sys.argv[2])
+from test_index_file import bless, crafted
+FaissIndex.load(path)
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)
+refused = 0
+for name, altered in crafted(whole):
+    path.write_bytes(altered)
+    bless(path)
+    try:
+        FaissIndex.load(path)
+    except ValueError as error:
+        refused += 1
+    except BaseException as error:
+        sys.exit(f"{name}: {type(error).__name__} {error}")
+print(refused)
+"""
+
+
+def crafted(whole: bytes):
+    """Overwrite every place of the header and what follows it with sizes far beyond the file."""
+    for offset in range(4, 300):
+        for size in (1 << 40, (1 << 62) + 5):
+            name = f"{size} at {offset}"
+            yield name, whole[:offset] + struct.pack("<q", size) + whole[offset + 8 :]
+
+
+@pytest.mark.slow
+def test_crafted_sizes_are_refused_without_allocating_them(saved):
+    """The child may use 256 MiB more than it has; sizes of terabytes must not be tried."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(saved), str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    # Many places hold vectors or probabilities, where any bits are legal.
+    assert int(done.stdout) >= 50
