@@ -1,0 +1,335 @@
+"""The one training loop, for every model.
+
+A run is a function of its config, its seed and its data: batches are asked for by step number, so
+a run killed at any moment resumes from its last checkpoint and ends with the same weights, bit for
+bit, as one that was never stopped (same machine, same number of threads).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from recsys.training.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    load_latest,
+    random_states,
+    save_checkpoint,
+    set_random_states,
+)
+from recsys.training.optim import (
+    ScheduleConfig,
+    clip_gradients,
+    load_optimizer_tensors,
+    lr_at,
+    optimizer_tensors,
+)
+from recsys.training.progress import Progress, SilentTracker, StderrProgress, Tracker
+
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Numbers of one training run.
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+
+    num_steps: int
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    max_grad_norm: float | None = 1.0
+    """Global norm that gradients are clipped to; None does not clip."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """``auto`` is bfloat16 autocast on a CUDA device that has it and float32 elsewhere. Weights
+    and optimizer state are float32 either way."""
+    eval_every: int = 500
+    """Steps between validations, where ``evaluate`` is given; the last step is always validated."""
+    metric: str = "ndcg@10"
+    """The validated number that picks the best weights; higher is better."""
+    patience: int | None = 5
+    """Stop after so many validations in a row without a new best; None never stops early."""
+    max_bad_steps: int = 5
+    """Stop after so many steps in a row whose loss or gradient is not finite."""
+    log_every: int = 50
+    checkpoint_every: int | None = None
+    """Steps between checkpoints, and/or:"""
+    checkpoint_seconds: float | None = 300.0
+
+    def __post_init__(self) -> None:
+        positive = {
+            "num_steps": self.num_steps,
+            "eval_every": self.eval_every,
+            "max_bad_steps": self.max_bad_steps,
+            "log_every": self.log_every,
+            "max_grad_norm": self.max_grad_norm,
+            "patience": self.patience,
+            "checkpoint_every": self.checkpoint_every,
+        }
+        for name, value in positive.items():
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be > 0, got {value}")
+        if self.precision not in ("auto", "float32", "bfloat16"):
+            raise ValueError(
+                f"precision is 'auto', 'float32' or 'bfloat16', got {self.precision!r}"
+            )
+
+
+# Settings that may change between a kill and the resume, because no weight depends on them.
+FREE_TO_CHANGE = {"log_every", "checkpoint_every", "checkpoint_seconds"}
+
+
+class TrainingDiverged(RuntimeError):
+    """Loss or gradients stayed non-finite; the model holds the last good weights."""
+
+    exit_code = 70
+    """For the process that ran the training (sysexits' EX_SOFTWARE)."""
+
+
+@dataclass
+class TrainState:
+    """The counters that go into a checkpoint."""
+
+    step: int = 0
+    best_step: int = 0
+    best_metric: float | None = None
+    evaluations_since_best: int = 0
+    bad_steps: int = 0
+    stopped_early: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """How a run ended; the model holds the best weights where there was a validation."""
+
+    num_steps: int
+    """Steps done."""
+    best_step: int
+    """Steps that the weights in the model have seen; the number to refit with."""
+    best_metric: float | None
+    """None without ``evaluate``."""
+    bad_steps: int
+    """Steps skipped because loss or gradient was not finite."""
+    stopped_early: bool
+
+
+class Run:
+    """What a checkpoint holds: a model, its optimizer, the counters and the best weights so far."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, config: TrainConfig, directory: Path | None
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.config = config
+        self.directory = directory
+        self.state = TrainState()
+        self.best: dict[str, Tensor] = {}
+        self._saved_at = time.monotonic()
+        self._saved_step = 0
+
+    def resume(self) -> None:
+        """Load the newest usable checkpoint; without one, stay at the start.
+
+        Raises:
+            CheckpointError: If it belongs to a run with other settings or another model.
+        """
+        checkpoint = None if self.directory is None else load_latest(self.directory)
+        if checkpoint is None:
+            return
+        settings = checkpoint.state["settings"]
+        for name, value in self._settings().items():
+            if settings.get(name) != value:
+                raise CheckpointError(
+                    f"the checkpoint in {self.directory} was made with {name} = "
+                    f"{settings.get(name)}, this run has {value}; "
+                    "delete that folder to train from the start, or restore the setting"
+                )
+        try:
+            self.model.load_state_dict(dict(checkpoint.tensors["model"]))
+            load_optimizer_tensors(self.model, self.optimizer, checkpoint.tensors["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(
+                f"the checkpoint in {self.directory} belongs to another model: {error}"
+            ) from error
+        set_random_states(checkpoint.tensors["random"])
+        self.best = dict(checkpoint.tensors["best"])
+        self.state = TrainState(**checkpoint.state["counters"])
+        self._saved_step = self.state.step
+
+    def save(self) -> None:
+        """Write a checkpoint, unless this step has one or there is no folder for it."""
+        if self.directory is None or self._saved_step == self.state.step:
+            return
+        save_checkpoint(
+            self.directory,
+            Checkpoint(
+                step=self.state.step,
+                tensors={
+                    "model": self.model.state_dict(),
+                    "optimizer": optimizer_tensors(self.model, self.optimizer),
+                    "random": random_states(),
+                    "best": self.best,
+                },
+                state={"settings": self._settings(), "counters": asdict(self.state)},
+            ),
+        )
+        self._saved_at = time.monotonic()
+        self._saved_step = self.state.step
+
+    def save_is_due(self) -> bool:
+        every, seconds = self.config.checkpoint_every, self.config.checkpoint_seconds
+        by_steps = every is not None and self.state.step % every == 0
+        return by_steps or (seconds is not None and time.monotonic() - self._saved_at >= seconds)
+
+    def validate(self, evaluate: Evaluate) -> dict[str, float]:
+        """Measure the model, keep its weights if they are the best, and note when to stop.
+
+        A metric that is not a number is never the best.
+
+        Raises:
+            ValueError: If ``evaluate`` does not return the metric of the config.
+        """
+        self.model.eval()
+        with torch.no_grad():
+            values = dict(evaluate(self.model))
+        self.model.train()
+        if self.config.metric not in values:
+            raise ValueError(
+                f"metric {self.config.metric!r} is not among the validated {sorted(values)}"
+            )
+        value, state = float(values[self.config.metric]), self.state
+        if not math.isnan(value) and (state.best_metric is None or value > state.best_metric):
+            state.best_metric, state.best_step = value, state.step
+            state.evaluations_since_best = 0
+            self.best = {
+                name: tensor.detach().to("cpu", copy=True)
+                for name, tensor in self.model.state_dict().items()
+            }
+        else:
+            state.evaluations_since_best += 1
+            patience = self.config.patience
+            state.stopped_early = patience is not None and state.evaluations_since_best >= patience
+        return values
+
+    def roll_back(self, bad_in_a_row: int) -> TrainingDiverged:
+        """Load the last checkpoint into the model; return the error to raise."""
+        step, num_bad = self.state.step, self.state.bad_steps
+        self.resume()
+        return TrainingDiverged(
+            f"loss or gradient was not finite in {bad_in_a_row} steps in a row up to step {step} "
+            f"({num_bad} in all); the model is back at step {self.state.step}. Lower "
+            "learning_rate or max_grad_norm, or look for NaN in the inputs"
+        )
+
+    def finish(self) -> TrainResult:
+        """Leave the best weights in the model and tell how the run went."""
+        state = self.state
+        if self.best:
+            self.model.load_state_dict(self.best)
+        self.model.eval()
+        return TrainResult(
+            num_steps=state.step,
+            best_step=state.best_step if self.best else state.step,
+            best_metric=state.best_metric,
+            bad_steps=state.bad_steps,
+            stopped_early=state.stopped_early,
+        )
+
+    def _settings(self) -> dict[str, Any]:
+        names = [item.name for item in fields(self.config) if item.name not in FREE_TO_CHANGE]
+        values = asdict(self.config)
+        return {name: values[name] for name in names}
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Choose the precision of the forward pass."""
+    cuda = device.type == "cuda"
+    wanted = precision == "bfloat16" or (
+        precision == "auto" and cuda and torch.cuda.is_bf16_supported()
+    )
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=wanted)
+
+
+def train(
+    model: nn.Module,
+    batch_at: Callable[[int], Any],
+    optimizer: Optimizer,
+    config: TrainConfig,
+    *,
+    evaluate: Evaluate | None = None,
+    tracker: Tracker | None = None,
+    progress: Progress | None = None,
+    checkpoint_dir: Path | None = None,
+) -> TrainResult:
+    """Train a model that has ``loss(batch) -> scalar``, resuming from ``checkpoint_dir``.
+
+    Args:
+        model: On its device, with the weights to start from.
+        batch_at: Batch of a step (0, 1, ...), on the model's device. It must depend on the step
+            alone: seed whatever it draws with ``[seed, step]``.
+        evaluate: Validation metrics of the model; called in eval mode without gradients.
+        checkpoint_dir: Folder of this run's checkpoints; None neither saves nor resumes.
+
+    Raises:
+        TrainingDiverged: If loss or gradients stay non-finite; carries an exit code.
+        CheckpointError: If the folder holds another run's checkpoints, or only damaged ones.
+        OSError: If a checkpoint could not be written.
+    """
+    tracker = tracker or SilentTracker()
+    progress = progress or StderrProgress()
+    device = next(model.parameters()).device
+    run = Run(model, optimizer, config, checkpoint_dir)
+    run.resume()
+    state, bad_in_a_row = run.state, 0
+    model.train()
+
+    while state.step < config.num_steps and not state.stopped_early:
+        learning_rate = lr_at(state.step, config.schedule, config.num_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        with autocast(device, config.precision):
+            loss: Tensor = model.loss(batch_at(state.step))  # type: ignore[operator]
+        loss.backward()  # type: ignore[no-untyped-call]
+        grad_norm = clip_gradients(model.parameters(), config.max_grad_norm)
+
+        # The only wait for the device in a step: weights move after loss and gradient are known
+        # to be finite, and a step that is skipped leaves them and the optimizer alone.
+        if bool(torch.isfinite(loss.detach() + grad_norm)):
+            optimizer.step()
+            bad_in_a_row = 0
+        else:
+            state.bad_steps += 1
+            bad_in_a_row += 1
+            tracker.log(state.step, bad_steps=state.bad_steps)
+            if bad_in_a_row >= config.max_bad_steps:
+                raise run.roll_back(bad_in_a_row)
+        optimizer.zero_grad(set_to_none=True)
+        state.step += 1
+        last = state.step == config.num_steps
+
+        if state.step % config.log_every == 0 or last:
+            numbers = {"loss": loss.item(), "grad_norm": grad_norm.item()}
+            tracker.log(state.step, **numbers, learning_rate=learning_rate)
+            progress.show(state.step, config.num_steps, **numbers)
+
+        if evaluate is not None and (state.step % config.eval_every == 0 or last):
+            tracker.log(state.step, **run.validate(evaluate))
+
+        # Never in a bad streak: what made it may be in the weights already.
+        if bad_in_a_row == 0 and run.save_is_due():
+            run.save()
+
+    run.save()
+    return run.finish()

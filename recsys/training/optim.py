@@ -1,0 +1,183 @@
+"""AdamW with decay groups (arXiv:1711.05101), learning-rate schedules and gradient clipping.
+
+Schedules are plain functions of the step, so a resumed run needs no scheduler state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How the learning rate rises and falls over the steps.
+
+    Raises:
+        ValueError: If a number is out of its range or the decay is unknown.
+    """
+
+    learning_rate: float = 1e-3
+    """The peak, reached at the end of the warm-up."""
+    warmup_steps: int = 0
+    """Steps of linear rise from learning_rate / warmup_steps."""
+    decay: Literal["constant", "linear", "cosine"] = "cosine"
+    decay_steps: int | None = None
+    """Step at which the decay ends, warm-up included; None is the run's number of steps. A refit
+    that stops early keeps the original's schedule by giving the original's number of steps."""
+    final_share: float = 0.0
+    """Share of the peak that remains at the end of the decay."""
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0 or not math.isfinite(self.learning_rate):
+            raise ValueError(f"learning_rate must be > 0 and finite, got {self.learning_rate}")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps must be >= 0, got {self.warmup_steps}")
+        if self.decay not in ("constant", "linear", "cosine"):
+            raise ValueError(f"decay is 'constant', 'linear' or 'cosine', got {self.decay!r}")
+        if self.decay_steps is not None and self.decay_steps < 1:
+            raise ValueError(f"decay_steps must be >= 1 or None, got {self.decay_steps}")
+        if not 0 <= self.final_share <= 1:
+            raise ValueError(f"final_share must be in [0, 1], got {self.final_share}")
+
+
+def lr_at(step: int, schedule: ScheduleConfig, num_steps: int) -> float:
+    """Give the learning rate of a step, counted from 0, of a run of ``num_steps``."""
+    if step < schedule.warmup_steps:
+        return schedule.learning_rate * (step + 1) / schedule.warmup_steps
+    end = schedule.decay_steps or num_steps
+    done = (step - schedule.warmup_steps) / max(1, end - schedule.warmup_steps)
+    done = min(done, 1.0)
+    if schedule.decay == "constant":
+        remaining = 1.0
+    elif schedule.decay == "linear":
+        remaining = 1 - done
+    else:
+        remaining = (1 + math.cos(math.pi * done)) / 2
+    share = schedule.final_share + (1 - schedule.final_share) * remaining
+    return schedule.learning_rate * share
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWConfig:
+    """AdamW's own numbers; the learning rate comes from the schedule.
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+
+    weight_decay: float = 0.01
+    decay_embeddings: bool = False
+    """Whether embedding tables decay too. Off: a rare item's row would shrink to nothing between
+    its updates."""
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay must be >= 0, got {self.weight_decay}")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ValueError(f"betas must be in [0, 1), got {self.beta1} and {self.beta2}")
+        if self.eps <= 0:
+            raise ValueError(f"eps must be > 0, got {self.eps}")
+
+
+def decay_groups(
+    model: nn.Module, weight_decay: float, *, decay_embeddings: bool
+) -> list[dict[str, Any]]:
+    """Split the trainable parameters: matrices decay, biases and norms never, embeddings by choice.
+
+    Order is that of ``named_parameters`` within each group, so it is the same in every run.
+    """
+    tables = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        for parameter in module.parameters(recurse=False)
+    }
+    decaying: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            decays = decay_embeddings if id(parameter) in tables else parameter.ndim >= 2
+            (decaying if decays else free).append(parameter)
+    groups = [
+        {"params": decaying, "weight_decay": weight_decay},
+        {"params": free, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def adamw(model: nn.Module, config: AdamWConfig) -> AdamW:
+    """Build the optimizer of a model; move the model to its device first."""
+    groups = decay_groups(model, config.weight_decay, decay_embeddings=config.decay_embeddings)
+    if not groups:
+        raise ValueError("the model has no trainable parameter; unfreeze some")
+    return AdamW(
+        groups,
+        lr=0.0,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        # One kernel per group instead of six passes over every table, on CPU too.
+        fused=True,
+    )
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
+    """Scale gradients to a global norm of at most ``max_norm``; return the norm before, a scalar.
+
+    None only measures. The result stays on its device, reading it waits.
+    """
+    gradients = [parameter for parameter in parameters if parameter.grad is not None]
+    if max_norm is None:
+        return torch.nn.utils.get_total_norm(
+            [parameter.grad for parameter in gradients if parameter.grad is not None]
+        )
+    return torch.nn.utils.clip_grad_norm_(gradients, max_norm)
+
+
+def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Name each tensor of an optimizer's state ``<slot>/<parameter>``.
+
+    Settings (learning rate, decay, betas) are left out: they come from the config.
+    """
+    names: dict[Tensor, str] = {value: name for name, value in model.named_parameters()}
+    tensors: dict[str, Tensor] = {}
+    for parameter, slots in optimizer.state.items():
+        for slot, value in slots.items():
+            assert isinstance(value, Tensor), f"optimizer slot {slot} is {type(value)}"
+            tensors[f"{slot}/{names[parameter]}"] = value
+    return tensors
+
+
+def load_optimizer_tensors(
+    model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    """Put back the state that ``optimizer_tensors`` took.
+
+    Raises:
+        ValueError: If a tensor belongs to no parameter of the optimizer.
+    """
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    # The index is the place in the groups, as Optimizer.state_dict numbers them.
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    index_of = {names[parameter]: index for index, parameter in enumerate(parameters)}
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        slot, name = key.split("/", 1)
+        if name not in index_of:
+            raise ValueError(
+                f"optimizer state holds {key!r}, but the optimizer has no parameter {name!r}; "
+                "it was saved for another model"
+            )
+        state.setdefault(index_of[name], {})[slot] = value
+    optimizer.load_state_dict(
+        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+    )
