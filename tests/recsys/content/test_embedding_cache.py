@@ -1,0 +1,148 @@
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recsys.content.embedding_cache import encode_cached
+from recsys.content.encoder import HashEncoder, Vectors
+
+TEXTS = [f"item number {i} of {'many ' * (i % 7)}" for i in range(50)]
+
+
+class CountingEncoder(HashEncoder):
+    """Keeps the texts it was asked for."""
+
+    def __init__(self, dim: int = 16, fail_after: int | None = None) -> None:
+        super().__init__(dim)
+        self.asked: list[str] = []
+        self.fail_after = fail_after
+
+    def encode(
+        self, texts: Sequence[str], progress: Callable[[int], None] | None = None
+    ) -> Vectors:
+        if self.fail_after is not None and len(self.asked) >= self.fail_after:
+            raise KeyboardInterrupt
+        self.asked += texts
+        return super().encode(texts, progress)
+
+
+def test_vectors_are_those_of_the_encoder_in_half_precision(tmp_path):
+    vectors = encode_cached(TEXTS, HashEncoder(16), tmp_path)
+    assert vectors.dtype == np.float32
+    assert np.abs(vectors - HashEncoder(16).encode(TEXTS)).max() < 1e-3
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-6)
+
+
+def test_a_second_run_encodes_nothing_and_gives_the_same_bits(tmp_path):
+    first = encode_cached(TEXTS, HashEncoder(16), tmp_path, shard_rows=7)
+    encoder = CountingEncoder()
+    again = encode_cached(TEXTS[::-1], encoder, tmp_path)
+    assert encoder.asked == []
+    assert np.array_equal(first[::-1], again)
+
+
+def test_a_changed_text_is_the_only_one_encoded_again(tmp_path):
+    encode_cached(TEXTS, HashEncoder(16), tmp_path)
+    encoder = CountingEncoder()
+    changed = [*TEXTS[:20], "another text", *TEXTS[21:]]
+    vectors = encode_cached(changed, encoder, tmp_path)
+    assert encoder.asked == ["another text"]
+    assert np.array_equal(vectors[20], encode_cached(["another text"], encoder, tmp_path / "b")[0])
+
+
+def test_equal_texts_are_encoded_once(tmp_path):
+    encoder = CountingEncoder()
+    vectors = encode_cached(["a b", "c", "a b", ""], encoder, tmp_path)
+    assert sorted(encoder.asked) == ["", "a b", "c"]
+    assert np.array_equal(vectors[0], vectors[2])
+    assert not vectors[3].any()
+
+
+def test_encoders_do_not_share_vectors(tmp_path):
+    encode_cached(TEXTS, HashEncoder(16), tmp_path)
+    assert encode_cached(TEXTS, HashEncoder(8), tmp_path).shape == (50, 8)
+
+
+def test_an_interrupted_run_keeps_its_whole_shards(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        encode_cached(TEXTS, CountingEncoder(fail_after=30), tmp_path, shard_rows=10)
+    encoder = CountingEncoder()
+    done: list[tuple[int, int]] = []
+    vectors = encode_cached(
+        TEXTS, encoder, tmp_path, shard_rows=10, progress=lambda *counts: done.append(counts)
+    )
+    assert len(encoder.asked) == 20
+    assert done == [(10, 20), (20, 20)]
+    assert np.array_equal(vectors, encode_cached(TEXTS, HashEncoder(16), tmp_path / "whole"))
+
+
+def test_a_killed_process_loses_one_shard_at_most(tmp_path):
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+from recsys.content.embedding_cache import encode_cached
+from recsys.content.encoder import HashEncoder
+texts = [f"text {{i}}" for i in range(100)]
+def kill(done, total):
+    if done == 30:
+        os.kill(os.getpid(), signal.SIGKILL)
+encode_cached(texts, HashEncoder(16), Path({str(tmp_path)!r}), shard_rows=10, progress=kill)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    encoder = CountingEncoder()
+    encode_cached([f"text {i}" for i in range(100)], encoder, tmp_path)
+    assert len(encoder.asked) == 70
+
+
+def shards(folder: Path, ending: str) -> list[Path]:
+    return sorted(folder.glob(f"*/shard-*.{ending}"))
+
+
+@pytest.mark.parametrize("ending", ["npy", "json"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
+def test_a_damaged_shard_is_encoded_again_and_healed(tmp_path, ending, damage):
+    truth = encode_cached(TEXTS, HashEncoder(16), tmp_path, shard_rows=10)
+    shard = shards(tmp_path, ending)[2]
+    content = shard.read_bytes()
+    if damage == "gone":
+        shard.unlink()
+    else:
+        cut, middle = content[:-9], len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 0x80]) + content[middle + 1 :]
+        shard.write_bytes(cut if damage == "cut" else flipped)
+    encoder = CountingEncoder()
+    assert np.array_equal(encode_cached(TEXTS, encoder, tmp_path, shard_rows=10), truth)
+    assert len(encoder.asked) == 10
+    encoder = CountingEncoder()
+    encode_cached(TEXTS, encoder, tmp_path)
+    assert encoder.asked == []
+
+
+def test_a_shard_without_its_index_does_not_count(tmp_path):
+    encode_cached(TEXTS, HashEncoder(16), tmp_path)
+    (index,) = shards(tmp_path, "json")
+    document = json.loads(index.read_text())
+    assert len(document["keys"]) == 50
+    index.unlink()
+    encoder = CountingEncoder()
+    encode_cached(TEXTS, encoder, tmp_path)
+    assert len(encoder.asked) == 50
+
+
+def test_an_encoder_that_gives_nan_is_refused_and_nothing_is_kept(tmp_path):
+    class Broken(HashEncoder):
+        def encode(
+            self, texts: Sequence[str], progress: Callable[[int], None] | None = None
+        ) -> Vectors:
+            return np.full((len(texts), 16), np.nan, np.float32)
+
+    with pytest.raises(ValueError, match="expected \\(1, 16\\) finite values"):
+        encode_cached(["a"], Broken(16), tmp_path)
+    assert shards(tmp_path, "npy") == []
+    assert encode_cached([], HashEncoder(16), tmp_path).shape == (0, 16)

