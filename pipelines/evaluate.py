@@ -1,0 +1,157 @@
+"""Stage evaluate: every model and the served blend on validation and test, full catalogue.
+
+Writes per tie order and split: metrics of each model, and one Parquet file with a row for each
+user and held-out item: its rank by each model, and each model's list. A look at a test split goes
+into the workspace's ledger.
+
+Axes: B queries of a batch, N item rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from pipelines.artifacts import to_json
+from pipelines.blended_scores import BlendedScores
+from pipelines.config import RunConfig
+from pipelines.model_inputs import HeldOut, ModelInputs
+from pipelines.stage import StageContext, StageRows
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.evaluation.ranking import RankingResult, evaluate_ranking
+from recsys.models.item_to_item import ItemToItem
+from recsys.models.popularity import Popularity
+from recsys.models.two_tower import TwoTower
+
+Score = Callable[[JaggedBatch], Tensor]
+SPLITS: tuple[Literal["validation", "test"], ...] = ("validation", "test")
+BLEND = "blend"
+
+
+def load_scores(context: StageContext, inputs: ModelInputs, order: str) -> dict[str, Score]:
+    """Load the models fit on train; each scores all items for a batch, [B, N]."""
+    baselines = context.inputs["fit_baselines"] / order
+    two_tower = TwoTower.load(
+        context.inputs["train_two_tower"] / order / "two_tower", inputs.catalogue
+    )
+    models: dict[str, Score] = {
+        "popularity": Popularity.load(baselines / "popularity").score,
+        "item_to_item": ItemToItem.load(baselines / "item_to_item").score,
+        "two_tower": torch.no_grad()(two_tower.score),
+    }
+    return {**models, BLEND: BlendedScores(models, context.config.blend)}
+
+
+def batches(inputs: ModelInputs, held_out: HeldOut, config: RunConfig) -> Iterator[JaggedBatch]:
+    """Build the split's queries; ``seen`` carries the whole history, which no list repeats."""
+    size = config.evaluation.batch_size
+    max_history = max(config.two_tower.max_history, config.item_to_item.max_history)
+    for begin in range(0, len(held_out.positions), size):
+        positions = held_out.positions[begin : begin + size]
+        queries = inputs.queries(positions, max_history=max_history)
+        rows = torch.arange(begin, begin + len(positions))
+        seen = held_out.seen.take(rows)
+        if not config.evaluation.exclude_history:
+            seen = Jagged(seen.values[:0], torch.zeros_like(seen.offsets))
+        yield JaggedBatch({**queries.features, "seen": seen})
+
+
+def per_user_table(results: Mapping[str, RankingResult]) -> pl.DataFrame:
+    """One row for each user and held-out item: rank by each model (null = not listed), lists."""
+    first = next(iter(results.values()))
+    queries = first.targets.segments().numpy()
+    columns: dict[str, pl.Series] = {
+        "user_row": pl.Series(first.user_rows.numpy()[queries]),
+        "item_row": pl.Series(first.targets.values.numpy()),
+    }
+    for name, result in results.items():
+        ranks = result.ranks.values.numpy()
+        columns[f"rank_{name}"] = pl.Series(ranks).replace(0, None)
+    for name, result in results.items():
+        lists = result.top_k.item_rows.numpy()[queries]  # [M, K], -1 where short
+        columns[f"top_k_{name}"] = (
+            pl.Series(lists, dtype=pl.Array(pl.Int64, lists.shape[1]))
+            .arr.to_list()
+            .list.eval(pl.element().filter(pl.element() >= 0))
+        )
+    return pl.DataFrame(columns).sort("user_row", "item_row")
+
+
+def evaluate_split(
+    scores: Mapping[str, Score],
+    inputs: ModelInputs,
+    split: Literal["validation", "test"],
+    config: RunConfig,
+) -> dict[str, RankingResult]:
+    """Rank the full catalogue for the split's users by each model."""
+    held_out = HeldOut.of(inputs.sequences, split)
+    if len(held_out.positions) == 0:
+        raise ValueError(
+            f"no user has a held-out event in the {split} split; users need 3 or more events "
+            "for leave_one_out, and global_time needs events after its cut. Look at "
+            "build_features/report.json for what was filtered out"
+        )
+    exclude = held_out.seen if config.evaluation.exclude_history else None
+    return {
+        name: evaluate_ranking(
+            score,
+            batches(inputs, held_out, config),
+            held_out.targets,
+            config.evaluation,
+            exclude=exclude,
+        )
+        for name, score in scores.items()
+    }
+
+
+def evaluate(context: StageContext) -> StageRows:
+    """Measure all models on both splits in each tie order."""
+    config = context.config
+    metrics: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    num_users = num_rows = 0
+    for order in config.tie_orders:
+        inputs = ModelInputs.load(
+            context.inputs["build_features"], context.inputs.get("embed_items"), order
+        )
+        scores = load_scores(context, inputs, order)
+        metrics[order] = {}
+        for split in SPLITS:
+            results = evaluate_split(scores, inputs, split, config)
+            metrics[order][split] = {name: result.metrics for name, result in results.items()}
+            num_users += next(iter(results.values())).num_users
+            num_rows += write_per_user(
+                results, context.output / f"per_user_{order}_{split}.parquet"
+            )
+        note_test_look(context, order, metrics[order]["test"])
+    (context.output / "metrics.json").write_text(to_json(metrics))
+    return StageRows(rows_in=num_users, rows_out=num_rows)
+
+
+def write_per_user(results: Mapping[str, RankingResult], path: Path) -> int:
+    """Write the per-user results; return their number."""
+    table = per_user_table(results)
+    table.write_parquet(path)
+    return table.height
+
+
+def note_test_look(
+    context: StageContext, order: str, metrics: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Record that the test split was seen, by what, and what came out."""
+    context.workspace.append_to_ledger(
+        {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "stage": "evaluate",
+            "split": "test",
+            "tie_order": order,
+            "making": context.making,
+            "ndcg@10": {name: values.get("ndcg@10", np.nan) for name, values in metrics.items()},
+        }
+    )

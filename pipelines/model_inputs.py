@@ -1,0 +1,131 @@
+"""What models read out of the features and content artefacts, as tensors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Sequences, Split
+from recsys.models.two_tower import ItemCatalogue, TwoTowerInputs
+
+Rows = NDArray[np.int64]
+CONTENT_FILE = "content.npy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInputs:
+    """One tie order of the features artefact with the catalogue beside it."""
+
+    sequences: Sequences
+    catalogue: ItemCatalogue
+    sizes: TwoTowerInputs
+    user_features: dict[str, Rows]
+
+    @classmethod
+    def load(cls, features: Path, content: Path | None, tie_order: str) -> ModelInputs:
+        """Read the artefacts of build_features and, where there is one, embed_items."""
+        described = json.loads((features / "features.json").read_text(encoding="utf-8"))
+        catalogue = load_catalogue(features, content)
+        user_features = {
+            feature["name"]: load_rows(features / "user_features" / f"{feature['name']}.npy")
+            for feature in described["user_features"]
+        }
+        sizes = TwoTowerInputs(
+            num_item_rows=described["num_item_rows"],
+            content_dim=catalogue.content.shape[1],
+            num_categories=described["num_categories"],
+            user_features={
+                feature["name"]: feature["cardinality"] for feature in described["user_features"]
+            },
+            context_features={
+                feature["name"]: feature["cardinality"] for feature in described["context_features"]
+            },
+        )
+        return cls(
+            sequences=Sequences.load(features / "sequences" / tie_order),
+            catalogue=catalogue,
+            sizes=sizes,
+            user_features=user_features,
+        )
+
+    def queries(self, positions: Rows, *, max_history: int) -> JaggedBatch:
+        """Build what was known before each event at ``positions``, user features included."""
+        return self.sequences.queries(
+            positions, max_history=max_history, user_features=self.user_features
+        )
+
+
+def load_rows(path: Path) -> Rows:
+    rows: Rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    return rows
+
+
+def load_catalogue(features: Path, content: Path | None) -> ItemCatalogue:
+    """Read categories and content embeddings of every item row."""
+    values = torch.from_numpy(np.array(load_rows(features / "item_categories" / "values.npy")))
+    offsets = torch.from_numpy(np.array(load_rows(features / "item_categories" / "offsets.npy")))
+    categories = Jagged(values, offsets)
+    if content is None:
+        return ItemCatalogue(torch.empty(categories.batch_size, 0), categories)
+    vectors = np.load(content / CONTENT_FILE, allow_pickle=False)
+    return ItemCatalogue(torch.from_numpy(vectors), categories)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """The queries and targets of one split, one query a user."""
+
+    positions: Rows
+    """Each user's first held-out event, [B]; what precedes it is the query."""
+    targets: Jagged
+    """Item rows held out, per query."""
+    seen: Jagged
+    """Item rows of the user's whole history before the first target, per query."""
+
+    @classmethod
+    def of(cls, sequences: Sequences, split: Split) -> HeldOut:
+        """Collect the users that have a target in the split, in user order."""
+        labels = sequences.label_positions(split)
+        users, first, counts = np.unique(
+            sequences.users_of(labels), return_index=True, return_counts=True
+        )
+        positions = labels[first]
+        lengths = positions - sequences.offsets[users]
+        before = concatenated(sequences.offsets[users], lengths)
+        return cls(
+            positions=positions,
+            targets=ragged(np.asarray(sequences.item_rows[labels]), counts),
+            seen=ragged(np.asarray(sequences.item_rows[before]), lengths),
+        )
+
+    def sample(self, num_queries: int, seed: int) -> HeldOut:
+        """Keep at most so many queries, drawn once by the seed."""
+        if num_queries >= len(self.positions):
+            return self
+        rng = np.random.default_rng([seed, num_queries])
+        chosen = np.sort(rng.choice(len(self.positions), num_queries, replace=False))
+        rows = torch.from_numpy(chosen)
+        return HeldOut(
+            positions=self.positions[chosen],
+            targets=self.targets.take(rows),
+            seen=self.seen.take(rows),
+        )
+
+
+def ragged(values: Rows, lengths: Rows) -> Jagged:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return Jagged(torch.from_numpy(values), torch.from_numpy(offsets))
+
+
+def concatenated(starts: Rows, lengths: Rows) -> Rows:
+    """Concatenate the ranges of so many integers from each start."""
+    before = np.cumsum(lengths) - lengths
+    rows: Rows = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+    return rows
