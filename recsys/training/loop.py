@@ -1,6 +1,6 @@
 """The one training loop, for every model.
 
-A run is a function of its config, its seed and its data: batches are asked for by step number, so
+A run is a function of its config, its seed and its data: the loss is asked for by step number, so
 a run killed at any moment resumes from its last checkpoint and ends with the same weights, bit for
 bit, as one that was never stopped (same machine, same number of threads).
 """
@@ -264,7 +264,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
 
 def train(
     model: nn.Module,
-    batch_at: Callable[[int], Any],
+    loss_at: Callable[[int], Tensor],
     optimizer: Optimizer,
     config: TrainConfig,
     *,
@@ -273,12 +273,13 @@ def train(
     progress: Progress | None = None,
     checkpoint_dir: Path | None = None,
 ) -> TrainResult:
-    """Train a model that has ``loss(batch) -> scalar``, resuming from ``checkpoint_dir``.
+    """Train a model until its steps or its patience run out, resuming from ``checkpoint_dir``.
 
     Args:
         model: On its device, with the weights to start from.
-        batch_at: Batch of a step (0, 1, ...), on the model's device. It must depend on the step
-            alone: seed whatever it draws with ``[seed, step]``.
+        loss_at: Mean loss of the model on the batch of a step (0, 1, ...), a scalar. The batch
+            must depend on the step alone (``BatchOrder``); torch's global generators may be drawn
+            from, their state is part of a checkpoint.
         evaluate: Validation metrics of the model; called in eval mode without gradients.
         checkpoint_dir: Folder of this run's checkpoints; None neither saves nor resumes.
 
@@ -300,7 +301,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         with autocast(device, config.precision):
-            loss: Tensor = model.loss(batch_at(state.step))  # type: ignore[operator]
+            loss = loss_at(state.step)
         loss.backward()  # type: ignore[no-untyped-call]
         grad_norm = clip_gradients(model.parameters(), config.max_grad_norm)
 

@@ -79,7 +79,7 @@ def test_killed_at_a_step_resumes_to_the_same_bits(children, uninterrupted, tmp_
     assert end_of_run(tmp_path) == uninterrupted[0]
 
 
-@pytest.mark.parametrize("share", [random.Random(2).random() for _ in range(8)])
+@pytest.mark.parametrize("share", [draw.random() for draw in [random.Random(2)] * 8])
 def test_killed_at_a_moment_resumes_to_the_same_bits(children, uninterrupted, tmp_path, share):
     expected, seconds = uninterrupted
     children.run(tmp_path, kill_after_s=share * seconds, checkpoint_every=1)

@@ -38,8 +38,7 @@ class SmallTower(nn.Module):
         self.bags = EmbeddingBags(tables, "torch")
         self.query = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 16))
 
-    def loss(self, batch):
-        history, labels = batch
+    def loss(self, history, labels):
         queries = functional.normalize(self.query(self.bags(history)["history"]), dim=1)
         items = functional.normalize(self.bags.lookup("item", labels), dim=1)
         return functional.cross_entropy(queries @ items.T / 0.1, torch.arange(len(labels)))
@@ -61,7 +60,7 @@ class Chain:
     def evaluate(self, model):
         # Draws on purpose: validation must not break the resume of the random state either.
         noise = torch.rand(1).item() * 1e-3
-        losses = [model.loss(self.batch_at(step)).item() for step in range(3)]
+        losses = [model.loss(*self.batch_at(step)).item() for step in range(3)]
         return {"negative_loss": noise - float(np.mean(losses))}
 
 
@@ -78,12 +77,12 @@ def run_training(folder, job):
         checkpoint_every=job.get("checkpoint_every", 3),
     )
 
-    def batch_at(step):
+    def loss_at(step):
         if step == job.get("kill_at_step"):
             os.kill(os.getpid(), signal.SIGKILL)
-        return chain.batch_at(step)
+        return model.loss(*chain.batch_at(step))
 
-    return train(model, batch_at, optimizer, config, evaluate=chain.evaluate, checkpoint_dir=folder)
+    return train(model, loss_at, optimizer, config, evaluate=chain.evaluate, checkpoint_dir=folder)
 
 
 def small_checkpoint(step):
@@ -153,6 +152,8 @@ def run_job(job):
 
 def main():
     torch.set_num_threads(1)
+    # Brings in what torch imports at the first optimizer, so that no child pays for it.
+    adamw(SmallTower(), AdamWConfig())
     for line in sys.stdin:
         job = json.loads(line)
         child = os.fork()

@@ -1,0 +1,150 @@
+import errno
+import json
+import os
+import random
+import re
+
+import pytest
+import torch
+
+from recsys.training import checkpoint as checkpoint_module
+from recsys.training.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    checkpoint_paths,
+    load_checkpoint,
+    load_latest,
+    random_states,
+    save_checkpoint,
+    set_random_states,
+)
+
+
+def checkpoint_of(step):
+    return Checkpoint(
+        step=step,
+        tensors={
+            "model": {"weight": torch.arange(6.0).view(2, 3) * step, "ids": torch.tensor([step])},
+            "best": {},
+        },
+        state={"loss": 0.1 + 0.2, "name": "run"},
+    )
+
+
+def test_checkpoint_comes_back_bit_for_bit(tmp_path):
+    saved = checkpoint_of(7)
+    path = save_checkpoint(tmp_path, saved)
+    loaded = load_checkpoint(path)
+    assert (loaded.step, loaded.state) == (7, saved.state)
+    assert loaded.tensors["best"] == {}
+    for name, value in saved.tensors["model"].items():
+        assert torch.equal(loaded.tensors["model"][name], value)
+        assert loaded.tensors["model"][name].dtype == value.dtype
+
+
+def test_equal_checkpoints_are_equal_bytes(tmp_path):
+    first = save_checkpoint(tmp_path / "a", checkpoint_of(3))
+    second = save_checkpoint(tmp_path / "b", checkpoint_of(3))
+    names = sorted(path.name for path in first.iterdir())
+    assert names == ["best.safetensors", "manifest.json", "model.safetensors"]
+    for name in names:
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_last_two_are_kept(tmp_path):
+    for step in (5, 10, 900, 1000):
+        save_checkpoint(tmp_path, checkpoint_of(step))
+    assert [path.name for path in checkpoint_paths(tmp_path)] == [
+        "step-000000900",
+        "step-000001000",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000900", "step-000001000"]
+
+
+def test_no_checkpoint_is_none(tmp_path):
+    assert load_latest(tmp_path) is None
+    assert load_latest(tmp_path / "absent") is None
+
+
+def same_json(first, second):
+    try:
+        return json.loads(first) == json.loads(second)
+    except ValueError:
+        return False
+
+
+def test_every_cut_and_flip_is_refused_and_the_one_before_loads(tmp_path, caplog):
+    save_checkpoint(tmp_path, checkpoint_of(1))
+    newest = save_checkpoint(tmp_path, checkpoint_of(2))
+    draw = random.Random(0)
+    for file in sorted(newest.iterdir()):
+        whole = file.read_bytes()
+        cuts = [whole[: draw.randrange(len(whole))] for _ in range(8)]
+        flips = []
+        for _ in range(16):
+            flipped = bytearray(whole)
+            flipped[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+            flips.append(bytes(flipped))
+        for damaged in [b"", *cuts, *flips]:
+            file.write_bytes(damaged)
+            # White space in JSON carries nothing, so a manifest may lose some and be the same.
+            if same_json(damaged, whole):
+                continue
+            with pytest.raises(CheckpointError, match=re.escape(str(newest))):
+                load_checkpoint(newest)
+            assert load_latest(tmp_path).step == 1
+        file.write_bytes(whole)
+    assert "checkpoint_refused" in caplog.text
+    assert load_latest(tmp_path).step == 2
+
+
+def test_only_damaged_checkpoints_do_not_start_from_nothing(tmp_path):
+    path = save_checkpoint(tmp_path, checkpoint_of(2))
+    (path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"lacks model\.safetensors.*delete that folder"):
+        load_latest(tmp_path)
+
+
+def test_damaged_checkpoint_is_replaced_when_its_step_comes_again(tmp_path):
+    path = save_checkpoint(tmp_path, checkpoint_of(2))
+    (path / "manifest.json").write_text("{")
+    save_checkpoint(tmp_path, checkpoint_of(2))
+    assert load_checkpoint(path).step == 2
+
+
+def test_format_of_another_version_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_module, "FORMAT", 99)
+    path = save_checkpoint(tmp_path, checkpoint_of(2))
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="has format 99, this version reads 1"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("failing_call", range(5))
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_failed_flush_is_loud_and_keeps_the_one_before(tmp_path, monkeypatch, failing_call, code):
+    save_checkpoint(tmp_path, checkpoint_of(1))
+    calls = 0
+    fsync = os.fsync
+
+    def failing_fsync(descriptor):
+        nonlocal calls
+        calls += 1
+        if calls == failing_call + 1:
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing_fsync)
+    with pytest.raises(OSError, match="step 2 was NOT saved"):
+        save_checkpoint(tmp_path, checkpoint_of(2))
+    monkeypatch.undo()
+    assert not list(tmp_path.glob(".*"))
+    # The last flush is that of the folder, after the rename: the checkpoint may be there, whole.
+    assert load_latest(tmp_path).step == (2 if failing_call == 4 else 1)
+
+
+def test_random_state_comes_back():
+    states = {name: state.clone() for name, state in random_states().items()}
+    first = torch.rand(5)
+    set_random_states(states)
+    assert torch.equal(torch.rand(5), first)

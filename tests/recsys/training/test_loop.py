@@ -1,0 +1,247 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from recsys.training.checkpoint import CheckpointError, checkpoint_paths, load_latest
+from recsys.training.loop import TrainConfig, TrainingDiverged, train
+from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
+
+
+class Lists:
+    """A tracker and a progress that keep what they are told."""
+
+    def __init__(self):
+        self.logged, self.shown = [], []
+
+    def log(self, step, **values):
+        self.logged.append((step, values))
+
+    def show(self, step, num_steps, **values):
+        self.shown.append((step, num_steps, values))
+
+    def values(self, name):
+        return {step: values[name] for step, values in self.logged if name in values}
+
+
+class Line(nn.Module):
+    """y = 3 x - 1 from noiseless points: training must find exactly that."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.line = nn.Linear(1, 1)
+
+    def loss_at(self, step):
+        x = torch.randn(64, 1, generator=torch.Generator().manual_seed(step))
+        return (self.line(x) - (3 * x - 1)).square().mean()
+
+
+def config_of(num_steps, **settings):
+    schedule = ScheduleConfig(learning_rate=0.05, warmup_steps=10)
+    defaults = {"schedule": schedule, "metric": "fit", "patience": None, "log_every": 10}
+    return TrainConfig(num_steps=num_steps, **{**defaults, **settings})
+
+
+def run(model, config, *, loss_at=None, **settings):
+    optimizer = adamw(model, AdamWConfig(weight_decay=0.0))
+    quiet = {"progress": Lists(), **settings}
+    return train(model, loss_at or model.loss_at, optimizer, config, **quiet)
+
+
+def weights_of(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_same_weights(model, expected):
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_training_finds_the_known_line():
+    model = Line()
+    result = run(model, config_of(400))
+    assert model.line.weight.item() == pytest.approx(3, abs=1e-3)
+    assert model.line.bias.item() == pytest.approx(-1, abs=1e-3)
+    assert (result.num_steps, result.best_step, result.bad_steps) == (400, 400, 0)
+    assert result.best_metric is None
+    assert not model.training
+
+
+def test_bfloat16_finds_the_line_within_its_precision_and_keeps_float32_weights():
+    model = Line()
+    run(model, config_of(400, precision="bfloat16"))
+    assert model.line.weight.dtype == torch.float32
+    assert model.line.weight.item() == pytest.approx(3, abs=0.03)
+
+
+def test_numbers_are_logged_every_n_steps_and_at_the_last():
+    model, lists = Line(), Lists()
+    config = config_of(25)
+    run(model, config, tracker=lists, progress=lists)
+    assert list(lists.values("loss")) == [10, 20, 25]
+    assert lists.values("learning_rate")[10] == pytest.approx(config.schedule.learning_rate)
+    assert [(step, num_steps) for step, num_steps, _ in lists.shown] == [
+        (10, 25), (20, 25), (25, 25)
+    ]  # fmt: skip
+
+
+def test_progress_on_stderr_is_the_default(capfd):
+    model = Line()
+    run(model, config_of(20), progress=None)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0].startswith("step 10/20 loss ")
+    assert lines[1].endswith("steps/s")
+
+
+def test_early_stopping_keeps_the_best_weights():
+    # Validation by script: the third of these is the best, two worse ones follow.
+    scores = iter([0.1, 0.2, 0.5, math.nan, 0.4])
+    seen = []
+
+    def evaluate(model):
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        seen.append(weights_of(model))
+        return {"fit": next(scores), "other": 1.0}
+
+    model = Line()
+    result = run(model, config_of(1000, eval_every=10, patience=2), evaluate=evaluate)
+    assert result.stopped_early
+    assert (result.num_steps, result.best_step, result.best_metric) == (50, 30, 0.5)
+    assert_same_weights(model, seen[2])
+
+
+def test_refit_with_the_best_number_of_steps_repeats_the_best_weights():
+    def evaluate(model):
+        return {"fit": -abs(model.line.weight.item() - 2.0)}
+
+    config = config_of(200, eval_every=5)
+    model = Line()
+    result = run(model, config, evaluate=evaluate)
+    assert 0 < result.best_step < 200
+    schedule = replace(config.schedule, decay_steps=config.num_steps)
+    refitted = Line()
+    run(refitted, replace(config, num_steps=result.best_step, schedule=schedule))
+    assert_same_weights(refitted, weights_of(model))
+
+
+def test_validated_metric_must_exist():
+    with pytest.raises(ValueError, match=r"'fit' is not among the validated \['recall@10'\]"):
+        run(Line(), config_of(5, eval_every=5), evaluate=lambda _: {"recall@10": 0.1})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_bad_step_is_skipped_and_counted(bad):
+    def loss_at(step):
+        loss = model.loss_at(step)
+        return loss * bad if step in (5, 9) else loss
+
+    model, lists = Line(), Lists()
+    result = run(model, config_of(400), loss_at=loss_at, tracker=lists)
+    assert result.bad_steps == 2
+    assert lists.values("bad_steps") == {5: 1, 9: 2}
+    assert model.line.weight.item() == pytest.approx(3, abs=1e-3)
+
+
+def test_bad_step_moves_neither_weights_nor_optimizer():
+    def loss_at(step):
+        return model.loss_at(step) * (math.nan if step >= 7 else 1.0)
+
+    model, twin = Line(), Line()
+    run(model, config_of(9, max_bad_steps=5), loss_at=loss_at)
+    config = config_of(7)
+    run(twin, replace(config, schedule=replace(config.schedule, decay_steps=9)))
+    assert_same_weights(model, weights_of(twin))
+
+
+def test_finite_loss_with_infinite_gradient_is_a_bad_step():
+    def loss_at(step):
+        # The square root has an infinite slope at zero.
+        return model.loss_at(step) + (model.line.weight.sum() * 0).sqrt()
+
+    model = Line()
+    before = weights_of(model)
+    result = run(model, config_of(3), loss_at=loss_at)
+    assert result.bad_steps == 3
+    assert_same_weights(model, before)
+
+
+def test_bad_streak_rolls_back_and_stops_with_a_code(tmp_path):
+    def loss_at(step):
+        return model.loss_at(step) * (math.nan if step >= 23 else 1.0)
+
+    model = Line()
+    config = config_of(100, checkpoint_every=10, max_bad_steps=4)
+    with pytest.raises(TrainingDiverged, match="4 steps in a row up to step 26") as caught:
+        run(model, config, loss_at=loss_at, checkpoint_dir=tmp_path)
+    assert caught.value.exit_code == 70
+    assert "the model is back at step 20" in str(caught.value)
+    assert_same_weights(model, load_latest(tmp_path).tensors["model"])
+
+
+def test_no_checkpoint_is_made_in_a_bad_streak(tmp_path):
+    def loss_at(step):
+        return model.loss_at(step) * (math.nan if step >= 8 else 1.0)
+
+    model = Line()
+    with pytest.raises(TrainingDiverged):
+        run(model, config_of(50, checkpoint_every=1), loss_at=loss_at, checkpoint_dir=tmp_path)
+    assert [path.name for path in checkpoint_paths(tmp_path)] == [
+        "step-000000007",
+        "step-000000008",
+    ]
+
+
+def test_finished_run_is_not_trained_again(tmp_path):
+    first, again = Line(), Line()
+    evaluated = []
+
+    def evaluate(model):
+        evaluated.append(model)
+        return {"fit": -abs(model.line.weight.item() - 2.0)}
+
+    config = config_of(60, eval_every=10)
+    result = run(first, config, evaluate=evaluate, checkpoint_dir=tmp_path)
+    num_evaluations = len(evaluated)
+    assert run(again, config, evaluate=evaluate, checkpoint_dir=tmp_path) == result
+    assert len(evaluated) == num_evaluations
+    assert_same_weights(again, weights_of(first))
+
+
+def test_time_alone_makes_checkpoints(tmp_path):
+    config = config_of(3, checkpoint_every=None, checkpoint_seconds=0.0)
+    run(Line(), config, checkpoint_dir=tmp_path)
+    assert [path.name for path in checkpoint_paths(tmp_path)] == [
+        "step-000000002",
+        "step-000000003",
+    ]
+
+
+def test_checkpoint_of_another_run_is_refused(tmp_path):
+    run(Line(), config_of(20), checkpoint_dir=tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"num_steps = 20, this run has 30; delete that folder"
+    ):
+        run(Line(), config_of(30), checkpoint_dir=tmp_path)
+    # How often it logs changes no weight.
+    run(Line(), config_of(20, log_every=3), checkpoint_dir=tmp_path)
+
+    other = nn.Linear(2, 1)
+    with pytest.raises(CheckpointError, match="belongs to another model"):
+        run(other, config_of(20), loss_at=lambda _: other.weight.sum(), checkpoint_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_steps": 0}, "num_steps must be > 0, got 0"),
+        ({"num_steps": 1, "patience": 0}, "patience must be > 0, got 0"),
+        ({"num_steps": 1, "precision": "half"}, "precision is 'auto', 'float32' or 'bfloat16'"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**settings)

@@ -1,0 +1,152 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from recsys.layers.embedding import EmbeddingBags, TableConfig
+from recsys.training.optim import (
+    AdamWConfig,
+    ScheduleConfig,
+    adamw,
+    clip_gradients,
+    decay_groups,
+    load_optimizer_tensors,
+    lr_at,
+    optimizer_tensors,
+)
+
+
+def rates(num_steps, **settings):
+    schedule = ScheduleConfig(learning_rate=1.0, **settings)
+    return [lr_at(step, schedule, num_steps) for step in range(num_steps)]
+
+
+def test_warm_up_rises_to_the_peak_and_linear_decay_falls_from_it():
+    assert rates(8, warmup_steps=4, decay="linear") == pytest.approx(
+        [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25]
+    )
+
+
+def test_cosine_is_half_way_down_in_the_middle_and_ends_at_the_final_share():
+    cosine = ScheduleConfig(learning_rate=2.0, decay="cosine", final_share=0.2)
+    assert lr_at(0, cosine, 100) == 2.0
+    assert lr_at(50, cosine, 100) == pytest.approx(2.0 * 0.6)
+    assert lr_at(100, cosine, 100) == pytest.approx(0.4)
+    assert lr_at(1000, cosine, 100) == pytest.approx(0.4), "stays there after the end"
+
+
+def test_constant_schedule_and_a_decay_of_its_own_length():
+    assert rates(3, decay="constant") == [1.0, 1.0, 1.0]
+    assert rates(4, decay="linear", decay_steps=8) == pytest.approx([1.0, 0.875, 0.75, 0.625])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate must be > 0"),
+        ({"learning_rate": math.inf}, "learning_rate must be > 0 and finite"),
+        ({"warmup_steps": -1}, "warmup_steps must be >= 0"),
+        ({"decay": "step"}, "decay is 'constant', 'linear' or 'cosine', got 'step'"),
+        ({"final_share": 2.0}, r"final_share must be in \[0, 1\]"),
+    ],
+)
+def test_schedule_out_of_range_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ScheduleConfig(**settings)
+
+
+def model_with_every_kind():
+    model = nn.Module()
+    tables = [TableConfig(name="item", num_rows=4, embedding_dim=2, features=("item",))]
+    model.bags = EmbeddingBags(tables, "torch")
+    model.positions = nn.Embedding(3, 2)
+    model.linear = nn.Linear(2, 2)
+    model.norm = nn.LayerNorm(2)
+    model.frozen = nn.Linear(2, 2).requires_grad_(False)
+    return model
+
+
+def decaying_names(model, **settings):
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = decay_groups(model, 0.1, **settings)
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+    return [sorted(names[id(parameter)] for parameter in group["params"]) for group in groups]
+
+
+def test_matrices_decay_and_biases_norms_and_tables_do_not():
+    model = model_with_every_kind()
+    tables = ["bags.collection.embedding_bags.item.weight", "positions.weight"]
+    vectors = ["linear.bias", "norm.bias", "norm.weight"]
+    assert decaying_names(model, decay_embeddings=False) == [
+        ["linear.weight"],
+        sorted(tables + vectors),
+    ]
+    assert decaying_names(model, decay_embeddings=True) == [
+        sorted(["linear.weight", *tables]),
+        vectors,
+    ]
+
+
+def test_nothing_to_train_is_refused():
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        adamw(nn.Linear(1, 1).requires_grad_(False), AdamWConfig())
+
+
+def test_clipping_scales_to_the_global_norm_and_returns_the_norm_before():
+    first, second = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
+    idle = nn.Parameter(torch.zeros(1))
+
+    def set_gradients():
+        first.grad, second.grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
+
+    set_gradients()
+    assert clip_gradients([first, second, idle], None).item() == pytest.approx(5.0)
+    assert first.grad.tolist() == [3.0, 0.0]
+    assert clip_gradients([first, second, idle], 1.0).item() == pytest.approx(5.0)
+    assert first.grad.tolist() + second.grad.tolist() == pytest.approx([0.6, 0.0, 0.8])
+
+
+def trained(steps):
+    torch.manual_seed(0)
+    model = nn.ModuleDict(
+        {"hidden": nn.Linear(3, 4), "out": nn.Linear(4, 1), "unused": nn.Linear(1, 1)}
+    )
+    optimizer = adamw(model, AdamWConfig())
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    for step in range(steps):
+        one_step(model, optimizer, step)
+    return model, optimizer
+
+
+def one_step(model, optimizer, seed):
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))
+    model["out"](model["hidden"](x)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def test_optimizer_tensors_carry_on_bit_for_bit():
+    model, optimizer = trained(5)
+    tensors = {name: value.clone() for name, value in optimizer_tensors(model, optimizer).items()}
+    assert "exp_avg/hidden.weight" in tensors
+    assert not any("unused" in name for name in tensors)
+    copy, other = trained(0)
+    copy.load_state_dict(model.state_dict())
+    load_optimizer_tensors(copy, other, tensors)
+    for seed in (5, 6):
+        one_step(model, optimizer, seed)
+        one_step(copy, other, seed)
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), copy.parameters(), strict=True)
+    )
+
+
+def test_optimizer_tensors_of_another_model_are_refused():
+    model, optimizer = trained(1)
+    other = nn.Linear(3, 4)
+    with pytest.raises(ValueError, match=r"has no parameter '(hidden|out)\."):
+        load_optimizer_tensors(
+            other, adamw(other, AdamWConfig()), optimizer_tensors(model, optimizer)
+        )
