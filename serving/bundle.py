@@ -1,0 +1,362 @@
+"""A bundle: everything one request needs, in one verified directory; its schema stands here.
+
+    bundle-<version>/
+        catalogue/      item ids, display texts, categories           serving/catalogue.py
+        users/          user ids, categorical features                serving/users.py
+        histories/      what each user did, oldest first
+        popularity/     the fallback                                  recsys/models/popularity.py
+        item_to_item/   neighbours (may be absent)                    recsys/models/item_to_item.py
+        two_tower/      model, content.npy, item_vectors.npy (may be absent, with index/)
+        index/          items.faiss and its description
+        manifest.json   digests, dimensions, versions; written last   serving/manifest.py
+    bundle-<version>+<n>/   a delta: rows appended to its parent      serving/delta.py
+    current             link to the one that is served
+
+Pipelines write bundles with `write_bundle` and `publish`; serving and batch scoring read them with
+`load_bundle`, which refuses whatever is not exactly what was written.
+
+Axes: N item rows, U user rows, D width of item vectors, F width of content embeddings.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recsys.data.batch import Jagged
+from recsys.models.item_to_item import ItemToItem, Neighbours
+from recsys.models.popularity import Popularity
+from recsys.models.two_tower import ItemCatalogue, TwoTower
+from recsys.retrieval.faiss_index import FaissIndex
+from recsys.retrieval.index_file import meta_path
+from serving.catalogue import Catalogue, load_array, reading
+from serving.delta import Delta, chain_of
+from serving.manifest import (
+    BundleManifest,
+    Dimensions,
+    Verdict,
+    bundle_directory,
+    seal,
+    verify_files,
+    vocabulary_digests,
+    whole_directory,
+)
+from serving.users import Users
+
+Vectors = NDArray[np.float32]
+INDEX_FILE = Path("index") / "items.faiss"
+CONTENT = Path("two_tower") / "content.npy"
+ITEM_VECTORS = Path("two_tower") / "item_vectors.npy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoTowerParts:
+    """Where the trained two-tower and its index lie, and what they were built from."""
+
+    model: Path
+    """Directory that TwoTower.save wrote."""
+    index: Path
+    """File that FaissIndex.save wrote, its JSON beside it."""
+    content: Vectors
+    """[N, F] content embeddings, F = 0 without; the history's items are encoded from them."""
+    item_vectors: Vectors
+    """[N, D]; row 0 is not looked at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleParts:
+    """What a bundle is made of; row counts must agree."""
+
+    catalogue: Catalogue
+    users: Users
+    popularity: Path
+    """Directory that Popularity.save wrote."""
+    item_to_item: Path | None = None
+    """Directory that ItemToItem.save wrote."""
+    two_tower: TwoTowerParts | None = None
+    user_features: Mapping[str, int] = field(default_factory=dict)
+    """Cardinality of each of users.features."""
+    context_features: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retriever:
+    """The two-tower with its index."""
+
+    model: TwoTower
+    index: FaissIndex
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A loaded bundle, its deltas applied; nothing in it changes after it is loaded."""
+
+    manifest: BundleManifest
+    digest: str
+    """sha256 of the manifest (of the last delta, where there is one)."""
+    catalogue: Catalogue
+    users: Users
+    popularity: Popularity
+    item_to_item: ItemToItem | None
+    retriever: Retriever | None
+    context_features: Mapping[str, int]
+
+    @property
+    def version(self) -> str:
+        return self.manifest.version
+
+    @property
+    def num_item_rows(self) -> int:
+        return self.catalogue.num_item_rows
+
+
+def write_bundle(
+    bundles_dir: Path,
+    parts: BundleParts,
+    *,
+    version: str,
+    metrics: Mapping[str, Mapping[str, float]] | None = None,
+    verdicts: Sequence[Verdict] = (),
+    config_digest: str = "",
+) -> Path:
+    """Write ``bundle-<version>`` whole or not at all, and load it once to prove it.
+
+    Args:
+        bundles_dir: Holds all versions and ``current``; made where it is missing.
+        parts: What goes in.
+        version: Letters, digits, dot, dash, underscore; never reused.
+        metrics: Test metrics by model name, finite.
+        verdicts: What the release gate found.
+        config_digest: Of the run that made the parts.
+
+    Raises:
+        ValueError: The version exists or is not a name, or parts do not agree.
+    """
+    if "+" in version:
+        raise ValueError(f"version {version!r} names a delta; write_delta makes those")
+    final = bundle_directory(bundles_dir, version)
+    with whole_directory(final) as directory:
+        parts.catalogue.save(directory)
+        parts.users.save(directory)
+        _copy_model(parts.popularity, directory / "popularity")
+        models = ["popularity"]
+        if parts.item_to_item is not None:
+            _copy_model(parts.item_to_item, directory / "item_to_item")
+            models.append("item_to_item")
+        if parts.two_tower is not None:
+            _write_two_tower(parts.two_tower, directory)
+            models.append("two_tower")
+        seal(
+            directory,
+            kind="bundle",
+            version=version,
+            dimensions=_dimensions(parts),
+            user_features=dict(parts.user_features),
+            context_features=dict(parts.context_features),
+            models=models,
+            metrics={name: dict(values) for name, values in (metrics or {}).items()},
+            verdicts=list(verdicts),
+            config_digest=config_digest,
+        )
+        load_bundle(directory)
+    return final
+
+
+def _dimensions(parts: BundleParts) -> Dimensions:
+    two_tower = parts.two_tower
+    return Dimensions(
+        num_item_rows=parts.catalogue.num_item_rows,
+        num_user_rows=parts.users.num_user_rows,
+        num_category_rows=parts.catalogue.num_category_rows,
+        num_events=len(parts.users.item_rows),
+        embedding_dim=0 if two_tower is None else two_tower.item_vectors.shape[1],
+    )
+
+
+def _copy_model(source: Path, target: Path) -> None:
+    """Copy the regular files of a model's directory."""
+    if not source.is_dir():
+        raise ValueError(f"{source} is not the directory of a saved model; run its stage first")
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        if path.is_file():
+            shutil.copyfile(path, target / path.name)
+
+
+def _write_two_tower(parts: TwoTowerParts, directory: Path) -> None:
+    _copy_model(parts.model, directory / "two_tower")
+    (directory / INDEX_FILE).parent.mkdir()
+    shutil.copyfile(parts.index, directory / INDEX_FILE)
+    shutil.copyfile(meta_path(parts.index), meta_path(directory / INDEX_FILE))
+    np.save(directory / CONTENT, np.asarray(parts.content, np.float32))
+    np.save(directory / ITEM_VECTORS, np.asarray(parts.item_vectors, np.float32))
+
+
+def load_bundle(path: Path) -> Bundle:
+    """Verify a bundle, or a delta with all it descends from, and load it.
+
+    Every file's digest and every agreement of dimensions is checked before anything is used.
+
+    Args:
+        path: ``bundle-<version>``, or the ``current`` link.
+
+    Raises:
+        ValueError: Names the file or the two numbers that do not fit, and what to do.
+    """
+    chain = chain_of(path.resolve())
+    for link in chain:
+        verify_files(link.directory, link.manifest)
+        if vocabulary_digests(link.manifest.files) != link.manifest.vocabularies:
+            raise ValueError(
+                f"{link.directory} has id tables other than its vocabulary digests say; "
+                "release the bundle again"
+            )
+    base, newest = chain[0], chain[-1]
+    deltas = [Delta.load(link) for link in chain[1:]]
+
+    catalogue = Catalogue.load(base.directory)
+    catalogue.check(base.directory)
+    _check_count(base.directory, "item", catalogue.num_item_rows, base.manifest)
+    _check_count(base.directory, "category", catalogue.num_category_rows, base.manifest)
+    for delta in deltas:
+        catalogue = delta.extend(catalogue)
+    users = Users.load(base.directory, list(base.manifest.user_features))
+    users.check(base.directory, base.manifest.dimensions.num_item_rows, base.manifest.user_features)
+    _check_count(base.directory, "user", users.num_user_rows, base.manifest)
+
+    return Bundle(
+        manifest=newest.manifest,
+        digest=newest.digest,
+        catalogue=catalogue,
+        users=users,
+        popularity=_load_popularity(base.directory, base.manifest, catalogue.num_item_rows),
+        item_to_item=_load_item_to_item(base.directory, base.manifest, catalogue.num_item_rows),
+        retriever=_load_retriever(base.directory, base.manifest, catalogue, deltas),
+        context_features=base.manifest.context_features,
+    )
+
+
+def _check_count(directory: Path, name: str, found: int, manifest: BundleManifest) -> None:
+    expected = getattr(manifest.dimensions, f"num_{name}_rows")
+    if found != expected:
+        raise ValueError(
+            f"{directory} has {found} {name} rows, its manifest says {expected}; its parts come "
+            "from different runs, release the bundle again"
+        )
+
+
+def _check_rows(path: Path, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if found != expected:
+        raise ValueError(
+            f"{path} is {' x '.join(map(str, found))}, the rest of the bundle needs "
+            f"{' x '.join(map(str, expected))}; its parts come from different runs, release the "
+            "bundle again"
+        )
+
+
+def _load_popularity(directory: Path, manifest: BundleManifest, num_item_rows: int) -> Popularity:
+    """Load popularity; rows that a delta adds have score 0."""
+    path = directory / "popularity"
+    with reading(path):
+        model = Popularity.load(path)
+    _check_rows(path, (model.num_item_rows,), (manifest.dimensions.num_item_rows,))
+    if torch.isnan(model.item_scores).any():
+        raise ValueError(f"{path} holds NaN; fit the baselines and release the bundle again")
+    added = torch.zeros(num_item_rows - model.num_item_rows)
+    return Popularity(model.config, torch.cat([model.item_scores, added]))
+
+
+def _load_item_to_item(
+    directory: Path, manifest: BundleManifest, num_item_rows: int
+) -> ItemToItem | None:
+    """Load the neighbours; rows that a delta adds have none."""
+    if "item_to_item" not in manifest.models:
+        return None
+    path = directory / "item_to_item"
+    with reading(path):
+        model = ItemToItem.load(path)
+        offsets, rows, weights = model.neighbours
+        cut = offsets[0] == 0 and bool((offsets.diff() >= 0).all())
+        if not cut or not int(offsets[-1]) == len(rows) == len(weights):
+            raise ValueError("its offsets do not cut its neighbours; release the bundle again")
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < model.num_item_rows:
+            raise ValueError(
+                f"it names item rows {int(rows.min())} to {int(rows.max())} of "
+                f"{model.num_item_rows}; release the bundle again"
+            )
+    _check_rows(path, (model.num_item_rows,), (manifest.dimensions.num_item_rows,))
+    added = offsets[-1:].expand(num_item_rows - model.num_item_rows)
+    return ItemToItem(model.config, Neighbours(torch.cat([offsets, added]), rows, weights))
+
+
+def _load_retriever(
+    directory: Path, manifest: BundleManifest, catalogue: Catalogue, deltas: Sequence[Delta]
+) -> Retriever | None:
+    """Load the two-tower and its index, and append what deltas add to both."""
+    if "two_tower" not in manifest.models:
+        return None
+    num_rows, dim = manifest.dimensions.num_item_rows, manifest.dimensions.embedding_dim
+    vectors = load_array(directory / ITEM_VECTORS, np.float32, 2)
+    _check_rows(directory / ITEM_VECTORS, vectors.shape, (num_rows, dim))
+    path = directory / INDEX_FILE
+    with reading(path):
+        sha256 = manifest.files[INDEX_FILE.as_posix()].sha256
+        index = FaissIndex.load(path, sha256=sha256, num_threads=1)
+    _check_rows(path, (index.num_item_rows, index.dim), (num_rows, dim))
+    content = load_array(directory / CONTENT, np.float32, 2)
+    num_features = _check_inputs(directory / "two_tower" / "config.json", manifest, content)
+    for delta in deltas:
+        _check_rows(delta.directory, delta.item_vectors.shape, (delta.num_new_items, dim))
+        _check_rows(delta.directory, delta.content.shape, (delta.num_new_items, num_features))
+        index.add(torch.from_numpy(delta.item_vectors))
+
+    contents = [torch.from_numpy(part) for part in (content, *(delta.content for delta in deltas))]
+    with reading(directory / "two_tower"), torch.inference_mode():
+        known = _known_categories(catalogue, manifest.dimensions.num_category_rows)
+        items = ItemCatalogue(torch.cat(contents) if deltas else contents[0], known)
+        model = TwoTower.load(directory / "two_tower", items)
+        # Encoded here once, so that requests in many threads only read it.
+        if not bool(torch.isfinite(model.all_item_inputs()).all()):
+            raise ValueError("its item vectors are not finite; train and release it again")
+    if model.config.embedding_dim != dim:
+        _check_rows(directory / "two_tower", (model.config.embedding_dim,), (dim,))
+    return Retriever(model=model, index=index)
+
+
+def _check_inputs(path: Path, manifest: BundleManifest, content: NDArray[np.generic]) -> int:
+    """Hold what the model was built to read against what the bundle has; return F."""
+    num_rows = manifest.dimensions.num_item_rows
+    with reading(path):
+        inputs = json.loads(path.read_text())["inputs"]
+        expected = {
+            "num_item_rows": num_rows,
+            "content_dim": content.shape[1],
+            "user_features": manifest.user_features,
+            "context_features": manifest.context_features,
+        }
+        if inputs["num_categories"]:
+            expected["num_categories"] = manifest.dimensions.num_category_rows
+        for name, value in expected.items():
+            if inputs[name] != value:
+                raise ValueError(
+                    f"the model was trained with {name} {inputs[name]}, the bundle has {value}; "
+                    "its parts come from different runs, release the bundle again"
+                )
+    _check_rows(path.parent / CONTENT.name, content.shape, (num_rows, inputs["content_dim"]))
+    return int(inputs["content_dim"])
+
+
+def _known_categories(catalogue: Catalogue, num_category_rows: int) -> Jagged:
+    """Each item's categories, without those that a delta added after training."""
+    values = torch.from_numpy(np.asarray(catalogue.category_values))
+    offsets = torch.from_numpy(np.asarray(catalogue.category_offsets))
+    known = values < num_category_rows
+    before = torch.cat([torch.zeros(1, dtype=torch.int64), known.cumsum(0)])
+    return Jagged(values[known], before[offsets])

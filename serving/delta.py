@@ -1,0 +1,209 @@
+"""A delta: new item rows appended to a released bundle, so that fresh items are served at once.
+
+``bundle-<v>+<n>`` holds the new items' ids, texts, categories and vectors and names its parent
+(``bundle-<v>`` or ``bundle-<v>+<n - 1>``, in the same folder) by digest. Rows are only ever
+appended: nothing a delta says changes an older row. New items have no neighbours and popularity 0,
+so they are found by the two-tower, through content and categories.
+
+Axes: R new items, D width of item vectors, F width of content embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.catalogue import Catalogue, load_array
+from serving.manifest import (
+    BundleManifest,
+    Dimensions,
+    Parent,
+    bundle_directory,
+    read_manifest,
+    seal,
+    whole_directory,
+)
+
+Vectors = NDArray[np.float32]
+MAX_CHAIN = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewItem:
+    """An item that appeared after the parent was released."""
+
+    item_id: str
+    display_text: str
+    categories: Sequence[str] = ()
+    """Names; ones the parent does not know become new category rows."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One directory of a bundle's chain."""
+
+    directory: Path
+    manifest: BundleManifest
+    digest: str
+
+
+def chain_of(directory: Path) -> list[Link]:
+    """Follow a delta's parents down to the bundle it stands on, oldest first.
+
+    Raises:
+        ValueError: A parent is missing or is not the one that the delta was made for.
+    """
+    manifest, digest = read_manifest(directory)
+    chain = [Link(directory, manifest, digest)]
+    while (parent := chain[0].manifest.parent) is not None:
+        child = chain[0]
+        if child.manifest.kind != "delta" or len(chain) > MAX_CHAIN:
+            raise ValueError(
+                f"{child.directory} names a parent, {len(chain)} links above the newest; only "
+                f"deltas do, at most {MAX_CHAIN} in a row. Release a whole bundle"
+            )
+        older = bundle_directory(directory.parent, parent.version)
+        manifest, digest = read_manifest(older)
+        if digest != parent.digest or manifest.version != parent.version:
+            raise ValueError(
+                f"{child.directory} was made for {parent.version} with digest {parent.digest}, but "
+                f"{older} holds {manifest.version} with digest {digest}; make the delta again from "
+                "the bundle that is there"
+            )
+        chain.insert(0, Link(older, manifest, digest))
+    if chain[0].manifest.kind != "bundle":
+        raise ValueError(f"{chain[0].directory} is a delta without a parent; do not use it")
+    return chain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta:
+    """New rows, read from disk."""
+
+    directory: Path
+    dimensions: Dimensions
+    added: Catalogue
+    """The new items; its categories are rows of the parent's table with the new names after."""
+    content: Vectors
+    """[R, F]."""
+    item_vectors: Vectors
+    """[R, D]."""
+
+    @classmethod
+    def load(cls, link: Link) -> Delta:
+        folder = link.directory / "two_tower"
+        return cls(
+            directory=link.directory,
+            dimensions=link.manifest.dimensions,
+            added=Catalogue.load(link.directory),
+            content=load_array(folder / "content.npy", np.float32, 2).view(np.float32),
+            item_vectors=load_array(folder / "item_vectors.npy", np.float32, 2).view(np.float32),
+        )
+
+    @property
+    def num_new_items(self) -> int:
+        return self.added.num_item_rows - 1
+
+    def extend(self, parent: Catalogue) -> Catalogue:
+        """Append the new items to the parent's.
+
+        Raises:
+            ValueError: An id is already there, or the counts are not what the manifest says.
+        """
+        extended = parent.extended(self.added)
+        found = (extended.num_item_rows, extended.num_category_rows)
+        expected = (self.dimensions.num_item_rows, self.dimensions.num_category_rows)
+        if found != expected:
+            raise ValueError(
+                f"{self.directory} makes {found[0]} item rows and {found[1]} category rows, its "
+                f"manifest says {expected[0]} and {expected[1]}; make the delta again"
+            )
+        extended.check(self.directory)
+        return extended
+
+
+def write_delta(
+    bundles_dir: Path,
+    parent_version: str,
+    items: Sequence[NewItem],
+    *,
+    content: Vectors,
+    item_vectors: Vectors,
+) -> Path:
+    """Write the delta that follows a bundle or a delta.
+
+    Args:
+        bundles_dir: Where the parent lies.
+        parent_version: The version the new rows are appended to.
+        items: At least one, with ids that the parent does not have.
+        content: Content embeddings of the new items, [R, F].
+        item_vectors: TwoTower.item_vectors of the new items (item row 0), [R, D].
+
+    Returns:
+        The delta's directory, ``bundle-<v>+<n>``.
+
+    Raises:
+        ValueError: No items, an id the parent has, shapes that do not fit, or it exists already.
+    """
+    if not items:
+        raise ValueError("a delta needs at least one new item")
+    for name, vectors in (("content", content), ("item_vectors", item_vectors)):
+        if vectors.ndim != 2 or len(vectors) != len(items):
+            raise ValueError(f"{name} must be [{len(items)}, width], got {vectors.shape}")
+    chain = chain_of(bundle_directory(bundles_dir, parent_version).resolve())
+    newest = chain[-1]
+    parent = Catalogue.load(chain[0].directory)
+    for link in chain[1:]:
+        parent = Delta.load(link).extend(parent)
+    added = _catalogue_of(items, parent)
+
+    stem, _, count = parent_version.partition("+")
+    version = f"{stem}+{int(count or 0) + 1}"
+    final = bundle_directory(bundles_dir, version)
+    before = newest.manifest.dimensions
+    dimensions = before.model_copy(
+        update={
+            "num_item_rows": before.num_item_rows + len(items),
+            "num_category_rows": before.num_category_rows + added.num_category_rows - 1,
+        }
+    )
+    with whole_directory(final) as directory:
+        added.save(directory)
+        (directory / "two_tower").mkdir()
+        np.save(directory / "two_tower" / "content.npy", np.asarray(content, np.float32))
+        np.save(directory / "two_tower" / "item_vectors.npy", np.asarray(item_vectors, np.float32))
+        manifest = seal(
+            directory,
+            kind="delta",
+            version=version,
+            parent=Parent(version=newest.manifest.version, digest=newest.digest),
+            dimensions=dimensions,
+            models=newest.manifest.models,
+        )
+        Delta.load(Link(directory, manifest, "")).extend(parent)
+    return final
+
+
+def _catalogue_of(items: Sequence[NewItem], parent: Catalogue) -> Catalogue:
+    """Lay out new items, their categories as rows of the parent's table grown by new names."""
+    rows: dict[str, int] = {}
+    values: list[int] = []
+    offsets = [0, 0]
+    for item in items:
+        for name in item.categories:
+            row = parent.category_names.row_of(name)
+            if row is None:
+                row = rows.setdefault(name, parent.num_category_rows + len(rows))
+            values.append(row)
+        offsets.append(len(values))
+    return Catalogue.from_lists(
+        item_ids=[item.item_id for item in items],
+        display_texts=[item.display_text for item in items],
+        category_names=list(rows),
+        category_values=np.array(values, np.int64),
+        category_offsets=np.array(offsets, np.int64),
+    )

@@ -1,0 +1,291 @@
+"""A bundle directory's manifest: which files belong to it, their digests, and what they add up to.
+
+``manifest.json`` is written last, so a directory with a manifest is whole; nothing in a bundle is
+opened before its size and sha256 are what the manifest says. A bundle's own digest is the sha256 of
+its manifest's bytes, and a delta names its parent by that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+SCHEMA_VERSION: Literal[1] = 1
+MANIFEST = "manifest.json"
+CURRENT = "current"
+MAX_MANIFEST_BYTES = 16 << 20
+VERSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(\+[1-9][0-9]{0,5})?$"
+
+FILES_ALLOWED = {
+    "catalogue": {".npy"},
+    "users": {".npy"},
+    "histories": {".npy"},
+    "popularity": {".json", ".safetensors"},
+    "item_to_item": {".json", ".safetensors"},
+    "two_tower": {".json", ".safetensors", ".npy"},
+    "index": {".json", ".faiss"},
+}
+"""Kinds of file by folder. Nothing else may lie in a bundle, least of all a pickle."""
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0, lt=1 << 48)]
+Version = Annotated[str, Field(pattern=VERSION_PATTERN)]
+FeatureName = Annotated[str, Field(pattern=r"^[^/\\\x00]{1,100}$")]
+"""Becomes part of a file's name."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class FileEntry(_Strict):
+    """One file as it was written."""
+
+    sha256: Sha256
+    size: Count
+
+
+class Parent(_Strict):
+    """The bundle, or earlier delta, whose rows a delta appends to."""
+
+    version: Version
+    digest: Sha256
+
+
+class Verdict(_Strict):
+    """What one release check found."""
+
+    name: str
+    value: float | None
+    bound: float | None
+    passed: bool
+    reason: str = ""
+
+
+class Dimensions(_Strict):
+    """Row counts, each with row 0; of a delta, what they are after it is applied."""
+
+    num_item_rows: Count
+    num_user_rows: Count
+    num_category_rows: Count
+    num_events: Count
+    embedding_dim: Count
+    """Width of item vectors and of the index, 0 without a two-tower."""
+
+
+class BundleManifest(_Strict):
+    """What is in a bundle or a delta."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    kind: Literal["bundle", "delta"]
+    version: Version
+    parent: Parent | None = None
+    profile: Literal["fast"] = "fast"
+    dimensions: Dimensions
+    vocabularies: dict[str, Sha256]
+    """Digest of the ids of items, users and categories that this directory holds."""
+    user_features: dict[FeatureName, Count] = {}
+    """Number of categorical rows by the feature's name, row 0 (unknown) included."""
+    context_features: dict[FeatureName, Count] = {}
+    models: list[Literal["popularity", "item_to_item", "two_tower"]]
+    metrics: dict[str, dict[str, float]] = {}
+    """Test metrics by model."""
+    verdicts: list[Verdict] = []
+    config_digest: str = ""
+    files: dict[str, FileEntry]
+
+
+VOCABULARY_TABLES = {
+    "items": "catalogue/item_ids",
+    "users": "users/user_ids",
+    "categories": "catalogue/category_names",
+}
+
+
+def vocabulary_digests(files: dict[str, FileEntry]) -> dict[str, str]:
+    """Digest each id table from the digests of its two files."""
+    found = {}
+    for name, path in VOCABULARY_TABLES.items():
+        parts = [files.get(f"{path}.{part}.npy") for part in ("utf8", "offsets")]
+        if all(parts):
+            joined = "".join(part.sha256 for part in parts if part is not None)
+            found[name] = hashlib.sha256(joined.encode()).hexdigest()
+    return found
+
+
+def bundle_directory(bundles_dir: Path, version: str) -> Path:
+    """Name the directory of a version."""
+    return bundles_dir / f"bundle-{version}"
+
+
+def digest_of_file(path: Path) -> str:
+    """Hash a file's bytes (sha256, hex)."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_manifest(directory: Path) -> tuple[BundleManifest, str]:
+    """Read a bundle's manifest and the bundle's digest.
+
+    Raises:
+        ValueError: If there is none, or it is not a manifest of this schema.
+    """
+    path = directory / MANIFEST
+    if not path.is_file() or path.is_symlink():
+        raise ValueError(
+            f"{directory} is not a bundle: it has no {MANIFEST}. Name the directory that "
+            "`recsys run` released (bundle-<version>) or the `current` link beside it"
+        )
+    if path.stat().st_size > MAX_MANIFEST_BYTES:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes, at most {MAX_MANIFEST_BYTES}")
+    content = path.read_bytes()
+    try:
+        manifest = BundleManifest.model_validate(json.loads(content))
+    except (ValidationError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is not a bundle manifest of schema {SCHEMA_VERSION} "
+            f"({_first_line(error)}); release the bundle again with this version of the platform"
+        ) from error
+    return manifest, hashlib.sha256(content).hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_input=False, include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error).splitlines()[0]
+
+
+def verify_files(directory: Path, manifest: BundleManifest) -> None:
+    """Check that exactly the manifest's files are there, each as it was written.
+
+    Raises:
+        ValueError: Names the first file that is not allowed, missing, extra or altered.
+    """
+    for name in manifest.files:
+        _check_name(directory, name)
+    present = {path.relative_to(directory).as_posix() for path in _everything_under(directory)}
+    if extra := sorted(present - manifest.files.keys() - {MANIFEST}):
+        raise ValueError(
+            f"{directory / extra[0]} is not in the bundle's manifest; nothing but what was "
+            "released may lie in a bundle. Remove it, or release the bundle again"
+        )
+    for name, entry in manifest.files.items():
+        path = directory / name
+        if name not in present:
+            raise ValueError(f"{path} is missing from the bundle; copy or release it again")
+        if path.stat().st_size != entry.size:
+            raise ValueError(
+                f"{path} has {path.stat().st_size} bytes, the manifest says {entry.size}: it is "
+                "truncated or altered. Copy or release the bundle again"
+            )
+        if (found := digest_of_file(path)) != entry.sha256:
+            raise ValueError(
+                f"{path} is altered: its sha256 is {found}, the manifest says {entry.sha256}. "
+                "Copy or release the bundle again"
+            )
+
+
+def _check_name(directory: Path, name: str) -> None:
+    parts = PurePosixPath(name).parts
+    plain = PurePosixPath(*parts).as_posix() == name and "\\" not in name and "\0" not in name
+    if not plain or len(parts) != 2 or ".." in parts or "/" in parts:
+        raise ValueError(
+            f"the manifest of {directory} names the file {name!r}, which is not a path "
+            "<folder>/<file> inside the bundle; do not use this bundle"
+        )
+    allowed = FILES_ALLOWED.get(parts[0], set())
+    if PurePosixPath(name).suffix not in allowed:
+        raise ValueError(
+            f"the manifest of {directory} names {name!r}; a bundle holds only "
+            f"{sorted(FILES_ALLOWED)} with safetensors, .npy, .faiss and JSON files as each needs. "
+            "Do not use this bundle"
+        )
+
+
+def _everything_under(directory: Path) -> Iterator[Path]:
+    """List what is not a folder; a link or a special file is refused."""
+    for path in sorted(directory.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise ValueError(f"{path} is not a regular file; a bundle holds regular files only")
+        if path.is_file():
+            yield path
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def whole_directory(final: Path) -> Iterator[Path]:
+    """Offer a temporary directory that becomes ``final`` if the block ends well.
+
+    The block calls `seal` last. A kill at any point leaves ``final`` absent or whole.
+
+    Raises:
+        ValueError: If ``final`` is there: a released bundle is never changed.
+    """
+    if final.exists():
+        raise ValueError(
+            f"{final} exists and released bundles are never changed; choose another version"
+        )
+    partial = final.with_name(f".partial-{final.name}")
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        partial.rename(final)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    _fsync(final.parent)
+
+
+def seal(directory: Path, **fields: Any) -> BundleManifest:
+    """Digest and fsync every file of a written directory, then write its manifest."""
+    files = {}
+    for path in _everything_under(directory):
+        _fsync(path)
+        name = path.relative_to(directory).as_posix()
+        _check_name(directory, name)
+        files[name] = FileEntry(sha256=digest_of_file(path), size=path.stat().st_size)
+    manifest = BundleManifest(files=files, vocabularies=vocabulary_digests(files), **fields)
+    for folder in sorted({(directory / name).parent for name in files}):
+        _fsync(folder)
+    text = json.dumps(manifest.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
+    with (directory / MANIFEST).open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    _fsync(directory)
+    return manifest
+
+
+def publish(bundles_dir: Path, version: str) -> Path:
+    """Point ``current`` at a bundle or delta, in one rename.
+
+    Raises:
+        ValueError: If that version is not there, or a file of it is missing or altered.
+    """
+    directory = bundle_directory(bundles_dir, version)
+    manifest, _ = read_manifest(directory)
+    verify_files(directory, manifest)
+    link = bundles_dir / f".{CURRENT}-{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(directory.name)
+    link.replace(bundles_dir / CURRENT)
+    _fsync(bundles_dir)
+    return bundles_dir / CURRENT
