@@ -1,0 +1,162 @@
+"""The house rules that a linter does not know: lengths, names, and what is never called.
+
+Lengths are explained in CONTRIBUTING.md. A function's docstring does not count: saying more about
+a shape must not cost a line of code.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("recsys", "features", "pipelines", "serving")
+FOLDERS = (*PACKAGES, "dags", "tests")
+
+MAX_FILE_LINES = 600
+MAX_FILE_LINES_P90 = 400
+MAX_FUNCTION_LINES = 60
+FORBIDDEN_NAMES = {"utils", "common", "helpers", "base", "misc", "manager"}
+# Formats that run code when they are read.
+FORBIDDEN_MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+FORBIDDEN_CALLS = {"torch.load", "torch.save", "numpy.load(allow_pickle)", "load_model"}
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(
+        path
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        if "__pycache__" not in path.parts
+    )
+
+
+def trees(*folders: str) -> dict[str, ast.Module]:
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
+        for path in python_files(*folders)
+    }
+
+
+def num_lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def function_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from ``def`` to the end, the docstring left out."""
+    lines = (function.end_lineno or 0) - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function, clean=False) is not None:
+        lines -= (first.end_lineno or 0) - first.lineno + 1
+    return lines
+
+
+def may_be_long(path: str, function: str) -> bool:
+    kernel = path.endswith("triton_kernel.py")
+    return kernel or (path, function) == ("recsys/training/loop.py", "train")
+
+
+def called_names(tree: ast.Module) -> set[str]:
+    """Dotted names of all calls, with aliases of torch and numpy spelt out."""
+    aliases = {"np": "numpy"}
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            parts = ast.unparse(node.func).split(".")
+            name = ".".join([aliases.get(parts[0], parts[0]), *parts[1:]])
+            names |= {name, parts[-1]} if len(parts) > 1 else {name}
+            allows = any(
+                keyword.arg == "allow_pickle"
+                and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False)
+                for keyword in node.keywords
+            )
+            if allows:
+                names.add("numpy.load(allow_pickle)")
+    return names
+
+
+def imported_modules(tree: ast.Module) -> set[str]:
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
+
+
+def test_files_are_short():
+    lengths = {
+        str(path.relative_to(ROOT)): num_lines(path)
+        for path in python_files(*FOLDERS)
+        if "presets" not in path.parts
+    }
+    too_long = {path: length for path, length in lengths.items() if length > MAX_FILE_LINES}
+    assert not too_long, f"split by subject, at most {MAX_FILE_LINES} lines: {too_long}"
+    for folder in FOLDERS:
+        own = sorted(length for path, length in lengths.items() if path.startswith(f"{folder}/"))
+        if own:
+            p90 = own[int(0.9 * (len(own) - 1))]
+            assert p90 <= MAX_FILE_LINES_P90, f"nine files of ten in {folder} are too long: {p90}"
+
+
+def test_functions_are_short():
+    too_long = {
+        f"{path}:{node.lineno} {node.name}": function_lines(node)
+        for path, tree in trees(*FOLDERS).items()
+        if "presets" not in Path(path).parts
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and function_lines(node) > MAX_FUNCTION_LINES
+        and not may_be_long(path, node.name)
+    }
+    assert not too_long, f"split at its steps, at most {MAX_FUNCTION_LINES} lines: {too_long}"
+
+
+def test_files_are_named_by_their_subject():
+    named = {
+        str(path.relative_to(ROOT)): {part.removesuffix(".py") for part in path.parts}
+        for path in python_files(*FOLDERS)
+    }
+    vague = {path for path, parts in named.items() if parts & FORBIDDEN_NAMES}
+    vague |= {
+        path for path, parts in named.items() if any(part.endswith("_utils") for part in parts)
+    }
+    assert not vague, f"name these by what they hold: {sorted(vague)}"
+
+
+def test_imports_are_absolute():
+    relative = {
+        f"{path}:{node.lineno}"
+        for path, tree in trees(*FOLDERS).items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level > 0
+    }
+    assert not relative, f"import by the full name: {sorted(relative)}"
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "dags"])
+def test_nothing_reads_a_format_that_runs_code(package):
+    for path, tree in trees(package).items():
+        roots = {module.split(".")[0] for module in imported_modules(tree)}
+        assert not roots & FORBIDDEN_MODULES, f"{path}: use safetensors, .npy, Parquet or JSON"
+        doors = {"torch.load", "torch.save"} & imported_modules(tree)
+        calls = FORBIDDEN_CALLS & called_names(tree) | doors
+        assert not calls, f"{path} calls {sorted(calls)}: use safetensors, .npy, Parquet or JSON"
+
+
+@pytest.mark.parametrize(
+    ("source", "caught"),
+    [
+        ("import torch\ntorch.load('x')", "torch.load"),
+        ("import numpy as np\nnp.load('x', allow_pickle=True)", "numpy.load(allow_pickle)"),
+        ("import mlflow\nmlflow.pytorch.load_model('x')", "load_model"),
+    ],
+)
+def test_the_search_for_calls_finds_them(source, caught):
+    assert caught in called_names(ast.parse(source))
+
+
+def test_the_search_for_calls_lets_safe_loading_pass():
+    source = "import numpy as np\nnp.load('x', mmap_mode='r', allow_pickle=False)"
+    assert not FORBIDDEN_CALLS & called_names(ast.parse(source))

@@ -1,0 +1,122 @@
+"""The wheel holds the four packages and nothing else, and recsys needs three libraries only."""
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("recsys", "features", "pipelines", "serving")
+NEEDED_BY_RECSYS = ("torch", "numpy", "safetensors")
+
+IMPORT_ALL = """
+import importlib, importlib.abc, json, pkgutil, sys
+
+blocked = set(json.loads(sys.stdin.read()))
+
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r} (blocked by the test)", name=name)
+
+sys.meta_path.insert(0, Blocker())
+sys.path.insert(0, sys.argv[1])
+import recsys
+
+assert recsys.__file__.startswith(sys.argv[1]), recsys.__file__
+modules = [module.name for module in pkgutil.walk_packages(recsys.__path__, "recsys.")]
+for name in modules:
+    importlib.import_module(name)
+print(json.dumps({"modules": modules, "loaded": sorted(blocked & set(sys.modules))}))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Build with the backend that is installed: no isolation, so no network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    (built,) = folder.iterdir()
+    return built
+
+
+def test_wheel_holds_the_four_packages_and_only_them(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.split("/")[0] for name in names}
+    (metadata,) = tops - set(PACKAGES)
+    assert re.fullmatch(r"recsys_platform-[0-9.]+\.dist-info", metadata)
+    assert tops == {*PACKAGES, metadata}
+    assert not [name for name in names if name.endswith((".pyc", ".so")) or "/tests/" in name]
+
+
+def test_wheel_holds_every_module(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.endswith(".py")}
+    written = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    }
+    assert packed == written
+
+
+def test_wheel_brings_the_command_and_the_licence(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (entry_points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+        assert "recsys = pipelines.cli:app" in archive.read(entry_points).decode()
+        assert [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
+
+
+def closure(names):
+    """Distributions that the given ones require, without extras, as far as they are installed."""
+    found, waiting = set(), list(names)
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name in found:
+            continue
+        try:
+            requirements = distribution(name).requires or []
+        except ModuleNotFoundError:
+            continue
+        found.add(name)
+        waiting += [
+            re.match(r"[\w.-]+", line).group() for line in requirements if "extra ==" not in line
+        ]
+    return found
+
+
+def test_recsys_imports_with_torch_numpy_and_safetensors_alone(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    allowed = closure(NEEDED_BY_RECSYS)
+    blocked = [
+        module
+        for module, owners in packages_distributions().items()
+        if not {re.sub(r"[-_.]+", "-", owner).lower() for owner in owners} & allowed
+        and module not in PACKAGES
+    ]
+    for heavy in ("polars", "mlflow", "faiss", "fastapi", "torchrec", "transformers"):
+        assert heavy in blocked or heavy not in packages_distributions()
+    child = subprocess.run(
+        [sys.executable, "-I", "-c", IMPORT_ALL, str(tmp_path)],
+        input=json.dumps(blocked),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    answer = json.loads(child.stdout.splitlines()[-1])
+    assert answer["loaded"] == []
+    assert "recsys.layers.embedding" in answer["modules"]
