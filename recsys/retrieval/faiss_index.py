@@ -34,6 +34,7 @@ from recsys.retrieval.index_file import (
 
 Kind = Literal["flat", "hnsw", "ivf_sq8"]
 DEFAULT_EFFORT: dict[Kind, int] = {"flat": 1, "hnsw": 256, "ivf_sq8": 64}
+MASKED_EXACT_MAX_ROWS: dict[Kind, int] = {"flat": 20_000, "hnsw": 25_000, "ivf_sq8": 5_000}
 MAX_HNSW_EFFORT = 4096
 RESCORED_PER_RESULT = 1.5
 """IVF-SQ8 re-scores so many candidates for each item it returns."""
@@ -46,9 +47,8 @@ class FaissIndexConfig:
 
     kind: Kind | Literal["auto"] = "auto"
     flat_max_rows: int = 50_000
-    """Up to so many item rows "auto" takes flat."""
-    hnsw_max_rows: int = 50_000
-    """Above flat and up to so many item rows "auto" takes HNSW, beyond them IVF-SQ8."""
+    """Up to so many item rows "auto" takes flat, beyond them IVF-SQ8. HNSW was slower to build
+    and to search than either at every size measured, so it is taken only where it is asked for."""
     hnsw_neighbors: int = 32
     hnsw_build_effort: int = 100
     """Candidates kept while a node is linked (efConstruction)."""
@@ -56,8 +56,9 @@ class FaissIndexConfig:
     """Lists = this x sqrt(N), but at least 39 rows a list, which faiss's k-means asks for."""
     effort: int | None = None
     """Lists probed (IVF) or candidates kept (HNSW) by a search; None is the kind's default."""
-    masked_exact_max_rows: int = 20_000
-    """Search exactly over the allowed rows where a mask leaves at most so many."""
+    masked_exact_max_rows: int | None = None
+    """Search exactly over the allowed rows where a mask leaves at most so many; None is the
+    kind's default, the point below which that is faster (HNSW: and finds more)."""
     build_threads: int = 1
     """With 1, equal inputs give equal bytes on any number of cores."""
     seed: int = 0
@@ -75,9 +76,7 @@ class FaissIndexConfig:
         """Choose the kind for a catalogue of this size."""
         if self.kind != "auto":
             return self.kind
-        if num_item_rows <= self.flat_max_rows:
-            return "flat"
-        return "hnsw" if num_item_rows <= self.hnsw_max_rows else "ivf_sq8"
+        return "flat" if num_item_rows <= self.flat_max_rows else "ivf_sq8"
 
 
 class FaissIndex:
@@ -289,11 +288,14 @@ def build_index(vectors: Tensor, config: FaissIndexConfig | None = None) -> Fais
     kind = config.kind_for(len(vectors))
     _faiss().omp_set_num_threads(config.build_threads)
     build = {"flat": _build_flat, "hnsw": _build_hnsw, "ivf_sq8": _build_ivf_sq8}[kind]
+    exact_max_rows = config.masked_exact_max_rows
     return FaissIndex(
         build(stored, config),
         kind,
         effort=config.effort or DEFAULT_EFFORT[kind],
-        masked_exact_max_rows=config.masked_exact_max_rows,
+        masked_exact_max_rows=(
+            MASKED_EXACT_MAX_ROWS[kind] if exact_max_rows is None else exact_max_rows
+        ),
     )
 
 

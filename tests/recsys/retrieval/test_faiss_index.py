@@ -153,11 +153,10 @@ def test_a_loaded_index_answers_like_the_saved_one(kind, tmp_path):
 
 
 def test_auto_takes_the_kind_by_catalogue_size():
-    config = FaissIndexConfig(flat_max_rows=100, hnsw_max_rows=1000)
-    assert [config.kind_for(rows) for rows in (100, 101, 1000, 1001)] == [
-        *("flat", "hnsw", "hnsw", "ivf_sq8")
-    ]
-    assert build_index(ITEMS[:101], config).kind == "hnsw"
+    config = FaissIndexConfig(flat_max_rows=100)
+    assert config.kind_for(100) == "flat"
+    assert config.kind_for(101) == "ivf_sq8"
+    assert build_index(ITEMS[:101], config).kind == "ivf_sq8"
 
 
 def test_bad_settings_are_refused():
