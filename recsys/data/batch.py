@@ -52,6 +52,15 @@ class Jagged(NamedTuple):
             return self.values.new_full((self.batch_size, length), fill)
         return self.values[source.clamp(min=0)].masked_fill(~present, fill)
 
+    def take(self, examples: Tensor) -> Jagged:
+        """Pick examples by number, in any order and as often as named, [R] -> R examples."""
+        begin, lengths = self.offsets[examples], self.lengths()[examples]
+        ends = lengths.cumsum(0)
+        place = torch.arange(int(lengths.sum()), device=self.offsets.device)
+        source = place + torch.repeat_interleave(begin - (ends - lengths), lengths)
+        weights = None if self.weights is None else self.weights[source]
+        return Jagged(self.values[source], torch.cat([ends.new_zeros(1), ends]), weights)
+
     def to(self, device: torch.device | str) -> Jagged:
         weights = None if self.weights is None else self.weights.to(device, non_blocking=True)
         return Jagged(

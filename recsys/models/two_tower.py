@@ -1,0 +1,402 @@
+"""Two-tower retrieval: a query vector and an item vector, relevance is their cosine.
+
+Item tower: id embedding + projected content embedding + mean of the category embeddings. An item
+that training never met (row 0, a row added later, a row without events) takes the learned
+"unknown" id instead; ids are dropped at random in training, so content carries such items.
+
+Query tower: the latest event attends to the whole history (one block of SASRec,
+arXiv:1808.09781, of which only the last position is needed), then user and context features are
+added. The history's items go through the item tower, so they need no table of their own.
+
+Training: softmax over in-batch and uniform negatives with logQ correction (Yi et al., RecSys
+2019; Yang et al., WWW 2020) on cosine / temperature.
+
+Axes: B queries, M history values of a batch, R distinct items, N item rows, C candidates, D width,
+H heads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.negatives import every_item, mixed_candidates, sampled_softmax_loss
+from recsys.layers.embedding import Backend, EmbeddingBags, TableConfig
+
+NORM_FLOOR = 1e-6
+"""Smallest length a vector is divided by when it is normalised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoTowerConfig:
+    """Settings of TwoTower."""
+
+    embedding_dim: int = 128
+    max_history: int = 50
+    num_heads: int = 1
+    hidden_dim: int = 256
+    """Width inside the query tower's feed-forward layer."""
+    dropout: float = 0.5
+    id_dropout: float = 0.05
+    """Share of items whose id is hidden in a training step, so that content learns to stand in."""
+    content_weight: float = 0.3
+    temperature: float = 0.1
+    """Divides the cosine before the softmax."""
+    label_smoothing: float = 0.1
+    num_uniform_negatives: int = 2048
+    """Uniform draws per step; as many as there are items or more means every item once."""
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be > 0, got {self.temperature}")
+        for name in ("dropout", "id_dropout", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        if self.embedding_dim % self.num_heads:
+            raise ValueError(
+                f"num_heads must divide embedding_dim {self.embedding_dim}, got {self.num_heads}"
+            )
+        if self.num_uniform_negatives < 0:
+            raise ValueError(
+                f"num_uniform_negatives must be >= 0, got {self.num_uniform_negatives}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoTowerInputs:
+    """Sizes of what the model reads, from the features and content artefacts (row 0 included)."""
+
+    num_item_rows: int
+    content_dim: int = 0
+    """Width of the content embeddings, 0 without."""
+    num_categories: int = 0
+    user_features: Mapping[str, int] = field(default_factory=dict)
+    """Name to cardinality of each ``user.<name>`` feature of a query."""
+    context_features: Mapping[str, int] = field(default_factory=dict)
+    """Name to cardinality of each ``context.<name>`` feature of a query."""
+
+
+@dataclass(frozen=True)
+class ItemCatalogue:
+    """What is known of each item besides its id; may have more rows than were trained on."""
+
+    content: Tensor
+    """[N, content_dim] float32, row 0 zero."""
+    categories: Jagged
+    """Category rows of each of the N item rows."""
+
+    @classmethod
+    def empty(cls, num_item_rows: int) -> ItemCatalogue:
+        """Make a catalogue that knows of nothing but ids."""
+        nothing = Jagged(
+            torch.empty(0, dtype=torch.int64), torch.zeros(num_item_rows + 1, dtype=torch.int64)
+        )
+        return cls(torch.empty(num_item_rows, 0), nothing)
+
+
+def latest(history: Jagged, limit: int) -> Jagged:
+    """Keep the last ``limit`` values of each example."""
+    lengths = history.lengths().clamp(max=limit)
+    if int(lengths.sum()) == len(history.values):
+        return history
+    from_end = history.offsets[1:][history.segments()] - torch.arange(
+        len(history.values), device=history.values.device
+    )
+    offsets = functional.pad(lengths.cumsum(0), (1, 0))
+    return Jagged(history.values[from_end <= limit], offsets)
+
+
+class HistoryAttention(nn.Module):
+    """The latest event of each history attends to all of it; empty histories give zeros.
+
+    Keys and values are folded into the query's side (q W_k^T x = (W_k q)^T x), so the work per
+    history value is H dot products of width D, not a D x D product.
+    """
+
+    def __init__(self, config: TwoTowerConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        dim, head_dim = config.embedding_dim, config.embedding_dim // config.num_heads
+        self.query = nn.Linear(dim, dim)
+        self.key = nn.Parameter(torch.empty(config.num_heads, head_dim, dim))
+        self.value = nn.Parameter(torch.empty(config.num_heads, dim, head_dim))
+        self.output = nn.Linear(dim, dim)
+        for weight in (self.key, self.value):
+            nn.init.normal_(weight, std=1 / math.sqrt(dim))
+
+    def forward(self, values: Tensor, last: Tensor, segments: Tensor) -> Tensor:
+        """Attend from ``last`` [B, D] to ``values`` [M, D] owned by ``segments`` [M] -> [B, D]."""
+        num_queries, dim = last.shape
+        query = self.query(last).view(num_queries, self.num_heads, -1)  # [B, H, D / H]
+        folded = torch.einsum("bhe,hed->bhd", query, self.key)  # [B, H, D]
+        logits = torch.einsum("md,mhd->mh", values, folded[segments])  # [M, H]
+        attention = segment_softmax(logits / math.sqrt(dim / self.num_heads), segments, num_queries)
+        weighted = (attention[:, :, None] * values[:, None, :]).flatten(1)  # [M, H D]
+        pooled = values.new_zeros(num_queries, self.num_heads * dim)
+        pooled = pooled.index_add(0, segments, weighted).view(num_queries, self.num_heads, dim)
+        heads = torch.einsum("bhd,hde->bhe", pooled, self.value)  # [B, H, D / H]
+        out: Tensor = self.output(heads.flatten(1))
+        return out
+
+
+def segment_softmax(logits: Tensor, segments: Tensor, num_segments: int) -> Tensor:
+    """Softmax over the values of each segment, [M, H] -> [M, H]."""
+    index = segments[:, None].expand_as(logits)
+    highest = logits.new_full((num_segments, logits.shape[1]), -torch.inf)
+    highest = highest.scatter_reduce(0, index, logits.detach(), "amax")
+    exponents = torch.exp(logits - highest[segments])
+    totals = logits.new_zeros(num_segments, logits.shape[1]).index_add(0, segments, exponents)
+    return exponents / totals[segments]
+
+
+class QueryTower(nn.Module):
+    """Turns a history of item inputs, user features and context into one vector."""
+
+    def __init__(self, config: TwoTowerConfig, inputs: TwoTowerInputs) -> None:
+        super().__init__()
+        self.max_history = config.max_history
+        dim = config.embedding_dim
+        self.recency = nn.Embedding(config.max_history, dim)
+        self.no_history = nn.Parameter(torch.zeros(dim))
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = HistoryAttention(config)
+        self.hidden = nn.Sequential(
+            nn.LayerNorm(dim),
+            nn.Linear(dim, config.hidden_dim),
+            nn.GELU(),
+            nn.Dropout(config.dropout),
+            nn.Linear(config.hidden_dim, dim),
+        )
+        self.output_norm = nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(config.dropout)
+        nn.init.normal_(self.recency.weight, std=1 / math.sqrt(dim))
+        tables = [
+            TableConfig(
+                name=name.replace(".", "_"), num_rows=rows, embedding_dim=dim, features=(name,)
+            )
+            for kind, features in (
+                ("user", inputs.user_features),
+                ("context", inputs.context_features),
+            )
+            for name, rows in ((f"{kind}.{column}", rows) for column, rows in features.items())
+        ]
+        self.features = EmbeddingBags(tables, config.backend) if tables else None
+
+    def forward(self, queries: JaggedBatch, history: Jagged, inputs: Tensor) -> Tensor:
+        """Encode queries as unit vectors, [B, D].
+
+        Args:
+            queries: Read for user and context features.
+            history: At most max_history item rows of each query, oldest first.
+            inputs: The item tower's input of each history value, [M, D].
+        """
+        segments, ends = history.segments(), history.offsets[1:]
+        recency = ends[segments] - 1 - torch.arange(len(segments), device=segments.device)
+        values = self.dropout(inputs + self.recency(recency))  # [M, D]
+        has_history = history.lengths() > 0  # [B]
+        last = self.no_history.expand(len(ends), -1).clone()
+        last[has_history] = values[ends[has_history] - 1].to(last.dtype)
+        normed = self.attention_norm(values)
+        state = last + self.dropout(self.attention(normed, self.attention_norm(last), segments))
+        state = state + self.dropout(self.hidden(state))
+        state = self.output_norm(state)
+        if self.features is not None:
+            state = state + self.dropout(sum(self.features(queries).values()))
+        return functional.normalize(state.float(), dim=1, eps=NORM_FLOOR)
+
+
+class ItemTower(nn.Module):
+    """Turns an item's id, content and categories into one vector."""
+
+    def __init__(self, config: TwoTowerConfig, inputs: TwoTowerInputs) -> None:
+        super().__init__()
+        self.config, self.inputs = config, inputs
+        dim = config.embedding_dim
+        tables = [
+            TableConfig(
+                name="item", num_rows=inputs.num_item_rows, embedding_dim=dim, features=("item",)
+            )
+        ]
+        if inputs.num_categories:
+            tables.append(
+                TableConfig(
+                    name="category",
+                    num_rows=inputs.num_categories,
+                    embedding_dim=dim,
+                    features=("item.categories",),
+                    pooling="mean",
+                )
+            )
+        self.tables = EmbeddingBags(tables, config.backend)
+        self.content = (
+            nn.Linear(inputs.content_dim, dim, bias=False) if inputs.content_dim else None
+        )
+        self.item_counts: Tensor
+        self.register_buffer("item_counts", torch.zeros(inputs.num_item_rows, dtype=torch.int64))
+
+    def forward(self, items: JaggedBatch, content: Tensor) -> Tensor:
+        """Encode items, not normalised: the history reads them so, [R, D].
+
+        Args:
+            items: ``item`` (item row) and ``item.categories``.
+            content: Content embeddings, [R, content_dim].
+        """
+        rows = items["item"].values
+        met = rows < self.inputs.num_item_rows
+        met = met & (self.item_counts[torch.where(met, rows, 0)] > 0)
+        if self.training and self.config.id_dropout > 0:
+            met = met & (torch.rand(len(rows), device=rows.device) >= self.config.id_dropout)
+        known = items["item"]._replace(values=torch.where(met, rows, 0))
+        pooled = self.tables(JaggedBatch({**items.features, "item": known}))
+        vectors: Tensor = sum(pooled.values())
+        if self.content is not None:
+            vectors = vectors + self.config.content_weight * self.content(content)
+        return vectors
+
+
+class TwoTower(nn.Module):
+    """Query and item tower with their catalogue."""
+
+    def __init__(
+        self,
+        config: TwoTowerConfig,
+        inputs: TwoTowerInputs,
+        catalogue: ItemCatalogue,
+        item_counts: Tensor | None = None,
+    ) -> None:
+        """Build the towers.
+
+        Args:
+            config: Sizes and the loss.
+            inputs: Sizes of what is read.
+            catalogue: Content and categories of every item row.
+            item_counts: Training events of each item, [num_item_rows]: the logQ correction needs
+                them, and items without events count as never met. A loaded model has its own.
+        """
+        super().__init__()
+        self.config, self.inputs = config, inputs
+        self.query_tower = QueryTower(config, inputs)
+        self.item_tower = ItemTower(config, inputs)
+        if item_counts is not None:
+            self.item_tower.item_counts.copy_(item_counts)
+        self.register_buffer("_content", catalogue.content, persistent=False)
+        self.register_buffer("_category_rows", catalogue.categories.values, persistent=False)
+        self.register_buffer("_category_offsets", catalogue.categories.offsets, persistent=False)
+        self._content: Tensor
+        self._category_rows: Tensor
+        self._category_offsets: Tensor
+        self._cached: tuple[list[int], Tensor] | None = None
+
+    @property
+    def num_item_rows(self) -> int:
+        """Item rows of the catalogue, of which the first inputs.num_item_rows have an id."""
+        return len(self._content)
+
+    def _items(self, rows: Tensor) -> tuple[JaggedBatch, Tensor]:
+        categories = Jagged(self._category_rows, self._category_offsets).take(rows)
+        items = JaggedBatch({"item": Jagged.one_each(rows), "item.categories": categories})
+        return items, self._content[rows]
+
+    def item_inputs(self, rows: Tensor) -> Tensor:
+        """Encode rows of the catalogue as the history reads them, [R] -> [R, D]."""
+        inputs: Tensor = self.item_tower(*self._items(rows))
+        return inputs
+
+    @torch.no_grad()
+    def all_item_inputs(self) -> Tensor:
+        """Encode the whole catalogue, [N, D]; kept until a weight changes."""
+        # torch counts the in-place changes of a tensor, so a stale copy cannot be served.
+        versions = [weight._version for weight in self.item_tower.parameters()]
+        if self._cached is None or self._cached[0] != versions or self.training:
+            rows = torch.arange(self.num_item_rows, device=self._content.device)
+            parts = [self.item_inputs(part) for part in torch.split(rows, 1 << 16)]
+            self._cached = (versions, torch.cat(parts))
+        return self._cached[1]
+
+    @torch.no_grad()
+    def item_vectors(self, items: JaggedBatch, content: Tensor) -> Tensor:
+        """Encode any items, also ones outside the catalogue, as unit vectors, [R, D].
+
+        Args:
+            items: ``item`` (item row, 0 for an unknown one) and ``item.categories``.
+            content: Content embeddings, [R, content_dim].
+        """
+        return functional.normalize(self.item_tower(items, content), dim=1, eps=NORM_FLOOR)
+
+    def all_item_vectors(self) -> Tensor:
+        """Encode the whole catalogue as unit vectors, [N, D]; row 0 is no item."""
+        return functional.normalize(self.all_item_inputs(), dim=1, eps=NORM_FLOOR)
+
+    @torch.no_grad()
+    def query_vectors(self, queries: JaggedBatch) -> Tensor:
+        """Encode queries as unit vectors, [B, D]."""
+        history = latest(queries["history"], self.config.max_history)
+        known = history._replace(
+            values=torch.where(history.values < self.num_item_rows, history.values, 0)
+        )
+        vectors: Tensor = self.query_tower(queries, known, self.all_item_inputs()[known.values])
+        return vectors
+
+    @torch.no_grad()
+    def score(self, queries: JaggedBatch) -> Tensor:
+        """Score every item of the catalogue for each query by cosine, [B, N]; row 0 is -inf."""
+        scores = self.query_vectors(queries) @ self.all_item_vectors().T
+        scores[:, 0] = -torch.inf
+        return scores
+
+    def loss(self, queries: JaggedBatch, item_rows: Tensor) -> Tensor:
+        """Softmax loss of the labels against in-batch and uniform negatives.
+
+        Args:
+            queries: What was known before each label.
+            item_rows: The labels, [B], each >= 1.
+        """
+        config = self.config
+        history = latest(queries["history"], config.max_history)
+        if config.num_uniform_negatives >= self.inputs.num_item_rows - 1:
+            candidates = every_item(self.inputs.num_item_rows, item_rows.device)
+        else:
+            candidates = mixed_candidates(
+                item_rows, config.num_uniform_negatives, self.item_tower.item_counts
+            )
+        rows = torch.cat([item_rows, candidates.rows, history.values])
+        distinct, place = torch.unique(rows, return_inverse=True)
+        inputs = self.item_inputs(distinct)  # [R, D]
+        label_place, others = place[: len(item_rows)], place[len(item_rows) :]
+        candidate_place = others[: len(candidates.rows)]
+        history_place = others[len(candidates.rows) :]
+
+        query = self.query_tower(queries, history, inputs[history_place])  # [B, D]
+        items = functional.normalize(inputs, dim=1, eps=NORM_FLOOR)  # [R, D]
+        label_scores = (query * items[label_place]).sum(1) / config.temperature  # [B]
+        candidate_scores = query @ items[candidate_place].T / config.temperature  # [B, C]
+        return sampled_softmax_loss(
+            label_scores, candidate_scores, candidates, item_rows, config.label_smoothing
+        )
+
+    def save(self, directory: Path) -> None:
+        """Write weights and settings; the catalogue belongs to its own artefact."""
+        directory.mkdir(parents=True, exist_ok=True)
+        state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        save_file(state, directory / "two_tower.safetensors")
+        document = {"config": asdict(self.config), "inputs": asdict(self.inputs)}
+        (directory / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, directory: Path, catalogue: ItemCatalogue) -> TwoTower:
+        """Read a saved model, in evaluation mode, over a catalogue that may have grown."""
+        document = json.loads((directory / "config.json").read_text())
+        config = TwoTowerConfig(**document["config"])
+        model = cls(config, TwoTowerInputs(**document["inputs"]), catalogue)
+        model.load_state_dict(load_file(directory / "two_tower.safetensors"))
+        return model.eval()
