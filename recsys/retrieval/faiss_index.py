@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import cache
 from math import isqrt
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -138,9 +139,7 @@ class FaissIndex:
         if len(queries) == 0 or num_allowed == 0:
             return lists
 
-        faiss = _faiss()
-        if self.num_threads is not None:
-            faiss.omp_set_num_threads(self.num_threads)
+        _use_threads(self.num_threads)
         # Row 0 may come back where no mask forbids it, so one more is asked for.
         width = min(k + 1, self.num_item_rows)
         found_scores, found_rows = self._index.search(
@@ -170,7 +169,7 @@ class FaissIndex:
         An IVF index keeps its lists, so build anew once the catalogue has grown by half.
         """
         _check_items(vectors, self.dim, first_row=self.num_item_rows)
-        _faiss().omp_set_num_threads(1)
+        _use_threads(1)
         self._index.add(_as_float32(vectors))
 
     def save(self, path: Path) -> str:
@@ -286,7 +285,7 @@ def build_index(vectors: Tensor, config: FaissIndexConfig | None = None) -> Fais
     stored = _as_float32(vectors).copy()
     stored[0] = 0
     kind = config.kind_for(len(vectors))
-    _faiss().omp_set_num_threads(config.build_threads)
+    _use_threads(config.build_threads)
     build = {"flat": _build_flat, "hnsw": _build_hnsw, "ivf_sq8": _build_ivf_sq8}[kind]
     exact_max_rows = config.masked_exact_max_rows
     return FaissIndex(
@@ -408,6 +407,17 @@ def _as_float32(vectors: Tensor) -> NDArray[np.float32]:
 
 def _lists_of(index: Any) -> Any:
     return _faiss().downcast_index(index.base_index)
+
+
+@cache
+def _default_threads() -> int:
+    return int(_faiss().omp_get_max_threads())
+
+
+def _use_threads(num_threads: int | None) -> None:
+    """Set how many threads faiss takes; OpenMP keeps that for each calling thread apart."""
+    default = _default_threads()
+    _faiss().omp_set_num_threads(num_threads or default)
 
 
 def _faiss() -> Any:

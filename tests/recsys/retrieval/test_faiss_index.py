@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -150,6 +152,28 @@ def test_a_loaded_index_answers_like_the_saved_one(kind, tmp_path):
         assert torch.equal(ours.item_rows, theirs.item_rows)
         assert torch.equal(ours.scores, theirs.scores)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["items.faiss", "items.faiss.json"]
+
+
+def test_threads_that_search_at_once_get_their_own_lists():
+    index = index_of("ivf_sq8", effort=64, masked_exact_max_rows=0)
+    masks = [ItemMask(np.arange(NUM_ROWS) % 8 == place) for place in range(8)]
+    alone = [index.search(QUERIES, 20, mask).item_rows for mask in masks]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda mask: index.search(QUERIES, 20, mask), masks * 5))
+    assert all(torch.equal(ours.item_rows, alone[i % 8]) for i, ours in enumerate(found))
+
+
+def test_one_search_thread_does_not_stay_for_the_next_index():
+    import faiss
+
+    cores = faiss.omp_get_max_threads()
+    index = index_of("flat")
+    index.num_threads = cores + 1
+    index.search(QUERIES, 1)
+    assert faiss.omp_get_max_threads() == cores + 1
+    index.num_threads = None
+    index.search(QUERIES, 1)
+    assert faiss.omp_get_max_threads() == cores
 
 
 def test_auto_takes_the_kind_by_catalogue_size():
