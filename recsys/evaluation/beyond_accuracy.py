@@ -1,0 +1,219 @@
+"""What a model's lists are like besides right: coverage, novelty, diversity, fairness of exposure.
+
+Every function reads the lists of `RankingResult.top_k`: item rows best first, -1 where a list is
+short. Measures of one list are given per user, so that they can be sliced, bootstrapped and
+compared like NDCG; measures of all lists together are one number.
+
+Popularity is counted on training histories only: `item_popularity(histories, num_item_rows)`.
+
+Axes: U users, K length of the lists, k list length measured, N item rows (row 0 is padding),
+C category rows, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recsys.data.batch import Jagged
+from recsys.data.item_mask import ItemMask
+
+_MAX_CELLS = 1 << 22
+"""Floats held at once while users are worked off in chunks (16 MiB)."""
+
+
+def item_popularity(histories: Jagged, num_item_rows: int) -> Tensor:
+    """Count the users who have each item in their history, [N] int64; a repeat counts once.
+
+    Args:
+        histories: Item rows of each user's training events.
+    """
+    inside = (histories.values > 0) & (histories.values < num_item_rows)
+    pairs = histories.segments()[inside] * num_item_rows + histories.values[inside]
+    return torch.bincount(torch.unique(pairs) % num_item_rows, minlength=num_item_rows)
+
+
+def exposure(lists: Tensor, k: int, num_item_rows: int) -> Tensor:
+    """Count the lists that show each item among the first k, [N] int64."""
+    shown = _first(lists, k)
+    return torch.bincount(shown[shown > 0], minlength=num_item_rows)
+
+
+def catalogue_coverage(lists: Tensor, k: int, eligible: ItemMask) -> float:
+    """Share of the eligible items that at least one list shows (Ge et al., RecSys 2010).
+
+    Grows with the number of users, so it compares models for the same users only.
+
+    Raises:
+        ValueError: No item is eligible.
+    """
+    allowed = eligible.as_bool()
+    if not allowed.any():
+        raise ValueError("no item is eligible, so there is no catalogue to cover; check the mask")
+    shown = exposure(lists, k, eligible.num_item_rows) > 0
+    return float((shown & allowed).sum() / allowed.sum())
+
+
+def gini_of_exposure(lists: Tensor, k: int, eligible: ItemMask) -> float:
+    """Gini coefficient of how often each eligible item is shown (Fleder and Hosanagar, 2009).
+
+    0 where all items are shown equally often, 1 - 1 / (number of items) where one takes all;
+    items never shown count as 0. Lists that show no eligible item give 0: nothing is unequal.
+
+        G = sum over i = 1..n of (2 i - n - 1) x_i / (n sum x), x sorted ascending
+    """
+    shown = exposure(lists, k, eligible.num_item_rows)
+    counts = shown[eligible.as_bool()].double().sort().values
+    place = torch.arange(1, len(counts) + 1, dtype=torch.float64)
+    total = float(counts.sum()) * len(counts)
+    return float(((2 * place - len(counts) - 1) * counts).sum()) / total if total else 0.0
+
+
+def novelty(lists: Tensor, k: int, popularity: Tensor, num_users: int) -> Tensor:
+    """Mean self-information of a list's items, log2(num_users / popularity), in bits, [U].
+
+    Zhou et al., PNAS 2010: how surprising it is that a random user knows the item. An item
+    nobody has counts as if one user had it, so cold items are the most novel but not infinitely.
+    NaN for an empty list.
+
+    Args:
+        popularity: Users who have each item, [N] (`item_popularity`).
+        num_users: Users over whom popularity was counted.
+    """
+    if num_users < 1:
+        raise ValueError(f"num_users must be >= 1, got {num_users}; popularity counts users")
+    bits = torch.log2(num_users / popularity.double().clamp_min(1))  # [N]
+    return _list_means(_first(lists, k), bits)
+
+
+def average_popularity(lists: Tensor, k: int, popularity: Tensor) -> Tensor:
+    """Mean popularity of a list's items (ARP, Yin et al., VLDB 2012), [U]; NaN if empty."""
+    return _list_means(_first(lists, k), popularity.double())
+
+
+def popularity_lift(
+    lists: Tensor, k: int, histories: Jagged, popularity: Tensor
+) -> dict[str, float]:
+    """How much more popular the lists are than what their users chose themselves.
+
+    Abdollahpouri et al., RecSys 2020: (q - p) / p, where q is the average popularity of the
+    lists and p that of the histories, each averaged over users. 0 is unbiased, 1 means twice as
+    popular. Users with an empty list or history are left out.
+
+    Returns:
+        "lists" (q), "histories" (p), "lift" and "num_users"; without such users only the count.
+    """
+    of_lists = average_popularity(lists, k, popularity)
+    total = torch.zeros(histories.batch_size, dtype=torch.float64)
+    total.index_add_(0, histories.segments(), popularity.double()[histories.values])
+    of_histories = total / histories.lengths()  # NaN without a history
+    both = ~torch.isnan(of_lists) & ~torch.isnan(of_histories)
+    num_users = int(both.sum())
+    chosen = float(of_histories[both].mean()) if num_users else 0.0
+    if chosen == 0:
+        return {"num_users": float(num_users)}
+    shown = float(of_lists[both].mean())
+    lift = (shown - chosen) / chosen
+    return {"lists": shown, "histories": chosen, "lift": lift, "num_users": float(num_users)}
+
+
+def intra_list_diversity(lists: Tensor, k: int, vectors: Tensor) -> Tensor:
+    """Mean cosine distance between the pairs of a list (Ziegler et al., WWW 2005), [U].
+
+    0 where all items point one way, 1 where they are orthogonal, up to 2. An item with a zero
+    vector is at distance 1 from all others. NaN for a list with fewer than two items.
+
+    Args:
+        vectors: Of every item row, [N, D], such as content embeddings; not the vectors the model
+            ranks by, or the model defines its own diversity.
+    """
+    shown = _first(lists, k)
+    unit = torch.nn.functional.normalize(vectors.float(), dim=1)  # [N, D]
+    step = max(1, _MAX_CELLS // max(1, shown.shape[1] * unit.shape[1]))
+    parts = []
+    for begin in range(0, len(shown), step):
+        rows = shown[begin : begin + step]
+        chosen = unit[rows.clamp_min(0)].double() * (rows > 0)[..., None]  # [b, k, D]
+        parts.append(_mean_distance(chosen.sum(1), (chosen**2).sum((1, 2)), (rows > 0).sum(1)))
+    return torch.cat(parts)
+
+
+def category_diversity(lists: Tensor, k: int, categories: Jagged, num_categories: int) -> Tensor:
+    """Intra-list diversity with each item as the set of its categories, [U].
+
+    The cosine of two sets is |A and B| / sqrt(|A| |B|) (Ochiai), so the distance is 0 for equal
+    sets and 1 for disjoint ones; an item without categories is at distance 1 from all others.
+    NaN for a list with fewer than two items.
+
+    Args:
+        categories: Distinct category rows of every item row, N ragged values below C.
+    """
+    shown = _first(lists, k)
+    num_of_item = categories.lengths().double()  # [N]
+    weights = num_of_item.clamp_min(1).rsqrt()
+    parts = []
+    for rows in torch.split(shown, max(1, _MAX_CELLS // num_categories)):
+        present = rows > 0
+        listed = listed_items(rows, k)
+        total = category_totals(listed, categories, num_categories, weights)  # [b, C]
+        squares = ((num_of_item[rows.clamp_min(0)] > 0) & present).double().sum(1)
+        parts.append(_mean_distance(total, squares, present.sum(1)))
+    return torch.cat(parts)
+
+
+def listed_items(lists: Tensor, k: int) -> Jagged:
+    """First k items of each list without the padding of short ones, U ragged item rows."""
+    shown = _first(lists, k)
+    return Jagged(shown[shown > 0], _offsets((shown > 0).sum(1)))
+
+
+def category_totals(
+    items: Jagged, categories: Jagged, num_categories: int, weights: Tensor
+) -> Tensor:
+    """Add the weight of each of a user's items to all of the item's categories, [B, C].
+
+    Args:
+        items: Item rows of each user, from 0 to N - 1.
+        categories: Category rows of every item row, N ragged values below C.
+        weights: Of every item row, [N] float64.
+    """
+    lengths = categories.lengths()[items.values]  # [M], categories of each listed item
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)  # [P]
+    place = torch.arange(len(owner)) - _offsets(lengths)[:-1][owner]
+    found = categories.values[categories.offsets[:-1][items.values[owner]] + place]  # [P]
+    totals = torch.zeros(items.batch_size * num_categories, dtype=torch.float64)
+    cells = items.segments()[owner] * num_categories + found
+    totals.index_add_(0, cells, weights[items.values[owner]])
+    return totals.view(items.batch_size, num_categories)
+
+
+def _first(lists: Tensor, k: int) -> Tensor:
+    """First k rows of lists [U, K], refused where the lists are shorter than k."""
+    if lists.ndim != 2 or not 1 <= k <= lists.shape[1]:
+        raise ValueError(
+            f"k must be in [1, {lists.shape[-1]}], the length of the lists, got k={k} for lists "
+            f"of shape {tuple(lists.shape)}; rank with a longer k first"
+        )
+    return lists[:, :k]
+
+
+def _list_means(shown: Tensor, values: Tensor) -> Tensor:
+    """Mean over each list of a value per item row, [U] float64; NaN for an empty list."""
+    present = shown > 0
+    return (values[shown.clamp_min(0)] * present).sum(1) / present.sum(1)
+
+
+def _mean_distance(total: Tensor, squares: Tensor, num_items: Tensor) -> Tensor:
+    """1 - mean cosine over pairs, from the sum of the unit vectors: no pair is visited, [b].
+
+    Args:
+        total: Sum of each list's unit vectors, [b, D].
+        squares: Sum of their squared lengths (number of items whose vector is not zero), [b].
+    """
+    cosines = (total**2).sum(1) - squares  # over ordered pairs of different items
+    distance = 1 - cosines / (num_items * (num_items - 1))
+    return distance.masked_fill(num_items < 2, torch.nan)
+
+
+def _offsets(lengths: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])

@@ -1,0 +1,166 @@
+"""Calibration, in both senses: are probabilities frequencies, and do lists keep a user's mix.
+
+Probabilities: a click predicted at 20% should happen one time in five. Lists: a user who watched
+70% drama and 30% comedy should not be shown drama alone (Steck, RecSys 2018).
+
+Axes: P predictions, U users, K length of the lists, N item rows, C category rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recsys.data.batch import Jagged
+from recsys.evaluation.beyond_accuracy import category_totals, listed_items
+
+_MAX_CELLS = 1 << 22
+"""Floats held at once while users are worked off in chunks (32 MiB)."""
+
+
+class ReliabilityCurve(NamedTuple):
+    """Predicted against observed frequency, one row for each bin that is not empty."""
+
+    predicted: Tensor
+    """Mean probability of the bin's predictions, float64."""
+    observed: Tensor
+    """Share of them that came true, float64."""
+    counts: Tensor
+    """Predictions in the bin, int64."""
+
+
+def reliability_curve(
+    probabilities: Tensor, labels: Tensor, *, num_bins: int = 15, equal_counts: bool = False
+) -> ReliabilityCurve:
+    """Bin predictions by probability and compare each bin's mean with its share of positives.
+
+    Args:
+        probabilities: [P] in [0, 1].
+        labels: [P], 0 or 1.
+        num_bins: Bins asked for; empty ones are left out.
+        equal_counts: Cut at quantiles instead of equal widths. Click probabilities crowd near 0,
+            where equal widths put nearly all of them in one bin. Equal predictions share a bin.
+
+    Raises:
+        ValueError: Nothing to bin, probabilities outside [0, 1] or labels other than 0 and 1.
+    """
+    probabilities, labels = _checked(probabilities, labels)
+    if num_bins < 1:
+        raise ValueError(f"num_bins must be >= 1, got {num_bins}")
+    if equal_counts:
+        ordered = probabilities.sort().values
+        # A prediction's place is that of the first equal one, so ties do not straddle a cut.
+        bins = torch.searchsorted(ordered, probabilities) * num_bins // len(ordered)
+    else:
+        # Right-closed bins (0, w], (w, 2w], ..., as in Guo et al.; 0 falls into the first.
+        bins = (probabilities * num_bins).ceil().long().sub(1).clamp_min(0)
+    counts = torch.bincount(bins, minlength=num_bins)
+    filled = counts > 0
+    return ReliabilityCurve(
+        predicted=(torch.bincount(bins, probabilities, num_bins) / counts)[filled],
+        observed=(torch.bincount(bins, labels, num_bins) / counts)[filled],
+        counts=counts[filled],
+    )
+
+
+def expected_calibration_error(curve: ReliabilityCurve) -> float:
+    """Mean of abs(predicted - observed) over the bins, weighted by count (arXiv:1706.04599).
+
+    0 is calibrated. The bins decide: more bins find more error, part of it noise, so compare
+    models on one number of bins.
+    """
+    gaps = (curve.predicted - curve.observed).abs()
+    return float((gaps * curve.counts).sum() / curve.counts.sum())
+
+
+def brier_score(probabilities: Tensor, labels: Tensor) -> float:
+    """Mean squared distance of probability and outcome (Brier, 1950); 0 is perfect, 1 worst.
+
+    Always predicting the base rate b scores b (1 - b), so that is the number to beat.
+    """
+    probabilities, labels = _checked(probabilities, labels)
+    return float(((probabilities - labels) ** 2).mean())
+
+
+def category_shares(items: Jagged, categories: Jagged, num_categories: int) -> Tensor:
+    """Mix of categories among each user's items, [U, C]; rows sum to 1.
+
+    An item splits its weight evenly over its categories; repeats count again. A user whose items
+    have no category has a row of zeros.
+
+    Args:
+        items: Item rows of each user.
+        categories: Category rows of every item row, N ragged values below C.
+    """
+    weights = 1 / categories.lengths().clamp_min(1).double()  # [N]
+    totals = category_totals(items, categories, num_categories, weights)  # [U, C]
+    return totals / totals.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def list_miscalibration(
+    lists: Tensor,
+    k: int,
+    histories: Jagged,
+    categories: Jagged,
+    num_categories: int,
+    *,
+    smoothing: float = 0.01,
+) -> Tensor:
+    """Divergence of a list's mix of categories from the history's, in nats, [U].
+
+    Steck, RecSys 2018: KL(p || q') = sum of p log(p / q') over the categories of the history,
+    with q' = (1 - smoothing) q + smoothing p, p of the history and q of the first k items.
+    0 is a list with the user's mix; a list without any of the user's categories has
+    -log(smoothing), 4.6 at the default, and so has an empty one. NaN where the history has no
+    category, because there is nothing to be calibrated to.
+
+    Args:
+        lists: Item rows best first, [U, K], -1 where short.
+        histories: Item rows of each user's training events.
+        categories: Category rows of every item row, N ragged values below C.
+    """
+    if not 0 < smoothing < 1:
+        raise ValueError(
+            f"smoothing must lie between 0 and 1, got {smoothing}; without it a category that "
+            "the list lacks makes the divergence infinite"
+        )
+    if len(lists) != histories.batch_size:
+        raise ValueError(
+            f"{len(lists)} lists but {histories.batch_size} histories; both must cover the same "
+            "users in the same order"
+        )
+    step = max(1, _MAX_CELLS // num_categories)
+    parts = []
+    for begin in range(0, len(lists), step):
+        rows = lists[begin : begin + step]
+        ends = histories.offsets[begin : begin + len(rows) + 1]
+        past = Jagged(histories.values[ends[0] : ends[-1]], ends - ends[0])
+        p = category_shares(past, categories, num_categories)  # [b, C]
+        q = category_shares(listed_items(rows, k), categories, num_categories)
+        mixed = (1 - smoothing) * q + smoothing * p
+        divergence = torch.where(p > 0, p * (p / mixed).log(), 0.0).sum(1)
+        parts.append(divergence.masked_fill(p.sum(1) == 0, torch.nan))
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+def _checked(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as [P] float64."""
+    if probabilities.ndim != 1 or probabilities.shape != labels.shape or not len(labels):
+        raise ValueError(
+            f"probabilities and labels must be [P] alike with P >= 1, got "
+            f"{tuple(probabilities.shape)} and {tuple(labels.shape)}"
+        )
+    outside = ~((probabilities >= 0) & (probabilities <= 1))
+    if outside.any():
+        place = int(outside.nonzero()[0])
+        raise ValueError(
+            f"probability {float(probabilities[place])} at {place} is not in [0, 1]; "
+            "apply the sigmoid to logits first"
+        )
+    wrong = (labels != 0) & (labels != 1)
+    if wrong.any():
+        place = int(wrong.nonzero()[0])
+        raise ValueError(f"label {float(labels[place])} at {place} must be 0 or 1")
+    return probabilities.double(), labels.double()

@@ -1,0 +1,247 @@
+"""Metrics for parts of the users or targets: a mean hides who is served badly.
+
+A slice is a set of targets: a slice of users is all their targets, a slice of items is the
+targets that are such items. Ranks stay those of the full catalogue. A metric of a slice is the
+mean over the users with a target in it of the metric on those targets alone, so recall of the
+tail is the share of a user's tail targets that was found.
+
+Slices of one group may overlap (categories) and need not cover everything.
+
+Axes: U users, M targets, N item rows (row 0 is padding), C category rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from recsys.data.batch import Jagged
+from recsys.evaluation.bootstrap import BootstrapConfig, Interval, bootstrap_intervals
+from recsys.evaluation.ranking import RankingResult
+
+
+class Slice(NamedTuple):
+    """A named set of targets."""
+
+    group: str
+    """What it cuts by, such as "item_popularity"."""
+    name: str
+    targets: Tensor
+    """[M] bool, one for each target of the ranking."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceMetrics:
+    """Metrics of one slice and how many users and targets stand behind them."""
+
+    group: str
+    name: str
+    num_users: int
+    num_targets: int
+    metrics: dict[str, Interval]
+    """Empty for an empty slice: there is no value, and a NaN would not be JSON."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, ready for `json.dumps`."""
+        metrics = {name: value._asdict() for name, value in self.metrics.items()}
+        return asdict(self) | {"metrics": metrics}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemPopularitySlices:
+    """Where head, torso and tail begin, as shares of all training events."""
+
+    head_share: float = 0.5
+    """The most popular items that together hold this share of events are the head."""
+    torso_share: float = 0.4
+    """The next most popular ones that hold this share; the rest, bar cold ones, is the tail."""
+
+    def __post_init__(self) -> None:
+        if self.head_share <= 0 or self.torso_share < 0:
+            raise ValueError(f"shares must be positive, got {self.head_share}, {self.torso_share}")
+        if self.head_share + self.torso_share > 1:
+            raise ValueError(
+                f"head_share {self.head_share} and torso_share {self.torso_share} sum to more "
+                "than 1; the tail holds what they leave"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserActivitySlices:
+    """Who is new and who is heavy, by training events."""
+
+    new_max_events: int = 4
+    """Users with at most this many events are new; those with none are among them."""
+    heavy_share: float = 0.2
+    """Share of the users who are not new that are heavy, the most active ones."""
+
+    def __post_init__(self) -> None:
+        if self.new_max_events < 0 or not 0 < self.heavy_share < 1:
+            raise ValueError(
+                "new_max_events must be >= 0 and heavy_share between 0 and 1, got "
+                f"{self.new_max_events} and {self.heavy_share}"
+            )
+
+
+def item_popularity_slices(
+    targets: Jagged, popularity: Tensor, config: ItemPopularitySlices | None = None
+) -> list[Slice]:
+    """Cut targets into head, torso, tail and cold (never seen in training) items.
+
+    Equally popular items are in one slice, so a slice may hold more than its share. Targets
+    outside the catalogue are cold.
+
+    Args:
+        popularity: Training events or users of each item row, [N] int64.
+    """
+    config = config or ItemPopularitySlices()
+    known = (targets.values > 0) & (targets.values < len(popularity))
+    count = torch.where(known, popularity[targets.values.clamp(0, len(popularity) - 1)], 0)  # [M]
+    ordered = popularity[1:].sort(descending=True).values.double()
+    before = (ordered.cumsum(0) - ordered) / ordered.sum().clamp_min(1)  # share above each item
+    # An item belongs where its share begins; ties join the highest slice that one of them is in.
+    slack = 1e-9
+    head_min = _least(ordered[before < config.head_share - slack])
+    torso_min = _least(ordered[before < config.head_share + config.torso_share - slack])
+    head = (count > 0) & (count >= head_min)
+    torso = (count > 0) & (count >= torso_min) & ~head
+    return _slices(
+        "item_popularity",
+        {
+            "head": head,
+            "torso": torso,
+            "tail": (count > 0) & ~head & ~torso,
+            "cold": count == 0,
+        },
+    )
+
+
+def user_activity_slices(
+    targets: Jagged, num_events: Tensor, config: UserActivitySlices | None = None
+) -> list[Slice]:
+    """Cut users into new, medium and heavy ones.
+
+    Users with equally many events are in one slice; at the cut they are heavy.
+
+    Args:
+        num_events: Training events of each user of the ranking, [U] int64.
+    """
+    config = config or UserActivitySlices()
+    new = num_events <= config.new_max_events
+    others = num_events[~new].sort(descending=True).values
+    num_heavy = max(1, round(len(others) * config.heavy_share))
+    heavy_min = int(others[num_heavy - 1]) if len(others) else 0
+    heavy = ~new & (num_events >= heavy_min)
+    return user_slices(
+        targets, "user_activity", {"new": new, "medium": ~new & ~heavy, "heavy": heavy}
+    )
+
+
+def history_length_slices(
+    targets: Jagged, lengths: Tensor, upper: Sequence[int] = (0, 5, 10, 20, 50, 100)
+) -> list[Slice]:
+    """Cut users by the length of their history: 0, 1-5, 6-10, ..., more than the last.
+
+    Args:
+        lengths: Events before the label of each user of the ranking, [U] int64.
+        upper: Greatest length of each bucket, ascending.
+    """
+    if not upper or list(upper) != sorted(set(upper)) or upper[0] < 0:
+        raise ValueError(f"upper must be ascending lengths >= 0, got {tuple(upper)}")
+    members, least = {}, 0
+    for most in upper:
+        name = str(most) if most == least else f"{least}-{most}"
+        members[name] = (lengths >= least) & (lengths <= most)
+        least = most + 1
+    members[f">{upper[-1]}"] = lengths > upper[-1]
+    return user_slices(targets, "history_length", members)
+
+
+def category_slices(
+    targets: Jagged, group: str, categories: Jagged, names: Sequence[str]
+) -> list[Slice]:
+    """Cut targets by category or domain of the item; an item may be in several or none.
+
+    Args:
+        group: "category" or "domain".
+        categories: Category rows of every item row, N ragged values; `Jagged.one_each` where
+            each item has one, such as its domain.
+        names: Name of each category row, [C]; row 0 (unknown) gets no slice.
+    """
+    num_items = categories.batch_size
+    member = torch.zeros(num_items, dtype=torch.bool)
+    owners = categories.segments()
+    inside = targets.values.clamp(0, num_items - 1)
+    known = (targets.values > 0) & (targets.values < num_items)
+    members = {}
+    for row, name in enumerate(names[1:], start=1):
+        member.zero_()
+        member[owners[categories.values == row]] = True
+        members[name] = member[inside] & known
+    return _slices(group, members)
+
+
+def user_slices(targets: Jagged, group: str, members: dict[str, Tensor]) -> list[Slice]:
+    """Make slices of users into slices of their targets.
+
+    Args:
+        members: Slice name to [U] bool.
+    """
+    for name, users in members.items():
+        if users.shape != (targets.batch_size,):
+            raise ValueError(
+                f"slice {name!r} of {group!r} covers {tuple(users.shape)} users, but the ranking "
+                f"has {targets.batch_size}; give one value per query, in the same order"
+            )
+    owners = targets.segments()
+    return _slices(group, {name: users[owners] for name, users in members.items()})
+
+
+def slice_metrics(
+    result: RankingResult,
+    slices: Sequence[Slice],
+    metrics: Sequence[str],
+    config: BootstrapConfig | None = None,
+) -> list[SliceMetrics]:
+    """Metrics of each slice with their confidence intervals, in the order given.
+
+    Args:
+        metrics: Such as ["ndcg@10", "recall@10"].
+    """
+    owners = result.targets.segments()
+    found = []
+    for part in slices:
+        num_targets = int(part.targets.sum())
+        lengths = torch.bincount(owners[part.targets], minlength=result.targets.batch_size)
+        users = (lengths > 0).nonzero().squeeze(1)
+        values: dict[str, Interval] = {}
+        if num_targets:
+            ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths[users].cumsum(0)])
+            kept = result._replace(
+                user_rows=result.user_rows[users],
+                targets=Jagged(result.targets.values[part.targets], ends),
+                ranks=Jagged(result.ranks.values[part.targets], ends),
+            )
+            values = bootstrap_intervals({name: kept.per_user(name) for name in metrics}, config)
+        found.append(
+            SliceMetrics(
+                group=part.group,
+                name=part.name,
+                num_users=len(users),
+                num_targets=num_targets,
+                metrics=values,
+            )
+        )
+    return found
+
+
+def _slices(group: str, members: dict[str, Tensor]) -> list[Slice]:
+    return [Slice(group, name, targets) for name, targets in members.items()]
+
+
+def _least(counts: Tensor) -> float:
+    return float(counts.min()) if len(counts) else float("inf")

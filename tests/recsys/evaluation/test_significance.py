@@ -1,0 +1,155 @@
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import false_discovery_control
+
+from recsys.data.batch import Jagged
+from recsys.data.top_k import TopK
+from recsys.evaluation.ranking import RankingResult
+from recsys.evaluation.significance import (
+    ComparisonConfig,
+    EvaluatedRun,
+    benjamini_hochberg,
+    compare_runs,
+    holm,
+    sign_flip_p_values,
+)
+
+METRICS = ["ndcg@10", "recall@10"]
+
+
+def ranking(users: list[int], targets: list[list[int]], ranks: list[list[int]]) -> RankingResult:
+    return RankingResult(
+        metrics={},
+        num_users=len(users),
+        user_rows=torch.tensor(users),
+        targets=Jagged.from_lists(targets),
+        ranks=Jagged.from_lists(ranks),
+        top_k=TopK(torch.zeros(len(users), 1), torch.ones(len(users), 1, dtype=torch.int64)),
+    )
+
+
+def run(name: str, ranks: list[int], *, data_digest: str = "d" * 8) -> EvaluatedRun:
+    num_users = len(ranks)
+    result = ranking(list(range(1, num_users + 1)), [[5]] * num_users, [[r] for r in ranks])
+    return EvaluatedRun.from_ranking(result, METRICS, name=name, data_digest=data_digest)
+
+
+def test_p_values_agree_with_all_sign_flips():
+    generator = np.random.default_rng(0)
+    differences = np.stack(
+        [generator.integers(-1, 2, 12), generator.normal(0.4, 1, 12), np.zeros(12)], axis=1
+    ).astype(float)
+    signs = np.array(list(product([-1, 1], repeat=12)))
+    sums, observed = np.abs(signs @ differences), np.abs(differences.sum(0))
+    equal = np.isclose(sums, observed)
+    exact = ((sums > observed) & ~equal).mean(0) + equal.mean(0) / 2
+    found = sign_flip_p_values(differences, num_flips=200_000)
+    assert found[:2] == pytest.approx(exact[:2], abs=0.005)
+    assert found[2] == 1
+
+
+@pytest.mark.parametrize("metric", ["hits", "gains"])
+def test_shuffled_pairs_are_called_different_once_in_twenty(metric: str):
+    generator = np.random.default_rng(7)
+    values = np.r_[0, np.ones(10)] if metric == "hits" else np.r_[0, 1 / np.log2(range(2, 12))]
+    # The columns are 1000 worlds of 500 users, 6% of whom have a hit in either run.
+    chance = np.r_[0.94, np.full(10, 0.006)]
+    differences = np.subtract(*generator.choice(values, (2, 500, 1000), p=chance))
+    p_values = sign_flip_p_values(differences, num_flips=1000)
+    # Three standard errors about 5%; worlds share flips but not users.
+    assert 0.029 <= (p_values <= 0.05).mean() <= 0.071
+
+
+def test_a_run_that_is_better_for_most_users_is_found():
+    better = compare_runs(run("old", [8] * 40), [run("new", [3] * 30 + [9] * 10)])
+    assert [test.metric for test in better] == METRICS
+    ndcg, recall = better
+    assert ndcg.significant
+    assert 0 < ndcg.low <= ndcg.difference <= ndcg.high
+    assert ndcg.difference == pytest.approx(ndcg.candidate_mean - ndcg.baseline_mean)
+    assert (recall.difference, recall.p_value, recall.significant) == (0, 1, False)
+
+
+def test_p_values_are_corrected_over_all_candidates_and_metrics():
+    baseline = run("old", [8] * 40)
+    candidate = run("new", [3] * 26 + [9] * 14)
+    alone = compare_runs(baseline, [candidate])
+    many = compare_runs(baseline, [candidate] + [run(f"copy{i}", [8] * 40) for i in range(9)])
+    assert many[0].p_value == alone[0].p_value
+    assert many[0].adjusted_p_value == pytest.approx(20 * many[0].p_value)
+    assert alone[0].adjusted_p_value == pytest.approx(2 * alone[0].p_value)
+    assert compare_runs(baseline, [candidate]) == alone
+
+
+def test_the_order_of_users_and_targets_does_not_matter():
+    one = ranking([3, 1, 2], [[7, 4], [], [9]], [[1, 5], [], [0]])
+    two = ranking([1, 2, 3], [[], [9], [4, 7]], [[], [0], [5, 1]])
+    first, second = (
+        EvaluatedRun.from_ranking(result, METRICS, name="x", data_digest="d")
+        for result in (one, two)
+    )
+    assert first.users_digest == second.users_digest
+    assert first.targets_digest == second.targets_digest
+    for metric in METRICS:
+        assert torch.equal(
+            first.metrics[metric].nan_to_num(-1), second.metrics[metric].nan_to_num(-1)
+        )
+
+
+def test_users_without_targets_count_in_no_comparison():
+    result = ranking([1, 2], [[5], []], [[1], []])
+    evaluated = EvaluatedRun.from_ranking(result, METRICS, name="x", data_digest="d")
+    assert [test.num_users for test in compare_runs(evaluated, [evaluated])] == [1, 1]
+
+
+def test_runs_on_other_data_users_or_targets_are_refused_with_both_digests():
+    baseline = run("old", [1, 2, 3])
+    with pytest.raises(ValueError, match=r"different data: digest d{8} against e{8}"):
+        compare_runs(baseline, [run("new", [1, 2, 3], data_digest="e" * 8)])
+
+    fewer = run("new", [1, 2])
+    with pytest.raises(ValueError, match="different users") as refused:
+        compare_runs(baseline, [fewer])
+    assert baseline.users_digest in str(refused.value)
+    assert fewer.users_digest in str(refused.value)
+
+    result = ranking([1, 2, 3], [[5], [5], [6]], [[1], [2], [3]])
+    other = EvaluatedRun.from_ranking(result, METRICS, name="new", data_digest="d" * 8)
+    with pytest.raises(ValueError, match="different targets") as refused:
+        compare_runs(baseline, [other])
+    assert baseline.targets_digest in str(refused.value)
+    assert other.targets_digest in str(refused.value)
+
+
+def test_a_metric_that_one_run_lacks_is_refused():
+    result = ranking([1], [[5]], [[1]])
+    less, more = (
+        EvaluatedRun.from_ranking(result, metrics, name=str(metrics), data_digest="d")
+        for metrics in (["ndcg@10"], METRICS)
+    )
+    with pytest.raises(ValueError, match=r"lacks \['recall@10'\]"):
+        compare_runs(more, [less])
+
+
+def test_holm_by_hand():
+    adjusted = holm(np.array([0.01, 0.04, 0.03, 0.005]))
+    assert adjusted == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm(np.array([0.6, 0.7])).tolist() == [1, 1]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_benjamini_hochberg_agrees_with_scipy_and_is_milder_than_holm(p_values: list[float]):
+    values = np.array(p_values)
+    assert benjamini_hochberg(values) == pytest.approx(false_discovery_control(values))
+    assert (benjamini_hochberg(values) <= holm(values) + 1e-12).all()
+
+
+@pytest.mark.parametrize("change", [{"correction": "none"}, {"num_flips": 5}])
+def test_settings_that_cannot_work_are_refused(change):
+    with pytest.raises(ValueError, match=next(iter(change))):
+        ComparisonConfig(**change)

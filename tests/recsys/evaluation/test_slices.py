@@ -1,0 +1,156 @@
+import json
+import math
+
+import pytest
+import torch
+
+from recsys.data.batch import Jagged
+from recsys.data.top_k import TopK
+from recsys.evaluation.ranking import RankingResult
+from recsys.evaluation.slices import (
+    ItemPopularitySlices,
+    Slice,
+    category_slices,
+    history_length_slices,
+    item_popularity_slices,
+    slice_metrics,
+    user_activity_slices,
+    user_slices,
+)
+
+
+def ranking(targets: list[list[int]], ranks: list[list[int]]) -> RankingResult:
+    num_users = len(targets)
+    return RankingResult(
+        metrics={},
+        num_users=num_users,
+        user_rows=torch.arange(1, num_users + 1),
+        targets=Jagged.from_lists(targets),
+        ranks=Jagged.from_lists(ranks),
+        top_k=TopK(torch.zeros(num_users, 1), torch.ones(num_users, 1, dtype=torch.int64)),
+    )
+
+
+def members(slices: list[Slice]) -> dict[str, list[bool]]:
+    return {part.name: part.targets.tolist() for part in slices}
+
+
+def test_head_holds_half_the_events_and_cold_items_have_none():
+    popularity = torch.tensor([99, 50, 20, 20, 9, 1, 0])  # row 0 does not count
+    targets = Jagged.from_lists([[1, 2, 3], [4, 5], [6, 77]])
+    assert members(item_popularity_slices(targets, popularity)) == {
+        "head": [True] + [False] * 6,
+        "torso": [False, True, True, False, False, False, False],
+        "tail": [False, False, False, True, True, False, False],
+        "cold": [False] * 5 + [True, True],
+    }
+
+
+def test_equally_popular_items_are_in_one_slice():
+    found = item_popularity_slices(
+        Jagged.from_lists([[1, 2, 3, 4]]),
+        torch.tensor([0, 1, 1, 1, 1]),
+        ItemPopularitySlices(head_share=0.1, torso_share=0.1),
+    )
+    assert members(found)["head"] == [True] * 4
+
+
+def test_every_target_is_in_exactly_one_popularity_slice():
+    generator = torch.Generator().manual_seed(0)
+    popularity = torch.randint(0, 30, (100,), generator=generator) ** 2 // 50
+    targets = Jagged.one_each(torch.arange(1, 100))
+    parts = torch.stack([part.targets for part in item_popularity_slices(targets, popularity)])
+    assert (parts.sum(0) == 1).all()
+    assert (parts.sum(1) > 0).all()
+
+
+def test_users_are_new_medium_or_heavy_by_their_events():
+    targets = Jagged.from_lists([[1]] * 7)
+    events = torch.tensor([0, 4, 5, 6, 7, 8, 90])
+    assert members(user_activity_slices(targets, events)) == {
+        "new": [True, True, False, False, False, False, False],
+        "medium": [False, False, True, True, True, True, False],
+        "heavy": [False] * 6 + [True],
+    }
+
+
+def test_only_new_users_make_no_heavy_ones():
+    found = user_activity_slices(Jagged.from_lists([[1], [2]]), torch.tensor([0, 1]))
+    assert members(found)["heavy"] == [False, False]
+
+
+def test_history_lengths_fall_into_named_buckets():
+    targets = Jagged.from_lists([[1], [], [1, 2], [3]])
+    found = history_length_slices(targets, torch.tensor([0, 3, 5, 6]), upper=(0, 5))
+    assert members(found) == {
+        "0": [True, False, False, False],
+        "1-5": [False, True, True, False],
+        ">5": [False, False, False, True],
+    }
+
+
+def test_an_item_may_be_in_several_categories_or_none():
+    categories = Jagged.from_lists([[1], [1, 2], [2], []])
+    targets = Jagged.from_lists([[1, 2], [3, 9, 0]])
+    assert members(category_slices(targets, "category", categories, ["", "drama", "comedy"])) == {
+        "drama": [True, False, False, False, False],
+        "comedy": [True, True, False, False, False],
+    }
+
+
+def test_metrics_of_a_slice_see_its_targets_alone():
+    result = ranking([[1, 2], [3], []], [[1, 20], [3], []])
+    cuts = [
+        Slice("items", "first", torch.tensor([True, False, False])),
+        Slice("items", "others", torch.tensor([False, True, True])),
+    ]
+    first, others = slice_metrics(result, cuts, ["recall@10", "ndcg@10"])
+    assert (first.num_users, first.num_targets) == (1, 1)
+    assert first.metrics["ndcg@10"].mean == 1
+    assert (others.num_users, others.num_targets) == (2, 2)
+    assert others.metrics["recall@10"].mean == 0.5
+    assert others.metrics["ndcg@10"].mean == pytest.approx(0.25)
+    assert others.metrics["ndcg@10"].num_users == 2
+
+
+def test_user_slices_that_cover_all_users_average_to_the_whole():
+    generator = torch.Generator().manual_seed(1)
+    ranks = torch.randint(1, 40, (200,), generator=generator)
+    result = ranking([[1]] * 200, ranks[:, None].tolist())
+    odd = torch.arange(200) % 2 == 1
+    parts = slice_metrics(
+        result, user_slices(result.targets, "parity", {"odd": odd, "even": ~odd}), ["ndcg@10"]
+    )
+    total = sum(part.num_users * part.metrics["ndcg@10"].mean for part in parts)
+    assert total / 200 == pytest.approx(float(result.per_user("ndcg@10").mean()))
+
+
+def test_an_empty_slice_has_a_count_of_0_and_no_value():
+    result = ranking([[1]], [[1]])
+    (part,) = slice_metrics(result, [Slice("items", "cold", torch.tensor([False]))], ["ndcg@10"])
+    assert json.loads(json.dumps(part.as_json(), allow_nan=False)) == {
+        "group": "items",
+        "name": "cold",
+        "num_users": 0,
+        "num_targets": 0,
+        "metrics": {},
+    }
+
+
+def test_a_slice_as_json_has_intervals():
+    result = ranking([[1], [2]], [[1], [50]])
+    (part,) = slice_metrics(
+        result,
+        user_slices(result.targets, "all", {"all": torch.ones(2, dtype=torch.bool)}),
+        ["ndcg@10"],
+    )
+    interval = json.loads(json.dumps(part.as_json(), allow_nan=False))["metrics"]["ndcg@10"]
+    assert interval["mean"] == 0.5
+    assert interval["num_users"] == 2
+    assert interval["low"] <= 0.5 <= interval["high"]
+    assert not math.isnan(interval["low"])
+
+
+def test_slices_of_other_users_are_refused():
+    with pytest.raises(ValueError, match="same order"):
+        history_length_slices(Jagged.from_lists([[1], [2]]), torch.tensor([1, 2, 3]))
