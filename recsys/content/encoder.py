@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,11 +100,16 @@ class MiniLMEncoder:
             ValueError: If the folder or the wheel is not there.
         """
         from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging as transformers_logging
 
         folder = folder or packaged_minilm()
         if not (folder / "modules.json").is_file():
             raise ValueError(f"{folder} holds no sentence-transformers model (no modules.json)")
+        # Its bar for reading 103 tensors in a blink would tear the pipeline's own.
+        bars: Any = transformers_logging
+        bars.disable_progress_bar()
         self._model = SentenceTransformer(str(folder), device=device, local_files_only=True)
+        bars.enable_progress_bar()
         self._batch_size = batch_size
 
     @property
