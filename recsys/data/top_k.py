@@ -17,6 +17,8 @@ from recsys.data.item_mask import ItemMask
 
 NO_ROW = -1
 """Stands where a list has fewer than k items; its score is -inf."""
+MAX_COUNTED = 1 << 22
+"""Scores looked at together where ties are settled."""
 
 
 class TopK(NamedTuple):
@@ -68,9 +70,10 @@ def select_top_k(scores: Tensor, k: int) -> TopK:
         last, beyond = values[:, taken - 1], values[:, taken]
         tied = ((last == beyond) & (last > -torch.inf)).nonzero().squeeze(1)
         values, columns = values[:, :taken].clone(), columns[:, :taken].clone()
-        if len(tied):
-            columns[tied] = _select_tied(scores[tied], last[tied], taken)
-            values[tied] = scores[tied].gather(1, columns[tied])
+        # Popularity ties in every list, so what counting takes in memory is kept small.
+        for rows in torch.split(tied, max(1, MAX_COUNTED // num_columns)):
+            columns[rows] = _select_tied(scores[rows], last[rows], taken)
+            values[rows] = scores[rows].gather(1, columns[rows])
 
     columns, order = columns.sort(dim=1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.top_k import TopK, select_top_k
+from recsys.data.top_k import MAX_COUNTED, TopK, select_top_k
 
 UNRANKED = 0
 """Rank of a target that cannot be recommended: excluded, or outside the catalogue."""
@@ -234,8 +234,9 @@ def _rank_columns(scores: Tensor, columns: Tensor) -> Tensor:
     above = torch.gt(scores, own, out=flags).sum(1, dtype=torch.float64).long()
     not_below = torch.ge(scores, own, out=flags).sum(1, dtype=torch.float64).long()
     tied = (not_below - above > 1).nonzero().squeeze(1)
-    before = torch.arange(scores.shape[1]) < columns[tied, None]
-    above[tied] += ((scores[tied] == own[tied]) & before).sum(1)
+    places = torch.arange(scores.shape[1])
+    for rows in torch.split(tied, max(1, MAX_COUNTED // scores.shape[1])):
+        above[rows] += ((scores[rows] == own[rows]) & (places < columns[rows, None])).sum(1)
     return torch.where(own.squeeze(1) == -torch.inf, UNRANKED, above + 1)
 
 
