@@ -1,7 +1,7 @@
 """What a client asks and what it gets, the same over HTTP, in Python and in batch.
 
-A field that is not in these schemas is refused with its name, never ignored: ``query``,
-``diversity``, ``cursor`` and ``dry_run`` are not served.
+A field that is not in these schemas is refused with its name, never ignored: ``context``,
+``query``, ``diversity``, ``cursor`` and ``dry_run`` are not served.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ class Request(_Strict):
     session: list[Id] | None = Field(default=None, max_length=MAX_SESSION)
     """Item ids, oldest first."""
     item_id: Id | None = None
-    context: dict[str, str] = Field(default_factory=dict, max_length=32)
-    """Context features by name; the bundle's features are the names allowed."""
     k: int = Field(default=20, ge=1, le=MAX_K)
     filter: Filter = Filter()
     exclude: list[Id] = Field(default_factory=list, max_length=MAX_EXCLUDE)

@@ -1,0 +1,160 @@
+"""Hot swap: a server follows ``current`` without dropping a request.
+
+A background thread looks at the link, loads and verifies what it points at, answers one request
+with it, and then assigns one reference. A request keeps the recommender it began with. What cannot
+be loaded is refused and counted, and the old one keeps serving.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from serving.log import log
+from serving.manifest import CURRENT, MANIFEST
+from serving.recommend import Recommender
+from serving.schemas import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapState:
+    """What happened so far."""
+
+    loaded_at: datetime
+    num_swaps: int = 0
+    num_refused: int = 0
+    refused: str | None = None
+    """Why what ``current`` points at is not served; None where it is."""
+
+
+Identity = tuple[str, int, int, int]
+"""Target of ``current`` and its manifest's inode, size and time: differs for whatever is new."""
+
+
+class BundleWatcher:
+    """Holds the recommender that serves, and replaces it when ``current`` moves."""
+
+    def __init__(self, bundles_dir: Path, *, poll_seconds: float) -> None:
+        """Load ``current``.
+
+        Raises:
+            ValueError: If there is none, or it is refused; says what to do.
+        """
+        self._current = bundles_dir / CURRENT
+        self._poll_seconds = poll_seconds
+        self._wake, self._stopped = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._looking = threading.Lock()
+        _check_there(bundles_dir)
+        self._tried = self._identity()
+        self._recommender = _load_and_try(self._current)
+        self._state = SwapState(loaded_at=datetime.now(UTC))
+        log("bundle_loaded", {"bundle": self._recommender.bundle.version})
+
+    @property
+    def recommender(self) -> Recommender:
+        """What serves at this moment."""
+        return self._recommender
+
+    @property
+    def state(self) -> SwapState:
+        return self._state
+
+    def start(self) -> None:
+        """Begin to follow ``current``."""
+        self._stopped.clear()
+        self._thread = threading.Thread(target=self._follow, name="bundle-watcher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop following; what serves goes on serving."""
+        self._stopped.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def wake(self) -> None:
+        """Look at ``current`` soon, a refused one too."""
+        self._tried = None
+        self._wake.set()
+
+    def look(self) -> bool:
+        """Look at ``current`` once, swap if it is new; return whether it was swapped."""
+        with self._looking:
+            identity = self._identity()
+            if identity == self._tried:
+                return False
+            self._tried = identity
+            started = time.perf_counter()
+            try:
+                candidate = _load_and_try(self._current)
+            except Exception as error:
+                # Whatever is wrong with a new bundle, the old one has to go on serving.
+                self._refuse(error)
+                return False
+            old = self._recommender.bundle
+            if candidate.bundle.digest == old.digest:
+                self._state = replace(self._state, refused=None)
+                return False
+            self._recommender = candidate
+            self._state = SwapState(
+                loaded_at=datetime.now(UTC),
+                num_swaps=self._state.num_swaps + 1,
+                num_refused=self._state.num_refused,
+            )
+        seconds = round(time.perf_counter() - started, 3)
+        versions = {"before": old.version, "bundle": candidate.bundle.version}
+        log("bundle_swapped", {**versions, "seconds": seconds})
+        return True
+
+    def _refuse(self, error: Exception) -> None:
+        self._state = replace(
+            self._state, num_refused=self._state.num_refused + 1, refused=str(error)
+        )
+        log(
+            "bundle_refused",
+            {"serving": self._recommender.bundle.version, "reason": str(error)},
+            level=logging.ERROR,
+            failed=not isinstance(error, ValueError),
+        )
+
+    def _follow(self) -> None:
+        while not self._stopped.is_set():
+            self._wake.wait(self._poll_seconds)
+            self._wake.clear()
+            if not self._stopped.is_set():
+                self.look()
+
+    def _identity(self) -> Identity | None:
+        try:
+            directory = self._current.resolve(strict=True)
+            manifest = (directory / MANIFEST).stat()
+        except OSError:
+            # A link to nothing is tried once, so that the refusal is counted and visible.
+            return (str(self._current.resolve()), 0, 0, 0)
+        return (str(directory), manifest.st_ino, manifest.st_size, manifest.st_mtime_ns)
+
+
+def _check_there(bundles_dir: Path) -> None:
+    if (bundles_dir / CURRENT).exists():
+        return
+    found = sorted(path.name for path in bundles_dir.glob("bundle-*"))
+    raise ValueError(
+        f"there is no bundle to serve: {bundles_dir / CURRENT} does not exist"
+        + (f" (found {', '.join(found[-3:])}, none published)" if found else "")
+        + ". Release one with `recsys run --config <your>.toml` (or `make demo`), or name another "
+        "folder with --bundles or RECSYS_BUNDLES"
+    )
+
+
+def _load_and_try(current: Path) -> Recommender:
+    """Load a bundle and answer with it once, so that the first request finds everything warm."""
+    recommender = Recommender.load(current)
+    bundle = recommender.bundle
+    owner = bundle.users.user_ids[1] if bundle.users.num_user_rows > 1 else None
+    recommender.answer(Request(user_id=owner, k=1))
+    return recommender

@@ -1,0 +1,114 @@
+"""Hydrate: a request becomes rows and features, and what is unknown is noted, not refused.
+
+Axes: H history values of the one query.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recsys.data.batch import Jagged, JaggedBatch
+from serving.bundle import Bundle
+from serving.schemas import Request
+from serving.surfaces import Surface
+
+Rows = NDArray[np.int64]
+MAX_NAMED = 5
+"""Unknown items named one by one in a reply; the rest are counted."""
+
+
+class UnknownItemError(ValueError):
+    """The item that a list was asked for is not in the catalogue."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """A request in the bundle's rows."""
+
+    request: Request
+    surface: Surface
+    item_row: int
+    """The item of surface ``similar``, else 0."""
+    seen: Rows
+    """Every item of the history, oldest first."""
+    features: JaggedBatch
+    """A batch of one, as models read it; the history is at most surface.max_history long."""
+    degraded: tuple[str, ...]
+    """What was asked for and is not known."""
+
+    @property
+    def has_history(self) -> bool:
+        return len(self.features["history"].values) > 0
+
+    @property
+    def history(self) -> Rows:
+        """Item rows that models read, oldest first, [H]."""
+        rows: Rows = self.features["history"].values.numpy()
+        return rows
+
+
+def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
+    """Look up what a request names.
+
+    An unknown user is user row 0 with an empty history; unknown items of a session are left out.
+
+    Raises:
+        UnknownItemError: If surface ``similar`` is asked about an item that is not there.
+    """
+    degraded: list[str] = []
+    user_row = 0
+    if request.user_id is not None:
+        user_row = bundle.users.row_of(request.user_id) or 0
+        if user_row == 0:
+            degraded.append("unknown_user")
+
+    item_row = 0
+    if request.item_id is not None:
+        item_row = bundle.catalogue.row_of(request.item_id) or 0
+        if item_row == 0:
+            raise UnknownItemError(
+                f"item {request.item_id!r} is not in the catalogue of bundle {bundle.version}; "
+                "send an item_id of the data it was built from"
+            )
+        seen = np.array([item_row], np.int64)
+    else:
+        session = _session_rows(request.session or [], bundle, degraded)
+        seen = np.concatenate([bundle.users.history(user_row), session])
+    degraded.extend(f"context_unknown: {name}" for name in bundle.context_features)
+    if len(seen) == 0:
+        degraded.append("empty_history")
+
+    return Query(
+        request=request,
+        surface=surface,
+        item_row=item_row,
+        seen=seen,
+        features=_features(seen[-surface.max_history :], user_row, bundle),
+        degraded=tuple(degraded),
+    )
+
+
+def _session_rows(session: list[str], bundle: Bundle, degraded: list[str]) -> Rows:
+    found = [(item_id, bundle.catalogue.row_of(item_id)) for item_id in session]
+    unknown = list(dict.fromkeys(item_id for item_id, row in found if row is None))
+    degraded.extend(f"unknown_item: {item_id}" for item_id in unknown[:MAX_NAMED])
+    if len(unknown) > MAX_NAMED:
+        degraded.append(f"unknown_items: {len(unknown) - MAX_NAMED} more")
+    return np.array([row for _, row in found if row is not None], np.int64)
+
+
+def _features(history: Rows, user_row: int, bundle: Bundle) -> JaggedBatch:
+    def one(row: int) -> Jagged:
+        return Jagged.one_each(torch.tensor([row]))
+
+    ends = torch.tensor([0, len(history)])
+    features = {"history": Jagged(torch.from_numpy(history), ends), "user": one(user_row)}
+    for name, rows in bundle.users.features.items():
+        features[f"user.{name}"] = one(int(rows[user_row]))
+    for name in bundle.context_features:
+        features[f"context.{name}"] = one(0)
+    return JaggedBatch(features)

@@ -1,0 +1,67 @@
+"""Settings of a server: from the environment (RECSYS_*) and the command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+PREFIX = "RECSYS_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How one server process runs."""
+
+    bundles: Path = Path("bundles")
+    """Folder with ``bundle-*`` and the link ``current``."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes any free port."""
+    poll_seconds: float = 2.0
+    """How often ``current`` is looked at; SIGHUP looks at once."""
+    max_body_bytes: int = 8 << 20
+    """A larger request body is refused with 413."""
+    body_timeout_seconds: float = 10.0
+    """A body that takes longer to arrive is refused with 408."""
+    drain_seconds: int = 10
+    """How long SIGTERM waits for requests that are being answered."""
+    torch_threads: int = 1
+    """Threads of one model call; requests are small, so more only wait for each other."""
+    log_requests: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("poll_seconds", "max_body_bytes", "body_timeout_seconds", "torch_threads"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        if not 0 <= self.port < 1 << 16:
+            raise ValueError(f"port must be in [0, 65536), got {self.port}")
+
+    @classmethod
+    def from_environment(
+        cls, environment: Mapping[str, str] | None = None, **given: object
+    ) -> Settings:
+        """Read RECSYS_BUNDLES, RECSYS_PORT and so on; what is given and not None wins.
+
+        Raises:
+            ValueError: Names the variable whose value cannot be read.
+        """
+        environment = os.environ if environment is None else environment
+        values: dict[str, object] = {
+            field.name: environment[PREFIX + field.name.upper()]
+            for field in fields(cls)
+            if PREFIX + field.name.upper() in environment
+        }
+        values |= {name: value for name, value in given.items() if value is not None}
+        try:
+            return TypeAdapter(cls).validate_python(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = str(first["loc"][0]) if first["loc"] else "settings"
+            raise ValueError(
+                f"{name} (environment {PREFIX}{name.upper()}): {first['msg']}, "
+                f"got {first['input']!r}"
+            ) from error

@@ -1,0 +1,40 @@
+"""Surfaces: where a list is shown, as configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surface:
+    """What a list on one surface is made from."""
+
+    name: str
+    weights: Mapping[str, float]
+    """Sources by name with their weight in the fusion; 0 only fills lists up."""
+    exclude_seen: bool
+    """Whether items of the history are left out; the item of ``similar`` always is."""
+    num_candidates: int = 200
+    """Items asked from each source; a longer list asks for as many as it has places."""
+    max_history: int = 200
+    """The latest so many events are what models read."""
+
+    def __post_init__(self) -> None:
+        if not self.weights or any(weight < 0 for weight in self.weights.values()):
+            raise ValueError(
+                f"surface {self.name!r} needs sources with weights >= 0, got {dict(self.weights)}"
+            )
+
+
+HOME = Surface(
+    name="home",
+    weights={"two_tower": 1.0, "item_to_item": 1.0, "popular": 0.0},
+    exclude_seen=True,
+)
+SIMILAR = Surface(
+    name="similar",
+    weights={"item_to_item": 1.0, "two_tower": 1.0, "popular": 0.0},
+    exclude_seen=False,
+)
+SURFACES = {surface.name: surface for surface in (HOME, SIMILAR)}

@@ -1,0 +1,134 @@
+"""Bundles of any size from made-up arrays, for tests, load tests and trying the server out.
+
+Even users took even items and odd users odd items, popular ones more often; popularity and
+item-to-item are fitted on that, the two-tower is left as it was initialised.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recsys.data.batch import Jagged
+from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
+from recsys.models.popularity import Popularity, PopularityConfig
+from recsys.models.two_tower import ItemCatalogue, TwoTower, TwoTowerConfig, TwoTowerInputs
+from recsys.retrieval.faiss_index import build_index
+from serving.bundle import BundleParts, TwoTowerParts, write_bundle
+from serving.catalogue import Catalogue
+from serving.users import Users
+
+Rows = NDArray[np.int64]
+CATEGORIES = ("even", "odd", "tens")
+NUM_AGE_ROWS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticSize:
+    """How large a made-up bundle is."""
+
+    num_items: int = 40
+    num_users: int = 12
+    events_per_user: int = 8
+    embedding_dim: int = 8
+    content_dim: int = 4
+    seed: int = 0
+
+
+def write_synthetic_bundle(
+    bundles_dir: Path, version: str, size: SyntheticSize | None = None
+) -> Path:
+    """Write ``bundle-<version>``: items ``item-1`` .. and users ``user-1`` .., titles and all."""
+    size = size or SyntheticSize()
+    with tempfile.TemporaryDirectory() as scratch:
+        parts = synthetic_parts(Path(scratch), size)
+        return write_bundle(
+            bundles_dir, parts, version=version, metrics={"popularity": {"recall@10": 0.5}}
+        )
+
+
+def synthetic_parts(scratch: Path, size: SyntheticSize) -> BundleParts:
+    """Make the parts; models lie in ``scratch``."""
+    torch.manual_seed(size.seed)
+    num_item_rows = size.num_items + 1
+    users, catalogue = _users(size), _catalogue(size)
+    starts, ends = users.offsets[:-1], users.offsets[1:]
+    popularity = Popularity.fit(users.item_rows, users.times, num_item_rows, PopularityConfig())
+    popularity.save(scratch / "popularity")
+    neighbours = ItemToItem.fit(users.item_rows, starts, ends, num_item_rows, ItemToItemConfig())
+    neighbours.save(scratch / "item_to_item")
+    return BundleParts(
+        catalogue=catalogue,
+        users=users,
+        popularity=scratch / "popularity",
+        item_to_item=scratch / "item_to_item",
+        two_tower=_two_tower(scratch, catalogue, size),
+        user_features={"age": NUM_AGE_ROWS},
+    )
+
+
+def _users(size: SyntheticSize) -> Users:
+    rng = np.random.default_rng(size.seed)
+    histories = []
+    for user_row in range(1, size.num_users + 1):
+        own = np.arange(1 + (user_row + 1) % 2, size.num_items + 1, 2)
+        weight = 1 / np.arange(1, len(own) + 1)
+        count = min(size.events_per_user, len(own))
+        histories.append(rng.choice(own, count, replace=False, p=weight / weight.sum()))
+    item_rows = np.concatenate(histories).astype(np.int64)
+    lengths = [0, 0, *(len(history) for history in histories)]
+    return Users.from_lists(
+        user_ids=[f"user-{row}" for row in range(1, size.num_users + 1)],
+        features={"age": np.arange(size.num_users + 1) % NUM_AGE_ROWS},
+        item_rows=item_rows,
+        offsets=np.cumsum(lengths),
+        times=1_700_000_000 + 3_600 * np.arange(len(item_rows)),
+    )
+
+
+def _catalogue(size: SyntheticSize) -> Catalogue:
+    """Every item is even or odd, each tenth is also in the category ``tens``."""
+    rows = range(1, size.num_items + 1)
+    categories = [[1 + row % 2, 3] if row % 10 == 0 else [1 + row % 2] for row in rows]
+    return Catalogue.from_lists(
+        item_ids=[f"item-{row}" for row in rows],
+        display_texts=[f"Title {row} \u00fc\u4e16\U0001f600" for row in rows],
+        category_names=CATEGORIES,
+        category_values=np.concatenate(categories).astype(np.int64),
+        category_offsets=np.cumsum([0, 0, *map(len, categories)]),
+    )
+
+
+def _two_tower(scratch: Path, catalogue: Catalogue, size: SyntheticSize) -> TwoTowerParts:
+    content = torch.randn(size.num_items + 1, size.content_dim)
+    content[0] = 0
+    categories = Jagged(
+        torch.from_numpy(catalogue.category_values), torch.from_numpy(catalogue.category_offsets)
+    )
+    config = TwoTowerConfig(
+        embedding_dim=size.embedding_dim, hidden_dim=2 * size.embedding_dim, backend="torch"
+    )
+    inputs = TwoTowerInputs(
+        num_item_rows=size.num_items + 1,
+        content_dim=size.content_dim,
+        num_categories=catalogue.num_category_rows,
+        user_features={"age": NUM_AGE_ROWS},
+    )
+    counts = torch.ones(size.num_items + 1, dtype=torch.int64)
+    model = TwoTower(config, inputs, ItemCatalogue(content, categories), counts).eval()
+    with torch.no_grad():
+        vectors = model.all_item_vectors()
+    model.save(scratch / "two_tower")
+    index = build_index(vectors)
+    index.save(scratch / "items.faiss")
+    return TwoTowerParts(
+        model=scratch / "two_tower",
+        index=scratch / "items.faiss",
+        content=content.numpy(),
+        item_vectors=vectors.numpy(),
+    )
