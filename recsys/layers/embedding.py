@@ -13,6 +13,7 @@ Axes: B examples, M values of one feature in the whole batch, D width.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -120,6 +121,8 @@ def torchrec_collection(tables: Sequence[TableConfig]) -> EmbeddingBagCollection
     """Build TorchRec's collection; importing it takes about two seconds."""
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 
+    # TorchRec 1.8 calls a function that torch 2.13 warns about, once per process, to no one's use.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     configs = [
         EmbeddingBagConfig(
             name=table.name,
