@@ -72,8 +72,7 @@ def select_top_k(scores: Tensor, k: int) -> TopK:
         values, columns = values[:, :taken].clone(), columns[:, :taken].clone()
         # Popularity ties in every list, so what counting takes in memory is kept small.
         for rows in torch.split(tied, max(1, MAX_COUNTED // num_columns)):
-            columns[rows] = _select_tied(scores[rows], last[rows], taken)
-            values[rows] = scores[rows].gather(1, columns[rows])
+            columns[rows] = _first_of_equals(scores[rows], values[rows], columns[rows])
 
     columns, order = columns.sort(dim=1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
@@ -85,13 +84,18 @@ def select_top_k(scores: Tensor, k: int) -> TopK:
     return lists
 
 
-def _select_tied(scores: Tensor, threshold: Tensor, k: int) -> Tensor:
-    """Columns of everything above the threshold and the first of what equals it: [R, k]."""
-    above = scores > threshold[:, None]  # [R, N]
-    equal = scores == threshold[:, None]  # [R, N]
-    room = k - above.sum(1, keepdim=True)  # [R, 1]
-    kept = above | (equal & (equal.cumsum(1) <= room))
-    return kept.nonzero()[:, 1].view(-1, k)
+def _first_of_equals(scores: Tensor, values: Tensor, columns: Tensor) -> Tensor:
+    """Let the lowest columns of [R, N] scores stand where lists [R, k] reach their last value.
+
+    Whatever lies above the last value is in the list in any case.
+    """
+    num_columns, k = scores.shape[1], values.shape[1]
+    last = values[:, -1:]  # [R, 1]
+    nearness = torch.arange(num_columns, 0, -1, dtype=torch.int32, device=scores.device)
+    equals = torch.where(scores == last, nearness, 0).topk(k, dim=1).indices  # [R, k]
+    num_above = (values > last).sum(1, keepdim=True)  # [R, 1]
+    place = torch.arange(k, device=scores.device) - num_above  # [R, k]
+    return torch.where(place < 0, columns, equals.gather(1, place.clamp_min(0)))
 
 
 def no_items(num_queries: int, k: int, device: torch.device | str = "cpu") -> TopK:
