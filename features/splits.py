@@ -1,0 +1,68 @@
+"""Where each user's train events end, and where validation ends.
+
+Axes: U users, in row order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.schema import SplitConfig
+
+Rows = NDArray[np.int64]
+SECONDS_PER_DAY = 86_400
+MIN_EVENTS_TO_SPLIT = 3
+
+
+class Ends(NamedTuple):
+    """Counts of a user's events that precede the end of train and of validation, both [U]."""
+
+    train: Rows
+    validation: Rows
+
+
+class Cuts(NamedTuple):
+    """Unix seconds at which validation and test begin."""
+
+    validation: int
+    test: int
+
+
+def leave_one_out(counts: Rows) -> Ends:
+    """Hold out the last event for test and the one before for validation.
+
+    Users with fewer than three events have all of them in train.
+    """
+    split = counts >= MIN_EVENTS_TO_SPLIT
+    return Ends(counts - 2 * split, counts - split)
+
+
+def midnights(events_per_day: Rows, first_day: int, split: SplitConfig) -> Cuts:
+    """Choose the midnights (UTC) nearest to the configured shares of events.
+
+    Args:
+        events_per_day: Events on each day from ``first_day`` (days since 1970).
+
+    Raises:
+        ValueError: If the events lie on too few days to leave three parts.
+    """
+    before = np.concatenate([[0], np.cumsum(events_per_day)])  # events before each day
+    total = before[-1]
+    targets = [1 - split.validation_share - split.test_share, 1 - split.test_share]
+    days = [int(np.abs(before - share * total).argmin()) for share in targets]
+    if not 0 < days[0] < days[1] < len(events_per_day):
+        raise ValueError(
+            f"a global_time split needs train, validation and test to fall on different days, "
+            f"but the events span {len(events_per_day)} day(s); use splits.kind = "
+            '"leave_one_out" or change the shares'
+        )
+    return Cuts(*((first_day + day) * SECONDS_PER_DAY for day in days))
+
+
+def global_time(times: Rows, users: Rows, num_users: int, cuts: Cuts) -> Ends:
+    """Cut all users' events at the same two moments; users count from 0."""
+    ends = [np.bincount(users[times < cut], minlength=num_users) for cut in cuts]
+    return Ends(*ends)
