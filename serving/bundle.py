@@ -21,6 +21,7 @@ Axes: N item rows, U user rows, D width of item vectors, F width of content embe
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from recsys.retrieval.index_file import meta_path
 from serving.catalogue import Catalogue, load_array, reading
 from serving.delta import Delta, chain_of
 from serving.manifest import (
+    VERSION_PATTERN,
     BundleManifest,
     Dimensions,
     Verdict,
@@ -139,8 +141,11 @@ def write_bundle(
     Raises:
         ValueError: The version exists or is not a name, or parts do not agree.
     """
-    if "+" in version:
-        raise ValueError(f"version {version!r} names a delta; write_delta makes those")
+    if "+" in version or not re.fullmatch(VERSION_PATTERN, version):
+        raise ValueError(
+            f"version {version!r} of a bundle must be a letter or digit, then at most 63 letters, "
+            "digits, dots, dashes and underscores (a plus is for deltas, see write_delta)"
+        )
     final = bundle_directory(bundles_dir, version)
     with whole_directory(final) as directory:
         parts.catalogue.save(directory)
@@ -318,7 +323,7 @@ def _load_retriever(
         index.add(torch.from_numpy(delta.item_vectors))
 
     contents = [torch.from_numpy(part) for part in (content, *(delta.content for delta in deltas))]
-    with reading(directory / "two_tower"), torch.inference_mode():
+    with reading(directory / "two_tower"), torch.no_grad():
         known = _known_categories(catalogue, manifest.dimensions.num_category_rows)
         items = ItemCatalogue(torch.cat(contents) if deltas else contents[0], known)
         model = TwoTower.load(directory / "two_tower", items)

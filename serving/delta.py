@@ -151,11 +151,18 @@ def write_delta(
     """
     if not items:
         raise ValueError("a delta needs at least one new item")
-    for name, vectors in (("content", content), ("item_vectors", item_vectors)):
-        if vectors.ndim != 2 or len(vectors) != len(items):
-            raise ValueError(f"{name} must be [{len(items)}, width], got {vectors.shape}")
     chain = chain_of(bundle_directory(bundles_dir, parent_version).resolve())
     newest = chain[-1]
+    if "two_tower" not in newest.manifest.models:
+        raise ValueError(
+            f"bundle {parent_version} has no two_tower, so nothing would find new items; release "
+            "a whole bundle with them instead"
+        )
+    for name, vectors in (("content", content), ("item_vectors", item_vectors)):
+        path = chain[0].directory / "two_tower" / f"{name}.npy"
+        expected = (len(items), load_array(path, np.float32, 2).shape[1])
+        if vectors.shape != expected:
+            raise ValueError(f"{name} of the new items must be {expected}, got {vectors.shape}")
     parent = Catalogue.load(chain[0].directory)
     for link in chain[1:]:
         parent = Delta.load(link).extend(parent)

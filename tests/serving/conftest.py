@@ -1,0 +1,64 @@
+"""A small released bundle, and a way to make an altered one look as if it had been released."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from serving.manifest import (
+    MANIFEST,
+    FileEntry,
+    digest_of_file,
+    publish,
+    vocabulary_digests,
+)
+from serving.synthetic_bundle import write_synthetic_bundle
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bundles folder with ``v1`` published; shared, so not to be changed."""
+    bundles_dir = tmp_path_factory.mktemp("bundles")
+    write_synthetic_bundle(bundles_dir, "v1")
+    publish(bundles_dir, "v1")
+    return bundles_dir
+
+
+@pytest.fixture
+def bundles_dir(released: Path, tmp_path: Path) -> Path:
+    """A copy of ``released`` that a test may damage."""
+    return Path(shutil.copytree(released, tmp_path / "bundles", symlinks=True))
+
+
+@pytest.fixture
+def reseal() -> Callable[..., None]:
+    """Make a manifest fit the files that lie there, as somebody would who forges a bundle."""
+
+    def rewrite(directory: Path, **changes: Any) -> None:
+        document = json.loads((directory / MANIFEST).read_text())
+        paths = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+        files = {
+            path.relative_to(directory).as_posix(): FileEntry(
+                sha256=digest_of_file(path), size=path.stat().st_size
+            )
+            for path in paths
+            if path.name != MANIFEST
+        }
+        document["files"] = {name: entry.model_dump() for name, entry in files.items()}
+        document["vocabularies"] = vocabulary_digests(files)
+        document |= changes
+        (directory / MANIFEST).write_text(json.dumps(document))
+
+    return rewrite

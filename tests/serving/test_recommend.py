@@ -1,0 +1,272 @@
+"""Known answers: in the synthetic bundle, user-<even> took even items only."""
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.data.batch import Jagged, JaggedBatch
+from serving.bundle import load_bundle
+from serving.query import UnknownItemError
+from serving.recommend import Recommender
+from serving.schemas import Request
+
+
+@pytest.fixture(scope="module")
+def recommender(released):
+    return Recommender.load(released / "current")
+
+
+def ask(recommender, **fields):
+    return recommender.answer(Request.model_validate(fields))
+
+
+def ids(reply):
+    return [item.item_id for item in reply.items]
+
+
+def seen_by(recommender, user_id):
+    users, item_ids = recommender.bundle.users, recommender.bundle.catalogue.item_ids
+    return {item_ids[row] for row in users.history(users.row_of(user_id))}
+
+
+def test_user_gets_unseen_items_of_the_own_taste_from_neighbours(recommender):
+    reply = ask(recommender, user_id="user-2", k=40)
+    neighbours = [item for item in reply.items if item.source == "item_to_item"]
+    assert neighbours
+    assert all(int(item.item_id.removeprefix("item-")) % 2 == 0 for item in neighbours)
+    assert not seen_by(recommender, "user-2") & set(ids(reply))
+    assert len(reply.items) == 40 - 8
+    assert reply.degraded == ["short_list: 32 of 40"]
+    assert reply.fallback is None
+    assert reply.served_by.bundle == "v1"
+
+
+def test_scores_are_the_fusion_of_exact_rankings(recommender):
+    """A slow truth: both models' full score rows, ranked by sorting, fused by a dictionary."""
+    bundle = recommender.bundle
+    for user_row in range(1, 13):
+        history = bundle.users.history(user_row)
+        query = JaggedBatch(
+            {
+                "history": Jagged.from_lists([history.tolist()]),
+                "user": Jagged.from_lists([[user_row]]),
+                "user.age": Jagged.from_lists([[int(bundle.users.features["age"][user_row])]]),
+            }
+        )
+        fused = dict.fromkeys(set(range(1, 41)) - set(history.tolist()), 0.0)
+        with torch.no_grad():
+            tables = (bundle.retriever.model.score(query), bundle.item_to_item.score(query))
+        for scores in tables:
+            ranked = sorted(
+                (row for row in fused if scores[0, row] > -torch.inf),
+                key=lambda row: (-float(scores[0, row]), row),
+            )
+            for rank, row in enumerate(ranked, start=1):
+                fused[row] += 1 / (60 + rank)
+        expected = sorted(fused, key=lambda row: (-fused[row], row))[:10]
+        reply = ask(recommender, user_id=f"user-{user_row}", k=10)
+        assert ids(reply) == [f"item-{row}" for row in expected]
+        np.testing.assert_allclose(
+            [item.score for item in reply.items], [fused[row] for row in expected], rtol=1e-6
+        )
+
+
+def test_frame_list_and_single_answers_are_bit_equal(recommender):
+    users = [f"user-{row}" for row in range(1, 13)] + ["nobody"]
+    frame = recommender.recommend(pl.DataFrame({"user_id": users}), k=7)
+    assert frame.equals(recommender.recommend(users, k=7))
+    assert frame.columns == ["user_id", "rank", "item_id", "display_text", "score", "source"]
+    assert frame["rank"].to_list() == list(range(1, 8)) * 13
+    for user_id in users:
+        rows = frame.filter(pl.col("user_id") == user_id)
+        reply = ask(recommender, user_id=user_id, k=7)
+        assert rows["item_id"].to_list() == ids(reply)
+        assert rows["score"].to_list() == [item.score for item in reply.items]
+    assert frame["display_text"][0].startswith(f"Title {frame['item_id'][0][5:]} ")
+
+
+def test_frame_without_user_ids_says_what_it_has(recommender):
+    with pytest.raises(ValueError, match=r"needs a column user_id, it has \['user'\]"):
+        recommender.recommend(pl.DataFrame({"user": ["a"]}))
+    assert recommender.recommend([]).height == 0
+
+
+def test_reloaded_bundle_gives_the_same_bits(recommender, released):
+    again = Recommender(load_bundle(released / "bundle-v1"))
+    users = [f"user-{row}" for row in range(1, 13)]
+    assert recommender.recommend(users).equals(again.recommend(users))
+
+
+def test_unknown_user_gets_popular_items_and_is_told(recommender):
+    reply = ask(recommender, user_id="nobody", k=5)
+    by_count = torch.sort(
+        recommender.bundle.popularity.item_scores[1:], descending=True, stable=True
+    )
+    assert ids(reply) == [f"item-{row + 1}" for row in by_count.indices[:5].tolist()]
+    assert reply.degraded == ["unknown_user", "empty_history"]
+    assert reply.fallback == "popular"
+    assert {item.source for item in reply.items} == {"popular"}
+    scores = [item.score for item in reply.items]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] > scores[-1] > 0
+
+
+def test_visitor_without_anything_gets_popular_items(recommender):
+    reply = ask(recommender, k=3)
+    assert len(reply.items) == 3
+    assert reply.degraded == ["empty_history"]
+    assert reply.fallback == "popular"
+
+
+def test_session_steers_the_list_and_unknown_items_are_named(recommender):
+    reply = ask(recommender, session=["item-2", "zz", "item-4", "item-2", "zz"], k=40)
+    assert reply.degraded == ["unknown_item: zz", "short_list: 38 of 40"]
+    assert not {"item-2", "item-4"} & set(ids(reply))
+    many = ask(recommender, session=[f"x{n}" for n in range(9)], k=2)
+    assert many.degraded == [
+        *(f"unknown_item: x{n}" for n in range(5)),
+        "unknown_items: 4 more",
+        "empty_history",
+    ]
+    assert many.fallback == "popular"
+
+
+def test_session_continues_the_users_history(recommender):
+    users = recommender.bundle.users
+    history = [f"item-{row}" for row in users.history(users.row_of("user-3"))]
+    together = ask(recommender, user_id="user-3", session=["item-2"], k=30)
+    alone = ask(recommender, session=[*history, "item-2"], k=30)
+    assert not {*history, "item-2"} & set(ids(together))
+
+    # The user's age differs from an unknown visitor's, so only neighbours must agree.
+    def by_neighbours(reply):
+        return {item.item_id for item in reply.items if item.source == "item_to_item"}
+
+    assert by_neighbours(together)
+    assert set(ids(together)) == set(ids(alone))
+
+
+def test_excluded_items_and_other_categories_stay_out(recommender):
+    reply = ask(
+        recommender,
+        user_id="user-2",
+        k=40,
+        exclude=["item-2", "item-30", "unknown"],
+        filter={"categories": ["tens", "no such category"]},
+    )
+    assert set(ids(reply)) == {"item-10", "item-20", "item-40"} - seen_by(recommender, "user-2")
+    assert [what.partition(":")[0] for what in reply.degraded] == ["short_list"]
+
+
+def test_filter_that_leaves_nothing_gives_popular_items_and_says_so(recommender):
+    reply = ask(recommender, user_id="user-2", k=4, filter={"categories": ["no such category"]})
+    assert len(reply.items) == 4
+    assert reply.degraded == ["everything_filtered: categories ignored"]
+    assert reply.fallback == "popular"
+
+
+def test_user_who_has_seen_everything_sees_it_again(recommender):
+    everything = [f"item-{row}" for row in range(1, 41)]
+    reply = ask(recommender, session=everything, k=4)
+    assert len(reply.items) == 4
+    assert reply.degraded == ["everything_filtered: seen items shown"]
+    assert reply.fallback == "popular"
+    # What the request itself excludes does not come back.
+    nothing = ask(recommender, session=everything, exclude=everything, k=4)
+    assert nothing.items == []
+    assert nothing.degraded == ["everything_excluded", "short_list: 0 of 4"]
+
+
+def test_k_beyond_the_catalogue_gives_all_there_is(recommender):
+    reply = ask(recommender, user_id="nobody", k=1000)
+    assert sorted(ids(reply)) == sorted(f"item-{row}" for row in range(1, 41))
+    assert reply.degraded[-1] == "short_list: 40 of 1000"
+
+
+def test_shorter_list_is_the_beginning_of_the_longer(recommender):
+    longer = ask(recommender, user_id="user-5", k=30).items
+    assert ask(recommender, user_id="user-5", k=7).items == longer[:7]
+
+
+def test_similar_items_leave_the_item_out(recommender):
+    reply = ask(recommender, surface="similar", item_id="item-4", k=40)
+    assert len(reply.items) == 39
+    assert "item-4" not in ids(reply)
+    assert {item.source for item in reply.items} >= {"two_tower", "item_to_item"}
+
+
+def test_similar_to_an_unknown_item_is_an_error_that_names_it(recommender):
+    with pytest.raises(UnknownItemError, match="'zz' is not in the catalogue of bundle v1"):
+        ask(recommender, surface="similar", item_id="zz")
+
+
+def test_reasons_name_the_strongest_item_of_the_history(recommender):
+    reply = ask(recommender, user_id="user-2", k=30, explain=True)
+    offsets, rows, weights = recommender.bundle.item_to_item.neighbours
+    history = recommender.bundle.users.history(2)[::-1].tolist()
+    power = recommender.bundle.item_to_item.config.history_power
+    checked = 0
+    for item in reply.items:
+        if item.source != "item_to_item":
+            assert item.reason == "fits the history"
+            continue
+        row = int(item.item_id.removeprefix("item-"))
+        strength = {}
+        for recency, seed in enumerate(history, start=1):
+            own = slice(int(offsets[seed]), int(offsets[seed + 1]))
+            weight = float(weights[own][rows[own] == row].sum()) * recency**-power
+            strength[seed] = weight
+        seed = max(strength, key=lambda one: strength[one])
+        assert item.reason.startswith(f"goes with Title {seed} ")
+        checked += 1
+    assert checked > 3
+    assert ask(recommender, user_id="user-2").items[0].reason is None
+    assert ask(recommender, k=1, explain=True).items[0].reason == "popular"
+
+
+def test_timings_cover_every_stage(recommender):
+    timings = ask(recommender, user_id="user-1").timings_ms
+    assert list(timings) == ["hydrate", "filter", "retrieve", "rank", "select", "total"]
+    assert timings["total"] >= max(timings["retrieve"], timings["rank"])
+
+
+def test_bundle_without_two_tower_answers_from_the_rest(recommender, bundles_dir):
+    from dataclasses import replace
+
+    alone = Recommender(replace(recommender.bundle, retriever=None, item_to_item=None))
+    reply = ask(alone, user_id="user-1", k=3)
+    assert reply.fallback == "popular"
+    assert reply.served_by.index is None
+
+
+names = st.sampled_from([*(f"item-{row}" for row in range(1, 41)), "unknown", "\u00fc"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    user=st.sampled_from([None, "user-1", "user-2", "nobody"]),
+    session=st.none() | st.lists(names, max_size=60),
+    exclude=st.lists(names, max_size=60),
+    categories=st.none() | st.lists(st.sampled_from(["even", "odd", "tens", "?"]), min_size=1),
+    k=st.integers(1, 1000),
+)
+def test_any_request_gets_a_sound_list(recommender, user, session, exclude, categories, k):
+    reply = ask(
+        recommender,
+        user_id=user,
+        session=session,
+        exclude=exclude,
+        filter={"categories": categories},
+        k=k,
+    )
+    listed = ids(reply)
+    assert len(set(listed)) == len(listed) <= k
+    assert not set(exclude) & set(listed)
+    assert bool(listed) == bool({f"item-{row}" for row in range(1, 41)} - set(exclude))
+    scores = [item.score for item in reply.items]
+    assert scores == sorted(scores, reverse=True)
+    if not any(what.startswith("everything") for what in reply.degraded):
+        assert not set(session or []) & set(listed)
