@@ -21,7 +21,7 @@ def exact_top_k(
     k: int,
     mask: ItemMask | None = None,
     *,
-    max_scores: int = 1 << 23,
+    max_scores: int | None = None,
 ) -> TopK:
     """Find the k items with the greatest inner product for each query.
 
@@ -33,7 +33,8 @@ def exact_top_k(
         items: [N, D], on the device of the queries; row 0 is skipped.
         k: List length; lists with fewer eligible items end in row -1, score -inf.
         mask: Items that may be returned, of N item rows; None allows all but row 0.
-        max_scores: Scores held at once; more than that are worked off in chunks.
+        max_scores: Scores held at once, more are worked off in chunks; None takes 32 MiB of them
+            on a CPU and 1 GiB on a GPU, which needs them to be busy.
 
     Raises:
         ValueError: k < 1, shapes that do not fit, a query that is not finite, or an item that
@@ -49,6 +50,8 @@ def exact_top_k(
         columns = allowed.nonzero().squeeze(1)
         items, allowed = items[columns], allowed[columns]
 
+    if max_scores is None:
+        max_scores = 1 << 23 if queries.device.type == "cpu" else 1 << 28
     item_chunk = max(1, min(items.shape[0], max_scores))
     query_chunk = max(1, max_scores // item_chunk)
     best = no_items(len(queries), k, queries.device)
