@@ -1,0 +1,216 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Sequences
+from recsys.data.order import BatchOrder
+from recsys.data.top_k import top_k_of_scores
+from recsys.models.two_tower import ItemCatalogue, TwoTower, TwoTowerConfig, TwoTowerInputs, latest
+from recsys.testing.contracts import assert_retriever_contract, assert_same_seed_same_result
+
+NUM_ITEM_ROWS = 41
+SMALL = TwoTowerConfig(
+    embedding_dim=16,
+    hidden_dim=32,
+    max_history=8,
+    dropout=0.1,
+    id_dropout=0.2,
+    label_smoothing=0.0,
+    num_uniform_negatives=20,
+    backend="torch",
+)
+INPUTS = TwoTowerInputs(
+    num_item_rows=NUM_ITEM_ROWS, content_dim=4, num_categories=3, user_features={"taste": 3}
+)
+
+
+def catalogue(num_item_rows: int = NUM_ITEM_ROWS) -> ItemCatalogue:
+    """Content says the parity, the category too; row 0 has neither."""
+    parity = torch.arange(num_item_rows) % 2
+    content = torch.stack([parity, 1 - parity, parity, 1 - parity], dim=1).float()
+    content[0] = 0
+    lists = [[], *([int(value) + 1] for value in parity[1:])]
+    return ItemCatalogue(content, Jagged.from_lists(lists))
+
+
+def taste_feature(sequences: Sequences) -> dict[str, np.ndarray]:
+    return {"taste": np.arange(sequences.num_user_rows) % 2 + 1}
+
+
+def queries(sequences: Sequences, split: str = "test") -> JaggedBatch:
+    positions = sequences.label_positions(split)
+    return sequences.queries(positions, max_history=8, user_features=taste_feature(sequences))
+
+
+@torch.enable_grad()
+def fit(
+    sequences: Sequences, seed: int, config: TwoTowerConfig = SMALL, steps: int = 60
+) -> TwoTower:
+    torch.manual_seed(seed)
+    counts = np.bincount(sequences.item_rows[sequences.label_positions("train")], minlength=41)
+    model = TwoTower(config, INPUTS, catalogue(), torch.from_numpy(counts))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    positions = sequences.label_positions("train")
+    order = BatchOrder(len(positions), 64, seed)
+    for step in range(steps):
+        chosen = positions[order.indices(step)]
+        batch = sequences.queries(chosen, max_history=8, user_features=taste_feature(sequences))
+        loss = model.loss(batch, sequences.labels(chosen))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+def test_keeps_the_contract_of_every_retriever(tastes: Sequences, tmp_path: Path) -> None:
+    model = fit(tastes, seed=1, steps=5)
+    assert_retriever_contract(
+        model,
+        lambda path: TwoTower.load(path, catalogue()),
+        queries(tastes),
+        NUM_ITEM_ROWS,
+        tmp_path,
+    )
+
+
+def test_same_seed_same_result(tastes: Sequences) -> None:
+    assert_same_seed_same_result(lambda seed: fit(tastes, seed, steps=5), queries(tastes))
+
+
+@pytest.mark.parametrize("num_uniform", [0, 20, NUM_ITEM_ROWS])
+def test_loss_falls_on_twenty_steps(tastes: Sequences, num_uniform: int) -> None:
+    """From ids alone: with content the towers agree on tastes before any training."""
+    torch.manual_seed(1)
+    model = TwoTower(
+        replace(SMALL, num_uniform_negatives=num_uniform, dropout=0.0, id_dropout=0.0),
+        TwoTowerInputs(num_item_rows=NUM_ITEM_ROWS),
+        ItemCatalogue.empty(NUM_ITEM_ROWS),
+        torch.ones(NUM_ITEM_ROWS, dtype=torch.int64),
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    positions = tastes.label_positions("train")
+    batch, labels = tastes.queries(positions, max_history=8), tastes.labels(positions)
+    losses = []
+    for _ in range(20):
+        loss = model.loss(batch, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_users_get_their_own_taste(tastes: Sequences) -> None:
+    model = fit(tastes, seed=1)
+    positions = tastes.label_positions("test")
+    lists = top_k_of_scores(model.score(queries(tastes)), 10).item_rows
+    own = (lists % 2 == (tastes.labels(positions) % 2)[:, None]).float().mean()
+    assert own > 0.98
+
+
+def test_history_alone_tells_the_taste(tastes: Sequences) -> None:
+    """Without the user feature (row 0, unknown) the history decides."""
+    model = fit(tastes, seed=1)
+    batch = queries(tastes)
+    unknown = Jagged.one_each(torch.zeros(batch.batch_size, dtype=torch.int64))
+    scores = model.score(JaggedBatch({**batch.features, "user.taste": unknown}))
+    own = top_k_of_scores(scores, 10).item_rows % 2
+    expected = tastes.labels(tastes.label_positions("test")) % 2
+    assert (own == expected[:, None]).float().mean() > 0.95
+
+
+def test_an_item_training_never_met_is_placed_by_its_content(tastes: Sequences) -> None:
+    """Rows 41 and 42 were added later; even users should prefer the even one and odd the odd."""
+    trained = fit(tastes, seed=1)
+    grown = TwoTower(SMALL, INPUTS, catalogue(43))
+    grown.load_state_dict(trained.state_dict())
+    scores = grown.eval().score(queries(tastes))
+    assert scores.shape[1] == 43
+    is_odd = tastes.labels(tastes.label_positions("test")) % 2 == 1
+    assert ((scores[:, 41] > scores[:, 42]) == is_odd).all()
+    items = JaggedBatch(
+        {"item": Jagged.from_lists([[0]]), "item.categories": Jagged.from_lists([[2]])}
+    )
+    vector = grown.item_vectors(items, torch.tensor([[1.0, 0.0, 1.0, 0.0]]))
+    torch.testing.assert_close(vector[0], grown.all_item_vectors()[41])
+
+
+def test_an_item_without_events_is_as_good_as_new(tastes: Sequences) -> None:
+    model = fit(tastes, seed=1, steps=5)
+    model.item_tower.item_counts[4] = 0
+    model.eval()
+    items = JaggedBatch(
+        {"item": Jagged.from_lists([[0]]), "item.categories": Jagged.from_lists([[1]])}
+    )
+    vector = model.item_vectors(items, torch.tensor([[0.0, 1.0, 0.0, 1.0]]))
+    torch.testing.assert_close(vector[0], model.all_item_vectors()[4])
+
+
+def test_scores_are_cosines_and_follow_the_weights(tastes: Sequences) -> None:
+    model = fit(tastes, seed=1, steps=5)
+    vectors = model.query_vectors(queries(tastes))
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors)))
+    before = model.score(queries(tastes))
+    torch.testing.assert_close(before[:, 1:], vectors @ model.all_item_vectors()[1:].T)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    model.train()
+    model.loss(queries(tastes), torch.arange(1, len(vectors) + 1) % 40 + 1).backward()
+    optimizer.step()
+    model.eval()
+    fresh = TwoTower(SMALL, INPUTS, catalogue())
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(model.score(queries(tastes)), fresh.eval().score(queries(tastes)))
+    assert not torch.equal(model.score(queries(tastes)), before)
+
+
+def test_order_of_the_history_counts(tastes: Sequences) -> None:
+    model = fit(tastes, seed=1, steps=20)
+    user = Jagged.one_each(torch.zeros(2, dtype=torch.int64))
+    batch = JaggedBatch({"history": Jagged.from_lists([[1, 3, 2], [2, 3, 1]]), "user.taste": user})
+    first, second = model.score(batch)[:, 1:]
+    assert not torch.allclose(first, second)
+
+
+def test_only_the_latest_max_history_events_are_read(tastes: Sequences) -> None:
+    model = fit(tastes, seed=1, steps=5)
+    tail = list(range(3, 11))
+    user = Jagged.one_each(torch.zeros(2, dtype=torch.int64))
+    batch = JaggedBatch({"history": Jagged.from_lists([[20, 30, *tail], tail]), "user.taste": user})
+    long, short = model.score(batch)
+    assert torch.equal(long, short)
+
+
+def test_latest_keeps_the_end_of_each_example() -> None:
+    cut = latest(Jagged.from_lists([[1, 2, 3], [], [4], [5, 6]]), 2)
+    assert cut.values.tolist() == [2, 3, 4, 5, 6]
+    assert cut.offsets.tolist() == [0, 2, 2, 3, 5]
+
+
+def test_ids_alone_are_enough(tastes: Sequences) -> None:
+    """No content, no categories, no features: the literature's sequence-only setting."""
+    torch.manual_seed(1)
+    inputs = TwoTowerInputs(num_item_rows=NUM_ITEM_ROWS)
+    counts = torch.ones(NUM_ITEM_ROWS, dtype=torch.int64)
+    model = TwoTower(SMALL, inputs, ItemCatalogue.empty(NUM_ITEM_ROWS), counts)
+    loss = model.loss(queries(tastes), tastes.labels(tastes.label_positions("test")))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert model.eval().score(queries(tastes)).shape == (60, NUM_ITEM_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("temperature", 0.0, "temperature must be > 0"),
+        ("dropout", 1.0, r"dropout must be in \[0, 1\)"),
+        ("num_heads", 3, "num_heads must divide embedding_dim 16"),
+        ("num_uniform_negatives", -1, "num_uniform_negatives must be >= 0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(field: str, value: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **{field: value})
