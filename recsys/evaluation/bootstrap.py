@@ -129,9 +129,23 @@ def resampled_means(table: Floats, num_resamples: int, seed: int) -> Floats:
     step = max(1, _MAX_CELLS // len(rows))
     for begin in range(0, num_resamples, step):
         end = min(begin + step, num_resamples)
-        drawn = draw.multinomial(num_users, counts / num_users, size=end - begin)  # [r, G]
+        drawn = _draw_counts(draw, counts, end - begin)  # [r, G]
         means[begin:end] = drawn @ rows / num_users
     return means
+
+
+def _draw_counts(draw: np.random.Generator, counts: NDArray[np.int64], size: int) -> Floats:
+    """Draw how often each distinct row is in samples as large as the whole, [size, G]."""
+    num_users, num_rows = int(counts.sum()), len(counts)
+    # A multinomial draw costs about 4 random integers a row, so it pays where rows are shared.
+    if 4 * num_rows < num_users:
+        return draw.multinomial(num_users, counts / num_users, size=size).astype(np.float64)
+    row_of_user = np.repeat(np.arange(num_rows), counts)
+    drawn = np.empty((size, num_rows))
+    for sample in drawn:
+        chosen = row_of_user[draw.integers(0, num_users, num_users, dtype=np.int32)]
+        sample[:] = np.bincount(chosen, minlength=num_rows)
+    return drawn
 
 
 def _known_together(table: Floats) -> Iterator[tuple[NDArray[np.int64], list[int]]]:

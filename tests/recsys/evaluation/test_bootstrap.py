@@ -16,9 +16,10 @@ def ndcg_of_users(num_users: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).choice(GAINS, num_users, p=HITS_AT)
 
 
-def test_resampled_means_are_those_of_drawing_users_one_by_one():
+@pytest.mark.parametrize("shared", [True, False])
+def test_resampled_means_are_those_of_drawing_users_one_by_one(shared: bool):
     values = ndcg_of_users(400, 0)
-    other = np.random.default_rng(1).random(400)
+    other = values**2 if shared else np.random.default_rng(1).random(400)
     quick = resampled_means(np.stack([values, other], 1), 4000, seed=0)
     users = np.random.default_rng(2).integers(0, 400, (4000, 400))
     slow = np.stack([values[users].mean(1), other[users].mean(1)], 1)
