@@ -38,6 +38,7 @@ from recsys.models.two_tower import ItemCatalogue, TwoTower
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.retrieval.index_file import meta_path
 from serving.catalogue import Catalogue, load_array, reading
+from serving.context import check_context_features
 from serving.delta import Delta, chain_of
 from serving.manifest import (
     VERSION_PATTERN,
@@ -224,6 +225,7 @@ def load_bundle(path: Path) -> Bundle:
                 "release the bundle again"
             )
     base, newest = chain[0], chain[-1]
+    check_context_features(base.directory, base.manifest.context_features)
     deltas = [Delta.load(link) for link in chain[1:]]
 
     catalogue = Catalogue.load(base.directory)

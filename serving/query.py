@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from recsys.data.batch import Jagged, JaggedBatch
 from serving.bundle import Bundle
+from serving.context import context_rows, moment_of
 from serving.schemas import Request
 from serving.surfaces import Surface
 
@@ -68,17 +69,26 @@ def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
 
     item_row = 0
     if request.item_id is not None:
-        item_row = bundle.catalogue.row_of(request.item_id) or 0
-        if item_row == 0:
-            raise UnknownItemError(
-                f"item {request.item_id!r} is not in the catalogue of bundle {bundle.version}; "
-                "send an item_id of the data it was built from"
-            )
+        item_row = _item_row(request.item_id, bundle)
         seen = np.array([item_row], np.int64)
+        features = {"history": _history(seen)}
     else:
+        item_row = 0
         session = _session_rows(request.session or [], bundle, degraded)
-        seen = np.concatenate([bundle.users.history(user_row), session])
-    degraded.extend(f"context_unknown: {name}" for name in bundle.context_features)
+        moment = moment_of(
+            request.context.unix_time, bundle.context_features, bundle.users, degraded
+        )
+        known, times = _before(moment, user_row, bundle)
+        seen = np.concatenate([known, session])
+        features = {
+            "history": _history(seen[-surface.max_history :]),
+            "user": _one(user_row),
+            **{
+                f"user.{name}": _one(rows[user_row]) for name, rows in bundle.users.features.items()
+            },
+        }
+        context = context_rows(bundle.context_features, times, len(known), len(session), moment)
+        features |= {f"context.{name}": _one(row) for name, row in context.items()}
     if len(seen) == 0:
         degraded.append("empty_history")
 
@@ -87,9 +97,19 @@ def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
         surface=surface,
         item_row=item_row,
         seen=seen,
-        features=_features(seen[-surface.max_history :], user_row, bundle),
+        features=JaggedBatch(features),
         degraded=tuple(degraded),
     )
+
+
+def _item_row(item_id: str, bundle: Bundle) -> int:
+    row = bundle.catalogue.row_of(item_id)
+    if row is None:
+        raise UnknownItemError(
+            f"item {item_id!r} is not in the catalogue of bundle {bundle.version}; "
+            "send an item_id of the data it was built from"
+        )
+    return row
 
 
 def _session_rows(session: list[str], bundle: Bundle, degraded: list[str]) -> Rows:
@@ -101,14 +121,18 @@ def _session_rows(session: list[str], bundle: Bundle, degraded: list[str]) -> Ro
     return np.array([row for _, row in found if row is not None], np.int64)
 
 
-def _features(history: Rows, user_row: int, bundle: Bundle) -> JaggedBatch:
-    def one(row: int) -> Jagged:
-        return Jagged.one_each(torch.tensor([row]))
+def _before(moment: int, user_row: int, bundle: Bundle) -> tuple[Rows, Rows | None]:
+    """The user's events strictly before a moment, and their times where there are any."""
+    rows, times = bundle.users.history(user_row), bundle.users.history_times(user_row)
+    if times is None:
+        return rows, None
+    end = np.searchsorted(times, moment, side="left")
+    return rows[:end], times[:end]
 
-    ends = torch.tensor([0, len(history)])
-    features = {"history": Jagged(torch.from_numpy(history), ends), "user": one(user_row)}
-    for name, rows in bundle.users.features.items():
-        features[f"user.{name}"] = one(int(rows[user_row]))
-    for name in bundle.context_features:
-        features[f"context.{name}"] = one(0)
-    return JaggedBatch(features)
+
+def _history(rows: Rows) -> Jagged:
+    return Jagged(torch.from_numpy(rows), torch.tensor([0, len(rows)]))
+
+
+def _one(row: int) -> Jagged:
+    return Jagged.one_each(torch.tensor([int(row)]))

@@ -23,7 +23,7 @@ from serving.bundle import Bundle, load_bundle
 from serving.explain import reasons
 from serving.filters import eligible_items
 from serving.query import Query, hydrate
-from serving.schemas import RecommendedItem, Reply, Request, ServedBy, Source
+from serving.schemas import Context, RecommendedItem, Reply, Request, ServedBy, Source
 from serving.sources import sources_of
 from serving.surfaces import SURFACES, Surface
 
@@ -95,14 +95,14 @@ class Recommender:
         )
 
     def recommend(
-        self, users: pl.DataFrame | Sequence[str], k: int = 20, surface: str = "home"
+        self, users: pl.DataFrame | Sequence[str], k: int = 20, unix_time: int | None = None
     ) -> pl.DataFrame:
         """Make a list for each user; the same lists and scores as over HTTP.
 
         Args:
             users: User ids, or a frame with a column ``user_id``.
             k: List length.
-            surface: Of SURFACES.
+            unix_time: Answer as of this second, by default now.
 
         Returns:
             Columns user_id, rank (from 1), item_id, display_text, score, source.
@@ -113,9 +113,10 @@ class Recommender:
         import polars as pl
 
         rows: list[tuple[str, int, str, str, float, str]] = []
+        context = Context(unix_time=unix_time)
         texts, row_of = self.bundle.catalogue.display_texts, self.bundle.catalogue.row_of
         for user_id in _user_ids(users):
-            request = Request.model_validate({"surface": surface, "user_id": user_id, "k": k})
+            request = Request(user_id=user_id, k=k, context=context)
             for rank, item in enumerate(self.answer(request).items, start=1):
                 text = texts[row_of(item.item_id) or 0]
                 rows.append((user_id, rank, item.item_id, text, item.score, item.source))
@@ -198,5 +199,8 @@ def _user_ids(users: pl.DataFrame | Sequence[str]) -> list[str]:
         return list(cast(Sequence[str], users))
     if "user_id" not in columns:
         raise ValueError(f"users needs a column user_id, it has {list(columns)}; rename one")
-    frame = cast("pl.DataFrame", users)
-    return [str(user_id) for user_id in frame["user_id"].to_list()]
+    user_ids = cast("pl.DataFrame", users)["user_id"]
+    if user_ids.null_count():
+        row = user_ids.is_null().arg_max()
+        raise ValueError(f"user_id of row {row} is null; drop such rows, or fill them with any id")
+    return [str(user_id) for user_id in user_ids.to_list()]

@@ -1,7 +1,7 @@
 """What a client asks and what it gets, the same over HTTP, in Python and in batch.
 
-A field that is not in these schemas is refused with its name, never ignored: ``context``,
-``query``, ``diversity``, ``cursor`` and ``dry_run`` are not served.
+A field that is not in these schemas is refused with its name, never ignored: ``query``,
+, ``diversity``, ``cursor`` and ``dry_run`` are not served.
 """
 
 from __future__ import annotations
@@ -32,6 +32,13 @@ class Filter(_Strict):
     """Only items in at least one of these; a category the catalogue lacks holds no item."""
 
 
+class Context(_Strict):
+    """The circumstances of a request."""
+
+    unix_time: int | None = Field(default=None, ge=0, lt=1 << 40)
+    """Answer as of this second: the history is what lies strictly before. By default now."""
+
+
 class Request(_Strict):
     """One list, please.
 
@@ -44,6 +51,7 @@ class Request(_Strict):
     session: list[Id] | None = Field(default=None, max_length=MAX_SESSION)
     """Item ids, oldest first."""
     item_id: Id | None = None
+    context: Context = Context()
     k: int = Field(default=20, ge=1, le=MAX_K)
     filter: Filter = Filter()
     exclude: list[Id] = Field(default_factory=list, max_length=MAX_EXCLUDE)

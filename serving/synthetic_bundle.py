@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from features.point_in_time import FEATURES
 from recsys.data.batch import Jagged
 from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
 from recsys.models.popularity import Popularity, PopularityConfig
@@ -37,6 +38,8 @@ class SyntheticSize:
     events_per_user: int = 8
     embedding_dim: int = 8
     content_dim: int = 4
+    context_features: tuple[str, ...] = ("user_num_events",)
+    """Of features.point_in_time; the events are from November 2023."""
     seed: int = 0
 
 
@@ -69,7 +72,12 @@ def synthetic_parts(scratch: Path, size: SyntheticSize) -> BundleParts:
         item_to_item=scratch / "item_to_item",
         two_tower=_two_tower(scratch, catalogue, size),
         user_features={"age": NUM_AGE_ROWS},
+        context_features=_cardinalities(size),
     )
+
+
+def _cardinalities(size: SyntheticSize) -> dict[str, int]:
+    return {name: FEATURES[name].cardinality for name in size.context_features}
 
 
 def _users(size: SyntheticSize) -> Users:
@@ -118,6 +126,7 @@ def _two_tower(scratch: Path, catalogue: Catalogue, size: SyntheticSize) -> TwoT
         content_dim=size.content_dim,
         num_categories=catalogue.num_category_rows,
         user_features={"age": NUM_AGE_ROWS},
+        context_features=_cardinalities(size),
     )
     counts = torch.ones(size.num_items + 1, dtype=torch.int64)
     model = TwoTower(config, inputs, ItemCatalogue(content, categories), counts).eval()

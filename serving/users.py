@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,11 @@ class Users:
     def num_user_rows(self) -> int:
         return len(self.user_ids)
 
+    @cached_property
+    def newest_time(self) -> int | None:
+        """Unix seconds of the newest event; None without times or events."""
+        return None if self.times is None or len(self.times) == 0 else int(self.times.max())
+
     def row_of(self, user_id: str) -> int | None:
         """Find a user's row; None for an unknown user."""
         return self.user_ids.row_of(user_id) or None
@@ -90,6 +96,12 @@ class Users:
     def history(self, user_row: int) -> Rows:
         """List a user's item rows, oldest first."""
         return self.item_rows[self.offsets[user_row] : self.offsets[user_row + 1]]
+
+    def history_times(self, user_row: int) -> Rows | None:
+        """List the unix seconds of a user's events, ascending; None without times."""
+        if self.times is None:
+            return None
+        return self.times[self.offsets[user_row] : self.offsets[user_row + 1]]
 
     def check(self, directory: Path, num_item_rows: int, cardinalities: Mapping[str, int]) -> None:
         """Check that the parts fit each other and the catalogue.
@@ -102,6 +114,11 @@ class Users:
         if self.times is not None and len(self.times) != len(self.item_rows):
             raise ValueError(
                 f"{histories} has {len(self.times)} times for {len(self.item_rows)} item_rows; "
+                "release the bundle again"
+            )
+        if self.times is not None and not _ascending_within(self.times, self.offsets):
+            raise ValueError(
+                f"{histories} has times that fall within a user's events; build the features and "
                 "release the bundle again"
             )
         for name, rows in self.features.items():
@@ -117,3 +134,9 @@ class Users:
                     f"[0, {cardinalities[name]}); release the bundle again"
                 )
         check_distinct(directory / "users" / "user_ids", self.user_ids)
+
+
+def _ascending_within(times: Rows, offsets: Rows) -> bool:
+    """Whether times never fall from one event to the next of the same user."""
+    falls = np.flatnonzero(np.diff(times) < 0) + 1
+    return bool(np.isin(falls, offsets).all())

@@ -53,6 +53,7 @@ def test_scores_are_the_fusion_of_exact_rankings(recommender):
             {
                 "history": Jagged.from_lists([history.tolist()]),
                 "user": Jagged.from_lists([[user_row]]),
+                "context.user_num_events": Jagged.from_lists([[5]]),  # 5 to 9 events
                 "user.age": Jagged.from_lists([[int(bundle.users.features["age"][user_row])]]),
             }
         )
@@ -91,6 +92,8 @@ def test_frame_list_and_single_answers_are_bit_equal(recommender):
 def test_frame_without_user_ids_says_what_it_has(recommender):
     with pytest.raises(ValueError, match=r"needs a column user_id, it has \['user'\]"):
         recommender.recommend(pl.DataFrame({"user": ["a"]}))
+    with pytest.raises(ValueError, match="user_id of row 1 is null"):
+        recommender.recommend(pl.DataFrame({"user_id": ["user-1", None]}))
     assert recommender.recommend([]).height == 0
 
 

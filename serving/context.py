@@ -1,0 +1,89 @@
+"""Context features of a request: the same definitions as in training, as of the request's moment.
+
+The moment is the request's ``context.unix_time``, else the clock. Where the newest event of the
+bundle is long past (or lies in the future), the moment is just after that event, since a model has
+never seen users who were all away for years; replies then say ``stale_data``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.point_in_time import FEATURES, UserState
+from serving.users import Users
+
+Rows = NDArray[np.int64]
+STALE_SECONDS = 30 * 24 * 3600
+
+
+def check_context_features(path: Path, cardinalities: Mapping[str, int]) -> None:
+    """Check that this version of the platform can compute what a bundle's model reads.
+
+    Raises:
+        ValueError: Names the feature.
+    """
+    for name, cardinality in cardinalities.items():
+        known = FEATURES[name].cardinality if name in FEATURES else None
+        if cardinality != known:
+            raise ValueError(
+                f"{path} needs context feature {name!r} with {cardinality} categories, here it has "
+                f"{known} (known: {sorted(FEATURES)}); serve it with the version that released it"
+            )
+
+
+def moment_of(
+    given: int | None, names: Mapping[str, int], users: Users, degraded: list[str]
+) -> int:
+    """Settle the unix second as of which a request's features are computed."""
+    if given is not None:
+        return given
+    clock, newest = int(time.time()), users.newest_time
+    if newest is None or 0 <= clock - newest <= STALE_SECONDS:
+        return clock
+    if any(FEATURES[name].needs_time for name in names):
+        as_of = datetime.fromtimestamp(newest, UTC)
+        degraded.append(f"stale_data: time features as of {as_of:%Y-%m-%d}, the newest event")
+    return newest + 1
+
+
+def context_rows(
+    names: Mapping[str, int], times: Rows | None, num_events: int, num_session: int, moment: int
+) -> dict[str, int]:
+    """Compute each feature's categorical row.
+
+    Args:
+        names: Features that the bundle's model reads.
+        times: Unix seconds of the user's known events, ascending, all before ``moment``; None
+            where the data has only an order.
+        num_events: How many known events there are.
+        num_session: Events of the session; they count as having just happened.
+        moment: Unix seconds.
+    """
+    if not names:
+        return {}
+    if times is None:
+        state, moment = state_of(np.arange(num_events + num_session)), num_events + num_session
+    else:
+        state = state_of(times)
+        for _ in range(num_session):
+            state.update(max(moment - 1, state.latest_time or 0))
+    return {name: FEATURES[name].value(state, moment) for name in names}
+
+
+def state_of(times: Rows) -> UserState:
+    """Reach the state that UserState.update gives after all of these ascending times, at once."""
+    if len(times) == 0:
+        return UserState()
+    first_of_latest = int(np.searchsorted(times, times[-1], side="left"))
+    return UserState(
+        num_before=first_of_latest,
+        num_latest=len(times) - first_of_latest,
+        latest_time=int(times[-1]),
+        time_before=int(times[first_of_latest - 1]) if first_of_latest else None,
+    )

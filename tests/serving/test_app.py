@@ -1,0 +1,308 @@
+import json
+import logging
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serving.app import create_app
+from serving.log import LOGGER, JsonLines
+from serving.recommend import Recommender
+from serving.settings import Settings
+
+JSON = {"content-type": "application/json"}
+LIMIT = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def client(released):
+    app = create_app(Settings(bundles=released, max_body_bytes=LIMIT))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+def refused(response, status):
+    """The message of a refusal, after a look at its form."""
+    assert response.status_code == status, response.text
+    error = json.loads(response.content)["error"]
+    assert {"code", "message"} <= error.keys()
+    return error["message"]
+
+
+def test_reply_has_every_field_of_the_contract(client):
+    reply = client.post("/v1/recommend", json={"user_id": "user-1", "k": 3}).json()
+    assert list(reply) == [
+        "request_id",
+        "items",
+        "served_by",
+        "degraded",
+        "fallback",
+        "timings_ms",
+    ]
+    assert len(reply["items"]) == 3
+    assert list(reply["items"][0]) == ["item_id", "score", "source", "reason"]
+    assert reply["served_by"] == {
+        "bundle": "v1",
+        "index": "flat-40x8",
+        "semantic_ids": None,
+        "adapter": None,
+    }
+    assert reply["degraded"] == []
+    again = client.post("/v1/recommend", json={"user_id": "user-1", "k": 3}).json()
+    assert again["request_id"] != reply["request_id"]
+    assert again["items"] == reply["items"]
+
+
+def test_http_python_and_batch_scores_are_bit_equal(client, released):
+    users = [*(f"user-{row}" for row in range(1, 13)), "nobody"]
+    frame = Recommender.load(released / "current").recommend(users, k=9)
+    single = [client.post("/v1/recommend", json={"user_id": user, "k": 9}).json() for user in users]
+    requests = {"requests": [{"user_id": user, "k": 9} for user in users]}
+    batch = client.post("/v1/recommend:batch", json=requests).json()["replies"]
+    for replies in (single, batch):
+        items = [item for reply in replies for item in reply["items"]]
+        assert [item["item_id"] for item in items] == frame["item_id"].to_list()
+        assert [item["score"] for item in items] == frame["score"].to_list()
+        assert [item["source"] for item in items] == frame["source"].to_list()
+
+
+def test_similar_over_http_equals_the_surface(client):
+    reply = client.get("/v1/similar/item-4", params={"k": 5}).json()
+    request = {"surface": "similar", "item_id": "item-4", "k": 5}
+    assert reply["items"] == client.post("/v1/recommend", json=request).json()["items"]
+    assert len(client.get("/v1/similar/item-4").json()["items"]) == 20
+
+
+def test_unknown_item_is_404_and_named(client):
+    assert "'no such item'" in refused(client.get("/v1/similar/no such item"), 404)
+    assert "'a/b'" in refused(client.get("/v1/similar/a%2Fb"), 404)
+    body = {"requests": [{"surface": "similar", "item_id": "zz"}, {"user_id": "user-1"}]}
+    replies = client.post("/v1/recommend:batch", json=body).json()["replies"]
+    assert replies[0]["error"]["code"] == "unknown_item"
+    assert len(replies[1]["items"]) == 20
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"k": "0"}, "k: Input should be greater"),
+        ({"k": "1001"}, "k: Input should be less than or equal to 1000"),
+        ({"k": "-1"}, "k: "),
+        ({"k": "ten"}, "k: "),
+        ({"k": "9" * 5000}, "k: "),
+        ({"k": "\u0663"}, "k: "),
+        ({"n": "1"}, "the only parameter is k"),
+    ],
+)
+def test_wrong_parameters_of_similar_are_422(client, parameters, message):
+    assert message in refused(client.get("/v1/similar/item-1", params=parameters), 422)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"k": 0}, "k: Input should be greater than or equal to 1"),
+        ({"k": -1}, "k: Input should be greater than or equal to 1"),
+        ({"k": 10**9}, "k: Input should be less than or equal to 1000"),
+        ({"k": 2.5}, "k: Input should be a valid integer"),
+        ({"k": "2"}, "k: Input should be a valid integer"),
+        ({"k": True}, "k: Input should be a valid integer"),
+        ({"k": None}, "k: Input should be a valid integer"),
+        ({"user_id": ""}, "user_id: String should have at least 1 character"),
+        ({"user_id": 7}, "user_id: Input should be a valid string"),
+        ({"user_id": "x" * 513}, "user_id: String should have at most 512 characters"),
+        ({"session": ["x"] * 10_001}, "session: List should have at most 10000 items"),
+        ({"session": [None]}, "session.0: Input should be a valid string"),
+        ({"surface": "checkout"}, "surface: Input should be 'home' or 'similar'"),
+        ({"surface": "similar"}, "surface 'similar' needs item_id"),
+        ({"surface": "similar", "item_id": "a", "user_id": "b"}, "takes item_id, not user_id"),
+        ({"item_id": "item-1"}, "item_id belongs to surface 'similar'"),
+        ({"filter": {"categories": []}}, "filter.categories: List should have at least 1 item"),
+        ({"filter": {"brand": "x"}}, "filter.brand: not a field that this server answers to"),
+        ({"query": "shoes"}, "query: not a field that this server answers to"),
+        ({"diversity": 0.5}, "diversity: not a field"),
+        ({"cursor": "x"}, "cursor: not a field"),
+        ({"dry_run": True}, "dry_run: not a field"),
+        ({"context": {"domain": "books"}}, "context.domain: not a field"),
+        ({"context": {"unix_time": -1}}, "context.unix_time: "),
+        ({"exclude": "item-1"}, "exclude: Input should be a valid list"),
+        ({"\u4e16" * 200: 1, "k": 0}, "(and 1 more)"),
+        ([], "body: must be a JSON object"),
+        (None, "body: must be a JSON object"),
+        ("text", "body: must be a JSON object"),
+    ],
+)
+def test_wrong_fields_are_422_and_named(client, body, message):
+    response = client.post("/v1/recommend", content=json.dumps(body), headers=JSON)
+    assert message in refused(response, 422)
+
+
+def test_batch_errors_name_the_request(client):
+    body = {"requests": [{"k": 5}, {"k": 0}]}
+    message = refused(client.post("/v1/recommend:batch", json=body), 422)
+    assert message.startswith("requests.1.k: ")
+    refused(client.post("/v1/recommend:batch", json={"requests": []}), 422)
+    refused(client.post("/v1/recommend:batch", json={"requests": [{}] * 1001}), 422)
+
+
+BAD_BODIES = {
+    "NaN": b'{"k": NaN}',
+    "infinity": b'{"k": Infinity}',
+    "minus infinity": b'{"k": -Infinity}',
+    "1e400": b'{"k": 1e400}',
+    "huge integer": b'{"k": ' + b"9" * 5_000 + b"}",
+    "lone surrogate": b'{"user_id": "\\ud800"}',
+    "lone surrogate key": b'{"\\udfff": 1}',
+    "raw surrogate": b'{"user_id": "\xed\xa0\x80"}',
+    "overlong": b'{"user_id": "\xc0\x80"}',
+    "nested lists": b"[" * 200_000,
+    "nested objects": b'{"a":' * 100_000,
+    "closed nesting": b"[" * 5_000 + b"]" * 5_000,
+    "byte order mark": b'\xef\xbb\xbf{"k": 1}',
+    "utf-16": '{"k": 1}'.encode("utf-16"),
+    "nothing": b"",
+    "spaces": b"   ",
+    "half": b'{"user_id": "user',
+    "two": b"{} {}",
+    "NUL": b"\0",
+    "form": b"user_id=user-1",
+    "gzip": bytes.fromhex("1f8b0800000000000003ab56ca56b2325482000000ffff"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_BODIES)
+@pytest.mark.parametrize("path", ["/v1/recommend", "/v1/recommend:batch"])
+def test_bodies_that_are_not_sound_json_are_refused(client, path, name):
+    response = client.post(path, content=BAD_BODIES[name], headers=JSON)
+    assert response.status_code in (400, 422)
+    refused(response, response.status_code)
+    assert "NaN" not in response.text
+
+
+def test_odd_but_valid_text_is_served(client):
+    for user_id in ("\0", "\u202e\U0001f600", "<script>", "a" * 512, "\ufeff"):
+        reply = client.post("/v1/recommend", json={"user_id": user_id, "session": [user_id]})
+        assert reply.status_code == 200
+        assert reply.json()["fallback"] == "popular"
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/xml", "", "multipart/form-data"])
+def test_other_content_types_are_415(client, kind):
+    response = client.post("/v1/recommend", content=b"{}", headers={"content-type": kind})
+    assert "application/json" in refused(response, 415)
+
+
+def test_charset_is_fine_and_compression_is_415(client):
+    kind = {"content-type": "Application/JSON; charset=utf-8"}
+    assert client.post("/v1/recommend", content=b"{}", headers=kind).status_code == 200
+    compressed = {**JSON, "content-encoding": "gzip"}
+    refused(client.post("/v1/recommend", content=b"{}", headers=compressed), 415)
+
+
+def test_large_bodies_are_413_declared_or_not(client):
+    assert "1048576 bytes" in refused(
+        client.post("/v1/recommend", content=b" " * (LIMIT + 1), headers=JSON), 413
+    )
+    sent = []
+
+    def endless():
+        while len(sent) < 1_000:
+            sent.append(1)
+            yield b" " * 65_536
+
+    refused(client.post("/v1/recommend", content=endless(), headers=JSON), 413)
+
+
+def test_unknown_routes_and_methods_are_4xx(client):
+    assert "GET / lists what is here" in refused(client.get("/v2/recommend"), 404)
+    refused(client.get("/v1/recommend"), 405)
+    assert client.get("/v1/recommend").headers["allow"] == "POST"
+
+
+def test_health_links_and_schema(client):
+    assert client.get("/healthz").json() == {"status": "alive"}
+    ready = client.get("/readyz").json()
+    assert (ready["status"], ready["bundle"], ready["num_items"]) == ("ready", "v1", 40)
+    assert (ready["num_swaps"], ready["num_refused"], ready["refused"]) == (0, 0, None)
+    assert client.get("/").json()["recommend"] == "POST /v1/recommend"
+    schema = client.get("/openapi.json").json()
+    body = schema["paths"]["/v1/recommend"]["post"]["requestBody"]["content"]["application/json"]
+    assert body["schema"]["properties"].keys() >= {"user_id", "session", "k", "filter"}
+
+
+def test_fault_of_our_own_is_a_plain_500_and_logged(client, monkeypatch, caplog):
+    def broken(*_):
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(Recommender, "answer", broken)
+    with caplog.at_level(logging.ERROR, logger=LOGGER.name):
+        response = client.post("/v1/recommend", json={})
+    assert "secret" not in response.text
+    refused(response, 500)
+    assert "secret detail" in caplog.records[-1].fields["error"]
+
+
+def test_each_request_is_one_json_line(client, caplog):
+    with caplog.at_level(logging.INFO, logger=LOGGER.name):
+        reply = client.post("/v1/recommend", json={"user_id": "nobody", "k": 2}).json()
+    line = json.loads(JsonLines().format(caplog.records[-1]))
+    assert line["event"] == "request"
+    assert line["request_id"] == reply["request_id"]
+    assert line["degraded"] == ["unknown_user", "empty_history"]
+    assert (line["status"], line["path"], line["bundle"]) == (200, "/v1/recommend", "v1")
+
+
+def test_start_without_a_bundle_says_what_to_do(tmp_path, released):
+    with pytest.raises(ValueError, match=r"no bundle to serve.*recsys run.*RECSYS_BUNDLES"):
+        create_app(Settings(bundles=tmp_path))
+    (tmp_path / "bundle-v7").mkdir()
+    with pytest.raises(ValueError, match="found bundle-v7, none published"):
+        create_app(Settings(bundles=tmp_path))
+
+
+ids = st.text(max_size=30) | st.sampled_from(["user-1", "item-1", "item-2"])
+fields = st.fixed_dictionaries(
+    {},
+    optional={
+        "surface": st.sampled_from(["home", "similar", "x"]),
+        "user_id": st.none() | ids,
+        "session": st.none() | st.lists(ids, max_size=20),
+        "item_id": st.none() | ids,
+        "context": st.fixed_dictionaries({}, optional={"unix_time": st.none() | st.integers()}),
+        "k": st.integers(-2, 1100),
+        "filter": st.fixed_dictionaries({}, optional={"categories": st.lists(ids, max_size=5)}),
+        "exclude": st.lists(ids, max_size=20),
+        "explain": st.booleans(),
+    },
+)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    body=fields | anything | st.dictionaries(st.sampled_from(["k", "session", "user_id"]), anything)
+)
+def test_any_json_is_answered_or_refused_never_5xx(client, body):
+    content = json.dumps(body).encode()
+    response = client.post("/v1/recommend", content=content, headers=JSON)
+    assert response.status_code in (200, 400, 404, 422), response.text
+    assert json.loads(response.content)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(body=st.binary(max_size=300))
+def test_any_bytes_are_refused_or_answered_never_5xx(client, body):
+    assert client.post("/v1/recommend", content=body, headers=JSON).status_code < 500
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(item_id=st.text(min_size=1, max_size=30).filter(lambda text: text not in (".", "..")))
+def test_any_item_id_in_the_path_is_never_5xx(client, item_id):
+    from urllib.parse import quote
+
+    assert client.get(f"/v1/similar/{quote(item_id, safe='')}").status_code < 500

@@ -1,0 +1,89 @@
+"""kill -9 at every change that writing and publishing a bundle makes to the file system.
+
+Run as a script, this file is the victim: it imports everything once and then forks a child per
+kill point, so that two hundred kills take seconds.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serving.bundle import load_bundle, write_bundle
+from serving.manifest import publish
+from serving.synthetic_bundle import SyntheticSize, synthetic_parts
+
+EVENTS = {"open", "os.rename", "os.symlink", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
+
+
+def release(bundles_dir: Path, parts, kill_at: int) -> int:
+    """Write and publish v2 in a child that dies at its kill_at-th change; return its status."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    count = 0
+
+    def kill_there(event: str, arguments: tuple) -> None:
+        nonlocal count
+        if event not in EVENTS or str(bundles_dir) not in f"{arguments[0]} {arguments[1:2]}":
+            return
+        if event == "open" and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
+            return
+        count += 1
+        if count == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(kill_there)
+    write_bundle(bundles_dir, parts, version="v2")
+    publish(bundles_dir, "v2")
+    os._exit(0)
+
+
+def main(folder: Path) -> None:
+    (folder / "parts").mkdir()
+    parts = synthetic_parts(folder / "parts", SyntheticSize(seed=1))
+    kills, versions = 0, []
+    while True:
+        bundles_dir = folder / "bundles"
+        shutil.copytree(folder / "released", bundles_dir, symlinks=True)
+        status = release(bundles_dir, parts, kills + 1)
+        versions.append(load_bundle(bundles_dir / "current").version)
+        whole = {path.name for path in bundles_dir.glob("bundle-*")}
+        for name in whole:
+            load_bundle(bundles_dir / name)
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL, status
+        kills += 1
+        # The next attempt finds nothing in its way.
+        if "bundle-v2" not in whole:
+            write_bundle(bundles_dir, parts, version="v2")
+        publish(bundles_dir, "v2")
+        assert load_bundle(bundles_dir / "current").version == "v2"
+        shutil.rmtree(bundles_dir)
+    assert versions == sorted(versions), "once it is the new one it stays the new one"
+    print(kills, *sorted(set(versions)))  # noqa: T201
+
+
+@pytest.mark.slow
+def test_current_is_the_old_bundle_or_the_new_one_whenever_the_publisher_dies(released, tmp_path):
+    shutil.copytree(released, tmp_path / "released", symlinks=True)
+    result = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    kills, *versions = result.stdout.split()
+    assert int(kills) > 30
+    assert versions == ["v1", "v2"]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
