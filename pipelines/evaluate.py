@@ -22,13 +22,14 @@ from torch import Tensor
 from pipelines.artifacts import to_json
 from pipelines.blended_scores import BlendedScores
 from pipelines.config import RunConfig
-from pipelines.model_inputs import HeldOut, ModelInputs
+from pipelines.model_inputs import HeldOut, ModelInputs, tie_orders
 from pipelines.stage import StageContext, StageRows
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.evaluation.ranking import RankingResult, evaluate_ranking
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
 from recsys.models.two_tower import TwoTower
+from serving.surfaces import HOME
 
 Score = Callable[[JaggedBatch], Tensor]
 SPLITS: tuple[Literal["validation", "test"], ...] = ("validation", "test")
@@ -46,16 +47,15 @@ def load_scores(context: StageContext, inputs: ModelInputs, order: str) -> dict[
         "item_to_item": ItemToItem.load(baselines / "item_to_item").score,
         "two_tower": torch.no_grad()(two_tower.score),
     }
-    return {**models, BLEND: BlendedScores(models, context.config.blend)}
+    return {**models, BLEND: BlendedScores(models)}
 
 
 def batches(inputs: ModelInputs, held_out: HeldOut, config: RunConfig) -> Iterator[JaggedBatch]:
     """Build the split's queries; ``seen`` carries the whole history, which no list repeats."""
     size = config.evaluation.batch_size
-    max_history = max(config.two_tower.max_history, config.item_to_item.max_history)
     for begin in range(0, len(held_out.positions), size):
         positions = held_out.positions[begin : begin + size]
-        queries = inputs.queries(positions, max_history=max_history)
+        queries = inputs.queries(positions, max_history=HOME.max_history)
         rows = torch.arange(begin, begin + len(positions))
         seen = held_out.seen.take(rows)
         if not config.evaluation.exclude_history:
@@ -116,7 +116,7 @@ def evaluate(context: StageContext) -> StageRows:
     config = context.config
     metrics: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     num_users = num_rows = 0
-    for order in config.tie_orders:
+    for order in tie_orders(context.inputs["build_features"]):
         inputs = ModelInputs.load(
             context.inputs["build_features"], context.inputs.get("embed_items"), order
         )

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from pipelines.config import RunConfig
+from pipelines.model_inputs import ModelInputs, tie_orders
 from pipelines.stage import StageContext, StageRows
 from recsys.data.dataset import Sequences, concatenated_ranges
 from recsys.models.item_to_item import ItemToItem
@@ -38,11 +39,9 @@ def save_models(models: tuple[Popularity, ItemToItem], directory: Path) -> None:
 
 def fit_baselines(context: StageContext) -> StageRows:
     """Fit both models once for each order of tied times."""
-    from pipelines.model_inputs import ModelInputs
-
     features = context.inputs["build_features"]
     num_events = 0
-    for order in context.config.tie_orders:
+    for order in tie_orders(context.inputs["build_features"]):
         inputs = ModelInputs.load(features, None, order)
         models = fit_models(inputs.sequences, inputs.sizes.num_item_rows, context.config, "train")
         save_models(models, context.output / order)

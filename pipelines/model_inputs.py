@@ -16,6 +16,7 @@ from recsys.models.two_tower import ItemCatalogue, TwoTowerInputs
 
 Rows = NDArray[np.int64]
 CONTENT_FILE = "content.npy"
+GIVEN = "given"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,22 @@ class ModelInputs:
         )
 
 
+def tie_orders(features: Path) -> list[str]:
+    """List the orders of tied times that the artefact has, the released one first.
+
+    Without times nothing is tied, and only the given order is there.
+    """
+    present = {path.name for path in (features / "sequences").iterdir()}
+    return sorted(present, key=lambda order: (order != GIVEN, order))
+
+
+def released_order(features: Path) -> str:
+    """Name the order whose models are released."""
+    return tie_orders(features)[0]
+
+
 def load_rows(path: Path) -> Rows:
+    """Memory-map an array of rows."""
     rows: Rows = np.load(path, mmap_mode="r", allow_pickle=False)
     return rows
 
@@ -119,6 +135,7 @@ class HeldOut:
 
 
 def ragged(values: Rows, lengths: Rows) -> Jagged:
+    """Cut values into examples of the given lengths."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return Jagged(torch.from_numpy(values), torch.from_numpy(offsets))

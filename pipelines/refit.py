@@ -10,14 +10,14 @@ import json
 
 from pipelines.artifacts import to_json
 from pipelines.fit_baselines import fit_models, save_models
-from pipelines.model_inputs import ModelInputs
+from pipelines.model_inputs import ModelInputs, released_order
 from pipelines.stage import StageContext, StageRows
 from pipelines.train_two_tower import ProgressBar, fit_two_tower
 
 
 def refit(context: StageContext) -> StageRows:
     """Fit popularity, item-to-item and two-tower on all events, in the first tie order."""
-    config, order = context.config, context.config.tie_orders[0]
+    config, order = context.config, released_order(context.inputs["build_features"])
     inputs = ModelInputs.load(
         context.inputs["build_features"], context.inputs.get("embed_items"), order
     )

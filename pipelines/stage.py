@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +83,22 @@ class Stage:
         sections: dict[str, Any] = plain({name: getattr(config, name) for name in self.sections})
         for where in config.raw_file_keys():
             section, _, key = where.partition(".")
-            if section in sections:
+            if isinstance(sections.get(section), dict):
                 sections[section].pop(key, None)
         return sections
 
     def versions(self) -> dict[str, str]:
         """Return the digest of the stage's code and the versions of its libraries."""
-        libraries = {name: version(name) for name in self.libraries}
+        libraries = {name: installed_version(name) for name in self.libraries}
         return {"code": digest_of_code((*self.code, f"pipelines/{self.name}.py")), **libraries}
+
+
+def installed_version(distribution: str) -> str:
+    """Return a distribution's version, "absent" where another one stands in for it."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "absent"
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -16,9 +16,8 @@ from torch import nn
 from pipelines.artifacts import to_json
 from pipelines.config import RunConfig
 from pipelines.console import log
-from pipelines.model_inputs import HeldOut, ModelInputs
+from pipelines.model_inputs import HeldOut, ModelInputs, tie_orders
 from pipelines.stage import StageContext, StageRows
-from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import concatenated_ranges
 from recsys.data.order import BatchOrder
 from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
@@ -159,7 +158,7 @@ def train_two_tower(context: StageContext) -> StageRows:
     """Train once for each order of tied times; resumes from the newest checkpoint."""
     config = context.config
     num_labels = num_steps = 0
-    for order in config.tie_orders:
+    for order in tie_orders(context.inputs["build_features"]):
         inputs = ModelInputs.load(
             context.inputs["build_features"], context.inputs.get("embed_items"), order
         )

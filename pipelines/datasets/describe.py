@@ -50,7 +50,9 @@ def quartiles(counts: pl.Series) -> str:
     """Write least, median and most of a series of counts."""
     if counts.is_empty():
         return "none"
-    return f"{counts.min():,} least, {counts.median():,.0f} median, {counts.max():,} most"
+    ordered = sorted(counts.to_list())
+    middle = ordered[len(ordered) // 2]
+    return f"{ordered[0]:,} least, {middle:,} median, {ordered[-1]:,} most"
 
 
 def time_span(events: pl.DataFrame) -> tuple[str, str]:

@@ -1,0 +1,146 @@
+"""``recsys demo``: MovieLens-100K from raw files to something a person can read and serve."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.console import log, out
+from pipelines.model_inputs import released_order
+from pipelines.release import bundles_dir, read_json
+from pipelines.resolve import resolve, with_dataset
+from pipelines.run import StageOutcome, run_stages
+from pipelines.stages import STAGES
+from serving.manifest import CURRENT
+from serving.recommend import Recommender
+
+PRESET = "movielens_100k"
+METRICS = ("recall@10", "ndcg@10", "hit_rate@50", "mrr@10")
+MODEL_NAMES = {
+    "popularity": "popularity",
+    "item_to_item": "item-to-item",
+    "two_tower": "two-tower",
+    "blend": "blend (what is served)",
+}
+SHOWN_USERS = 3
+SHOWN_ITEMS = 8
+TITLE_WIDTH = 44
+
+Metrics = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Value by split, model and metric."""
+
+
+def metric_table(metrics: Metrics) -> Table:
+    """Lay out each model's metrics on test, with validation beside them; the best is bold."""
+    table = Table(box=box.SIMPLE_HEAD, title="Held-out last item of each user, all items ranked")
+    table.add_column("model", no_wrap=True)
+    shown = [name for name in METRICS if name in metrics["test"]["blend"]]
+    for split in ("validation", "test"):
+        for name in shown:
+            table.add_column(f"{split}\n{name}", justify="right")
+    columns = [(split, name) for split in ("validation", "test") for name in shown]
+    best = {
+        column: max(metrics[column[0]][model][column[1]] for model in MODEL_NAMES)
+        for column in columns
+    }
+    for model, readable in MODEL_NAMES.items():
+        cells = []
+        for split, name in columns:
+            value = metrics[split][model][name]
+            style = "bold" if value == best[split, name] else ""
+            cells.append(Text(f"{value:.4f}", style=style))
+        table.add_row(readable, *cells)
+    return table
+
+
+def shortened(text: str, width: int = TITLE_WIDTH) -> str:
+    """Cut a title to the width of its column."""
+    return text if len(text) <= width else text[: width - 3].rstrip() + "..."
+
+
+def user_table(user_id: str, history: list[str], recommended: list[str]) -> Table:
+    """Put a user's latest items beside what is recommended."""
+    table = Table(box=box.SIMPLE_HEAD, title=f"User {user_id}", title_justify="left")
+    table.add_column("watched lately", no_wrap=True, width=TITLE_WIDTH)
+    table.add_column("recommended", no_wrap=True, width=TITLE_WIDTH)
+    rows = max(len(history), len(recommended))
+    for place in range(rows):
+        left = shortened(history[place]) if place < len(history) else ""
+        right = shortened(recommended[place]) if place < len(recommended) else ""
+        table.add_row(Text(left), Text(right))
+    return table
+
+
+def histories_and_lists(bundle: Path) -> list[Table]:
+    """Ask the bundle for a few users, spread over the histories' lengths."""
+    recommender = Recommender.load(bundle)
+    users, catalogue = recommender.bundle.users, recommender.bundle.catalogue
+    tables = []
+    for row in chosen_users(users.offsets):
+        user_id = users.user_ids[row]
+        reply = recommender.recommend([user_id], k=SHOWN_ITEMS)
+        latest = users.history(row)[::-1][:SHOWN_ITEMS]
+        history = [catalogue.display_texts[int(item)] for item in latest]
+        tables.append(user_table(user_id, history, reply["display_text"].to_list()))
+    return tables
+
+
+def chosen_users(offsets: NDArray[np.int64]) -> list[int]:
+    """Choose users with short, middling and long histories, always the same ones."""
+    lengths = np.diff(offsets)
+    order = np.argsort(lengths, kind="stable")
+    order = order[lengths[order] > 0]
+    places = np.linspace(0.25, 0.75, SHOWN_USERS) * (len(order) - 1)
+    return [int(order[int(place)]) for place in places]
+
+
+def where_things_are(workspace: Path, bundle: Path, seconds: float) -> Panel:
+    """Say where the files are and what to type next."""
+    user = "1"
+    lines = [
+        f"took          {seconds:,.0f} s",
+        f"artefacts     {workspace}/<stage>/, each with its manifest.json",
+        f"metrics       {workspace}/evaluate/metrics.json, per user in per_user_*.parquet",
+        f"bundle        {bundle}",
+        "",
+        "ask it        recsys recommend --user 1",
+        "              recsys recommend --session 50,172 --k 5",
+        "serve it      recsys serve",
+        "              curl -s localhost:8000/v1/recommend -H 'content-type: application/json' \\",
+        f'                -d \'{{"user_id": "{user}", "k": 5}}\'',
+        "your data     recsys run --config shop.toml   (see recsys run --help)",
+    ]
+    return Panel(Group(*(Text(line) for line in lines)), title="Next", title_align="left")
+
+
+def run_demo(
+    workspace: Path | None,
+    *,
+    show_progress: bool,
+    finished: Callable[[StageOutcome], None],
+) -> None:
+    """Run the preset's stages and show what came out."""
+    begin = time.perf_counter()
+    out.print(Text("MovieLens-100K, from raw files to a bundle that can be served", style="bold"))
+    config = with_dataset(resolve(preset=PRESET, workspace=workspace))
+    log.print(f"data: {config.data.events}", style="dim", soft_wrap=True)
+    run_stages(STAGES, config, show_progress=show_progress, finished=finished)
+    seconds = time.perf_counter() - begin
+
+    order = released_order(config.workspace / "build_features")
+    metrics: dict[str, Any] = read_json(config.workspace / "evaluate" / "metrics.json")
+    bundle = bundles_dir(config) / CURRENT
+    out.print(metric_table(metrics[order]))
+    for table in histories_and_lists(bundle):
+        out.print(table)
+    out.print(where_things_are(config.workspace, bundle, seconds))

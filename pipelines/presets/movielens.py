@@ -1,0 +1,42 @@
+"""MovieLens: films, many events a person, times to the second."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from pipelines.config import DataConfig, FeatureChoice, RunConfig, TrainingConfig
+from pipelines.presets.shop import shop
+from recsys.models.popularity import PopularityConfig
+from recsys.models.two_tower import TwoTowerConfig
+from recsys.training.optim import ScheduleConfig
+
+
+def movielens_100k() -> RunConfig:
+    """MovieLens-100K, small enough for a demo on two cores."""
+    return replace(
+        shop(),
+        workspace=Path("runs/movielens-100k"),
+        data=DataConfig(dataset="movielens-100k"),
+        features=FeatureChoice(user_columns=("age", "gender", "occupation"), context_features=()),
+        popularity=PopularityConfig(half_life_days=30.0),
+        two_tower=TwoTowerConfig(embedding_dim=64),
+        training=TrainingConfig(
+            batch_size=512, max_epochs=8.0, schedule=ScheduleConfig(learning_rate=2e-3)
+        ),
+    )
+
+
+def movielens_1m() -> RunConfig:
+    """MovieLens-1M; its mirror has an order but no times."""
+    return replace(
+        movielens_100k(),
+        workspace=Path("runs/movielens-1m"),
+        data=DataConfig(dataset="movielens-1m"),
+        features=FeatureChoice(
+            user_columns=("age_group", "gender", "occupation"), context_features=()
+        ),
+        training=TrainingConfig(
+            batch_size=1024, max_epochs=20.0, schedule=ScheduleConfig(learning_rate=2e-3)
+        ),
+    )

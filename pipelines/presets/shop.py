@@ -1,0 +1,25 @@
+"""A stranger's own events: defaults that hold from hundreds of users to millions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipelines.config import RunConfig, TrainingConfig
+from recsys.models.popularity import PopularityConfig
+from recsys.models.two_tower import TwoTowerConfig
+from recsys.training.optim import ScheduleConfig
+
+
+def shop() -> RunConfig:
+    """Start here for data of one's own; name the files in [data]."""
+    return RunConfig(
+        workspace=Path("runs/shop"),
+        popularity=PopularityConfig(half_life_days=60.0),
+        two_tower=TwoTowerConfig(embedding_dim=64),
+        training=TrainingConfig(
+            batch_size=256,
+            max_epochs=20.0,
+            max_steps=20_000,
+            schedule=ScheduleConfig(learning_rate=2e-3),
+        ),
+    )

@@ -1,0 +1,169 @@
+"""Stage release: check the challenger, write it as a bundle, and publish it in one rename.
+
+A challenger that fails a check is not written: the champion goes on serving, the verdicts lie in
+``refused.json`` of the workspace, and the command ends with code 3.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from pipelines.artifacts import digest_of_json, to_json, write_text_durably
+from pipelines.config import RunConfig
+from pipelines.config_file import plain
+from pipelines.model_inputs import ModelInputs, released_order
+from pipelines.release_checks import Metrics, release_verdicts
+from pipelines.stage import StageContext, StageRows
+from pipelines.stage_errors import RefusedError
+from serving.bundle import BundleParts, TwoTowerParts, write_bundle
+from serving.catalogue import Catalogue
+from serving.delta import chain_of
+from serving.manifest import CURRENT, Verdict, bundle_directory, publish, read_manifest
+from serving.users import Users
+
+REFUSED = "refused.json"
+
+
+def bundles_dir(config: RunConfig) -> Path:
+    """Return the folder of the bundles and of ``current``."""
+    return config.release.bundles or config.workspace / "bundles"
+
+
+def version_of(making: str) -> str:
+    """Name a bundle by what it is made from: equal inputs give the same name."""
+    return making[:12]
+
+
+def is_published(context: StageContext) -> bool:
+    """Whether the bundle of this artefact is there and some bundle is served."""
+    folder = bundles_dir(context.config)
+    directory = bundle_directory(folder, version_of(context.making))
+    return directory.is_dir() and (folder / CURRENT).is_dir()
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of an artefact."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def champion_metrics(folder: Path, challenger: str) -> Metrics | None:
+    """Read the test metrics of the published bundle; None without one, or if it is this one."""
+    if not (folder / CURRENT).exists():
+        return None
+    base = chain_of((folder / CURRENT).resolve())[0].manifest
+    return None if base.version == challenger else base.metrics
+
+
+def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
+    """Gather what a request needs from the artefacts."""
+    features = context.inputs["build_features"]
+    items = pl.read_parquet(features / "items.parquet").sort("item_row")
+    users = pl.read_parquet(features / "vocabularies" / "users.parquet").sort("row")
+    categories = pl.read_parquet(features / "vocabularies" / "categories.parquet").sort("row")
+    sequences = inputs.sequences
+    described = read_json(features / "features.json")
+    return BundleParts(
+        catalogue=Catalogue.from_lists(
+            item_ids=items["item_id"].to_list(),
+            display_texts=items["display_text"].fill_null("").to_list(),
+            category_names=categories["id"].to_list(),
+            category_values=inputs.catalogue.categories.values.numpy(),
+            category_offsets=inputs.catalogue.categories.offsets.numpy(),
+        ),
+        users=Users.from_lists(
+            user_ids=users["id"].to_list(),
+            features=inputs.user_features,
+            item_rows=np.asarray(sequences.item_rows),
+            offsets=np.asarray(sequences.offsets),
+            times=None if sequences.times is None else np.asarray(sequences.times),
+        ),
+        popularity=context.inputs["refit"] / "popularity",
+        item_to_item=context.inputs["refit"] / "item_to_item",
+        two_tower=TwoTowerParts(
+            model=context.inputs["refit"] / "two_tower",
+            index=context.inputs["build_index"] / "items.faiss",
+            content=inputs.catalogue.content.numpy(),
+            item_vectors=np.load(
+                context.inputs["build_index"] / "item_vectors.npy", allow_pickle=False
+            ),
+        ),
+        user_features={
+            feature["name"]: feature["cardinality"] for feature in described["user_features"]
+        },
+        context_features={
+            feature["name"]: feature["cardinality"] for feature in described["context_features"]
+        },
+    )
+
+
+def refuse(context: StageContext, verdicts: list[Verdict], metrics: Metrics) -> None:
+    """Write down a refusal and raise it.
+
+    Raises:
+        RefusedError: Always; names each failed check with its value and bound.
+    """
+    path = context.workspace.path / REFUSED
+    document = {
+        "challenger": version_of(context.making),
+        "verdicts": [verdict.model_dump() for verdict in verdicts],
+        "metrics": metrics,
+    }
+    write_text_durably(path, to_json(document))
+    failed = [
+        f"  {verdict.name}: {verdict.value} is below {verdict.bound:.4f} ({verdict.reason})"
+        for verdict in verdicts
+        if not verdict.passed
+    ]
+    folder = bundles_dir(context.config)
+    current = folder / CURRENT
+    kept = f"{current.resolve().name} goes on serving" if current.exists() else "nothing is served"
+    raise RefusedError(
+        "the new bundle is refused and was not published; "
+        + f"{kept}.\n"
+        + "\n".join(failed)
+        + f"\nAll verdicts: {path}. The bounds are in [release]."
+    )
+
+
+def release(context: StageContext) -> StageRows:
+    """Publish the refitted models if every check passes."""
+    config, order = context.config, released_order(context.inputs["build_features"])
+    folder, version = bundles_dir(config), version_of(context.making)
+    folder.mkdir(parents=True, exist_ok=True)
+    metrics: Metrics = read_json(context.inputs["evaluate"] / "metrics.json")[order]["test"]
+    recall = read_json(context.inputs["build_index"] / "recall.json")["recall"]
+    verdicts = release_verdicts(metrics, recall, champion_metrics(folder, version), config.release)
+    if not all(verdict.passed for verdict in verdicts):
+        refuse(context, verdicts, metrics)
+
+    inputs = ModelInputs.load(
+        context.inputs["build_features"], context.inputs.get("embed_items"), order
+    )
+    directory = bundle_directory(folder, version)
+    # A run that was killed after the bundle was written, but before its own artefact was, left it.
+    if directory.exists():
+        shutil.rmtree(directory)
+    write_bundle(
+        folder,
+        make_parts(context, inputs),
+        version=version,
+        metrics=metrics,
+        verdicts=verdicts,
+        config_digest=digest_of_json(plain(config)),
+    )
+    publish(folder, version)
+    _, digest = read_manifest(directory)
+    (context.workspace.path / REFUSED).unlink(missing_ok=True)
+    document = {
+        "version": version,
+        "digest": digest,
+        "verdicts": [verdict.model_dump() for verdict in verdicts],
+    }
+    (context.output / "release.json").write_text(to_json(document))
+    return StageRows(rows_in=len(metrics), rows_out=inputs.sizes.num_item_rows - 1)

@@ -1,0 +1,120 @@
+"""The list of stages, in the order they run; the command line, the DAGs and the README read it."""
+
+from __future__ import annotations
+
+from pipelines.build_features import build_features, raw_files
+from pipelines.build_index import build_index
+from pipelines.embed_items import embed_items
+from pipelines.evaluate import evaluate
+from pipelines.fit_baselines import fit_baselines
+from pipelines.refit import refit
+from pipelines.release import is_published, release
+from pipelines.stage import Stage
+from pipelines.train_two_tower import train_two_tower
+
+DATA_CODE = ("recsys/data", "pipelines/model_inputs.py")
+TENSORS = ("numpy", "torch")
+
+STAGES = [
+    Stage(
+        name="build_features",
+        description="Validate events, items and users; filter, number, order and split them",
+        reads=(),
+        writes="events, vocabularies, sequences, catalogue, quarantine, report",
+        sections=("data", "filters", "splits", "features", "seed"),
+        code=("features",),
+        libraries=("numpy", "polars"),
+        function=build_features,
+        raw_files=raw_files,
+    ),
+    Stage(
+        name="embed_items",
+        description="Turn each item's text into a vector",
+        reads=("build_features",),
+        writes="content embeddings",
+        sections=("content",),
+        code=("recsys/content",),
+        libraries=("numpy", "sentence-transformers", "torch"),
+        function=embed_items,
+    ),
+    Stage(
+        name="fit_baselines",
+        description="Fit popularity and item-to-item on the events before the held-out ones",
+        reads=("build_features",),
+        writes="popularity, item_to_item",
+        sections=("popularity", "item_to_item"),
+        code=(
+            *DATA_CODE,
+            "recsys/models/item_to_item.py",
+            "recsys/models/popularity.py",
+        ),
+        libraries=TENSORS,
+        function=fit_baselines,
+    ),
+    Stage(
+        name="train_two_tower",
+        description="Train the two-tower; validation picks its best step",
+        reads=("build_features", "embed_items"),
+        writes="two_tower, training curve",
+        sections=("two_tower", "training", "seed"),
+        code=(*DATA_CODE, "recsys/layers", "recsys/models/two_tower.py", "recsys/training"),
+        libraries=TENSORS,
+        function=train_two_tower,
+    ),
+    Stage(
+        name="evaluate",
+        description="Measure every model and the served blend on validation and test",
+        reads=("build_features", "embed_items", "fit_baselines", "train_two_tower"),
+        writes="metrics, per-user ranks and lists",
+        sections=("evaluation",),
+        code=(
+            *DATA_CODE,
+            "pipelines/blended_scores.py",
+            "recsys/evaluation",
+            "recsys/layers",
+            "recsys/models",
+            "recsys/retrieval/blend.py",
+            "serving/surfaces.py",
+        ),
+        libraries=("numpy", "polars", "torch"),
+        function=evaluate,
+    ),
+    Stage(
+        name="refit",
+        description="Fit all models again on everything, for release",
+        reads=("build_features", "embed_items", "train_two_tower"),
+        writes="popularity, item_to_item, two_tower",
+        sections=("popularity", "item_to_item", "two_tower", "training", "seed"),
+        code=(
+            *DATA_CODE,
+            "pipelines/fit_baselines.py",
+            "pipelines/train_two_tower.py",
+            "recsys/layers",
+            "recsys/models",
+            "recsys/training",
+        ),
+        libraries=TENSORS,
+        function=refit,
+    ),
+    Stage(
+        name="build_index",
+        description="Index the item vectors and measure the index against exact search",
+        reads=("build_features", "embed_items", "refit"),
+        writes="item vectors, index, recall",
+        sections=("index",),
+        code=(*DATA_CODE, "recsys/layers", "recsys/models/two_tower.py", "recsys/retrieval"),
+        libraries=("faiss-cpu", *TENSORS),
+        function=build_index,
+    ),
+    Stage(
+        name="release",
+        description="Check the new bundle and publish it, or refuse it and keep the old one",
+        reads=("build_features", "embed_items", "evaluate", "refit", "build_index"),
+        writes="verdicts, and bundles/bundle-<version> with the link bundles/current",
+        sections=("release",),
+        code=("pipelines/release_checks.py", "serving/bundle.py", "serving/manifest.py"),
+        libraries=("numpy", "polars"),
+        function=release,
+        still_there=is_published,
+    ),
+]
