@@ -2,20 +2,22 @@
 
 A run is a function of its config, its seed and its data: the loss is asked for by step number, so
 a run killed at any moment resumes from its last checkpoint and ends with the same weights, bit for
-bit, as one that was never stopped (same machine, same number of threads).
+bit, as one that was never stopped (same machine, same number of threads; on CUDA with
+``deterministic``).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.utils.deterministic
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -54,6 +56,10 @@ class TrainConfig:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """``auto`` is bfloat16 autocast on a CUDA device that has it and float32 elsewhere. Weights
     and optimizer state are float32 either way."""
+    deterministic: bool | None = None
+    """Whether only operations with reproducible sums run; None means on CPU. With more than one
+    thread, torch's gradient of ``x[index]`` is otherwise different in every run. On CUDA torch
+    refuses what it has no reproducible form of, and wants CUBLAS_WORKSPACE_CONFIG set."""
     eval_every: int = 500
     """Steps between validations, where ``evaluate`` is given; the last step is always validated."""
     metric: str = "ndcg@10"
@@ -262,6 +268,22 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=wanted)
 
 
+@contextmanager
+def reproducible_sums(enabled: bool) -> Iterator[None]:
+    """Let torch run only operations that give the same bits each time."""
+    before = torch.are_deterministic_algorithms_enabled()
+    memory = torch.utils.deterministic
+    fill_before = memory.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(enabled or before)
+    # Filling new memory is for finding bugs and costs time.
+    memory.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        memory.fill_uninitialized_memory = fill_before  # type: ignore[attr-defined]
+
+
 def train(
     model: nn.Module,
     loss_at: Callable[[int], Tensor],
@@ -296,41 +318,43 @@ def train(
     state, bad_in_a_row = run.state, 0
     model.train()
 
-    while state.step < config.num_steps and not state.stopped_early:
-        learning_rate = lr_at(state.step, config.schedule, config.num_steps)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
-        with autocast(device, config.precision):
-            loss = loss_at(state.step)
-        loss.backward()  # type: ignore[no-untyped-call]
-        grad_norm = clip_gradients(model.parameters(), config.max_grad_norm)
+    deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
+    with reproducible_sums(deterministic):
+        while state.step < config.num_steps and not state.stopped_early:
+            learning_rate = lr_at(state.step, config.schedule, config.num_steps)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            with autocast(device, config.precision):
+                loss = loss_at(state.step)
+            loss.backward()  # type: ignore[no-untyped-call]
+            grad_norm = clip_gradients(model.parameters(), config.max_grad_norm)
 
-        # The only wait for the device in a step: weights move after loss and gradient are known
-        # to be finite, and a step that is skipped leaves them and the optimizer alone.
-        if bool(torch.isfinite(loss.detach() + grad_norm)):
-            optimizer.step()
-            bad_in_a_row = 0
-        else:
-            state.bad_steps += 1
-            bad_in_a_row += 1
-            tracker.log(state.step, bad_steps=state.bad_steps)
-            if bad_in_a_row >= config.max_bad_steps:
-                raise run.roll_back(bad_in_a_row)
-        optimizer.zero_grad(set_to_none=True)
-        state.step += 1
-        last = state.step == config.num_steps
+            # The only wait for the device in a step: weights move after loss and gradient are known
+            # to be finite, and a step that is skipped leaves them and the optimizer alone.
+            if bool(torch.isfinite(loss.detach() + grad_norm)):
+                optimizer.step()
+                bad_in_a_row = 0
+            else:
+                state.bad_steps += 1
+                bad_in_a_row += 1
+                tracker.log(state.step, bad_steps=state.bad_steps)
+                if bad_in_a_row >= config.max_bad_steps:
+                    raise run.roll_back(bad_in_a_row)
+            optimizer.zero_grad(set_to_none=True)
+            state.step += 1
+            last = state.step == config.num_steps
 
-        if state.step % config.log_every == 0 or last:
-            numbers = {"loss": loss.item(), "grad_norm": grad_norm.item()}
-            tracker.log(state.step, **numbers, learning_rate=learning_rate)
-            progress.show(state.step, config.num_steps, **numbers)
+            if state.step % config.log_every == 0 or last:
+                numbers = {"loss": loss.item(), "grad_norm": grad_norm.item()}
+                tracker.log(state.step, **numbers, learning_rate=learning_rate)
+                progress.show(state.step, config.num_steps, **numbers)
 
-        if evaluate is not None and (state.step % config.eval_every == 0 or last):
-            tracker.log(state.step, **run.validate(evaluate))
+            if evaluate is not None and (state.step % config.eval_every == 0 or last):
+                tracker.log(state.step, **run.validate(evaluate))
 
-        # Never in a bad streak: what made it may be in the weights already.
-        if bad_in_a_row == 0 and run.save_is_due():
-            run.save()
+            # Never in a bad streak: what made it may be in the weights already.
+            if bad_in_a_row == 0 and run.save_is_due():
+                run.save()
 
     run.save()
     return run.finish()

@@ -249,6 +249,38 @@ def test_stopped_run_resumes_to_the_same_weights_on_its_device(tmp_path, device)
     assert next(resumed.parameters()).device.type == device
 
 
+class Gathers(nn.Module):
+    """Repeated rows of a table, whose gradient threads add up in an order of their own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Parameter(torch.randn(300, 64))
+
+    def loss_at(self, step):
+        generator = torch.Generator().manual_seed(step)
+        rows = torch.randint(300, (20_000,), generator=generator)
+        return (self.table[rows] * torch.randn(20_000, 64, generator=generator)).mean()
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_same_seed_gives_the_same_weights_on_several_threads(two_threads):
+    expected = None
+    for _ in range(4):
+        model = Gathers()
+        run(model, config_of(5))
+        expected = expected or weights_of(model)
+        assert_same_weights(model, expected)
+    assert not torch.are_deterministic_algorithms_enabled(), "the setting ends with the run"
+
+
 def test_time_alone_makes_checkpoints(tmp_path):
     config = config_of(3, checkpoint_every=None, checkpoint_seconds=0.0)
     run(Line(), config, checkpoint_dir=tmp_path)
