@@ -1,7 +1,7 @@
-"""Raw events to typed rows, and a reason for each row that cannot be one.
+"""Raw events to typed columns, and a reason for each row that cannot be used.
 
-A bad row is never dropped in silence: it goes to the quarantine with its reason. The reasons are
-tested in the order of ``REASONS``; a row carries the first that fits.
+A bad row is never lost in silence: it goes to the quarantine under its reason, the first of
+``REASONS`` that fits. What is wrong with an id is found once an id, in encoding.py.
 """
 
 from __future__ import annotations
@@ -11,117 +11,184 @@ from pathlib import Path
 
 import polars as pl
 
-from features.scan import naming, scan_file, with_our_names
-from features.schema import EVENT_COLUMNS, SourceConfig
+from features.schema import (
+    DOMAIN,
+    EVENT_COLUMNS,
+    EVENT_TIME,
+    EVENT_TYPE,
+    ITEM_ID,
+    SEQUENCE_INDEX,
+    USER_ID,
+    VALUE,
+    SourceConfig,
+)
 
-REASON = "reason"
-MAX_ID_BYTES = 256
-EARLIEST = datetime(1990, 1, 1, tzinfo=UTC)
-"""Earlier times are zeros and broken clocks, not events."""
-
-_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
-_TIME = pl.Datetime("us", "UTC")
-
-
-def _as_time(column: pl.Expr, dtype: pl.DataType, unit: str) -> pl.Expr:
-    """Read dates, ISO texts (no zone means UTC) and numbers of ``unit`` as UTC times."""
-    numbers = column.cast(pl.Float64, strict=False)
-    # Beyond year 9999 nothing is a time, and the cast of a huge float would overflow.
-    seconds = numbers / _PER_SECOND[unit]
-    usable = seconds.is_between(-2e11, 2e11)
-    if dtype.is_integer():
-        micros = column.cast(pl.Int64, strict=False) * (1_000_000 // _PER_SECOND[unit])
-    else:
-        micros = (seconds * 1e6).round()
-    from_number = pl.when(usable).then(micros).cast(pl.Int64, strict=False).cast(pl.Datetime("us"))
-    from_number = from_number.dt.replace_time_zone("UTC")
-    if dtype.is_numeric():
-        return from_number
-    if dtype == pl.String:
-        zoned = column.str.to_datetime(strict=False, time_zone="UTC", time_unit="us", format="%+")
-        naive = pl.coalesce(
-            column.str.to_datetime(pattern, strict=False, time_unit="us")
-            for pattern in ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d")
-        ).dt.replace_time_zone("UTC")
-        return pl.coalesce(from_number, zoned, naive)
-    if isinstance(dtype, pl.Datetime) and dtype.time_zone:
-        return column.dt.convert_time_zone("UTC").cast(_TIME)
-    return column.cast(pl.Datetime("us"), strict=False).dt.replace_time_zone("UTC")
+MICROS = 1_000_000
+FUTURE_TOLERANCE = timedelta(days=1)
+REASONS = (
+    "event_time is missing",
+    "event_time is unreadable",
+    "event_time is too early",
+    "event_time is in the future",
+    "sequence_index is missing",
+    "sequence_index is not a whole number",
+    "event_type is missing",
+    "value is not a number",
+    "value is not finite",
+)
+_CODES = {reason: code for code, reason in enumerate(REASONS, start=1)}
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": MICROS}
+_ISO_PATTERNS = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
+# Seconds around year 8300: beyond it nothing is a time, and int64 microseconds overflow soon after.
+_LARGEST_SECONDS = 2e11
 
 
-def _typed(frame: pl.LazyFrame, unit: str) -> pl.LazyFrame:
-    """Cast every column; what cannot be cast becomes null beside its raw value."""
-    schema = frame.collect_schema()
-    numeric = {"sequence_index": pl.Int64, "value": pl.Float64, "slot": pl.Int64}
-    numeric["propensity"] = pl.Float64
-    casts = []
-    for name, dtype in schema.items():
-        column = pl.col(name)
-        if name == "event_time":
-            casts.append(_as_time(column, dtype, unit).alias(name))
-        elif name in numeric:
-            casts.append(column.cast(numeric[name], strict=False))
-        elif name in EVENT_COLUMNS and dtype != pl.String:
-            casts.append(column.cast(pl.String, strict=False))
-    raw = [
-        pl.col(name).is_not_null().alias(f"_has_{name}")
-        for name in schema
-        if name in numeric or name == "event_time"
-    ]
-    return frame.with_columns(*raw).with_columns(*casts)
-
-
-def _reason(columns: list[str], now: datetime) -> pl.Expr:
-    """Say what is wrong with a row, null where nothing is."""
-    rules: list[tuple[pl.Expr, str]] = []
-    for key in ("user_id", "item_id"):
-        column = pl.col(key)
-        rules += [
-            (column.is_null() | (column.str.len_bytes() == 0), f"{key} missing"),
-            (column.str.len_bytes() > MAX_ID_BYTES, f"{key} longer than {MAX_ID_BYTES} bytes"),
-            (column.str.contains("\x00", literal=True), f"{key} holds a NUL character"),
-            (column.is_in(["nan", "NaN", "null", "None"]), f"{key} is nan or null as text"),
-            (column.str.contains(r"^-\d+$"), f"{key} is a negative number"),
-        ]
-    ordered = [name for name in ("event_time", "sequence_index") if name in columns]
-    for name in ("event_time", "sequence_index", "value", "slot", "propensity"):
-        if name in columns:
-            unreadable = pl.col(f"_has_{name}") & pl.col(name).is_null()
-            rules.append((unreadable, f"{name} unreadable"))
-    if ordered:
-        nothing = pl.all_horizontal(pl.col(name).is_null() for name in ordered)
-        rules.append((nothing, "no event_time and no sequence_index"))
-    if "event_time" in columns:
-        time = pl.col("event_time")
-        rules += [
-            (time < EARLIEST, f"event_time before {EARLIEST.year}"),
-            (time > now + timedelta(days=1), "event_time in the future"),
-        ]
-    if "value" in columns:
-        rules.append((~pl.col("value").is_finite(), "value not a finite number"))
-    if "propensity" in columns:
-        outside = ~pl.col("propensity").is_between(0, 1, closed="right")
-        rules.append((outside, "propensity not in (0, 1]"))
-    result = pl.lit(None, dtype=pl.String)
-    for wrong, text in reversed(rules):
-        result = pl.when(wrong.fill_null(value=False)).then(pl.lit(text)).otherwise(result)
-    return result.alias(REASON)
-
-
-def scan_events(path: Path, source: SourceConfig, now: datetime) -> pl.LazyFrame:
-    """Scan one event file: typed event columns, the row counter and ``reason``.
+def check_types(path: Path, schema: pl.Schema) -> None:
+    """Refuse whole columns that cannot hold what they should.
 
     Raises:
-        ValueError: If the file cannot be opened or lacks a column.
+        ValueError: Names file, column and type.
     """
-    raw = scan_file(path, source)
-    frame = with_our_names(raw, path, source, known=EVENT_COLUMNS, needed=("user_id", "item_id"))
-    columns = frame.collect_schema().names()
-    if "event_time" not in columns and "sequence_index" not in columns:
+    for name in (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN):
+        dtype = schema.get(name)
+        if dtype is None or dtype.is_integer() or dtype in (pl.String, pl.Categorical, pl.Enum):
+            continue
         raise ValueError(
-            f"{path} has neither event_time nor sequence_index, so a user's events have no "
-            f"order; name the column in data.columns. It has: {', '.join(columns[1:])}"
+            f"{path}: column {name} is {dtype}; it must be text or integers. Write it as text "
+            "(floats lose long ids), or map another column to it"
         )
-    with naming(path):
-        typed = _typed(frame, source.time_unit)
-    return typed.with_columns(_reason(columns, now)).select(*columns, REASON)
+    for name in (SEQUENCE_INDEX, VALUE):
+        dtype = schema.get(name)
+        if dtype is not None and not (dtype.is_numeric() or dtype == pl.String):
+            raise ValueError(f"{path}: column {name} is {dtype}; it must be a number")
+    dtype = schema.get(EVENT_TIME)
+    if dtype is not None and not (
+        dtype.is_numeric() or dtype == pl.String or dtype in (pl.Date, pl.Datetime)
+    ):
+        raise ValueError(
+            f"{path}: column event_time is {dtype}; it must be a date, a time with date, an ISO "
+            "text, or a number since 1970 with the source's time_unit"
+        )
+    if EVENT_TIME not in schema and SEQUENCE_INDEX not in schema:
+        raise ValueError(
+            f"{path} has neither event_time nor sequence_index, so a user's events have no order; "
+            f"map one of its columns ({', '.join(schema)}) to either"
+        )
+
+
+def as_text(column: str, dtype: pl.DataType) -> pl.Expr:
+    """Read a column of texts or integers as texts."""
+    return pl.col(column) if dtype == pl.String else pl.col(column).cast(pl.String)
+
+
+def as_micros(column: pl.Expr, dtype: pl.DataType, source: SourceConfig) -> pl.Expr:
+    """Read numbers, dates, times and ISO texts as microseconds since 1970, null where unreadable.
+
+    A time of no zone is one of ``source.time_zone``; where the clocks go back and it could be
+    either of two, or forward and it is neither, it is unreadable.
+    """
+    if isinstance(dtype, pl.Datetime) and dtype.time_zone:
+        return column.dt.epoch("us")
+    if dtype in (pl.Date, pl.Datetime):
+        return _zoned(column.cast(pl.Datetime("us")), source.time_zone)
+    if dtype == pl.String:
+        number = _number_as_micros(column.cast(pl.Float64, strict=False), source)
+        text = column.str.strip_chars().str.replace(" ", "T", literal=True)
+        with_zone = text.str.to_datetime(
+            "%Y-%m-%dT%H:%M:%S%.f%#z", strict=False, time_unit="us", time_zone="UTC"
+        )
+        utc = text.str.strip_suffix("Z").str.to_datetime(
+            "%Y-%m-%dT%H:%M:%S%.f", strict=False, time_unit="us"
+        )
+        naive = pl.coalesce(
+            text.str.to_datetime(pattern, strict=False, time_unit="us") for pattern in _ISO_PATTERNS
+        )
+        ends_in_z = text.str.ends_with("Z")
+        return pl.coalesce(
+            number,
+            pl.when(ends_in_z).then(utc.dt.epoch("us")).otherwise(with_zone.dt.epoch("us")),
+            _zoned(naive, source.time_zone),
+        )
+    if dtype.is_integer():
+        usable = column.cast(pl.Float64).abs() < _LARGEST_SECONDS * _PER_SECOND[source.time_unit]
+        factor = MICROS // _PER_SECOND[source.time_unit]
+        return pl.when(usable).then(column.cast(pl.Int64, strict=False) * factor)
+    return _number_as_micros(column.cast(pl.Float64), source)
+
+
+def _number_as_micros(number: pl.Expr, source: SourceConfig) -> pl.Expr:
+    seconds = number / _PER_SECOND[source.time_unit]
+    usable = seconds.abs() < _LARGEST_SECONDS
+    return pl.when(usable).then((seconds * MICROS).round()).cast(pl.Int64, strict=False)
+
+
+def _zoned(naive: pl.Expr, zone: str) -> pl.Expr:
+    if zone == "UTC":
+        return naive.dt.epoch("us")
+    return naive.dt.replace_time_zone(zone, ambiguous="null", non_existent="null").dt.epoch("us")
+
+
+def typed_columns(schema: pl.Schema, source: SourceConfig) -> list[pl.Expr]:
+    """Cast the event columns that are there; what cannot be cast becomes null."""
+    columns = []
+    for name in EVENT_COLUMNS:
+        dtype = schema.get(name)
+        if dtype is None:
+            continue
+        if name == EVENT_TIME:
+            columns.append(as_micros(pl.col(name), dtype, source).alias(name))
+        elif name == SEQUENCE_INDEX:
+            whole = pl.col(name).cast(pl.Float64, strict=False)
+            whole = pl.when(whole == whole.round()).then(pl.col(name))
+            exact = pl.col(name) if dtype.is_integer() or dtype == pl.String else whole
+            columns.append(exact.cast(pl.Int64, strict=False).alias(name))
+        elif name == VALUE:
+            columns.append(pl.col(name).cast(pl.Float64, strict=False))
+        else:
+            columns.append(as_text(name, dtype).alias(name))
+    return columns
+
+
+def _raw(name: str) -> pl.Expr:
+    return pl.col(f"raw_{name}")
+
+
+def reason_code(schema: pl.Schema, earliest_year: int, now: datetime) -> pl.Expr:
+    """Say what is wrong with a typed row: a place in REASONS from 1, or 0 for nothing, uint8.
+
+    Reads the typed columns and, as ``raw_<column>``, whether each had anything in the file.
+    """
+    rules: list[tuple[pl.Expr, str]] = []
+    if EVENT_TIME in schema:
+        time = pl.col(EVENT_TIME)
+        earliest = datetime(earliest_year, 1, 1, tzinfo=UTC)
+        latest = now + FUTURE_TOLERANCE
+        rules += [
+            (~_raw(EVENT_TIME), "event_time is missing"),
+            (time.is_null(), "event_time is unreadable"),
+            (time < int(earliest.timestamp()) * MICROS, "event_time is too early"),
+            (time > int(latest.timestamp()) * MICROS, "event_time is in the future"),
+        ]
+    if SEQUENCE_INDEX in schema:
+        place = pl.col(SEQUENCE_INDEX)
+        if EVENT_TIME not in schema:
+            rules.append((~_raw(SEQUENCE_INDEX), "sequence_index is missing"))
+        unreadable = _raw(SEQUENCE_INDEX) & place.is_null()
+        rules.append((unreadable, "sequence_index is not a whole number"))
+    if EVENT_TYPE in schema:
+        rules.append((pl.col(EVENT_TYPE).is_null(), "event_type is missing"))
+    if VALUE in schema:
+        value = pl.col(VALUE)
+        rules.append((_raw(VALUE) & value.is_null(), "value is not a number"))
+        rules.append((~value.is_finite(), "value is not finite"))
+    code = pl.lit(0, dtype=pl.UInt8)
+    for wrong, reason in reversed(rules):
+        found = pl.lit(_CODES[reason], dtype=pl.UInt8)
+        code = pl.when(wrong.fill_null(value=False)).then(found).otherwise(code)
+    return code.alias("reason")
+
+
+def had_value(schema: pl.Schema) -> list[pl.Expr]:
+    """Note where the raw columns have anything, for ``reason_code``."""
+    names = (EVENT_TIME, SEQUENCE_INDEX, VALUE)
+    return [pl.col(n).is_not_null().alias(f"raw_{n}") for n in names if n in schema]

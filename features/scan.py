@@ -1,7 +1,7 @@
-"""The one door for raw files: Parquet, CSV and JSON lines become lazy frames with our names.
+"""The one door for raw files: Parquet, CSV and JSON lines as batches of named columns.
 
-Whatever a file has wrong as a whole (absent, empty, corrupt, without a needed column) is a
-ValueError that names the file and what to do. What single rows have wrong is found in events.py.
+What a file has wrong as a whole (absent, empty, corrupt, without a needed column) is a ValueError
+that names the file and says what to do. What single rows have wrong is found in events.py.
 """
 
 from __future__ import annotations
@@ -15,89 +15,144 @@ import polars as pl
 
 from features.schema import SourceConfig
 
-ROW = "row"
-"""Name of the column that counts a file's data rows from 0."""
+BATCH_ROWS = 1_000_000
+SEPARATED = (".csv", ".tsv", ".txt", ".inter")
+JSON_LINES = (".jsonl", ".ndjson")
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Path, next_row: int | None = None) -> Iterator[None]:
     """Turn whatever Polars raises while it reads ``path`` into a ValueError that names it."""
+    place = "" if next_row is None else f" at or after row {next_row}"
     try:
         yield
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {error}; write the file again") from error
+    except (pl.exceptions.PolarsError, OSError, UnicodeError) as error:
+        advice = ragged_line(path) if path.suffix in SEPARATED else None
+        advice = advice or "check that it is whole, or write it again"
+        raise ValueError(f"cannot read {path}{place}: {first_line(error)}; {advice}") from error
     except BaseException as error:
-        # Polars reports a corrupt Parquet page by a PanicException, which is no Exception.
+        # Polars reports a corrupt Parquet page by PanicException, which is not an Exception.
         if type(error).__name__ != "PanicException":
             raise
         raise ValueError(
-            f"{path} is corrupt (the reader stopped with: {error}); write the file again"
+            f"{path} is corrupt{place} (the reader stopped: {first_line(error)}); write it again"
         ) from error
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its name."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def ragged_line(path: Path) -> str | None:
+    """Find the first line of a separated file that has more fields than its header."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        header = file.readline()
+        separator = max(",\t;|", key=header.count)
+        width = header.count(separator)
+        for number, line in enumerate(file, start=2):
+            if '"' not in line and line.count(separator) > width:
+                return (
+                    f"line {number} has {line.count(separator) + 1} fields, the header "
+                    f"{width + 1}: quote values that hold the separator"
+                )
+    return None
+
+
 def scan_file(path: Path, source: SourceConfig) -> pl.LazyFrame:
-    """Open one file lazily, its columns as they are, with a row counter.
+    """Open one file lazily with its columns as they are.
 
     CSV columns come as text, so that one bad number costs a row and not the file.
 
     Raises:
-        ValueError: If there is no such file, it is empty, or its ending is unknown.
+        ValueError: If there is no such file, it is empty or corrupt, or its ending is unknown.
     """
-    if not path.exists():
-        raise ValueError(f"no file {path}; check the path, it is relative to the TOML file")
+    if not path.is_file():
+        near = []
+        if path.parent.is_dir():
+            near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir()], 1)
+        hint = f"did you mean {path.parent / near[0]}?" if near else "check the path"
+        raise ValueError(f"no file {path}; {hint}")
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty (0 bytes); it needs a header and at least one row")
-    endings = "".join(path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:])
+    ending = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     with naming(path):
-        if path.suffix == ".parquet":
-            frame = pl.scan_parquet(path, row_index_name=ROW, low_memory=True)
-        elif endings in (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"):
-            frame = pl.scan_ndjson(path, row_index_name=ROW, infer_schema_length=None)
-        elif endings in (".csv", ".tsv", ".txt", ".inter", ".item", ".user", ".csv.gz", ".tsv.gz"):
-            separator = "\t" if ".tsv" in endings and source.separator == "," else source.separator
-            frame = pl.scan_csv(
-                path,
-                separator=separator,
-                infer_schema=False,
-                row_index_name=ROW,
-                quote_char='"',
-                encoding="utf8-lossy",
-            )
+        if ending == ".parquet":
+            frame = pl.scan_parquet(path, glob=False)
+        elif ending in JSON_LINES:
+            frame = pl.scan_ndjson(path, infer_schema_length=10_000)
+        elif ending in SEPARATED:
+            tabs = ending == ".tsv" and source.separator == ","
+            separator = "\t" if tabs else source.separator
+            frame = pl.scan_csv(path, separator=separator, infer_schema=False, glob=False)
         else:
-            raise ValueError(
-                f"{path} ends in {path.suffix!r}; known are .parquet, .csv, .tsv and .jsonl"
-            )
-        frame.collect_schema()
+            endings = ", ".join((".parquet", *SEPARATED, *JSON_LINES))
+            raise ValueError(f"{path} ends in {path.suffix!r}; known endings are {endings}")
+        columns = frame.collect_schema().names()
+    if not columns:
+        raise ValueError(f"{path} has no columns; it needs a header and at least one row")
     return frame
 
 
-def with_our_names(
-    frame: pl.LazyFrame,
-    path: Path,
-    source: SourceConfig,
-    *,
-    known: Sequence[str],
-    needed: Sequence[str],
+def no_column(path: Path, name: str, present: Sequence[str], ours: str) -> ValueError:
+    """Describe a column that is not there, with the nearest that is."""
+    lower = {column.lower(): column for column in present}
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    offer = f" (nearest: {lower[near[0]]!r})" if near else ""
+    return ValueError(
+        f"{path} has no column {name!r}{offer}; its columns are {', '.join(present)}. "
+        f"Name the right one for {ours!r} under the source's columns"
+    )
+
+
+def renamed(
+    frame: pl.LazyFrame, path: Path, source: SourceConfig, needed: Sequence[str]
 ) -> pl.LazyFrame:
-    """Rename the mapped columns and keep ``known`` and the row counter.
+    """Give the columns our names.
 
     Raises:
-        ValueError: If a mapped or a needed column is not in the file; offers the nearest.
+        ValueError: If a mapped or a needed column is not in the file.
     """
     present = frame.collect_schema().names()
     for ours, theirs in source.columns.items():
         if theirs not in present:
-            raise ValueError(_no_column(path, theirs, present, f"data.columns maps {ours} to it"))
-    names = {ours: source.columns.get(ours, ours) for ours in known}
+            raise no_column(path, theirs, present, ours)
     for ours in needed:
-        if names[ours] not in present:
-            raise ValueError(_no_column(path, ours, present, f"name the file's column for {ours}"))
-    kept = {ours: theirs for ours, theirs in names.items() if theirs in present}
-    return frame.select(ROW, *(pl.col(theirs).alias(ours) for ours, theirs in kept.items()))
+        if ours not in source.columns and ours not in present:
+            raise no_column(path, ours, present, ours)
+    by_theirs = {theirs: ours for ours, theirs in source.columns.items()}
+    # A column that already has our name gives way to the one that is mapped to it.
+    kept = [name for name in present if name in by_theirs or name not in source.columns]
+    return frame.select(pl.col(name).alias(by_theirs.get(name, name)) for name in kept)
 
 
-def _no_column(path: Path, name: str, present: Sequence[str], remedy: str) -> str:
-    columns = [column for column in present if column != ROW]
-    near = difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
-    offer = f", nearest is {near[0]!r}" if near else ""
-    return f"{path} has no column {name!r}{offer}; {remedy}. It has: {', '.join(columns)}"
+def batches(
+    frame: pl.LazyFrame, path: Path, batch_rows: int = BATCH_ROWS
+) -> Iterator[tuple[int, pl.DataFrame]]:
+    """Read a scanned file front to back.
+
+    Yields:
+        The row number of the batch's first row (from 0, header not counted), and the batch.
+    """
+    row = 0
+    with naming(path, row):
+        stream = iter(frame.collect_batches(chunk_size=batch_rows, maintain_order=True))
+    while True:
+        with naming(path, row):
+            batch = next(stream, None)
+        if batch is None:
+            return
+        if batch.height:
+            yield row, batch
+        row += batch.height
+
+
+def read_whole(path: Path, source: SourceConfig, needed: Sequence[str]) -> pl.DataFrame:
+    """Read a small table (a catalogue) with our column names.
+
+    Raises:
+        ValueError: As ``scan_file`` and ``renamed``.
+    """
+    frame = renamed(scan_file(path, source), path, source, needed)
+    with naming(path):
+        return frame.collect()

@@ -6,27 +6,27 @@ with row 0 for unknown.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, get_args
 
-EVENT_COLUMNS = (
-    "user_id",
-    "item_id",
-    "event_time",
-    "sequence_index",
-    "event_type",
-    "value",
-    "domain",
-    "session_id",
-    "request_id",
-    "slot",
-    "propensity",
-)
+from features.point_in_time import FEATURES
+
+USER_ID = "user_id"
+ITEM_ID = "item_id"
+EVENT_TIME = "event_time"
+SEQUENCE_INDEX = "sequence_index"
+EVENT_TYPE = "event_type"
+VALUE = "value"
+DOMAIN = "domain"
+EVENT_COLUMNS = (USER_ID, ITEM_ID, EVENT_TIME, SEQUENCE_INDEX, EVENT_TYPE, VALUE, DOMAIN)
 
 TimeUnit = Literal["s", "ms", "us"]
 TieOrder = Literal["given", "shuffled"]
+SplitKind = Literal["leave_one_out", "global_time"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,8 @@ class SourceConfig:
     """Between the values of a CSV file."""
     time_unit: TimeUnit = "s"
     """Unit of event times given as numbers; ISO texts and dates need none."""
+    time_zone: str = "UTC"
+    """Zone of times that carry none themselves."""
     list_separator: str = "|"
     """Between the categories of one item where they are one text."""
 
@@ -70,11 +72,18 @@ class FilterConfig:
     max_user_events: int | None = 10_000
     """Only the latest so many events of one user are kept; a crawler has more."""
     max_bad_share: float = 0.01
-    """The run stops when a larger share of rows has to be quarantined."""
+    """The run stops when a larger share of a table's rows has to be quarantined."""
+    earliest_year: int = 1990
+    """Earlier event times are zeros and broken clocks; their rows are quarantined."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad_share <= 1:
             raise ValueError(f"max_bad_share must be in [0, 1], got {self.max_bad_share}")
+        for name in ("min_user_events", "min_item_events"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        if not 1970 <= self.earliest_year <= 2100:
+            raise ValueError(f"earliest_year must be in [1970, 2100], got {self.earliest_year}")
         if self.max_user_events is not None and self.max_user_events < 1:
             raise ValueError(f"max_user_events must be >= 1, got {self.max_user_events}")
 
@@ -83,9 +92,58 @@ class FilterConfig:
 class SplitConfig:
     """How labels are divided into train, validation and test."""
 
-    kind: Literal["leave_one_out", "global_time"] = "leave_one_out"
+    kind: SplitKind = "leave_one_out"
     validation_share: float = 0.1
     test_share: float = 0.1
     """Shares of the events, latest last, for ``global_time``."""
     tie_orders: tuple[TieOrder, ...] = ("given",)
     """Orders of events at the same time; each gets its own sequences, the first is released."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(SplitKind):
+            raise ValueError(f"kind must be one of {get_args(SplitKind)}, got {self.kind!r}")
+        held_out = self.validation_share + self.test_share
+        if min(self.validation_share, self.test_share) <= 0 or held_out >= 1:
+            raise ValueError(
+                "validation_share and test_share must be > 0 and add up to less than 1, got "
+                f"{self.validation_share} and {self.test_share}"
+            )
+        if not self.tie_orders or len(set(self.tie_orders)) < len(self.tie_orders):
+            raise ValueError(f"tie_orders must be one or more, each once, got {self.tie_orders}")
+        for order in self.tie_orders:
+            if order not in get_args(TieOrder):
+                raise ValueError(f"tie_orders must be of {get_args(TieOrder)}, got {order!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturesConfig:
+    """Everything that turns raw files into features."""
+
+    events: SourceConfig
+    items: SourceConfig | None = None
+    users: SourceConfig | None = None
+    filters: FilterConfig = field(default_factory=FilterConfig)
+    splits: SplitConfig = field(default_factory=SplitConfig)
+    user_columns: tuple[str, ...] = ()
+    """Columns of the users table that become features."""
+    context_features: tuple[str, ...] = tuple(FEATURES)
+    """Names of features in point_in_time."""
+    catalogue_only_items: bool = False
+    """Whether catalogue items that no event names get a row as well (cold items)."""
+    write_events: bool = True
+    """Whether the kept events are written by day as well."""
+    previous: Path | None = None
+    """An earlier artefact whose rows stay as they are; new ids follow."""
+    now: datetime | None = None
+    """Events more than a day later are in the future; the clock by default."""
+    seed: int = 0
+    """Of the ``shuffled`` order of tied events."""
+
+    def __post_init__(self) -> None:
+        for name in self.context_features:
+            if name not in FEATURES:
+                near = difflib.get_close_matches(name, FEATURES, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ValueError(
+                    f"no context feature {name!r}{hint} There are {', '.join(FEATURES)}"
+                )

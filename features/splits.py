@@ -15,6 +15,7 @@ from features.schema import SplitConfig
 Rows = NDArray[np.int64]
 SECONDS_PER_DAY = 86_400
 MIN_EVENTS_TO_SPLIT = 3
+USERS_PER_SLICE = 100_000
 
 
 class Ends(NamedTuple):
@@ -62,7 +63,20 @@ def midnights(events_per_day: Rows, first_day: int, split: SplitConfig) -> Cuts:
     return Cuts(*((first_day + day) * SECONDS_PER_DAY for day in days))
 
 
-def global_time(times: Rows, users: Rows, num_users: int, cuts: Cuts) -> Ends:
-    """Cut all users' events at the same two moments; users count from 0."""
-    ends = [np.bincount(users[times < cut], minlength=num_users) for cut in cuts]
+def global_time(times: Rows, offsets: Rows, cuts: Cuts) -> Ends:
+    """Cut all users' events at the same two moments.
+
+    Args:
+        times: Unix seconds of all users' events, ascending within a user, [E].
+        offsets: Where each user's events begin, and the end, [U + 1].
+    """
+    ends = [np.zeros(len(offsets) - 1, np.int64) for _ in cuts]
+    # A slice of users at a time, so that memory stays flat.
+    for first in range(0, len(offsets) - 1, USERS_PER_SLICE):
+        last = min(first + USERS_PER_SLICE, len(offsets) - 1)
+        some = np.asarray(times[offsets[first] : offsets[last]])
+        bounds = offsets[first : last + 1] - offsets[first]
+        for end, cut in zip(ends, cuts, strict=True):
+            before = np.concatenate([[0], np.cumsum(some < cut)])
+            end[first:last] = np.diff(before[bounds])
     return Ends(*ends)

@@ -5,6 +5,7 @@ These fit into memory; events need not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,43 +13,61 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.scan import ROW, naming, scan_file
+from features.encoding import Dictionary
+from features.events import as_micros, as_text
+from features.quarantine import Quarantine
+from features.scan import read_whole
 from features.schema import SourceConfig
-from features.vocabulary import extended, rows_of, write_vocabulary
+from features.vocabulary import extended, read_vocabulary, rows_of, write_vocabulary
 
 Rows = NDArray[np.int64]
 
 NUM_BUCKETS = 10
 MAX_CATEGORIES = 1_000
 """A user column of more distinct values (a postcode, a name) is no feature."""
-TEXT_COLUMNS = ("title", "description", "brand", "categories")
+TEXT_COLUMNS = ("title", "name", "description", "brand")
+"""Where an item's display text is looked for, in this order."""
 
 
-def read_table(source: SourceConfig, key: str) -> pl.DataFrame:
-    """Read a small table; the mapped columns get our names, all others stay.
+def read_table(
+    source: SourceConfig, key: str, quarantine: Quarantine, max_bad_share: float
+) -> pl.DataFrame:
+    """Read the files of a small table; the mapped columns get our names, all others stay.
 
-    Rows without a key are left out and of rows with the same key the first stays.
+    Rows without a usable key, and all but the first of those with the same, go to the quarantine.
 
     Raises:
-        ValueError: If a file cannot be read or lacks the key column.
+        ValueError: If a file cannot be read, lacks the key column, or is largely unusable.
     """
-    frames = []
+    dictionary = Dictionary(key)
+    seen = np.zeros(0, np.bool_)
+    frames, num_rows, num_bad = [], 0, 0
     for path in source.paths:
-        frame = scan_file(path, source)
-        present = frame.collect_schema().names()
-        names = {theirs: ours for ours, theirs in source.columns.items()}
-        for theirs in [*names, *([] if key in names.values() else [key])]:
-            if theirs not in present:
-                raise ValueError(
-                    f"{path} has no column {theirs!r}; it has: "
-                    f"{', '.join(column for column in present if column != ROW)}"
-                )
-        with naming(path):
-            frames.append(frame.drop(ROW).rename(names).collect())
-    table = pl.concat(frames, how="diagonal_relaxed").with_columns(pl.col(key).cast(pl.String))
-    return table.filter(pl.col(key).is_not_null() & (pl.col(key) != "")).unique(
-        key, keep="first", maintain_order=True
-    )
+        table = read_whole(path, source, (key,))
+        dtype = table.schema[key]
+        if not (dtype.is_integer() or dtype in (pl.String, pl.Categorical, pl.Enum)):
+            raise ValueError(
+                f"{path}: column {key} is {dtype}; it must be text or integers. Write it as text"
+            )
+        table = table.with_columns(as_text(key, dtype).alias(key))
+        codes = dictionary.encode(table[key])
+        reason_codes = dictionary.reason_codes(codes)
+        seen = np.append(seen, np.zeros(dictionary.size - len(seen), np.bool_))
+        first = table[key].is_first_distinct().to_numpy()
+        first &= ~np.append(seen, False)[np.minimum(codes, len(seen))]
+        good = first & (reason_codes == 0)
+        bad = np.flatnonzero(~good)
+        reasons = [
+            dictionary.reason(code) if code else f"{key} was there before"
+            for code in reason_codes[bad].tolist()
+        ]
+        quarantine.add(path, pl.Series(bad), pl.Series(reasons, dtype=pl.String), table[bad])
+        seen[codes[good]] = True
+        num_rows, num_bad = num_rows + table.height, num_bad + len(bad)
+        frames.append(table.filter(good))
+    table_name = key.removesuffix("_id")
+    quarantine.check_share(table_name, num_bad, num_rows, max_bad_share)
+    return pl.concat(frames, how="diagonal_relaxed")
 
 
 def aligned(table: pl.DataFrame | None, vocabulary: pl.Series, key: str, row: str) -> pl.DataFrame:
@@ -57,21 +76,47 @@ def aligned(table: pl.DataFrame | None, vocabulary: pl.Series, key: str, row: st
     rows = rows.select(pl.col(row).cast(pl.Int64), key)
     if table is None:
         return rows
-    return rows.join(table, on=key, how="left", maintain_order="left")
+    # A file's own dense rows are not ours.
+    return rows.join(table.drop(row, strict=False), on=key, how="left", maintain_order="left")
 
 
-def catalogue(table: pl.DataFrame | None, vocabulary: pl.Series, separator: str) -> pl.DataFrame:
+def catalogue(
+    table: pl.DataFrame | None, vocabulary: pl.Series, source: SourceConfig | None
+) -> pl.DataFrame:
     """Lay out the catalogue by item row, categories as lists, with ``display_text``.
 
     ``display_text`` is the title, or the first text there is, or the id.
+
+    Raises:
+        ValueError: If ``categories`` is neither text nor a list of texts or integers.
     """
     items = aligned(table, vocabulary, "item_id", "item_row")
-    if "categories" in items.columns and items["categories"].dtype == pl.String:
-        parts = pl.col("categories").str.split(separator).list.eval(pl.element().str.strip_chars())
-        items = items.with_columns(parts.list.eval(pl.element().filter(pl.element() != "")))
+    if source is not None and "categories" in items.columns:
+        items = items.with_columns(_category_lists(items.schema["categories"], source))
+    if source is not None and "price" in items.columns:
+        items = items.with_columns(pl.col("price").cast(pl.Float64, strict=False))
+    if source is not None and "available_from" in items.columns:
+        dtype = items.schema["available_from"]
+        micros = as_micros(pl.col("available_from"), dtype, source)
+        items = items.with_columns(micros.cast(pl.Datetime("us", "UTC")).alias("available_from"))
     texts = [name for name in TEXT_COLUMNS if items.schema.get(name) == pl.String]
     shown = [pl.when(pl.col(name).str.strip_chars() != "").then(pl.col(name)) for name in texts]
     return items.with_columns(pl.coalesce(*shown, "item_id").alias("display_text"))
+
+
+def _category_lists(dtype: pl.DataType, source: SourceConfig) -> pl.Expr:
+    column = pl.col("categories")
+    if dtype == pl.String:
+        column = column.str.split(source.list_separator)
+    elif isinstance(dtype, pl.List) and (dtype.inner == pl.String or dtype.inner.is_integer()):
+        column = column.list.eval(pl.element().cast(pl.String))
+    else:
+        raise ValueError(
+            f"{source.paths[0]}: column categories is {dtype}; it must be lists of texts, or texts "
+            f"with {source.list_separator!r} between the categories (list_separator)"
+        )
+    stripped = pl.element().str.strip_chars()
+    return column.list.eval(stripped.filter(stripped != "")).list.unique(maintain_order=True)
 
 
 def write_categories(items: pl.DataFrame, out: Path, previous: pl.Series | None) -> pl.Series:
@@ -87,15 +132,30 @@ def write_categories(items: pl.DataFrame, out: Path, previous: pl.Series | None)
     directory.mkdir(parents=True)
     np.save(directory / "values.npy", rows_of(flat, vocabulary))
     # Row 0 (padding) has no categories either.
-    np.save(
-        directory / "offsets.npy", np.concatenate([[0, 0], np.cumsum(lengths)]).astype(np.int64)
-    )
+    offsets = np.concatenate([[0, 0], np.cumsum(lengths)])
+    np.save(directory / "offsets.npy", offsets.astype(np.int64))
     write_vocabulary(vocabulary, out / "vocabularies" / "categories.parquet")
     return vocabulary
 
 
-def as_categories(column: pl.Series) -> pl.Series | None:
-    """Turn a column into category names; numbers with many values fall into ten equal parts.
+def bucket_edges(numbers: pl.Series) -> list[float]:
+    """Choose the edges of about equally full buckets of a column of numbers."""
+    finite = numbers.filter(numbers.is_finite())
+    edges = (finite.quantile(part / NUM_BUCKETS) for part in range(1, NUM_BUCKETS))
+    return sorted({edge for edge in edges if edge is not None})
+
+
+def edges_of(vocabulary: pl.Series) -> list[float]:
+    """Read the edges back out of the names that ``polars.Series.cut`` gave the buckets."""
+    uppers = vocabulary.str.extract(r", (.+)\]$").cast(pl.Float64).drop_nulls()
+    return sorted(edge for edge in uppers.to_list() if math.isfinite(edge))
+
+
+def as_categories(column: pl.Series, previous: pl.Series | None = None) -> pl.Series | None:
+    """Turn a column into category names; numbers of many values fall into ten equal parts.
+
+    Args:
+        previous: The vocabulary of an earlier build, whose buckets are kept.
 
     Returns:
         None where the column cannot serve: lists, or more than ``MAX_CATEGORIES`` values.
@@ -104,19 +164,23 @@ def as_categories(column: pl.Series) -> pl.Series | None:
         numbers = column.cast(pl.Float64, strict=False)
         if numbers.null_count() == column.null_count():
             column = numbers
-    if column.dtype.is_numeric() and column.n_unique() > NUM_BUCKETS:
-        edges = [column.quantile(part / NUM_BUCKETS) for part in range(1, NUM_BUCKETS)]
-        breaks = sorted({edge for edge in edges if edge is not None})
-        return column.cut(breaks).cast(pl.String)
+    bucketed = previous is not None and previous.str.contains(r"^\(.+, .+\]$").all()
+    if column.dtype.is_numeric() and (column.n_unique() > NUM_BUCKETS or bucketed):
+        numbers = column.cast(pl.Float64).fill_nan(None)
+        edges = edges_of(previous) if previous is not None and bucketed else bucket_edges(numbers)
+        return numbers.cut(edges).cast(pl.String)
     if column.dtype.is_nested() or column.n_unique() > MAX_CATEGORIES:
         return None
     return column.cast(pl.String)
 
 
 def write_user_features(
-    users: pl.DataFrame, columns: Sequence[str], out: Path
+    users: pl.DataFrame, columns: Sequence[str], out: Path, previous: Path | None = None
 ) -> tuple[dict[str, int], list[str]]:
     """Write user_features/ for the columns that can serve.
+
+    Args:
+        previous: An earlier artefact, whose vocabularies are extended.
 
     Returns:
         Cardinality by feature, and a warning for each column that cannot serve.
@@ -126,19 +190,22 @@ def write_user_features(
     """
     cardinality, warnings = {}, []
     for name in columns:
-        if name not in users.columns:
+        if name not in users.columns[2:]:
             raise ValueError(
                 f"no user column {name!r} for a feature; there are: "
-                f"{', '.join(users.columns[2:]) or 'none'}"
+                f"{', '.join(users.columns[2:]) or 'none'}. Mend user_columns"
             )
-        values = as_categories(users[name])
+        file = f"user_{name}.parquet"
+        earlier = previous / "vocabularies" / file if previous else None
+        known = read_vocabulary(earlier) if earlier is not None and earlier.exists() else None
+        values = as_categories(users[name], known)
         if values is None:
             warnings.append(
-                f"user column {name} is no feature: it has over {MAX_CATEGORIES} values"
+                f"user column {name} is no feature: lists, or over {MAX_CATEGORIES} values"
             )
             continue
-        vocabulary = extended(values)
-        write_vocabulary(vocabulary, out / "vocabularies" / f"user_{name}.parquet")
+        vocabulary = extended(values, known)
+        write_vocabulary(vocabulary, out / "vocabularies" / file)
         path = out / "user_features" / f"{name}.npy"
         path.parent.mkdir(exist_ok=True)
         np.save(path, np.concatenate([[0], rows_of(values, vocabulary)]))

@@ -1,0 +1,96 @@
+"""The kept events as Parquet, one folder a day, for whoever reads events again later.
+
+Axes: E events, D days from the first to the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from features.encoding import MISSING
+from features.events import MICROS
+from features.ingest import NO_SEQUENCE, Dictionaries
+from features.parallel import num_cores
+from features.records import SLICE_RECORDS, RecordFile, Records, Rows, partition
+from features.schema import DOMAIN, EVENT_TIME, EVENT_TYPE, SEQUENCE_INDEX, VALUE
+
+MICROS_PER_DAY = 86_400 * MICROS
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def day_name(day: int) -> str:
+    """Name a day by its number since 1970."""
+    return (_EPOCH + timedelta(days=day)).strftime("%Y-%m-%d")
+
+
+def days_of(records: Records) -> Rows:
+    """Number each event's day (UTC) since 1970, [E]."""
+    days: Rows = records["time"] // MICROS_PER_DAY
+    return days
+
+
+def as_table(records: Records, texts: Dictionaries) -> pl.DataFrame:
+    """Give records their columns back; the codes of user and item are dense rows by now."""
+    fields = records.dtype.names or ()
+    columns = {
+        "user_row": pl.Series(records["user"].astype(np.int64)),
+        "item_row": pl.Series(records["item"].astype(np.int64)),
+    }
+    num = len(records)
+    time = records["time"] if "time" in fields else None
+    columns[EVENT_TIME] = (
+        pl.Series([None] * num, dtype=pl.Int64) if time is None else pl.Series(time.copy())
+    ).cast(pl.Datetime("us", "UTC"))
+    sequence = records["sequence"] if "sequence" in fields else np.full(num, NO_SEQUENCE)
+    columns[SEQUENCE_INDEX] = pl.Series(np.ascontiguousarray(sequence))
+    columns[EVENT_TYPE] = texts.types.texts(np.ascontiguousarray(records["type"]))
+    value = records["value"] if "value" in fields else np.full(num, np.nan)
+    columns[VALUE] = pl.Series(np.ascontiguousarray(value), nan_to_null=True)
+    table = pl.DataFrame(columns).with_columns(
+        pl.when(pl.col(SEQUENCE_INDEX) != NO_SEQUENCE).then(SEQUENCE_INDEX).alias(SEQUENCE_INDEX)
+    )
+    if "domain" in fields:
+        codes = pl.Series(np.ascontiguousarray(records["domain"]))
+        known = codes.set(codes == int(MISSING), None)
+        table = table.with_columns(known.cat.to(texts.domains.dtype).cast(pl.String).alias(DOMAIN))
+    return table
+
+
+def write_days(
+    records: Iterator[Records],
+    target: RecordFile,
+    day_counts: Rows,
+    first_day: int,
+    texts: Dictionaries,
+    directory: Path,
+) -> None:
+    """Write events/day=YYYY-MM-DD/part-*.parquet, within a day by user and moment.
+
+    Args:
+        records: Kept events with dense rows, in the order of histories.
+        target: Where they are sorted by day.
+        day_counts: Events of each day from ``first_day``, [D]; without times one for all.
+    """
+    has_time = "time" in (target.dtype.names or ())
+    partition(records, target, lambda part: days_of(part) - first_day, day_counts)
+    bounds = np.concatenate([[0], np.cumsum(day_counts)])
+
+    def write(day: int) -> None:
+        name = day_name(first_day + day) if has_time else "unknown"
+        folder = directory / f"day={name}"
+        folder.mkdir(parents=True)
+        first, last = int(bounds[day]), int(bounds[day + 1])
+        for number, start in enumerate(range(first, last, SLICE_RECORDS)):
+            part = target.read(start, min(start + SLICE_RECORDS, last))
+            table = as_table(part, texts)
+            table.write_parquet(folder / f"part-{number:05d}.parquet", compression="lz4")
+
+    with ThreadPoolExecutor(num_cores()) as pool:
+        # list() lets the first failure rise.
+        list(pool.map(write, np.flatnonzero(day_counts).tolist()))

@@ -1,0 +1,82 @@
+"""External ids to integer codes, in one pass over the data and without holding it.
+
+Codes count from 0 in the order of first appearance and last for one build; vocabulary.py turns
+them into the dense rows that an artefact keeps.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+Codes = NDArray[np.uint32]
+
+MISSING = np.uint32(0xFFFFFFFF)
+MAX_ID_BYTES = 256
+_ID_REASONS = (
+    "{} is missing",
+    "{} holds a NUL character",
+    f"{{}} is longer than {MAX_ID_BYTES} bytes",
+    "{} is not a number (NaN)",
+    "{} is negative",
+)
+
+
+def _id_reason() -> pl.Expr:
+    """Say what is wrong with an id: a place in _ID_REASONS from 1, or 0 for nothing, uint8."""
+    text = pl.col("id")
+    rules = [
+        (text.str.strip_chars() == ""),
+        text.str.contains("\x00", literal=True),
+        text.str.len_bytes() > MAX_ID_BYTES,
+        text.str.to_lowercase() == "nan",
+        text.str.contains(r"^-\d+$"),
+    ]
+    code = pl.lit(0, dtype=pl.UInt8)
+    for place, wrong in reversed(list(enumerate(rules, start=1))):
+        code = pl.when(wrong).then(pl.lit(place, dtype=pl.UInt8)).otherwise(code)
+    return code
+
+
+class Dictionary:
+    """Texts of one column and their codes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dtype = pl.Categorical(pl.Categories(f"{name}-{uuid.uuid4()}"))
+        # Polars forgets categories that no series refers to.
+        self._keep = pl.Series([], dtype=self.dtype)
+        self.size = 0
+        self._reasons: NDArray[np.uint8] = np.zeros(0, np.uint8)
+
+    def encode(self, texts: pl.Series) -> Codes:
+        """Code each text, MISSING for null; texts not seen before get the next codes."""
+        coded = texts.cast(self.dtype)
+        self._keep = coded.head(1)
+        codes: Codes = coded.to_physical().fill_null(int(MISSING)).to_numpy()
+        present = codes if not coded.null_count() else codes[codes != MISSING]
+        if len(present):
+            self.size = max(self.size, int(present.max()) + 1)
+        return codes
+
+    def texts(self, codes: Codes | None = None) -> pl.Series:
+        """Give back the texts of codes, by default of all in order."""
+        wanted = np.arange(self.size, dtype=np.uint32) if codes is None else codes
+        return pl.Series("id", wanted).cat.to(self.dtype).cast(pl.String)
+
+    def reason_codes(self, codes: Codes) -> NDArray[np.uint8]:
+        """Say what is wrong with the id of each code, 0 for nothing; asked once an id."""
+        known = len(self._reasons)
+        if self.size > known:
+            fresh = self.texts(np.arange(known, self.size, dtype=np.uint32)).to_frame()
+            reasons = fresh.select(_id_reason()).to_series().to_numpy()
+            self._reasons = np.concatenate([self._reasons, reasons])
+        with_missing = np.append(self._reasons, np.uint8(1))
+        found: NDArray[np.uint8] = with_missing[np.minimum(codes, len(self._reasons))]
+        return found
+
+    def reason(self, code: int) -> str:
+        return _ID_REASONS[code - 1].format(self.name)

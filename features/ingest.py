@@ -1,0 +1,262 @@
+"""Event files to a flat file of integer records, in one pass and one batch at a time.
+
+Bad rows go to the quarantine; events that the configuration does not count are dropped and
+counted. The records stand in the order of the input.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from features.encoding import Dictionary
+from features.events import (
+    REASONS,
+    check_types,
+    had_value,
+    reason_code,
+    typed_columns,
+)
+from features.quarantine import Quarantine
+from features.records import RecordFile, Rows, record_dtype
+from features.scan import batches, naming, renamed, scan_file
+from features.schema import (
+    DOMAIN,
+    EVENT_COLUMNS,
+    EVENT_TIME,
+    EVENT_TYPE,
+    ITEM_ID,
+    SEQUENCE_INDEX,
+    USER_ID,
+    VALUE,
+    FilterConfig,
+    SourceConfig,
+)
+
+NO_SEQUENCE = np.iinfo(np.int64).min
+"""Stands for a missing sequence index beside an event time."""
+DEFAULT_TYPE = "event"
+"""Type of all events where the files have no such column."""
+
+
+@dataclass
+class Dictionaries:
+    """Codes of every text column of the events."""
+
+    users: Dictionary
+    items: Dictionary
+    types: Dictionary
+    domains: Dictionary
+
+    @classmethod
+    def empty(cls) -> Dictionaries:
+        names = (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN)
+        return cls(*(Dictionary(name) for name in names))
+
+
+@dataclass
+class Ingested:
+    """Events as records, and what became of the rows."""
+
+    records: RecordFile
+    texts: Dictionaries
+    user_counts: Rows
+    """Records of each user code, [U]."""
+    rows_in: int
+    num_bad: int
+    dropped: Counter[str]
+    min_time: int
+    """Earliest time in microseconds; 0 without times."""
+
+    @property
+    def has_time(self) -> bool:
+        return "time" in (self.records.dtype.names or ())
+
+
+@dataclass(frozen=True)
+class _File:
+    """One opened event file."""
+
+    path: Path
+    frame: pl.LazyFrame
+    schema: pl.Schema
+
+
+def _open(source: SourceConfig) -> list[_File]:
+    files = []
+    for path in source.paths:
+        frame = renamed(scan_file(path, source), path, source, (USER_ID, ITEM_ID))
+        schema = frame.collect_schema()
+        known = pl.Schema({n: t for n, t in schema.items() if n in EVENT_COLUMNS})
+        check_types(path, known)
+        files.append(_File(path, frame, known))
+    first = files[0]
+    for file in files[1:]:
+        for name in (EVENT_TIME, EVENT_TYPE):
+            if (name in file.schema) != (name in first.schema):
+                with_it, without = (file, first) if name in file.schema else (first, file)
+                raise ValueError(
+                    f"{without.path} has no column {name} but {with_it.path} has one; "
+                    "give all event files the same columns"
+                )
+    return files
+
+
+class _Reader:
+    """Turns batches into records; the state of one pass."""
+
+    def __init__(
+        self, filters: FilterConfig, quarantine: Quarantine, records: RecordFile, now: datetime
+    ) -> None:
+        self.filters = filters
+        self.quarantine = quarantine
+        self.now = now
+        self.texts = Dictionaries.empty()
+        self.records = records
+        self.user_counts = np.zeros(0, np.int64)
+        self.dropped: Counter[str] = Counter()
+        self.rows_in = 0
+        self.num_bad = 0
+        self.min_time: int | None = None
+
+    def read(self, file: _File, source: SourceConfig) -> None:
+        columns = typed_columns(file.schema, source)
+        reason = reason_code(file.schema, self.filters.earliest_year, self.now)
+        notes = had_value(file.schema)
+        for first_row, batch in batches(file.frame, file.path):
+            with naming(file.path, first_row):
+                typed = batch.lazy().select(*columns, *notes).with_columns(reason).collect()
+            self._take(file, first_row, batch, typed)
+
+    def _take(self, file: _File, first_row: int, batch: pl.DataFrame, typed: pl.DataFrame) -> None:
+        users = self.texts.users.encode(typed[USER_ID])
+        items = self.texts.items.encode(typed[ITEM_ID])
+        bad_user = self.texts.users.reason_codes(users)
+        bad_item = self.texts.items.reason_codes(items)
+        bad_event = typed["reason"].to_numpy()
+        good = (bad_user | bad_item | bad_event) == 0
+        self.rows_in += batch.height
+        num_bad = batch.height - int(np.count_nonzero(good))
+        if num_bad:
+            self.num_bad += num_bad
+            rows = np.flatnonzero(~good)
+            reasons = [
+                self.texts.users.reason(bad_user[row])
+                if bad_user[row]
+                else self.texts.items.reason(bad_item[row])
+                if bad_item[row]
+                else REASONS[bad_event[row] - 1]
+                for row in rows
+            ]
+            raw = batch[rows]
+            self.quarantine.add(file.path, pl.Series(rows + first_row), pl.Series(reasons), raw)
+        self._append(typed, users, items, good)
+
+    def _append(
+        self,
+        typed: pl.DataFrame,
+        users: NDArray[np.uint32],
+        items: NDArray[np.uint32],
+        good: NDArray[np.bool_],
+    ) -> None:
+        records = np.empty(typed.height, self.records.dtype)
+        records["user"], records["item"] = users, items
+        if EVENT_TYPE in typed.columns:
+            records["type"] = self.texts.types.encode(typed[EVENT_TYPE])
+        else:
+            records["type"] = self.texts.types.encode(pl.Series([DEFAULT_TYPE]))[0]
+        fields = self.records.dtype.names or ()
+        for field, column, empty in (
+            ("time", EVENT_TIME, 0),
+            ("sequence", SEQUENCE_INDEX, NO_SEQUENCE),
+            ("value", VALUE, np.nan),
+        ):
+            if field in fields:
+                known = column in typed.columns
+                records[field] = typed[column].fill_null(empty).to_numpy() if known else empty
+        if "domain" in fields:
+            known = DOMAIN in typed.columns
+            missing = pl.Series([None] * typed.height, dtype=pl.String)
+            records["domain"] = self.texts.domains.encode(typed[DOMAIN] if known else missing)
+        good &= self._counted(records, good)
+        kept = records if good.all() else records[good]
+        self.records.append(kept)
+        self._count(kept["user"])
+        if "time" in fields and len(kept):
+            earliest = int(kept["time"].min())
+            self.min_time = earliest if self.min_time is None else min(self.min_time, earliest)
+
+    def _counted(self, records: NDArray[np.void], good: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Mark the events that the filters let through, and note how many it does not."""
+        counted = np.ones(len(records), np.bool_)
+        if self.filters.event_types:
+            names = self.texts.types.texts().to_list()
+            wanted = np.isin(np.array(names), self.filters.event_types)
+            # A missing type is a bad row; it only must not index beyond the end.
+            counted = wanted[np.minimum(records["type"], len(names) - 1)]
+            self.dropped["event_type not asked for"] += int(np.count_nonzero(good & ~counted))
+        if self.filters.min_value is not None:
+            if "value" not in (self.records.dtype.names or ()):
+                raise ValueError(
+                    f"min_value = {self.filters.min_value} needs a column value, which no event "
+                    "file has; map one to it or leave min_value out"
+                )
+            enough = records["value"] >= self.filters.min_value
+            self.dropped["value below min_value"] += int(np.count_nonzero(good & counted & ~enough))
+            counted &= enough
+        return counted
+
+    def _count(self, users: NDArray[np.uint32]) -> None:
+        found = np.bincount(users, minlength=len(self.user_counts))
+        found[: len(self.user_counts)] += self.user_counts
+        self.user_counts = found
+
+
+def read_events(
+    source: SourceConfig,
+    filters: FilterConfig,
+    quarantine: Quarantine,
+    directory: Path,
+    now: datetime,
+) -> Ingested:
+    """Read every event file once.
+
+    Args:
+        directory: Where the records are spilled to.
+
+    Raises:
+        ValueError: If a file or too large a share of the rows cannot be used.
+    """
+    files = _open(source)
+
+    def has(name: str) -> bool:
+        return any(name in file.schema for file in files)
+
+    dtype = record_dtype(
+        time=has(EVENT_TIME), sequence=has(SEQUENCE_INDEX), value=has(VALUE), domain=has(DOMAIN)
+    )
+    reader = _Reader(filters, quarantine, RecordFile(directory / "read", dtype), now)
+    for file in files:
+        reader.read(file, source)
+    if reader.rows_in == 0:
+        names = ", ".join(str(path) for path in source.paths)
+        raise ValueError(f"{names}: no data rows; there must be at least one event")
+    quarantine.check_share("event", reader.num_bad, reader.rows_in, filters.max_bad_share)
+    return Ingested(
+        records=reader.records,
+        texts=reader.texts,
+        user_counts=np.append(
+            reader.user_counts,
+            np.zeros(reader.texts.users.size - len(reader.user_counts), np.int64),
+        ),
+        rows_in=reader.rows_in,
+        num_bad=reader.num_bad,
+        dropped=reader.dropped,
+        min_time=reader.min_time or 0,
+    )

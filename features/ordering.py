@@ -1,0 +1,146 @@
+"""All events into the order of users' histories, on disk: dense ranks, ranges of users, sorts.
+
+Axes: E events, U user ranks (a user's place in the vocabulary before anything is dropped),
+I item ranks, K ranges of users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from features.counts import Core, Pairs, k_core
+from features.encoding import Dictionary
+from features.histories import in_given_order
+from features.ingest import Ingested
+from features.parallel import in_order
+from features.records import RecordFile, Records, Rows, partition
+from features.schema import FilterConfig
+from features.vocabulary import extended, rows_of
+
+RANGE_EVENTS = 500_000
+"""Events of a range of users, as far as one user does not have more."""
+
+
+@dataclass
+class Ranks:
+    """Ids by rank: those of an earlier vocabulary as they were, then the others ascending."""
+
+    ids: pl.Series
+    num_previous: int
+    of_code: NDArray[np.uint32]
+
+    @classmethod
+    def of(cls, dictionary: Dictionary, previous: pl.Series | None) -> Ranks:
+        texts = dictionary.texts()
+        ids = extended(texts, previous)
+        ranks = (rows_of(texts, ids) - 1).astype(np.uint32)
+        return cls(ids, 0 if previous is None else len(previous), ranks)
+
+
+@dataclass
+class OrderedEvents:
+    """Events sorted by user rank and moment, in a file."""
+
+    records: RecordFile
+    pairs: RecordFile
+    """User and item alone, for passes that need no more."""
+    bounds: Rows
+    """Where the ranges of users begin, and the end, [K + 1]."""
+    user_counts: Rows
+    """[U]"""
+    item_counts: Rows
+    """[I]"""
+    num_duplicates: int
+    num_over_cap: int
+
+    def core(self, filters: FilterConfig) -> Core:
+        """Find the users and items that have enough events."""
+
+        def slices() -> Iterator[Pairs]:
+            for part in self.pairs.slices():
+                yield part["user"], part["item"]
+
+        return k_core(
+            slices,
+            self.user_counts,
+            self.item_counts,
+            filters.min_user_events,
+            filters.min_item_events,
+        )
+
+
+def ranges_of_users(user_counts: Rows, range_events: int) -> Rows:
+    """Cut the user ranks into ranges of about equally many events, [K + 1]."""
+    ends = np.cumsum(user_counts)
+    num_ranges = max(1, -(-int(ends[-1]) // range_events))
+    cuts = np.searchsorted(ends, np.arange(1, num_ranges) * range_events) + 1
+    return np.unique(np.concatenate([[0], cuts, [len(user_counts)]]))
+
+
+def by_ranges_of_users(
+    ingested: Ingested, users: Ranks, items: Ranks, directory: Path, range_events: int
+) -> tuple[RecordFile, Rows]:
+    """Move records, with ranks for codes, into ranges of users; return also where these begin."""
+    counts = np.zeros(len(users.ids), np.int64)
+    counts[users.of_code] = ingested.user_counts
+    cuts = ranges_of_users(counts, range_events)
+    sizes = np.add.reduceat(counts, cuts[:-1])
+    range_of_user = np.repeat(np.arange(len(sizes), dtype=np.uint32), np.diff(cuts))
+
+    def ranked() -> Iterator[Records]:
+        for part in ingested.records.slices():
+            part["user"] = users.of_code[part["user"]]
+            part["item"] = items.of_code[part["item"]]
+            yield part
+
+    target = RecordFile(directory / "ranged", ingested.records.dtype)
+    partition(ranked(), target, lambda part: range_of_user[part["user"]], sizes)
+    return target, np.concatenate([[0], np.cumsum(sizes)])
+
+
+def order_events(
+    ingested: Ingested,
+    users: Ranks,
+    items: Ranks,
+    filters: FilterConfig,
+    directory: Path,
+    range_events: int = RANGE_EVENTS,
+) -> OrderedEvents:
+    """Sort all events into histories, without their repetitions and beyond no user's cap."""
+    ranged, bounds = by_ranges_of_users(ingested, users, items, directory, range_events)
+    ingested.records.delete()
+    records = RecordFile(directory / "ordered", ranged.dtype)
+    pairs = RecordFile(directory / "pairs", np.dtype([("user", "<u4"), ("item", "<u4")]))
+    ordered = OrderedEvents(
+        records=records,
+        pairs=pairs,
+        bounds=np.zeros_like(bounds),
+        user_counts=np.zeros(len(users.ids), np.int64),
+        item_counts=np.zeros(len(items.ids), np.int64),
+        num_duplicates=0,
+        num_over_cap=0,
+    )
+    work = partial(in_given_order, max_user_events=filters.max_user_events)
+    for number, part in enumerate(in_order(work, ranged.slices(bounds)), start=1):
+        records.append(part.records)
+        if filters.min_user_events > 1 or filters.min_item_events > 1:
+            pair = np.empty(len(part.records), pairs.dtype)
+            pair["user"], pair["item"] = part.records["user"], part.records["item"]
+            pairs.append(pair)
+        ordered.bounds[number] = records.length
+        ordered.num_duplicates += part.num_duplicates
+        ordered.num_over_cap += part.num_over_cap
+        if len(part.records):
+            low = int(part.records["user"][0])
+            found = np.bincount(part.records["user"] - low)
+            ordered.user_counts[low : low + len(found)] += found
+            ordered.item_counts += np.bincount(part.records["item"], minlength=len(items.ids))
+    ranged.delete()
+    return ordered

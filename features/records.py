@@ -1,0 +1,141 @@
+"""Events as fixed-width integer records in flat files, so that memory never holds all of them.
+
+A counting sort on disk moves records into ranges of a key; each range fits into memory and is
+sorted there.
+
+Axes: E records, K ranges of the key.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Records = NDArray[Any]
+Rows = NDArray[np.int64]
+
+SLICE_RECORDS = 1_000_000
+
+
+def record_dtype(*, time: bool, sequence: bool, value: bool, domain: bool) -> np.dtype[Any]:
+    """Lay out an event: codes of user, item, type and, where the data has them, the rest."""
+    fields: list[tuple[str, str]] = [("user", "<u4"), ("item", "<u4"), ("type", "<u4")]
+    optional = [
+        (time, ("time", "<i8")),
+        (sequence, ("sequence", "<i8")),
+        (value, ("value", "<f8")),
+        (domain, ("domain", "<u4")),
+    ]
+    return np.dtype(fields + [field for present, field in optional if present])
+
+
+class RecordFile:
+    """A flat file of records; written by appending, read in slices."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self.path = path
+        self.dtype = dtype
+        self.length = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+        self._file = path.open("r+b", buffering=0)
+
+    def append(self, records: Records) -> None:
+        self._write(self.length, records)
+        self.length += len(records)
+
+    def _write(self, start: int, records: Records) -> None:
+        data = np.ascontiguousarray(records).view(np.uint8).data
+        offset = start * self.dtype.itemsize
+        while data:
+            written = os.pwrite(self._file.fileno(), data, offset)
+            data, offset = data[written:], offset + written
+
+    def read(self, start: int, end: int) -> Records:
+        """Read the records [start, end)."""
+        records = np.empty(end - start, self.dtype)
+        data = records.view(np.uint8).data
+        offset = start * self.dtype.itemsize
+        while data:
+            got = os.preadv(self._file.fileno(), [data], offset)
+            if got == 0:
+                raise OSError(f"{self.path} is shorter than the {self.length} records it had")
+            data, offset = data[got:], offset + got
+        return records
+
+    def slices(self, bounds: Sequence[int] | Rows | None = None) -> Iterator[Records]:
+        """Read front to back, in slices between ``bounds`` or of SLICE_RECORDS."""
+        if bounds is None:
+            bounds = [*range(0, self.length, SLICE_RECORDS), self.length]
+        for start, end in pairwise(bounds):
+            yield self.read(int(start), int(end))
+
+    def delete(self) -> None:
+        self._file.close()
+        self.path.unlink()
+
+
+def partition(
+    records: Iterator[Records],
+    target: RecordFile,
+    key: Callable[[Records], NDArray[Any]],
+    counts: Rows,
+) -> None:
+    """Write records by ascending key, those of one key in the order they come (counting sort).
+
+    Args:
+        key: Range of each record, in [0, K).
+        counts: Records of each range, [K].
+    """
+    cursor = np.cumsum(counts) - counts
+    for part in records:
+        if len(counts) == 1:
+            target._write(int(cursor[0]), part)
+            cursor[0] += len(part)
+            continue
+        ranges = key(part)
+        # numpy sorts 16-bit integers by radix, five times faster than wider ones.
+        narrow = ranges.astype(np.uint16) if len(counts) <= 1 << 16 else ranges
+        order = np.argsort(narrow, kind="stable")
+        part = part[order]
+        ends = np.cumsum(np.bincount(ranges, minlength=len(counts)))
+        start = 0
+        for number in np.flatnonzero(np.diff(ends, prepend=0)):
+            end = int(ends[number])
+            target._write(int(cursor[number]), part[start:end])
+            cursor[number] += end - start
+            start = end
+    target.length = int(counts.sum())
+    assert np.array_equal(cursor, np.cumsum(counts))
+
+
+def stable_order(keys: Sequence[NDArray[Any]]) -> Rows:
+    """Order records by several keys, most significant first; equal ones keep their order.
+
+    Where the keys' ranges fit into 64 bits together with the place, one sort of integers does it,
+    several times faster than a lexicographic sort.
+    """
+    num = len(keys[0])
+    if num == 0:
+        return np.zeros(0, np.int64)
+    place_bits = max(1, int(num - 1).bit_length())
+    lows = [int(key.min()) for key in keys]
+    widths = [(int(key.max()) - low).bit_length() for key, low in zip(keys, lows, strict=True)]
+    if sum(widths) + place_bits > 63:
+        order: Rows = np.lexsort(tuple(reversed(keys)))
+        return order
+    packed = np.zeros(num, np.int64)
+    for key, low, width in zip(keys, lows, widths, strict=True):
+        packed <<= width
+        packed |= key.astype(np.int64) - low
+    packed <<= place_bits
+    packed |= np.arange(num)
+    packed.sort()
+    packed &= (1 << place_bits) - 1
+    return packed

@@ -1,0 +1,41 @@
+"""What a build reports: what became of every row that went in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class FeaturesReport:
+    """Counts of event rows; ``rows_in`` is the sum of kept ``events`` and all that were not."""
+
+    rows_in: int = 0
+    quarantined: Counter[str] = field(default_factory=Counter)
+    """Event rows by reason."""
+    filtered: Counter[str] = field(default_factory=Counter)
+    duplicates: int = 0
+    over_user_cap: int = 0
+    dropped_by_k_core: int = 0
+    k_core_rounds: int = 0
+    events: int = 0
+    users: int = 0
+    items: int = 0
+    labels: dict[str, int] = field(default_factory=dict)
+    """Events that can be predicted, per split; in train all but a user's first."""
+    validation_from: str | None = None
+    """Where a ``global_time`` split begins to validate; likewise test."""
+    test_from: str | None = None
+    first_time: str | None = None
+    last_time: str | None = None
+    quarantined_in_tables: Counter[str] = field(default_factory=Counter)
+    """Rows of the items and users tables by reason."""
+    items_without_catalogue: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        values = asdict(self)
+        for name in ("quarantined", "filtered", "quarantined_in_tables"):
+            values[name] = dict(sorted(values[name].items()))
+        return values
