@@ -9,6 +9,7 @@ import polars as pl
 import torch
 
 from pipelines.config import ContentConfig
+from pipelines.config_file import validate
 from pipelines.embed_items import embedding_cache_dir, make_encoder, text_of
 from recsys.content.embedding_cache import encode_cached
 from recsys.data.batch import Jagged, JaggedBatch
@@ -55,11 +56,21 @@ def read_items(path: Path) -> pl.DataFrame:
     return items
 
 
-def content_encoder(bundle: Bundle) -> ContentConfig:
-    """Tell by its width which encoder the bundle's items went through."""
-    assert bundle.retriever is not None
-    width = bundle.retriever.model.inputs.content_dim
-    return ContentConfig(encoder="minilm" if width else "none")
+def content_config(bundle: Bundle, directory: Path) -> ContentConfig:
+    """Tell how the text of the bundle's items became vectors.
+
+    Raises:
+        ValueError: If the bundle does not say, or has no two-tower to place new items with.
+    """
+    if bundle.retriever is None:
+        raise ValueError(f"{directory} has no two-tower, so new items have no vectors in it")
+    made = bundle.manifest.content
+    if made is None:
+        raise ValueError(
+            f"{directory} does not say which encoder made its content embeddings; release it again"
+        )
+    fields = {"encoder": made.encoder, "text_columns": made.text_columns}
+    return validate(ContentConfig, fields, f"{directory}/manifest.json content")
 
 
 def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, int]:
@@ -75,17 +86,15 @@ def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, in
     items = read_items(path)
     directory = bundle_path.resolve()
     bundle = load_bundle(directory)
-    if bundle.retriever is None:
-        raise ValueError(f"{directory} has no two-tower, so new items have no vectors in it")
+    config = content_config(bundle, directory)
     if known := [one for one in items["item_id"] if bundle.catalogue.row_of(one)]:
         raise ValueError(
             f"{path}: {len(known)} items are in the bundle already, the first is {known[0]!r}; "
             "leave them out, the next run updates them"
         )
-    config = content_encoder(bundle)
     rows = list(items.iter_rows(named=True))
     encoder = make_encoder(config)
-    content = np.zeros((len(rows), bundle.retriever.model.inputs.content_dim), np.float32)
+    content = np.zeros((len(rows), 0), np.float32)
     if encoder is not None:
         texts = [text_of(row, config) for row in rows]
         content = encode_cached(texts, encoder, embedding_cache_dir())

@@ -24,7 +24,14 @@ from pipelines.stage_errors import RefusedError
 from serving.bundle import BundleParts, TwoTowerParts, write_bundle
 from serving.catalogue import Catalogue
 from serving.delta import chain_of
-from serving.manifest import CURRENT, Verdict, bundle_directory, publish, read_manifest
+from serving.manifest import (
+    CURRENT,
+    ContentSource,
+    Verdict,
+    bundle_directory,
+    publish,
+    read_manifest,
+)
 from serving.users import Users
 
 REFUSED = "refused.json"
@@ -60,6 +67,16 @@ def champion_metrics(folder: Path, challenger: str) -> Metrics | None:
     return None if base.version == challenger else base.metrics
 
 
+def digest_of_config(config: RunConfig) -> str:
+    """Hash what shapes the bundle: everything but where files lie."""
+    table: dict[str, Any] = plain(config)
+    table.pop("workspace")
+    for where in config.raw_file_keys():
+        section, _, key = where.partition(".")
+        table[section].pop(key, None)
+    return digest_of_json(table)
+
+
 def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     """Gather what a request needs from the artefacts."""
     features = context.inputs["build_features"]
@@ -91,6 +108,10 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
             content=inputs.catalogue.content.numpy(),
             item_vectors=np.load(
                 context.inputs["build_index"] / "item_vectors.npy", allow_pickle=False
+            ),
+            content_source=ContentSource(
+                encoder=context.config.content.encoder,
+                text_columns=list(context.config.content.text_columns),
             ),
         ),
         user_features={
@@ -155,7 +176,7 @@ def release(context: StageContext) -> StageRows:
         version=version,
         metrics=metrics,
         verdicts=verdicts,
-        config_digest=digest_of_json(plain(config)),
+        config_digest=digest_of_config(config),
     )
     publish(folder, version)
     _, digest = read_manifest(directory)

@@ -43,6 +43,7 @@ from serving.delta import Delta, chain_of
 from serving.manifest import (
     VERSION_PATTERN,
     BundleManifest,
+    ContentSource,
     Dimensions,
     Verdict,
     bundle_directory,
@@ -71,6 +72,8 @@ class TwoTowerParts:
     """[N, F] content embeddings, F = 0 without; the history's items are encoded from them."""
     item_vectors: Vectors
     """[N, D]; row 0 is not looked at."""
+    content_source: ContentSource | None = None
+    """How the content was made; without it no items can be appended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +173,7 @@ def write_bundle(
             metrics={name: dict(values) for name, values in (metrics or {}).items()},
             verdicts=list(verdicts),
             config_digest=config_digest,
+            content=parts.two_tower.content_source if parts.two_tower else None,
         )
         load_bundle(directory)
     return final

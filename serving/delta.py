@@ -190,6 +190,7 @@ def write_delta(
             parent=Parent(version=newest.manifest.version, digest=newest.digest),
             dimensions=dimensions,
             models=newest.manifest.models,
+            content=newest.manifest.content,
         )
         Delta.load(Link(directory, manifest, "")).extend(parent)
     return final

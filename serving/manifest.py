@@ -70,6 +70,13 @@ class Verdict(_Strict):
     reason: str = ""
 
 
+class ContentSource(_Strict):
+    """How item text became content embeddings."""
+
+    encoder: str
+    text_columns: list[str]
+
+
 class Dimensions(_Strict):
     """Row counts, each with row 0; of a delta, what they are after it is applied."""
 
@@ -100,6 +107,8 @@ class BundleManifest(_Strict):
     """Test metrics by model."""
     verdicts: list[Verdict] = []
     config_digest: str = ""
+    content: ContentSource | None = None
+    """What the content embeddings were made from; needed to append items."""
     files: dict[str, FileEntry]
 
 

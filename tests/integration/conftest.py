@@ -1,0 +1,91 @@
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from recsys.testing.synthetic import World, markov_world, write_csv
+
+SETTINGS = """
+preset = "shop"
+
+[data]
+events = "events.csv"
+items = "items.csv"
+users = "users.csv"
+
+[features]
+context_features = []
+
+[content]
+encoder = "hash"
+
+[two_tower]
+embedding_dim = 16
+hidden_dim = 32
+max_history = 10
+dropout = 0.1
+num_uniform_negatives = 1000
+backend = "torch"
+
+[training]
+batch_size = 64
+max_epochs = 15.0
+device = "cpu"
+
+[training.schedule]
+learning_rate = 0.01
+
+[evaluation]
+ks = [5, 10]
+"""
+
+
+def write_shop(folder: Path, world: World, settings: str = SETTINGS) -> Path:
+    """Write a world's CSV files and the TOML beside them; return the TOML's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(world, folder)
+    path = folder / "shop.toml"
+    path.write_text(settings)
+    return path
+
+
+@pytest.fixture(autouse=True, scope="session")
+def embedding_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep encoded texts out of the home folder."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("RECSYS_DATA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patched.delenv("RECSYS_DATA_MIRROR", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def recsys() -> Callable[..., Result]:
+    """Run the command line in this process: recsys("run", "--config", path)."""
+    runner = CliRunner()
+
+    def run(*arguments: object) -> Result:
+        return runner.invoke(app, [str(argument) for argument in arguments])
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    return markov_world(num_users=80, num_items=24, events_per_user=10)
+
+
+@pytest.fixture(scope="session")
+def shop(
+    tmp_path_factory: pytest.TempPathFactory, world: World, recsys: Callable[..., Result]
+) -> Path:
+    """A workspace in which the whole run on a small world is done."""
+    folder = tmp_path_factory.mktemp("shop")
+    workspace = folder / "run"
+    result = recsys("run", "-c", write_shop(folder, world), "-w", workspace, "--quiet")
+    assert result.exit_code == 0, result.output
+    assert os.readlink(workspace / "bundles/current").startswith("bundle-")
+    return workspace

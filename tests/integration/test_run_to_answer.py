@@ -1,0 +1,154 @@
+"""From CSV files to the same answer in Python, over HTTP and by the offline evaluation."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from click.testing import Result
+from fastapi.testclient import TestClient
+
+from pipelines.blended_scores import BlendedScores
+from pipelines.model_inputs import ModelInputs
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.top_k import select_top_k
+from recsys.models.item_to_item import ItemToItem
+from recsys.models.popularity import Popularity
+from recsys.models.two_tower import TwoTower
+from recsys.testing.synthetic import World
+from serving.app import create_app
+from serving.recommend import Recommender
+from serving.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def recommender(shop: Path) -> Recommender:
+    return Recommender.load(shop / "bundles/current")
+
+
+def test_the_successor_of_the_last_item_is_recommended(
+    world: World, recommender: Recommender
+) -> None:
+    lists = recommender.recommend(world.users, k=3)
+    found = [
+        bool(world.answers[user_id] & set(group["item_id"]))
+        for (user_id,), group in lists.group_by("user_id")
+        if not world.answers[user_id] <= set(history_of(recommender, str(user_id)))
+    ]
+    assert sum(found) / len(found) >= 0.9
+
+
+def history_of(recommender: Recommender, user_id: str) -> list[str]:
+    bundle = recommender.bundle
+    row = bundle.users.row_of(user_id)
+    assert row is not None
+    return [bundle.catalogue.item_ids[int(item)] for item in bundle.users.history(row)]
+
+
+def test_history_in_the_bundle_is_the_users_events_in_order(
+    world: World, recommender: Recommender
+) -> None:
+    user_id = world.users[7]
+    expected = world.item_ids[world.user_ids == user_id].tolist()
+    assert history_of(recommender, user_id) == expected
+
+
+def test_http_gives_the_scores_of_python(
+    shop: Path, world: World, recommender: Recommender
+) -> None:
+    settings = Settings(bundles=shop / "bundles", log_requests=False)
+    with TestClient(create_app(settings)) as client:
+        for user_id in [*world.users[:5], "nobody"]:
+            reply = client.post("/v1/recommend", json={"user_id": user_id, "k": 7})
+            assert reply.status_code == 200
+            served = [(one["item_id"], one["score"]) for one in reply.json()["items"]]
+            local = recommender.recommend([user_id], k=7)
+            assert served == list(local.select("item_id", "score").iter_rows())
+
+
+def test_the_measured_blend_is_the_served_one(shop: Path, recommender: Recommender) -> None:
+    inputs = ModelInputs.load(shop / "build_features", shop / "embed_items", "given")
+    two_tower = TwoTower.load(shop / "refit/two_tower", inputs.catalogue)
+    blend = BlendedScores(
+        {
+            "popularity": Popularity.load(shop / "refit/popularity").score,
+            "item_to_item": ItemToItem.load(shop / "refit/item_to_item").score,
+            "two_tower": two_tower.score,
+        }
+    )
+    users = recommender.bundle.users
+    for row in range(1, users.num_user_rows):
+        history = Jagged.from_lists([users.history(row).tolist()])
+        user = Jagged.one_each(torch.tensor([row]))
+        scores = blend(JaggedBatch({"history": history, "user": user, "seen": history}))
+        measured = select_top_k(scores, 10)
+        rows = [item for item in measured.item_rows[0].tolist() if item > 0]
+        served = recommender.recommend([users.user_ids[row]], k=10)
+        assert served["item_id"].to_list() == [
+            recommender.bundle.catalogue.item_ids[item] for item in rows
+        ]
+        assert served["score"].to_list() == measured.scores[0, : len(rows)].tolist()
+
+
+def test_metrics_agree_with_the_per_user_results(shop: Path) -> None:
+    metrics = json.loads((shop / "evaluate/metrics.json").read_text())["given"]
+    for split in ("validation", "test"):
+        table = pl.read_parquet(shop / f"evaluate/per_user_given_{split}.parquet")
+        assert table.height == 80
+        for model in ("popularity", "item_to_item", "two_tower", "blend"):
+            hits = (table[f"rank_{model}"].fill_null(99) <= 5).mean()
+            assert metrics[split][model]["recall@5"] == pytest.approx(hits)
+            top = table.select(
+                pl.col(f"top_k_{model}").list.head(5).list.contains(pl.col("item_row"))
+            ).to_series()
+            assert top.mean() == pytest.approx(hits)
+    assert metrics["test"]["blend"]["recall@5"] > 2 * metrics["test"]["popularity"]["recall@5"]
+
+
+def test_every_look_at_the_test_split_is_in_the_ledger(shop: Path) -> None:
+    looks = [json.loads(line) for line in (shop / "ledger.jsonl").read_text().splitlines()]
+    assert [look["split"] for look in looks] == ["test"]
+    assert set(looks[0]["ndcg@10"]) == {"popularity", "item_to_item", "two_tower", "blend"}
+
+
+def test_recommend_prints_titles(
+    shop: Path, world: World, recsys: Callable[..., Result], recommender: Recommender
+) -> None:
+    result = recsys("recommend", "-b", shop / "bundles/current", "--user", world.users[0])
+    assert result.exit_code == 0, result.output
+    for title in recommender.recommend([world.users[0]], k=10)["display_text"]:
+        assert title in result.output
+    similar = recsys("recommend", "-b", shop, "--item", "item-3", "--k", 2, "--json")
+    assert similar.exit_code == 0, similar.output
+    assert len(json.loads(similar.output)["items"]) == 2
+
+
+def test_unknown_user_gets_a_list_and_a_note(shop: Path, recsys: Callable[..., Result]) -> None:
+    result = recsys("recommend", "-b", shop, "--user", "nobody", "--k", 3)
+    assert result.exit_code == 0
+    assert "unknown_user" in result.output
+
+
+def test_appended_item_is_recommended_by_its_content(
+    shop: Path, recsys: Callable[..., Result], tmp_path: Path
+) -> None:
+    import shutil
+
+    bundles = tmp_path / "bundles"
+    shutil.copytree(shop / "bundles", bundles, symlinks=True)
+    catalogue = pl.read_csv(shop.parent / "items.csv")
+    twin = catalogue.filter(pl.col("item_id") == "item-3").with_columns(
+        pl.lit("item-3-new").alias("item_id")
+    )
+    twin.write_csv(tmp_path / "new.csv")
+    result = recsys("append-items", tmp_path / "new.csv", "-b", bundles / "current")
+    assert result.exit_code == 0, result.output
+    assert (bundles / "current").resolve().name.endswith("+1")
+    recommender = Recommender.load(bundles / "current")
+    everything = recommender.recommend([recommender.bundle.users.user_ids[1]], k=25)
+    assert "item-3-new" in everything["item_id"].to_list()
+    again = recsys("append-items", tmp_path / "new.csv", "-b", bundles / "current")
+    assert again.exit_code == 2
+    assert "in the bundle already" in again.output.replace("\n", " ")
