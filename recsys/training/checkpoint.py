@@ -51,6 +51,23 @@ def checkpoint_paths(directory: Path) -> list[Path]:
     return sorted(path for path in directory.glob("step-*") if path.is_dir())
 
 
+def prepare_directory(directory: Path) -> None:
+    """Make the folder and try to write in it, before hours of training depend on that.
+
+    Raises:
+        OSError: If checkpoints cannot be written there.
+    """
+    probe = directory / f"{TEMPORARY_PREFIX}probe"
+    try:
+        probe.mkdir(parents=True, exist_ok=True)
+        probe.rmdir()
+    except OSError as error:
+        raise OSError(
+            f"checkpoints cannot be written in {directory}: {error}; "
+            "choose another folder or change its permissions"
+        ) from error
+
+
 def save_checkpoint(directory: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
     """Write a checkpoint durably, then delete all but the last ``keep``.
 

@@ -25,6 +25,7 @@ from recsys.training.checkpoint import (
     Checkpoint,
     CheckpointError,
     load_latest,
+    prepare_directory,
     random_states,
     save_checkpoint,
     set_random_states,
@@ -151,7 +152,10 @@ class Run:
         Raises:
             CheckpointError: If it belongs to a run with other settings or another model.
         """
-        checkpoint = None if self.directory is None else load_latest(self.directory)
+        if self.directory is None:
+            return
+        prepare_directory(self.directory)
+        checkpoint = load_latest(self.directory)
         if checkpoint is None:
             return
         settings = checkpoint.state["settings"]
@@ -308,10 +312,10 @@ def train(
     Raises:
         TrainingDiverged: If loss or gradients stay non-finite; carries an exit code.
         CheckpointError: If the folder holds another run's checkpoints, or only damaged ones.
-        OSError: If a checkpoint could not be written.
+        OSError: If a checkpoint could not be written, or at the start if none ever could.
     """
-    tracker = tracker or SilentTracker()
-    progress = progress or StderrProgress()
+    tracker = SilentTracker() if tracker is None else tracker
+    progress = StderrProgress() if progress is None else progress
     device = next(model.parameters()).device
     run = Run(model, optimizer, config, checkpoint_dir)
     run.resume()
