@@ -9,6 +9,7 @@ Axes: E records, K ranges of the key.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -45,6 +46,8 @@ class RecordFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
         self._file = path.open("r+b", buffering=0)
+        # Also where an error ends the build with the file open.
+        weakref.finalize(self, self._file.close)
 
     def append(self, records: Records) -> None:
         self._write(self.length, records)
