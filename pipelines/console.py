@@ -51,6 +51,14 @@ def exit_code(error: BaseException) -> int:
     return next((code for kind, code in kinds.items() if isinstance(error, kind)), 1)
 
 
+def message_of(error: BaseException) -> str:
+    """Write an error for a person; what the disk refused says which file, or asks."""
+    text = str(error) or "interrupted"
+    if isinstance(error, OSError) and error.filename is None:
+        return f"could not read or write a file: {text}. Is the disk full?"
+    return text
+
+
 class PlainErrors(TyperGroup):
     """A group of commands whose expected failures are told in a sentence, without a traceback."""
 
@@ -62,6 +70,6 @@ class PlainErrors(TyperGroup):
                 raise
             if os.environ.get("RECSYS_TRACEBACK"):
                 log.print(escape(traceback.format_exc()), soft_wrap=True)
-            message = escape(str(error)) or "interrupted"
+            message = escape(message_of(error))
             log.print(f"[bold red]error:[/] {message}", soft_wrap=True)
             raise typer.Exit(exit_code(error)) from None

@@ -7,7 +7,8 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -102,6 +103,24 @@ def peak_memory_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
+@contextmanager
+def naming_disk_errors(stage: Stage) -> Iterator[None]:
+    """Raise what the disk refused as OSError, whichever library it was refused to.
+
+    Polars and safetensors have error types of their own, with the system's words inside.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise OSError(f"in stage {stage.name}: {error}") from error
+        raise
+    except Exception as error:
+        if "os error" in str(error).lower() or "no space left" in str(error).lower():
+            raise OSError(f"in stage {stage.name}: {error}") from error
+        raise
+
+
 def run_stage(
     stage: Stage,
     config: RunConfig,
@@ -130,7 +149,8 @@ def run_stage(
     measured = reset_peak_memory()
     started, started_at = time.perf_counter(), datetime.now(UTC)
     partial = begin(final)
-    rows = stage.function(replace(context, output=partial))
+    with naming_disk_errors(stage):
+        rows = stage.function(replace(context, output=partial))
     seconds, memory = time.perf_counter() - started, peak_memory_bytes() if measured else 0
     manifest = commit(
         partial,

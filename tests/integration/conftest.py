@@ -1,4 +1,3 @@
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -87,5 +86,5 @@ def shop(
     workspace = folder / "run"
     result = recsys("run", "-c", write_shop(folder, world), "-w", workspace, "--quiet")
     assert result.exit_code == 0, result.output
-    assert os.readlink(workspace / "bundles/current").startswith("bundle-")
+    assert (workspace / "bundles/current").readlink().name.startswith("bundle-")
     return workspace

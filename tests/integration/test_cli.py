@@ -1,0 +1,185 @@
+"""What a stranger meets on the command line: faults told in a sentence, with their exit codes."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from pipelines.workspace import Workspace
+from recsys.testing.synthetic import World
+
+Recsys = Callable[..., Result]
+
+
+def told(result: Result) -> str:
+    """Return all that was printed, line breaks of wrapping undone."""
+    return " ".join(result.output.split())
+
+
+def shop_with(folder: Path, shop: Path, settings: str) -> Path:
+    """Write a TOML beside copies of the shop's files."""
+    folder.mkdir(exist_ok=True)
+    for name in ("events.csv", "items.csv", "users.csv"):
+        (folder / name).write_bytes((shop.parent / name).read_bytes())
+    path = folder / "shop.toml"
+    path.write_text(settings)
+    return path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [],
+        ["run"],
+        ["stages"],
+        ["serve"],
+        ["recommend"],
+        ["append-items"],
+        ["demo"],
+        ["data", "list"],
+        ["data", "fetch"],
+        ["data", "describe"],
+    ],
+)
+def test_every_command_has_help_with_an_example(recsys: Recsys, command: list[str]) -> None:
+    result = recsys(*command, "--help")
+    assert result.exit_code == 0
+    assert not command or "recsys " + " ".join(command) in told(result).split("Example", 1)[1]
+
+
+def test_stages_are_listed_in_order(recsys: Recsys) -> None:
+    output = recsys("stages").output
+    names = ["build_features", "embed_items", "fit_baselines", "train_two_tower", "evaluate"]
+    places = [output.index(name) for name in [*names, "refit", "build_index"]]
+    assert places == sorted(places)
+
+
+def test_unchanged_run_is_skipped_whole(recsys: Recsys, shop: Path) -> None:
+    result = recsys("run", "-c", shop.parent / "shop.toml", "-w", shop)
+    assert result.exit_code == 0, result.output
+    assert "0 stages run, 8 skipped" in told(result)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("[data]\nevnts = 'events.csv'", "unknown key 'data.evnts'; did you mean 'data.events'?"),
+        ("[two_tower]\nembedding_dim = '8'", "two_tower.embedding_dim = '8': Input should be a"),
+        ("[training]\nbatch_size = 0", "training: batch_size must be > 0, got 0"),
+        ("preset = 'shp'", "no preset 'shp'; did you mean 'shop'?"),
+        ("seed = 1", "no data: set data.events"),
+        ("[data]\nevents = 'event.csv'", "there is no file"),
+        ("[data]\ndataset = 'movielens'", "did you mean 'movielens-1"),
+        (
+            "[data]\nevents = 'events.csv'\ncolumns = {user_id = 'user'}",
+            "has no column 'user' (nearest: 'user_id'",
+        ),
+        (
+            "[data]\nevents = 'events.csv'\nitems = 'items.csv'\nitem_columns = {title = 'titel'}",
+            "no column 'titel'",
+        ),
+        ("[data]\nevents = 'users.csv'", "users.csv has no column 'item_id'"),
+    ],
+)
+def test_faults_in_the_configuration_are_told_in_a_sentence(
+    recsys: Recsys, shop: Path, tmp_path: Path, settings: str, message: str
+) -> None:
+    path = shop_with(tmp_path / "faulty", shop, settings)
+    result = recsys("run", "-c", path, "-w", tmp_path / "run", "--until", "build_features")
+    assert result.exit_code == 2, result.output
+    assert message in told(result)
+    assert "Traceback" not in result.output
+
+
+def test_missing_configuration_offers_the_nearest(recsys: Recsys, shop: Path) -> None:
+    result = recsys("run", "-c", shop.parent / "shp.toml")
+    assert result.exit_code == 2
+    assert "shop.toml?" in told(result)
+
+
+def test_run_without_anything_says_what_to_give(recsys: Recsys) -> None:
+    result = recsys("run")
+    assert result.exit_code == 2
+    assert "--config shop.toml" in told(result)
+
+
+def test_single_override_is_checked_too(recsys: Recsys, shop: Path) -> None:
+    result = recsys("run", "-c", shop.parent / "shop.toml", "--set", "two_tower.embeding_dim=8")
+    assert result.exit_code == 2
+    assert "did you mean 'two_tower.embedding_dim'?" in told(result)
+
+
+def test_unknown_stage_offers_the_nearest(recsys: Recsys, shop: Path) -> None:
+    result = recsys("run", "-c", shop.parent / "shop.toml", "--until", "evalute")
+    assert result.exit_code == 2
+    assert "did you mean 'evaluate'?" in told(result)
+
+
+def test_second_run_on_a_workspace_ends_with_75(recsys: Recsys, shop: Path) -> None:
+    with Workspace(shop).lock():
+        result = recsys("run", "-c", shop.parent / "shop.toml", "-w", shop)
+    assert result.exit_code == 75
+    assert f"process {os.getpid()}" in told(result)
+
+
+def test_no_bundle_says_how_to_make_one(recsys: Recsys, tmp_path: Path) -> None:
+    result = recsys("recommend", "-b", tmp_path, "--user", "1")
+    assert result.exit_code == 2
+    assert "recsys demo" in told(result)
+
+
+def test_too_long_a_list_is_refused_with_its_limit(recsys: Recsys, shop: Path) -> None:
+    result = recsys("recommend", "-b", shop, "--user", "user-1", "--k", "100000")
+    assert result.exit_code == 2
+    assert "k: Input should be less than or equal to" in told(result)
+
+
+def test_list_longer_than_the_catalogue_holds_what_there_is(
+    recsys: Recsys, shop: Path, world: World
+) -> None:
+    result = recsys("recommend", "-b", shop, "--user", world.users[0], "--k", 500)
+    assert result.exit_code == 0, result.output
+    assert "short_list" in told(result)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id,title\n1,a\n", "has no column item_id; its columns are id, title"),
+        ("item_id,title\nx,a\n,b\n", "row 1: item_id is empty"),
+        ("item_id,title\nx,a\nx,b\n", "names item_id 'x' more than once"),
+    ],
+)
+def test_faulty_new_items_are_named(
+    recsys: Recsys, shop: Path, tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "new.csv").write_text(text)
+    result = recsys("append-items", tmp_path / "new.csv", "-b", shop)
+    assert result.exit_code == 2
+    assert message in told(result)
+
+
+def test_data_commands(recsys: Recsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "movielens-100k" in recsys("data", "list").output
+    unknown = recsys("data", "fetch", "amazon-beuty")
+    assert unknown.exit_code == 2
+    assert "did you mean 'amazon-beauty'?" in told(unknown)
+    monkeypatch.setenv("RECSYS_DATA_CACHE", str(tmp_path))
+    nowhere = recsys("data", "fetch", "amazon-toys")
+    assert nowhere.exit_code == 2
+    assert "RECSYS_DATA_MIRROR" in told(nowhere)
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys; import pipelines.cli; "
+        "sys.exit('torch' in sys.modules or 'polars' in sys.modules)"
+    )
+    begin = time.perf_counter()
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert time.perf_counter() - begin < 10

@@ -1,0 +1,196 @@
+"""Runs that are repeated, killed, spoilt or starved."""
+
+import hashlib
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from click.testing import Result
+
+from recsys.testing.synthetic import World
+from serving.recommend import Recommender
+
+Recsys = Callable[..., Result]
+DIFFERS_BY_NATURE = {"run.json", "ledger.jsonl", "config.toml", "lock"}
+
+
+def digests(workspace: Path) -> dict[str, str]:
+    """sha256 of every file that two equal runs must agree on, by its path."""
+    return {
+        str(path.relative_to(workspace)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(workspace.rglob("*"))
+        if path.is_file() and path.name not in DIFFERS_BY_NATURE
+    }
+
+
+def copy_of(shop: Path, folder: Path) -> Path:
+    """Copy the raw files and the TOML; return the TOML's path."""
+    folder.mkdir(exist_ok=True)
+    for path in shop.parent.iterdir():
+        if path.is_file():
+            (folder / path.name).write_bytes(path.read_bytes())
+    return folder / "shop.toml"
+
+
+def test_two_runs_give_equal_bytes(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
+    result = recsys("run", "-c", copy_of(shop, tmp_path / "again"), "-w", tmp_path / "run", "-q")
+    assert result.exit_code == 0, result.output
+    first, second = digests(shop), digests(tmp_path / "run")
+    assert [name for name in first if first[name] != second.get(name)] == []
+    assert first.keys() == second.keys()
+
+
+def run_in_child(config: Path, workspace: Path) -> "subprocess.Popen[bytes]":
+    script = "from pipelines.cli import app; app()"
+    command = [sys.executable, "-c", script, "run", "-c", str(config), "-w", str(workspace), "-q"]
+    extra = ["--set", "training.checkpoint_seconds=0.05"]
+    return subprocess.Popen(command + extra, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+def test_run_killed_anywhere_ends_as_if_it_had_not_been(
+    shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    config, workspace = copy_of(shop, tmp_path / "killed"), tmp_path / "run"
+    rng = random.Random(0)
+    kills = 0
+    for _ in range(8):
+        child = run_in_child(config, workspace)
+        try:
+            child.wait(timeout=rng.uniform(2.0, 5.0))
+            break
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            kills += 1
+    assert kills > 0
+    extra = ["--set", "training.checkpoint_seconds=0.05"]
+    result = recsys("run", "-c", config, "-w", workspace, "-q", *extra)
+    assert result.exit_code == 0, result.output
+    first, second = digests(shop), digests(workspace)
+    # The interval between checkpoints stands in two manifests, and so in what is named after them.
+    compared = [
+        name
+        for name in first
+        if not name.startswith(("bundles/", "release/")) and not name.endswith("manifest.json")
+    ]
+    assert [name for name in compared if first[name] != second.get(name)] == []
+
+
+def spoil(path: Path) -> None:
+    """Shuffle who took what, so that histories say nothing of what comes next."""
+    events = pl.read_csv(path)
+    events.with_columns(pl.col("item_id").shuffle(seed=3)).write_csv(path)
+
+
+def test_worse_model_is_refused_and_the_champion_stays(
+    shop: Path, world: World, recsys: Recsys, tmp_path: Path
+) -> None:
+    config, workspace = copy_of(shop, tmp_path / "files"), tmp_path / "run"
+    assert recsys("run", "-c", config, "-w", workspace, "-q").exit_code == 0
+    champion = (workspace / "bundles/current").readlink()
+    before = Recommender.load(workspace / "bundles/current").recommend(world.users[:3], k=5)
+
+    spoil(config.parent / "events.csv")
+    result = recsys("run", "-c", config, "-w", workspace, "-q")
+    assert result.exit_code == 3, result.output
+    told = " ".join(result.output.split())
+    assert "refused and was not published" in told
+    assert f"{champion.name} goes on serving" in told
+    assert "against the champion" in told
+    assert (workspace / "bundles/current").readlink() == champion
+    after = Recommender.load(workspace / "bundles/current").recommend(world.users[:3], k=5)
+    assert after.equals(before)
+    refused = json.loads((workspace / "refused.json").read_text())
+    assert not all(verdict["passed"] for verdict in refused["verdicts"])
+    assert len(list((workspace / "bundles").glob("bundle-*"))) == 1
+
+    lenient = ["--set", "release.max_drop_from_champion=1", "--set"]
+    lenient.append("release.min_gain_over_popularity=-1")
+    result = recsys("run", "-c", config, "-w", workspace, "-q", *lenient)
+    assert result.exit_code == 0, result.output
+    assert (workspace / "bundles/current").readlink() != champion
+    assert not (workspace / "refused.json").exists()
+
+
+def test_deleted_bundle_is_released_again(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
+    import shutil
+
+    workspace = tmp_path / "run"
+    shutil.copytree(shop, workspace, symlinks=True)
+    before = digests(workspace)
+    shutil.rmtree((workspace / "bundles/current").resolve())
+    result = recsys("run", "-c", shop.parent / "shop.toml", "-w", workspace, "-q")
+    assert result.exit_code == 0, result.output
+    assert "1 stages run, 7 skipped" in " ".join(result.output.split())
+    assert digests(workspace) == before
+
+
+def test_disk_full_ends_with_74_and_the_next_run_goes_on(
+    shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    config, workspace = copy_of(shop, tmp_path / "files"), tmp_path / "run"
+
+    def small_files_only() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    script = "from pipelines.cli import app; app()"
+    command = [sys.executable, "-c", script, "run", "-c", str(config), "-w", str(workspace), "-q"]
+    result = subprocess.run(
+        command, capture_output=True, text=True, preexec_fn=small_files_only, env=os.environ
+    )
+    assert result.returncode == 74, result.stderr
+    assert "disk full" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (workspace / "bundles").exists()
+    assert recsys("run", "-c", config, "-w", workspace, "-q").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "message"),
+    [
+        ("user_id,item_id,event_time\n", "no data rows"),
+        ("", "empty"),
+        ("user_id,item_id,event_time\nu,a,yesterday\nu,b,2024-01-01\n", "bad"),
+    ],
+)
+def test_unusable_events_are_told_in_a_sentence(
+    shop: Path, recsys: Recsys, tmp_path: Path, spoilt: str, message: str
+) -> None:
+    config = copy_of(shop, tmp_path / "files")
+    (config.parent / "events.csv").write_text(spoilt)
+    result = recsys("run", "-c", config, "-w", tmp_path / "run", "-q")
+    assert result.exit_code == 2, result.output
+    assert "events.csv" in result.output
+    assert message in result.output
+
+
+def test_corrupt_parquet_is_told_in_a_sentence(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
+    config = copy_of(shop, tmp_path / "files")
+    pl.read_csv(config.parent / "events.csv").write_parquet(config.parent / "events.parquet")
+    whole = (config.parent / "events.parquet").read_bytes()
+    (config.parent / "events.parquet").write_bytes(whole[: len(whole) // 2])
+    config.write_text(config.read_text().replace("events.csv", "events.parquet"))
+    result = recsys("run", "-c", config, "-w", tmp_path / "run", "-q")
+    assert result.exit_code == 2, result.output
+    assert "events.parquet" in " ".join(result.output.split())
+
+
+def test_events_of_one_user_are_told_to_be_too_few(
+    shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    config = copy_of(shop, tmp_path / "files")
+    events = pl.read_csv(config.parent / "events.csv")
+    events.with_columns(pl.lit("me").alias("user_id")).write_csv(config.parent / "events.csv")
+    result = recsys("run", "-c", config, "-w", tmp_path / "run", "-q")
+    assert "Traceback" not in result.output
+    assert result.exit_code in (0, 2, 3), result.output
