@@ -111,7 +111,7 @@ def test_an_index_of_another_kind_than_described_is_refused(saved):
     meta = read_meta(saved)
     another = KINDS[KINDS.index(meta.kind) - 1]
     write_meta(saved, replace(meta, kind=another))
-    with pytest.raises(ValueError, match=f"{another} is b'"):
+    with pytest.raises(ValueError, match=f"a {another} index has b'"):
         FaissIndex.load(saved)
 
 
