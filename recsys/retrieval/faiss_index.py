@@ -221,6 +221,7 @@ class FaissIndex:
             finally:
                 faiss.set_deserialization_vector_byte_limit(before)
                 faiss.set_deserialization_loop_limit(0)
+        _check_parts(path, index, cast("Kind", meta.kind))
         return cls(
             index,
             cast("Kind", meta.kind),
@@ -381,6 +382,21 @@ def _overlap(found: TopK, truth: TopK) -> float:
         for ours, theirs in zip(found.item_rows.numpy(), truth.item_rows.numpy(), strict=True)
     ]
     return float(np.mean(shared))
+
+
+def _check_parts(path: Path, index: Any, kind: Kind) -> None:
+    """Refuse an index whose parts disagree; a search would read beyond the smaller one."""
+    parts = [index]
+    if kind == "hnsw":
+        parts += [index.storage]
+    elif kind == "ivf_sq8":
+        parts += [index.base_index, index.refine_index]
+    shapes = {(part.ntotal, part.d) for part in parts}
+    if len(shapes) != 1:
+        raise ValueError(
+            f"refused {path}: its parts hold {sorted(shapes)} rows x width; run the build_index "
+            "stage again"
+        )
 
 
 def _check_items(vectors: Tensor, dim: int, *, first_row: int) -> None:

@@ -133,7 +133,12 @@ def _read_meta(path: Path) -> IndexFileMeta:
     expected = document.pop("meta_sha256")
     if _digest(document) != expected:
         raise _refusal(path, "its digest over itself does not match")
+    wrong = [f.name for f in fields(IndexFileMeta) if type(document[f.name]).__name__ != f.type]
+    if wrong:
+        raise _refusal(path, f"{wrong} have values of another type")
     meta = IndexFileMeta(**document)
+    if meta.effort < 1 or meta.masked_exact_max_rows < 0:
+        raise _refusal(path, f"effort {meta.effort} must be >= 1, masked_exact_max_rows >= 0")
     if meta.format != FORMAT or meta.kind not in FOURCC or meta.metric != "inner_product":
         raise _refusal(
             path,

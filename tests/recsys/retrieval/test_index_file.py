@@ -99,7 +99,10 @@ def test_a_missing_part_is_named(saved, missing):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("format", 2), ("kind", "lsh"), ("metric", "l2"), ("dim", 9), ("num_item_rows", 499)],
+    [
+        *(("format", 2), ("kind", "lsh"), ("kind", []), ("metric", "l2"), ("dim", 9)),
+        *(("num_item_rows", 499), ("effort", 0), ("effort", "9"), ("masked_exact_max_rows", -1)),
+    ],
 )
 def test_a_description_of_another_index_is_refused(saved, field, value):
     write_meta(saved, replace(read_meta(saved), **{field: value}))
@@ -113,6 +116,21 @@ def test_an_index_of_another_kind_than_described_is_refused(saved):
     write_meta(saved, replace(meta, kind=another))
     with pytest.raises(ValueError, match=f"a {another} index has b'"):
         FaissIndex.load(saved)
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf_sq8"])
+def test_parts_of_two_sizes_are_refused(kind, tmp_path):
+    """The inner index claims a row less than the outer one, in a file that is else whole."""
+    path = tmp_path / "items.faiss"
+    vectors = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
+    build_index(vectors, FaissIndexConfig(kind=kind)).save(path)
+    whole = path.read_bytes()
+    inner = {"hnsw": b"IxFI", "ivf_sq8": b"IwSq"}[kind]
+    rows = whole.index(inner) + 8
+    path.write_bytes(whole[:rows] + struct.pack("<q", 499) + whole[rows + 8 :])
+    bless(path)
+    with pytest.raises(ValueError, match="refused"):
+        FaissIndex.load(path)
 
 
 def test_a_description_with_other_fields_is_refused(saved):
