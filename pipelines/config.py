@@ -111,6 +111,8 @@ class EvaluationConfig(RankingConfig):
     exclude_history: bool = True
     """Whether what a user already took is left out of the lists, as serving does."""
     batch_size: int = 512
+    listed: int = 20
+    """Items of each list that are kept per user."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from serving.manifest import CURRENT
 from serving.recommend import Recommender
 
 PRESET = "movielens_100k"
-METRICS = ("recall@10", "ndcg@10", "hit_rate@50", "mrr@10")
+METRICS = ("recall@10", "ndcg@10", "recall@50", "mrr@10")
 MODEL_NAMES = {
     "popularity": "popularity",
     "item_to_item": "item-to-item",
@@ -35,31 +35,30 @@ MODEL_NAMES = {
 SHOWN_USERS = 3
 SHOWN_ITEMS = 8
 TITLE_WIDTH = 44
+SPLIT_NAMES = {"validation": "second last (validation)", "test": "last (test)"}
 
 Metrics = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Value by split, model and metric."""
 
 
 def metric_table(metrics: Metrics) -> Table:
-    """Lay out each model's metrics on test, with validation beside them; the best is bold."""
-    table = Table(box=box.SIMPLE_HEAD, title="Held-out last item of each user, all items ranked")
+    """Lay out each model's metrics on both splits; the best of each split is bold."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("held-out item", no_wrap=True)
     table.add_column("model", no_wrap=True)
     shown = [name for name in METRICS if name in metrics["test"]["blend"]]
-    for split in ("validation", "test"):
-        for name in shown:
-            table.add_column(f"{split}\n{name}", justify="right")
-    columns = [(split, name) for split in ("validation", "test") for name in shown]
-    best = {
-        column: max(metrics[column[0]][model][column[1]] for model in MODEL_NAMES)
-        for column in columns
-    }
-    for model, readable in MODEL_NAMES.items():
-        cells = []
-        for split, name in columns:
-            value = metrics[split][model][name]
-            style = "bold" if value == best[split, name] else ""
-            cells.append(Text(f"{value:.4f}", style=style))
-        table.add_row(readable, *cells)
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
+    for split, readable_split in SPLIT_NAMES.items():
+        best = {name: max(metrics[split][model][name] for model in MODEL_NAMES) for name in shown}
+        for place, (model, readable) in enumerate(MODEL_NAMES.items()):
+            values = metrics[split][model]
+            cells = [
+                Text(f"{values[name]:.4f}", style="bold" if values[name] == best[name] else "")
+                for name in shown
+            ]
+            table.add_row(readable_split if place == 0 else "", readable, *cells)
+        table.add_section()
     return table
 
 
@@ -106,18 +105,19 @@ def chosen_users(offsets: NDArray[np.int64]) -> list[int]:
 
 def where_things_are(workspace: Path, bundle: Path, seconds: float) -> Panel:
     """Say where the files are and what to type next."""
-    user = "1"
+    default = resolve(preset=PRESET).workspace
+    option = "" if workspace == default else f" --bundle {bundle}"
     lines = [
         f"took          {seconds:,.0f} s",
         f"artefacts     {workspace}/<stage>/, each with its manifest.json",
         f"metrics       {workspace}/evaluate/metrics.json, per user in per_user_*.parquet",
         f"bundle        {bundle}",
         "",
-        "ask it        recsys recommend --user 1",
-        "              recsys recommend --session 50,172 --k 5",
-        "serve it      recsys serve",
+        f"ask it        recsys recommend --user 1{option}",
+        f"              recsys recommend --session 50,172 --k 5{option}",
+        f"serve it      recsys serve{option}",
         "              curl -s localhost:8000/v1/recommend -H 'content-type: application/json' \\",
-        f'                -d \'{{"user_id": "{user}", "k": 5}}\'',
+        """                -d '{"user_id": "1", "k": 5}'""",
         "your data     recsys run --config shop.toml   (see recsys run --help)",
     ]
     return Panel(Group(*(Text(line) for line in lines)), title="Next", title_align="left")
@@ -140,6 +140,8 @@ def run_demo(
     order = released_order(config.workspace / "build_features")
     metrics: dict[str, Any] = read_json(config.workspace / "evaluate" / "metrics.json")
     bundle = bundles_dir(config) / CURRENT
+    out.print()
+    out.print("All items are ranked for each user; targets are the user's own last two items:")
     out.print(metric_table(metrics[order]))
     for table in histories_and_lists(bundle):
         out.print(table)

@@ -59,7 +59,7 @@ def embed_items(context: StageContext) -> StageRows:
     if encoder is not None:
 
         def told(done: int, total: int) -> None:
-            if context.show_progress:
+            if context.show_progress and log.is_terminal:
                 log.print(f"  {done:,} of {total:,} texts", style="dim")
 
         vectors[1:] = encode_cached(texts, encoder, embedding_cache_dir(), progress=told)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -63,8 +62,18 @@ def batches(inputs: ModelInputs, held_out: HeldOut, config: RunConfig) -> Iterat
         yield JaggedBatch({**queries.features, "seen": seen})
 
 
-def per_user_table(results: Mapping[str, RankingResult]) -> pl.DataFrame:
-    """One row for each user and held-out item: rank by each model (null = not listed), lists."""
+def per_user_table(results: Mapping[str, RankingResult], listed: int, run: str) -> pl.DataFrame:
+    """Lay out one row for each user and held-out item.
+
+    Args:
+        results: By model.
+        listed: Items of each list to keep.
+        run: Digest of what the results were made from.
+
+    Returns:
+        user_row, item_row (the held-out one), ``rank_<model>`` from 1 (null where the model
+        cannot recommend it), ``top_k_<model>`` item rows best first, run.
+    """
     first = next(iter(results.values()))
     queries = first.targets.segments().numpy()
     columns: dict[str, pl.Series] = {
@@ -75,13 +84,14 @@ def per_user_table(results: Mapping[str, RankingResult]) -> pl.DataFrame:
         ranks = result.ranks.values.numpy()
         columns[f"rank_{name}"] = pl.Series(ranks).replace(0, None)
     for name, result in results.items():
-        lists = result.top_k.item_rows.numpy()[queries]  # [M, K], -1 where short
+        lists = result.top_k.item_rows[:, :listed].numpy()[queries]  # [M, K], -1 where short
         columns[f"top_k_{name}"] = (
             pl.Series(lists, dtype=pl.Array(pl.Int64, lists.shape[1]))
             .arr.to_list()
             .list.eval(pl.element().filter(pl.element() >= 0))
         )
-    return pl.DataFrame(columns).sort("user_row", "item_row")
+    table = pl.DataFrame(columns).with_columns(pl.lit(run).alias("run"))
+    return table.sort("user_row", "item_row")
 
 
 def evaluate_split(
@@ -126,19 +136,12 @@ def evaluate(context: StageContext) -> StageRows:
             results = evaluate_split(scores, inputs, split, config)
             metrics[order][split] = {name: result.metrics for name, result in results.items()}
             num_users += next(iter(results.values())).num_users
-            num_rows += write_per_user(
-                results, context.output / f"per_user_{order}_{split}.parquet"
-            )
+            table = per_user_table(results, config.evaluation.listed, context.making)
+            table.write_parquet(context.output / f"per_user_{order}_{split}.parquet")
+            num_rows += table.height
         note_test_look(context, order, metrics[order]["test"])
     (context.output / "metrics.json").write_text(to_json(metrics))
     return StageRows(rows_in=num_users, rows_out=num_rows)
-
-
-def write_per_user(results: Mapping[str, RankingResult], path: Path) -> int:
-    """Write the per-user results; return their number."""
-    table = per_user_table(results)
-    table.write_parquet(path)
-    return table.height
 
 
 def note_test_look(

@@ -1,0 +1,61 @@
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from rich.console import Console, RenderableType
+
+from pipelines.demo import chosen_users, histories_and_lists, metric_table, where_things_are
+from serving.recommend import Recommender
+
+MIRROR = os.environ.get("RECSYS_DATA_MIRROR")
+
+
+def printed(*parts: RenderableType) -> list[str]:
+    console = Console(file=io.StringIO(), width=100, highlight=False)
+    for part in parts:
+        console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_demo_shows_metrics_histories_and_what_to_do_next(shop: Path) -> None:
+    metrics = json.loads((shop / "evaluate/metrics.json").read_text())["given"]
+    bundle = shop / "bundles/current"
+    lines = printed(
+        metric_table(metrics), *histories_and_lists(bundle), where_things_are(shop, bundle, 1.0)
+    )
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= 100
+    for split in ("validation", "test"):
+        for model in ("popularity", "item_to_item", "two_tower", "blend"):
+            assert f"{metrics[split][model]['ndcg@10']:.4f}" in text
+    recommender = Recommender.load(bundle)
+    for row in chosen_users(recommender.bundle.users.offsets):
+        user_id = recommender.bundle.users.user_ids[row]
+        assert f"User {user_id}" in text
+        assert recommender.recommend([user_id], k=1)["display_text"][0] in text
+    assert "curl" in text
+
+
+@pytest.mark.mirror
+@pytest.mark.slow
+def test_movielens_from_raw_files_to_a_bundle(
+    recsys: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not MIRROR:
+        pytest.skip("set RECSYS_DATA_MIRROR to a folder with the real data sets")
+    monkeypatch.setenv("RECSYS_DATA_MIRROR", MIRROR)
+    settings = ["training.max_steps=100", "content.encoder=hash"]
+    options = [part for one in settings for part in ("--set", one)]
+    result = recsys("run", "--preset", "movielens_100k", "-w", tmp_path / "run", "-q", *options)
+    assert result.exit_code == 0, result.output
+    metrics = json.loads((tmp_path / "run/evaluate/metrics.json").read_text())["given"]["test"]
+    assert metrics["item_to_item"]["ndcg@10"] > 0.085
+    assert metrics["blend"]["ndcg@10"] > metrics["popularity"]["ndcg@10"]
+    shown = recsys("recommend", "-b", tmp_path / "run", "--session", "50,172", "--k", "10")
+    assert "Star Wars" not in shown.output
+    assert "Return of the Jedi (1983)" in shown.output
