@@ -130,11 +130,11 @@ def intra_list_diversity(lists: Tensor, k: int, vectors: Tensor) -> Tensor:
     """
     shown = _first(lists, k)
     unit = normalize(vectors.float(), dim=1)  # [N, D]
-    points = unit.square().sum(1) > 0
+    has_direction = unit.square().sum(1) > 0
     parts = []
     for rows in torch.split(shown, max(1, _MAX_CELLS // unit.shape[1])):
         total = embedding_bag(rows.clamp_min(0), unit, mode="sum", padding_idx=0)  # [b, D]
-        squares = (points[rows.clamp_min(0)] & (rows > 0)).double().sum(1)
+        squares = (has_direction[rows.clamp_min(0)] & (rows > 0)).double().sum(1)
         parts.append(_mean_distance(total.double(), squares, (rows > 0).sum(1)))
     return torch.cat(parts)
 

@@ -73,12 +73,53 @@ def ndcg_at_k(ranks: Jagged, k: int) -> Tensor:
     return _known(_sum_per_user(gains, ranks) / ideal, ranks)
 
 
+def precision_at_k(ranks: Jagged, k: int) -> Tensor:
+    """Share of the first k places that hold a target, [U] float64; NaN without targets.
+
+    The denominator is k, also where a user has fewer than k targets or the list is shorter: with
+    one target it is recall / k.
+    """
+    return _known(_sum_per_user(_hits(ranks, k), ranks) / k, ranks)
+
+
+def map_at_k(ranks: Jagged, k: int) -> Tensor:
+    """Average precision at k (TREC): precision at each hit, summed, over the number of targets.
+
+    The denominator is all targets, as in trec_eval and ranx, so a user with more than k targets
+    cannot reach 1; other tools divide by min(k, targets). With one target it equals MRR.
+    [U] float64; NaN without targets.
+    """
+    owners = ranks.segments()
+    # Unranked targets go last, so a target's place among its user's is the hits down to its rank.
+    unranked = ranks.values == UNRANKED
+    by_rank = ranks.values.masked_fill(unranked, torch.iinfo(torch.int64).max).argsort(stable=True)
+    order = by_rank[owners[by_rank].argsort(stable=True)]  # [M], by user, then by rank
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order)) - ranks.offsets[:-1][owners]
+    precision = _hits(ranks, k) * (place + 1) / ranks.values.clamp_min(1)  # [M]
+    return _known(_sum_per_user(precision, ranks) / ranks.lengths().clamp_min(1), ranks)
+
+
 METRICS: dict[str, Callable[[Jagged, int], Tensor]] = {
     "recall": recall_at_k,
     "ndcg": ndcg_at_k,
     "hit_rate": hit_rate_at_k,
     "mrr": mrr_at_k,
+    "map": map_at_k,
+    "precision": precision_at_k,
 }
+
+
+def per_user_metric(ranks: Jagged, name: str) -> Tensor:
+    """One metric of every user by its name, [U] float64, NaN for a user without targets.
+
+    Args:
+        name: Such as "ndcg@10"; any of `METRICS` at any k >= 1.
+    """
+    metric, _, k = name.partition("@")
+    if metric not in METRICS or not k.isdigit() or int(k) < 1:
+        raise ValueError(f"metric must be one of {sorted(METRICS)} @ k >= 1, got {name!r}")
+    return METRICS[metric](ranks, int(k))
 
 
 def _hits(ranks: Jagged, k: int) -> Tensor:
@@ -118,10 +159,7 @@ class RankingResult(NamedTuple):
         Args:
             name: Such as "ndcg@10"; any k, also one that was not asked for.
         """
-        metric, _, k = name.partition("@")
-        if metric not in METRICS or not k.isdigit() or int(k) < 1:
-            raise ValueError(f"metric must be one of {sorted(METRICS)} @ k >= 1, got {name!r}")
-        return METRICS[metric](self.ranks, int(k))
+        return per_user_metric(self.ranks, name)
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Per-user results as flat arrays, ready for .npy, .npz or a table."""

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.evaluation.bootstrap import BootstrapConfig, Floats, as_table, bootstrap_intervals
-from recsys.evaluation.ranking import RankingResult
+from recsys.evaluation.ranking import per_user_metric
 
 Correction = Literal["holm", "benjamini_hochberg"]
 
@@ -77,23 +77,33 @@ class EvaluatedRun:
     """Metric name to [U] float64, users by user_row; NaN where a user has no value."""
 
     @classmethod
-    def from_ranking(
-        cls, result: RankingResult, metrics: Sequence[str], *, name: str, data_digest: str
+    def from_ranks(
+        cls,
+        user_rows: Tensor,
+        targets: Jagged,
+        ranks: Jagged,
+        metrics: Sequence[str],
+        *,
+        name: str,
+        data_digest: str,
     ) -> EvaluatedRun:
-        """Take the named metrics of a ranking, with users in the order of their rows.
+        """Take the named metrics of a `RankingResult`, with users in the order of their rows.
 
         The order in which users were evaluated and a user's targets were listed does not matter.
 
         Args:
+            user_rows: User of each query, [U].
+            targets: Held-out item rows of each query.
+            ranks: Rank of each target from 1, 0 where it has none.
             metrics: Such as ["ndcg@10", "recall@10"].
         """
-        order = result.user_rows.argsort(stable=True)
+        order = user_rows.argsort(stable=True)
         return cls(
             name=name,
             data_digest=data_digest,
-            users_digest=_digest(result.user_rows[order]),
-            targets_digest=_digest(*_sorted_targets(result.targets, order)),
-            metrics={metric: result.per_user(metric)[order] for metric in metrics},
+            users_digest=_digest(user_rows[order]),
+            targets_digest=_digest(*_sorted_targets(targets, order)),
+            metrics={metric: per_user_metric(ranks, metric)[order] for metric in metrics},
         )
 
 

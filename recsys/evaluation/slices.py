@@ -21,7 +21,7 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.evaluation.bootstrap import BootstrapConfig, Interval, bootstrap_intervals
-from recsys.evaluation.ranking import RankingResult
+from recsys.evaluation.ranking import per_user_metric
 
 
 class Slice(NamedTuple):
@@ -202,7 +202,7 @@ def user_slices(targets: Jagged, group: str, members: dict[str, Tensor]) -> list
 
 
 def slice_metrics(
-    result: RankingResult,
+    ranks: Jagged,
     slices: Sequence[Slice],
     metrics: Sequence[str],
     config: BootstrapConfig | None = None,
@@ -210,23 +210,22 @@ def slice_metrics(
     """Metrics of each slice with their confidence intervals, in the order given.
 
     Args:
+        ranks: Rank of each target from 1, 0 where it has none (`RankingResult.ranks`).
         metrics: Such as ["ndcg@10", "recall@10"].
     """
-    owners = result.targets.segments()
+    owners = ranks.segments()
     found = []
     for part in slices:
         num_targets = int(part.targets.sum())
-        lengths = torch.bincount(owners[part.targets], minlength=result.targets.batch_size)
+        lengths = torch.bincount(owners[part.targets], minlength=ranks.batch_size)
         users = (lengths > 0).nonzero().squeeze(1)
         values: dict[str, Interval] = {}
         if num_targets:
             ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths[users].cumsum(0)])
-            kept = result._replace(
-                user_rows=result.user_rows[users],
-                targets=Jagged(result.targets.values[part.targets], ends),
-                ranks=Jagged(result.ranks.values[part.targets], ends),
+            kept = Jagged(ranks.values[part.targets], ends)
+            values = bootstrap_intervals(
+                {name: per_user_metric(kept, name) for name in metrics}, config
             )
-            values = bootstrap_intervals({name: kept.per_user(name) for name in metrics}, config)
         found.append(
             SliceMetrics(
                 group=part.group,

@@ -9,7 +9,7 @@ from ranx import Qrels, Run, evaluate
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
+from recsys.evaluation.ranking import METRICS, RankingConfig, RankingResult, evaluate_ranking
 
 KS = (1, 3, 10)
 
@@ -40,6 +40,8 @@ def test_one_target_at_rank_three():
     assert result.ranks.values.tolist() == [3]
     assert result.metrics == {
         **{"recall@1": 0, "ndcg@1": 0, "hit_rate@1": 0, "mrr@1": 0},
+        **{"map@1": 0, "map@3": pytest.approx(1 / 3), "map@10": pytest.approx(1 / 3)},
+        **{"precision@1": 0, "precision@3": pytest.approx(1 / 3), "precision@10": 0.1},
         **{"recall@3": 1, "ndcg@3": 0.5, "hit_rate@3": 1, "mrr@3": pytest.approx(1 / 3)},
         **{"recall@10": 1, "ndcg@10": 0.5, "hit_rate@10": 1, "mrr@10": pytest.approx(1 / 3)},
     }
@@ -53,6 +55,14 @@ def test_many_targets_have_an_ideal_list_of_at_most_k():
     ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2, 3, 4))
     gained = sum(1 / math.log2(rank + 1) for rank in (1, 2, 3, 5))
     assert result.metrics["ndcg@10"] == pytest.approx(gained / ideal)
+
+
+def test_average_precision_of_two_hits_and_a_miss_by_hand():
+    result = ranked(torch.tensor([[0.0, 9, 8, 7, 6, 5]]), [[4, 1, 5]])
+    assert result.ranks.values.tolist() == [4, 1, 5]
+    assert result.metrics["map@1"] == pytest.approx(1 / 3)
+    assert result.per_user("map@4").tolist() == [pytest.approx((1 / 1 + 2 / 4) / 3)]
+    assert result.per_user("precision@4").tolist() == [0.5]
 
 
 def test_equal_scores_rank_by_row():
@@ -79,7 +89,7 @@ def test_users_without_targets_count_in_no_mean_but_get_a_list():
     assert result.metrics["recall@1"] == 1
     assert result.user_rows.tolist() == [1, 2, 3]
     assert result.top_k.item_rows[2, 0] == 3
-    for metric in ("recall", "ndcg", "hit_rate", "mrr"):
+    for metric in METRICS:
         assert torch.isnan(result.per_user(f"{metric}@3")).tolist() == [True, False, True]
 
 
@@ -123,8 +133,8 @@ def test_batches_and_targets_of_different_users_are_refused(num_targets):
 
 def test_an_unknown_metric_is_refused():
     result = ranked(torch.zeros(1, 4), [[1]])
-    with pytest.raises(ValueError, match="got 'precision@5'"):
-        result.per_user("precision@5")
+    with pytest.raises(ValueError, match="got 'accuracy@5'"):
+        result.per_user("accuracy@5")
 
 
 def test_per_user_results_go_through_npz_without_pickle(tmp_path):
@@ -164,7 +174,6 @@ def test_metrics_agree_with_ranx(seed, num_levels):
             for u, row in enumerate(scores.tolist())
         }
     )
-    names = {"recall": "recall", "ndcg": "ndcg", "hit_rate": "hit_rate", "mrr": "mrr"}
-    theirs = evaluate(qrels, run, [f"{name}@{k}" for name in names for k in ks])
+    theirs = evaluate(qrels, run, [f"{name}@{k}" for name in METRICS for k in ks])
     for name, value in theirs.items():
         assert result.metrics[name] == pytest.approx(value, abs=1e-6), name

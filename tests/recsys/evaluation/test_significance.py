@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from scipy.stats import false_discovery_control
 
 from recsys.data.batch import Jagged
-from recsys.data.top_k import TopK
-from recsys.evaluation.ranking import RankingResult
 from recsys.evaluation.significance import (
     ComparisonConfig,
     EvaluatedRun,
@@ -22,21 +20,34 @@ from recsys.evaluation.significance import (
 METRICS = ["ndcg@10", "recall@10"]
 
 
-def ranking(users: list[int], targets: list[list[int]], ranks: list[list[int]]) -> RankingResult:
-    return RankingResult(
-        metrics={},
-        num_users=len(users),
-        user_rows=torch.tensor(users),
-        targets=Jagged.from_lists(targets),
-        ranks=Jagged.from_lists(ranks),
-        top_k=TopK(torch.zeros(len(users), 1), torch.ones(len(users), 1, dtype=torch.int64)),
+def evaluated(
+    users: list[int],
+    targets: list[list[int]],
+    ranks: list[list[int]],
+    *,
+    metrics: list[str] = METRICS,
+    name: str = "x",
+    data_digest: str = "d" * 8,
+) -> EvaluatedRun:
+    return EvaluatedRun.from_ranks(
+        torch.tensor(users),
+        Jagged.from_lists(targets),
+        Jagged.from_lists(ranks),
+        metrics,
+        name=name,
+        data_digest=data_digest,
     )
 
 
 def run(name: str, ranks: list[int], *, data_digest: str = "d" * 8) -> EvaluatedRun:
     num_users = len(ranks)
-    result = ranking(list(range(1, num_users + 1)), [[5]] * num_users, [[r] for r in ranks])
-    return EvaluatedRun.from_ranking(result, METRICS, name=name, data_digest=data_digest)
+    return evaluated(
+        list(range(1, num_users + 1)),
+        [[5]] * num_users,
+        [[rank] for rank in ranks],
+        name=name,
+        data_digest=data_digest,
+    )
 
 
 def test_p_values_agree_with_all_sign_flips():
@@ -87,12 +98,8 @@ def test_p_values_are_corrected_over_all_candidates_and_metrics():
 
 
 def test_the_order_of_users_and_targets_does_not_matter():
-    one = ranking([3, 1, 2], [[7, 4], [], [9]], [[1, 5], [], [0]])
-    two = ranking([1, 2, 3], [[], [9], [4, 7]], [[], [0], [5, 1]])
-    first, second = (
-        EvaluatedRun.from_ranking(result, METRICS, name="x", data_digest="d")
-        for result in (one, two)
-    )
+    first = evaluated([3, 1, 2], [[7, 4], [], [9]], [[1, 5], [], [0]])
+    second = evaluated([1, 2, 3], [[], [9], [4, 7]], [[], [0], [5, 1]])
     assert first.users_digest == second.users_digest
     assert first.targets_digest == second.targets_digest
     for metric in METRICS:
@@ -102,9 +109,8 @@ def test_the_order_of_users_and_targets_does_not_matter():
 
 
 def test_users_without_targets_count_in_no_comparison():
-    result = ranking([1, 2], [[5], []], [[1], []])
-    evaluated = EvaluatedRun.from_ranking(result, METRICS, name="x", data_digest="d")
-    assert [test.num_users for test in compare_runs(evaluated, [evaluated])] == [1, 1]
+    one = evaluated([1, 2], [[5], []], [[1], []])
+    assert [test.num_users for test in compare_runs(one, [one])] == [1, 1]
 
 
 def test_runs_on_other_data_users_or_targets_are_refused_with_both_digests():
@@ -118,8 +124,7 @@ def test_runs_on_other_data_users_or_targets_are_refused_with_both_digests():
     assert baseline.users_digest in str(refused.value)
     assert fewer.users_digest in str(refused.value)
 
-    result = ranking([1, 2, 3], [[5], [5], [6]], [[1], [2], [3]])
-    other = EvaluatedRun.from_ranking(result, METRICS, name="new", data_digest="d" * 8)
+    other = evaluated([1, 2, 3], [[5], [5], [6]], [[1], [2], [3]])
     with pytest.raises(ValueError, match="different targets") as refused:
         compare_runs(baseline, [other])
     assert baseline.targets_digest in str(refused.value)
@@ -127,11 +132,8 @@ def test_runs_on_other_data_users_or_targets_are_refused_with_both_digests():
 
 
 def test_a_metric_that_one_run_lacks_is_refused():
-    result = ranking([1], [[5]], [[1]])
-    less, more = (
-        EvaluatedRun.from_ranking(result, metrics, name=str(metrics), data_digest="d")
-        for metrics in (["ndcg@10"], METRICS)
-    )
+    less = evaluated([1], [[5]], [[1]], metrics=["ndcg@10"])
+    more = evaluated([1], [[5]], [[1]])
     with pytest.raises(ValueError, match=r"lacks \['recall@10'\]"):
         compare_runs(more, [less])
 

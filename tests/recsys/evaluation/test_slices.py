@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged
-from recsys.data.top_k import TopK
-from recsys.evaluation.ranking import RankingResult
+from recsys.evaluation.ranking import ndcg_at_k
 from recsys.evaluation.slices import (
     ItemPopularitySlices,
     Slice,
@@ -17,18 +16,6 @@ from recsys.evaluation.slices import (
     user_activity_slices,
     user_slices,
 )
-
-
-def ranking(targets: list[list[int]], ranks: list[list[int]]) -> RankingResult:
-    num_users = len(targets)
-    return RankingResult(
-        metrics={},
-        num_users=num_users,
-        user_rows=torch.arange(1, num_users + 1),
-        targets=Jagged.from_lists(targets),
-        ranks=Jagged.from_lists(ranks),
-        top_k=TopK(torch.zeros(num_users, 1), torch.ones(num_users, 1, dtype=torch.int64)),
-    )
 
 
 def members(slices: list[Slice]) -> dict[str, list[bool]]:
@@ -99,12 +86,12 @@ def test_an_item_may_be_in_several_categories_or_none():
 
 
 def test_metrics_of_a_slice_see_its_targets_alone():
-    result = ranking([[1, 2], [3], []], [[1, 20], [3], []])
+    ranks = Jagged.from_lists([[1, 20], [3], []])
     cuts = [
         Slice("items", "first", torch.tensor([True, False, False])),
         Slice("items", "others", torch.tensor([False, True, True])),
     ]
-    first, others = slice_metrics(result, cuts, ["recall@10", "ndcg@10"])
+    first, others = slice_metrics(ranks, cuts, ["recall@10", "ndcg@10"])
     assert (first.num_users, first.num_targets) == (1, 1)
     assert first.metrics["ndcg@10"].mean == 1
     assert (others.num_users, others.num_targets) == (2, 2)
@@ -115,19 +102,18 @@ def test_metrics_of_a_slice_see_its_targets_alone():
 
 def test_user_slices_that_cover_all_users_average_to_the_whole():
     generator = torch.Generator().manual_seed(1)
-    ranks = torch.randint(1, 40, (200,), generator=generator)
-    result = ranking([[1]] * 200, ranks[:, None].tolist())
+    ranks = Jagged.one_each(torch.randint(1, 40, (200,), generator=generator))
     odd = torch.arange(200) % 2 == 1
     parts = slice_metrics(
-        result, user_slices(result.targets, "parity", {"odd": odd, "even": ~odd}), ["ndcg@10"]
+        ranks, user_slices(ranks, "parity", {"odd": odd, "even": ~odd}), ["ndcg@10"]
     )
     total = sum(part.num_users * part.metrics["ndcg@10"].mean for part in parts)
-    assert total / 200 == pytest.approx(float(result.per_user("ndcg@10").mean()))
+    assert total / 200 == pytest.approx(float(ndcg_at_k(ranks, 10).mean()))
 
 
 def test_an_empty_slice_has_a_count_of_0_and_no_value():
-    result = ranking([[1]], [[1]])
-    (part,) = slice_metrics(result, [Slice("items", "cold", torch.tensor([False]))], ["ndcg@10"])
+    ranks = Jagged.from_lists([[1]])
+    (part,) = slice_metrics(ranks, [Slice("items", "cold", torch.tensor([False]))], ["ndcg@10"])
     assert json.loads(json.dumps(part.as_json(), allow_nan=False)) == {
         "group": "items",
         "name": "cold",
@@ -138,12 +124,9 @@ def test_an_empty_slice_has_a_count_of_0_and_no_value():
 
 
 def test_a_slice_as_json_has_intervals():
-    result = ranking([[1], [2]], [[1], [50]])
-    (part,) = slice_metrics(
-        result,
-        user_slices(result.targets, "all", {"all": torch.ones(2, dtype=torch.bool)}),
-        ["ndcg@10"],
-    )
+    ranks = Jagged.from_lists([[1], [50]])
+    everyone = user_slices(ranks, "all", {"all": torch.ones(2, dtype=torch.bool)})
+    (part,) = slice_metrics(ranks, everyone, ["ndcg@10"])
     interval = json.loads(json.dumps(part.as_json(), allow_nan=False))["metrics"]["ndcg@10"]
     assert interval["mean"] == 0.5
     assert interval["num_users"] == 2
