@@ -51,7 +51,7 @@ def serve(
 
       recsys serve --bundle runs/shop/bundles/current --port 8080
 
-      curl -s localhost:8000/v1/recommend -d '{"user_id": "1", "k": 5}'
+      curl -s --json '{"user_id": "1", "k": 5}' localhost:8000/v1/recommend
     """
     from serving.app import serve as serve_app
     from serving.settings import Settings

@@ -42,7 +42,9 @@ async def read_json(http: HttpRequest, settings: Settings) -> object:
     """
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise RefusedError(415, "not_json", "send the body with content-type application/json")
+        raise RefusedError(
+            415, "not_json", "send the body with content-type application/json (curl: --json)"
+        )
     if http.headers.get("content-encoding", "identity").lower() != "identity":
         raise RefusedError(415, "compressed", "send the body without content-encoding")
     try:

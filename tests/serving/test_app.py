@@ -1,5 +1,6 @@
 import json
 import logging
+import time
 
 import pytest
 from fastapi.testclient import TestClient
@@ -178,6 +179,16 @@ def test_bodies_that_are_not_sound_json_are_refused(client, path, name):
     assert response.status_code in (400, 422)
     refused(response, response.status_code)
     assert "NaN" not in response.text
+
+
+def test_longest_session_and_exclusion_are_answered_in_bounded_time(client):
+    session = [f"item-{1 + n % 45}" for n in range(10_000)]
+    exclude = [f"unknown-{n}" for n in range(10_000)]
+    begin = time.perf_counter()
+    response = client.post("/v1/recommend", json={"session": session, "exclude": exclude})
+    # Models read the latest 200 events; the rest only costs looking it up.
+    assert time.perf_counter() - begin < 1
+    assert response.status_code == 200
 
 
 def test_odd_but_valid_text_is_served(client):

@@ -1,3 +1,4 @@
+import hashlib
 import json
 from dataclasses import replace
 
@@ -159,6 +160,25 @@ def test_array_that_does_not_fit_is_refused_by_name(bundles_dir, reseal, name, a
     reseal(directory)
     with pytest.raises(ValueError, match=message):
         load_bundle(directory)
+
+
+@pytest.mark.parametrize("place", [4, 8, 32, 37])
+def test_crafted_index_header_is_refused_before_faiss_reads_it(bundles_dir, reseal, place):
+    """Whoever forges every digest still cannot make faiss allocate what the file does not hold."""
+    path = bundles_dir / "bundle-v1" / "index" / "items.faiss"
+    content = bytearray(path.read_bytes())
+    content[place : place + 4] = (1 << 30).to_bytes(4, "little")
+    path.write_bytes(content)
+    described = json.loads(path.with_name("items.faiss.json").read_text())
+    described.pop("meta_sha256")
+    described["sha256"] = hashlib.sha256(content).hexdigest()
+    described["dim"] = int.from_bytes(content[4:8], "little")
+    described["num_item_rows"] = int.from_bytes(content[8:16], "little")
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    path.with_name("items.faiss.json").write_text(json.dumps({**described, "meta_sha256": digest}))
+    reseal(bundles_dir / "bundle-v1")
+    with pytest.raises(ValueError, match=r"items\.faiss of the bundle cannot be used"):
+        load_bundle(bundles_dir / "current")
 
 
 def test_model_with_nan_is_refused(bundles_dir, reseal):
