@@ -29,7 +29,7 @@ def amazon_beauty() -> RunConfig:
         features=FeatureChoice(context_features=()),
         popularity=PopularityConfig(),
         two_tower=TwoTowerConfig(),
-        training=TrainingConfig(schedule=ScheduleConfig(learning_rate=2e-3)),
+        training=TrainingConfig(max_epochs=12.0, schedule=ScheduleConfig(learning_rate=2e-3)),
     )
 
 

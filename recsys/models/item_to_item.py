@@ -146,8 +146,8 @@ def _strongest(
     """
     key = (sources << 32) - weights.view(np.int32).astype(np.int64)
     order = torch.from_numpy(key).sort(stable=True).indices.numpy()
-    sorted_sources = sources[order]
-    rank = np.arange(len(order)) - np.searchsorted(sorted_sources, sorted_sources)
+    begins = np.flatnonzero(np.diff(sources[order], prepend=-1))
+    rank = np.arange(len(order)) - np.repeat(begins, np.diff(begins, append=len(order)))
     kept: Rows = order[rank < limit]
     return kept
 

@@ -33,3 +33,12 @@ def test_a_missing_feature_is_named_beside_those_there_are() -> None:
     batch = JaggedBatch({"history": Jagged.one_each(torch.tensor([3, 4]))})
     with pytest.raises(KeyError, match=r"no feature 'user'.*history"):
         batch["user"]
+
+
+def test_take_picks_examples_in_any_order_and_repeatedly() -> None:
+    jagged = Jagged.from_lists([[1, 2], [], [3]])._replace(weights=torch.tensor([0.1, 0.2, 0.3]))
+    taken = jagged.take(torch.tensor([2, 1, 0, 2]))
+    assert taken.values.tolist() == [3, 1, 2, 3]
+    assert taken.offsets.tolist() == [0, 1, 1, 3, 4]
+    torch.testing.assert_close(taken.weights, torch.tensor([0.3, 0.1, 0.2, 0.3]))
+    assert jagged.take(torch.empty(0, dtype=torch.int64)).batch_size == 0
