@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -35,7 +35,10 @@ class FeaturesReport:
     warnings: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        values = asdict(self)
-        for name in ("quarantined", "filtered", "quarantined_in_tables"):
-            values[name] = dict(sorted(values[name].items()))
+        """Return plain values for JSON."""
+        values = {}
+        for field_ in fields(self):
+            value = getattr(self, field_.name)
+            # dataclasses.asdict would count a Counter's pairs instead of copying them.
+            values[field_.name] = dict(sorted(value.items())) if isinstance(value, dict) else value
         return values

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -145,8 +146,16 @@ def bucket_edges(numbers: pl.Series) -> list[float]:
     return sorted({edge for edge in edges if edge is not None})
 
 
+def bucket_names(numbers: pl.Series, edges: list[float]) -> pl.Series:
+    """Name each number's bucket "(lower, upper]", null for null."""
+    bounds = [-math.inf, *edges, math.inf]
+    names = pl.Series([f"({low!r}, {high!r}]" for low, high in pairwise(bounds)])
+    places = np.searchsorted(np.array(edges), numbers.fill_null(0).to_numpy(), side="left")
+    return names[places].set(numbers.is_null(), None)
+
+
 def edges_of(vocabulary: pl.Series) -> list[float]:
-    """Read the edges back out of the names that ``polars.Series.cut`` gave the buckets."""
+    """Read the edges back out of the names that ``bucket_names`` gave."""
     uppers = vocabulary.str.extract(r", (.+)\]$").cast(pl.Float64).drop_nulls()
     return sorted(edge for edge in uppers.to_list() if math.isfinite(edge))
 
@@ -168,7 +177,7 @@ def as_categories(column: pl.Series, previous: pl.Series | None = None) -> pl.Se
     if column.dtype.is_numeric() and (column.n_unique() > NUM_BUCKETS or bucketed):
         numbers = column.cast(pl.Float64).fill_nan(None)
         edges = edges_of(previous) if previous is not None and bucketed else bucket_edges(numbers)
-        return numbers.cut(edges).cast(pl.String)
+        return bucket_names(numbers, edges)
     if column.dtype.is_nested() or column.n_unique() > MAX_CATEGORIES:
         return None
     return column.cast(pl.String)

@@ -1,0 +1,352 @@
+"""The whole artefact against known answers, against a slow truth, and row by row accounted for."""
+
+import json
+from collections import Counter, defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from features.build import (
+    FeaturesConfig,
+    FeaturesReport,
+    FilterConfig,
+    SourceConfig,
+    SplitConfig,
+    build_features,
+)
+
+NOW = datetime(2024, 6, 1, tzinfo=UTC)
+START = 1_700_000_000
+
+
+def events_of(rows: list[tuple[str, str, int]]) -> pl.DataFrame:
+    return pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row")
+
+
+def build(
+    tmp_path: Path, events: pl.DataFrame, *, name: str = "out", **options: object
+) -> tuple[Path, FeaturesReport]:
+    path = tmp_path / "events.parquet"
+    events.write_parquet(path)
+    source = SourceConfig(paths=(path,))
+    config = FeaturesConfig(events=source, now=NOW, **options)  # type: ignore[arg-type]
+    return tmp_path / name, build_features(config, tmp_path / name)
+
+
+def histories(out: Path, order: str = "given") -> dict[str, list[str]]:
+    """Read the sequences back as ids."""
+    users = pl.read_parquet(out / "vocabularies/users.parquet")
+    items = dict(pl.read_parquet(out / "vocabularies/items.parquet").rows())
+    folder = out / "sequences" / order
+    offsets, rows = np.load(folder / "offsets.npy"), np.load(folder / "item_rows.npy")
+    return {
+        user: [items[item] for item in rows[offsets[row] : offsets[row + 1]].tolist()]
+        for row, user in users.rows()
+    }
+
+
+def split_ends(out: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    folder = out / "sequences/given"
+    return tuple(np.load(folder / f"{n}.npy") for n in ("offsets", "train_end", "validation_end"))
+
+
+def files_of(out: Path) -> dict[str, bytes]:
+    found = (path for path in sorted(out.rglob("*")) if path.is_file())
+    return {str(path.relative_to(out)): path.read_bytes() for path in found}
+
+
+SMALL = [
+    ("bo", "x", START + 50),
+    ("ann", "y", START + 20),
+    ("ann", "x", START + 10),
+    ("ann", "z", START + 20),
+    ("bo", "z", START + 40),
+    ("cy", "z", START + 90_000),
+]
+
+
+def test_small_world_is_laid_out_as_promised(tmp_path: Path) -> None:
+    out, report = build(tmp_path, events_of(SMALL))
+    # Ties (y and z of ann) keep the order of the input.
+    assert histories(out) == {"ann": ["x", "y", "z"], "bo": ["z", "x"], "cy": ["z"]}
+    offsets, train_end, validation_end = split_ends(out)
+    assert offsets.tolist() == [0, 0, 3, 5, 6]
+    # ann has three events: one each; the others are too short and all in train.
+    assert train_end.tolist() == [0, 1, 5, 6]
+    assert validation_end.tolist() == [0, 2, 5, 6]
+    times = np.load(out / "sequences/given/times.npy")
+    assert (times - START).tolist() == [10, 20, 20, 40, 50, 90_000]
+    assert report.labels == {"train": 1, "validation": 1, "test": 1}
+    described = json.loads((out / "features.json").read_text())
+    assert (described["num_user_rows"], described["num_item_rows"]) == (4, 4)
+    assert json.loads((out / "report.json").read_text()) == report.as_dict()
+    assert not list(out.glob(".scratch-*"))
+
+
+def test_kept_events_lie_in_day_folders(tmp_path: Path) -> None:
+    out, _ = build(tmp_path, events_of(SMALL).with_columns(pl.lit(4.5).alias("value")))
+    days = sorted(path.name for path in (out / "events").iterdir())
+    assert days == ["day=2023-11-14", "day=2023-11-15"]
+    frame = pl.read_parquet(out / "events/day=2023-11-14/part-00000.parquet")
+    assert frame.height == 5
+    assert frame.schema["event_time"] == pl.Datetime("us", "UTC")
+    assert frame["user_row"].to_list() == [1, 1, 1, 2, 2]
+    assert frame["event_type"].unique().to_list() == ["event"]
+    assert frame["value"].unique().to_list() == [4.5]
+    assert frame["sequence_index"].null_count() == 5
+
+
+def test_without_times_the_sequence_index_orders_and_time_features_switch_off(
+    tmp_path: Path,
+) -> None:
+    rows = [("a", "x", 2), ("a", "y", 1), ("b", "y", 7), ("b", "x", 8), ("a", "z", 3)]
+    frame = pl.DataFrame(rows, schema=["user_id", "item_id", "sequence_index"], orient="row")
+    orders = SplitConfig(tie_orders=("given", "shuffled"))
+    out, report = build(tmp_path, frame, splits=orders)
+    assert histories(out) == {"a": ["y", "x", "z"], "b": ["y", "x"]}
+    assert histories(out, "shuffled") == histories(out)
+    assert not (out / "sequences/given/times.npy").exists()
+    described = json.loads((out / "features.json").read_text())
+    assert [feature["name"] for feature in described["context_features"]] == ["user_num_events"]
+    assert any("no event_time" in warning for warning in report.warnings)
+    assert [path.name for path in (out / "events").iterdir()] == ["day=unknown"]
+    with pytest.raises(ValueError, match="global_time split needs event_time"):
+        build(tmp_path, frame, name="other", splits=SplitConfig(kind="global_time"))
+
+
+def test_shuffled_ties_stay_within_their_time_and_ignore_the_order_of_the_input(
+    tmp_path: Path,
+) -> None:
+    rows = [("u", f"i{n:02}", START + n // 10) for n in range(40)] + [("v", "i00", START)]
+    orders = SplitConfig(tie_orders=("given", "shuffled"))
+    out, _ = build(tmp_path, events_of(rows), splits=orders)
+    given_order, shuffled = histories(out)["u"], histories(out, "shuffled")["u"]
+    assert given_order == [f"i{n:02}" for n in range(40)]
+    assert shuffled != given_order
+    for start in range(0, 40, 10):
+        assert sorted(shuffled[start : start + 10]) == given_order[start : start + 10]
+    reversed_out, _ = build(tmp_path, events_of(rows[::-1]), name="reversed", splits=orders)
+    assert histories(reversed_out, "shuffled")["u"] == shuffled
+    assert histories(reversed_out)["u"] != given_order
+
+
+def test_rows_stay_when_an_earlier_vocabulary_grows(tmp_path: Path) -> None:
+    first, _ = build(tmp_path, events_of(SMALL), name="first")
+    later = events_of([("aaron", "a", START), ("bo", "z", START + 1), ("zed", "x", START + 2)])
+    out, report = build(tmp_path, later, name="second", previous=first)
+    users = pl.read_parquet(out / "vocabularies/users.parquet")["id"].to_list()
+    items = pl.read_parquet(out / "vocabularies/items.parquet")["id"].to_list()
+    assert users == ["ann", "bo", "cy", "aaron", "zed"]
+    assert items == ["x", "y", "z", "a"]
+    assert histories(out) == {"ann": [], "bo": ["z"], "cy": [], "aaron": ["a"], "zed": ["x"]}
+    assert report.users == 5
+
+
+def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [(f"u{rng.integers(20)}", f"i{rng.integers(9)}", START + n % 50) for n in range(500)]
+    one, _ = build(tmp_path, events_of(rows), name="one")
+    two, _ = build(tmp_path, events_of(rows), name="two")
+    assert files_of(one) == files_of(two)
+
+
+def test_small_ranges_and_batches_give_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(1)
+    rows = [(f"u{rng.integers(40)}", f"i{rng.integers(9)}", START + n % 90) for n in range(2_000)]
+    core = FilterConfig(min_user_events=3, min_item_events=30)
+    whole, _ = build(tmp_path, events_of(rows), name="whole", filters=core)
+    monkeypatch.setattr("features.records.SLICE_RECORDS", 37)
+    monkeypatch.setattr("features.ordering.order_events.__defaults__", (100,))
+    monkeypatch.setattr("features.splits.USERS_PER_SLICE", 3)
+    pieces, _ = build(tmp_path, events_of(rows), name="pieces", filters=core)
+    assert files_of(whole) == files_of(pieces)
+
+
+def slow_truth(
+    rows: list[tuple[str, str, int, float]], filters: FilterConfig
+) -> dict[str, list[str]]:
+    """Clean and order events in plain Python."""
+    kept = []
+    seen = set()
+    for place, (user, item, time, value) in enumerate(rows):
+        if filters.min_value is not None and value < filters.min_value:
+            continue
+        if (user, item, time) not in seen:
+            seen.add((user, item, time))
+            kept.append((time, place, user, item))
+    kept.sort()
+    if filters.max_user_events is not None:
+        latest: dict[str, list] = defaultdict(list)
+        for event in kept:
+            latest[event[2]].append(event)
+        kept = sorted(e for events in latest.values() for e in events[-filters.max_user_events :])
+    while True:
+        users, items = Counter(e[2] for e in kept), Counter(e[3] for e in kept)
+        left = [
+            e
+            for e in kept
+            if users[e[2]] >= filters.min_user_events and items[e[3]] >= filters.min_item_events
+        ]
+        if len(left) == len(kept):
+            break
+        kept = left
+    result: dict[str, list[str]] = defaultdict(list)
+    for _, _, user, item in kept:
+        result[user].append(item)
+    return dict(result)
+
+
+EVENT = st.tuples(
+    st.sampled_from(["", "u1", "u2", "u3", "u4", "-7"]),
+    st.sampled_from(["i1", "i2", "i3", "i4", "nan", "x\0y"]),
+    st.integers(START, START + 12),
+    st.sampled_from([1.0, 3.0, 5.0]),
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    rows=st.lists(EVENT, min_size=1, max_size=60),
+    min_value=st.sampled_from([None, 3.0]),
+    min_user=st.integers(0, 3),
+    min_item=st.integers(0, 3),
+    cap=st.sampled_from([None, 2, 5]),
+    splits=st.sampled_from(
+        [SplitConfig(), SplitConfig(tie_orders=("shuffled",), validation_share=0.2)]
+    ),
+)
+def test_agrees_with_plain_python_loses_nothing_and_leaks_nothing(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[str, str, int, float]],
+    min_value: float | None,
+    min_user: int,
+    min_item: int,
+    cap: int | None,
+    splits: SplitConfig,
+) -> None:
+    filters = FilterConfig(
+        min_value=min_value,
+        min_user_events=min_user,
+        min_item_events=min_item,
+        max_user_events=cap,
+        max_bad_share=1.0,
+    )
+    frame = pl.DataFrame(rows, ["user_id", "item_id", "event_time", "value"], orient="row")
+    good = [row for row in rows if row[0] not in ("", "-7") and row[1] not in ("nan", "x\0y")]
+    truth = slow_truth(good, filters)
+    tmp_path = tmp_path_factory.mktemp("build")
+    if len(truth) < 2 or len({item for items in truth.values() for item in items}) < 2:
+        with pytest.raises(ValueError, match=r"no event is left|events are of one"):
+            build(tmp_path, frame, filters=filters, splits=splits)
+        return
+    out, report = build(tmp_path, frame, filters=filters, splits=splits)
+    order = splits.tie_orders[0]
+    found = histories(out, order)
+    if order == "given":
+        assert found == truth
+    else:
+        assert {u: sorted(i) for u, i in found.items()} == {u: sorted(i) for u, i in truth.items()}
+    accounted = report.events + report.duplicates + report.over_user_cap + report.dropped_by_k_core
+    accounted += sum(report.quarantined.values()) + sum(report.filtered.values())
+    assert accounted == len(rows) == report.rows_in
+    assert sum(report.quarantined.values()) == len(rows) - len(good)
+    assert pl.read_parquet(out / "events/*/*.parquet").height == report.events
+    folder = out / "sequences" / order
+    times, offsets = np.load(folder / "times.npy"), np.load(folder / "offsets.npy")
+    train_end = np.load(folder / "train_end.npy")
+    for start, middle, end in zip(offsets[:-1], train_end, offsets[1:], strict=True):
+        assert (np.diff(times[start:end]) >= 0).all()
+        if start < middle < end:
+            assert times[start:middle].max() <= times[middle:end].min()
+
+
+def test_global_time_cuts_everyone_at_the_same_midnights(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    rows = [
+        (f"u{rng.integers(30)}", f"i{rng.integers(9)}", START + int(rng.integers(20 * 86_400)))
+        for _ in range(3_000)
+    ]
+    out, report = build(tmp_path, events_of(rows), splits=SplitConfig(kind="global_time"))
+    assert report.validation_from is not None
+    assert report.test_from is not None
+    validation, test = (
+        datetime.fromisoformat(text).timestamp()
+        for text in (report.validation_from, report.test_from)
+    )
+    assert validation % 86_400 == test % 86_400 == 0
+    times = np.load(out / "sequences/given/times.npy")
+    offsets, train_end, validation_end = split_ends(out)
+    for user in range(len(offsets) - 1):
+        own = times[offsets[user] : offsets[user + 1]]
+        assert train_end[user] - offsets[user] == (own < validation).sum()
+        assert validation_end[user] - offsets[user] == (own < test).sum()
+    held_out = report.labels["validation"] + report.labels["test"]
+    assert 0.1 < held_out / report.events < 0.3
+
+
+def test_catalogue_and_users_lie_by_row(tmp_path: Path) -> None:
+    pl.DataFrame(
+        {
+            "asin": ["z", "x", "unsold", "x", None],
+            "title": ["Zed", " ", "Never", "again", "none"],
+            "description": [None, "an x", None, None, None],
+            "tags": ["b|a|b", None, "c", "d", "e"],
+        }
+    ).write_parquet(tmp_path / "items.parquet")
+    ages = [*range(20, 60), None]
+    people = pl.DataFrame({"user_id": [f"u{n}" for n in range(41)], "age": ages, "sex": "f"})
+    people.write_csv(tmp_path / "users.csv")
+    rows = [(f"u{n}", "xyz"[n % 3], START + n) for n in range(42)]
+    out, report = build(
+        tmp_path,
+        events_of(rows),
+        items=SourceConfig(
+            paths=(tmp_path / "items.parquet",), columns={"item_id": "asin", "categories": "tags"}
+        ),
+        users=SourceConfig(paths=(tmp_path / "users.csv",)),
+        user_columns=("age", "sex"),
+        filters=FilterConfig(max_bad_share=0.5),
+    )
+    items = pl.read_parquet(out / "items.parquet")
+    assert items["item_row"].to_list() == [1, 2, 3]
+    assert items["display_text"].to_list() == ["an x", "y", "Zed"]
+    categories = pl.read_parquet(out / "vocabularies/categories.parquet")["id"].to_list()
+    values = np.load(out / "item_categories/values.npy")
+    offsets = np.load(out / "item_categories/offsets.npy")
+    assert offsets.tolist() == [0, 0, 0, 0, 2]
+    assert [categories[value - 1] for value in values] == ["b", "a"]
+    assert report.quarantined_in_tables == {
+        "item_id was there before": 1,
+        "item_id is missing": 1,
+    }
+    assert report.items_without_catalogue == 1
+    described = json.loads((out / "features.json").read_text())
+    sizes = {feature["name"]: feature["cardinality"] for feature in described["user_features"]}
+    assert sizes == {"age": 11, "sex": 2}
+    users = pl.read_parquet(out / "users.parquet")
+    bucket = np.load(out / "user_features/age.npy")
+    assert len(bucket) == len(users) + 1
+    unknown = users["age"].is_null().to_numpy()
+    assert (bucket[1:][unknown] == 0).all()
+    assert (bucket[1:][~unknown] > 0).all()
+    # Equal parts of forty ages: four in each bucket.
+    assert set(np.bincount(bucket[1:])[1:].tolist()) == {4}
+
+
+def test_cold_items_get_rows_when_asked(tmp_path: Path) -> None:
+    pl.DataFrame({"item_id": ["a", "z"], "title": ["A", "Z"]}).write_parquet(
+        tmp_path / "items.parquet"
+    )
+    source = SourceConfig(paths=(tmp_path / "items.parquet",))
+    out, _ = build(tmp_path, events_of(SMALL), items=source, catalogue_only_items=True)
+    ids = pl.read_parquet(out / "vocabularies/items.parquet")["id"].to_list()
+    assert ids == ["x", "y", "z", "a"]
