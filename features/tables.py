@@ -142,7 +142,7 @@ def write_categories(items: pl.DataFrame, out: Path, previous: pl.Series | None)
 def bucket_edges(numbers: pl.Series) -> list[float]:
     """Choose the edges of about equally full buckets of a column of numbers."""
     finite = numbers.filter(numbers.is_finite())
-    edges = (finite.quantile(part / NUM_BUCKETS) for part in range(1, NUM_BUCKETS))
+    edges = (finite.quantile(part / NUM_BUCKETS, "lower") for part in range(1, NUM_BUCKETS))
     return sorted({edge for edge in edges if edge is not None})
 
 
