@@ -24,6 +24,7 @@ def source(data: DataConfig, paths: tuple[Path, ...], columns: Mapping[str, str]
         columns=columns,
         separator=data.separator,
         time_unit=data.time_unit,
+        time_zone=data.time_zone,
         list_separator=data.list_separator,
     )
 

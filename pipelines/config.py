@@ -110,7 +110,10 @@ class EvaluationConfig(RankingConfig):
 
     exclude_history: bool = True
     """Whether what a user already took is left out of the lists, as serving does."""
-    batch_size: int = 512
+    max_users: int | None = None
+    """Measure on at most so many users, drawn once by the seed; None takes all."""
+    max_scores: int = 1 << 24
+    """Scores that are in memory at a time: queries of a batch times items."""
     listed: int = 20
     """Items of each list that are kept per user."""
 
@@ -160,6 +163,8 @@ class DataConfig:
     """Between the values of a CSV file."""
     time_unit: TimeUnit = "s"
     """Unit of event times given as numbers; ISO texts need none."""
+    time_zone: str = "UTC"
+    """Zone of times that carry none themselves, for example "Europe/Berlin"."""
     list_separator: str = "|"
     """Between the categories of one item where they are one text."""
 

@@ -116,8 +116,7 @@ def where_things_are(workspace: Path, bundle: Path, seconds: float) -> Panel:
         f"ask it        recsys recommend --user 1{option}",
         f"              recsys recommend --session 50,172 --k 5{option}",
         f"serve it      recsys serve{option}",
-        "              curl -s localhost:8000/v1/recommend -H 'content-type: application/json' \\",
-        """                -d '{"user_id": "1", "k": 5}'""",
+        """              curl -s --json '{"user_id": "1", "k": 5}' localhost:8000/v1/recommend""",
         "your data     recsys run --config shop.toml   (see recsys run --help)",
     ]
     return Panel(Group(*(Text(line) for line in lines)), title="Next", title_align="left")

@@ -21,7 +21,7 @@ from torch import Tensor
 from pipelines.artifacts import to_json
 from pipelines.blended_scores import BlendedScores
 from pipelines.config import RunConfig
-from pipelines.model_inputs import HeldOut, ModelInputs, tie_orders
+from pipelines.model_inputs import HeldOut, ModelInputs, queries_per_batch, tie_orders
 from pipelines.stage import StageContext, StageRows
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.evaluation.ranking import RankingResult, evaluate_ranking
@@ -51,7 +51,7 @@ def load_scores(context: StageContext, inputs: ModelInputs, order: str) -> dict[
 
 def batches(inputs: ModelInputs, held_out: HeldOut, config: RunConfig) -> Iterator[JaggedBatch]:
     """Build the split's queries; ``seen`` carries the whole history, which no list repeats."""
-    size = config.evaluation.batch_size
+    size = queries_per_batch(inputs, config)
     for begin in range(0, len(held_out.positions), size):
         positions = held_out.positions[begin : begin + size]
         queries = inputs.queries(positions, max_history=HOME.max_history)
@@ -102,6 +102,8 @@ def evaluate_split(
 ) -> dict[str, RankingResult]:
     """Rank the full catalogue for the split's users by each model."""
     held_out = HeldOut.of(inputs.sequences, split)
+    if config.evaluation.max_users is not None:
+        held_out = held_out.sample(config.evaluation.max_users, config.seed)
     if len(held_out.positions) == 0:
         raise ValueError(
             f"no user has a held-out event in the {split} split; users need 3 or more events "

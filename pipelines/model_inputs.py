@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pipelines.config import RunConfig
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences, Split
 from recsys.models.two_tower import ItemCatalogue, TwoTowerInputs
@@ -17,6 +18,8 @@ from recsys.models.two_tower import ItemCatalogue, TwoTowerInputs
 Rows = NDArray[np.int64]
 CONTENT_FILE = "content.npy"
 GIVEN = "given"
+MAX_QUERIES = 512
+"""Scored at a time; more is no faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,12 @@ class ModelInputs:
         return self.sequences.queries(
             positions, max_history=max_history, user_features=self.user_features
         )
+
+
+def queries_per_batch(inputs: ModelInputs, config: RunConfig) -> int:
+    """Choose how many queries to score at a time, so that the scores fit into memory."""
+    fitting = config.evaluation.max_scores // inputs.sizes.num_item_rows
+    return max(1, min(MAX_QUERIES, fitting))
 
 
 def tie_orders(features: Path) -> list[str]:

@@ -56,7 +56,7 @@ STAGES = [
         description="Train the two-tower; validation picks its best step",
         reads=("build_features", "embed_items"),
         writes="two_tower, training curve",
-        sections=("two_tower", "training", "seed"),
+        sections=("two_tower", "training", "evaluation", "seed"),
         code=(*DATA_CODE, "recsys/layers", "recsys/models/two_tower.py", "recsys/training"),
         libraries=TENSORS,
         function=train_two_tower,
@@ -66,7 +66,7 @@ STAGES = [
         description="Measure every model and the served blend on validation and test",
         reads=("build_features", "embed_items", "fit_baselines", "train_two_tower"),
         writes="metrics, per-user ranks and lists",
-        sections=("evaluation",),
+        sections=("evaluation", "seed"),
         code=(
             *DATA_CODE,
             "pipelines/blended_scores.py",

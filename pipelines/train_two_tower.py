@@ -16,7 +16,7 @@ from torch import nn
 from pipelines.artifacts import to_json
 from pipelines.config import RunConfig
 from pipelines.console import log
-from pipelines.model_inputs import HeldOut, ModelInputs, tie_orders
+from pipelines.model_inputs import HeldOut, ModelInputs, queries_per_batch, tie_orders
 from pipelines.stage import StageContext, StageRows
 from recsys.data.dataset import concatenated_ranges
 from recsys.data.order import BatchOrder
@@ -24,8 +24,6 @@ from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
 from recsys.models.two_tower import TwoTower
 from recsys.training.loop import TrainConfig, TrainResult, train
 from recsys.training.optim import adamw
-
-EVALUATION_BATCH = 512
 
 
 class Curve:
@@ -97,14 +95,14 @@ def validation_metrics(
     """Measure a model on (a sample of) the validation split, as evaluate does on all of it."""
     held_out = HeldOut.of(inputs.sequences, "validation")
     held_out = held_out.sample(config.training.validation_users, config.seed)
+    size = queries_per_batch(inputs, config)
 
     def evaluate(model: nn.Module) -> Mapping[str, float]:
         assert isinstance(model, TwoTower)
         batches = (
             inputs.queries(positions, max_history=config.two_tower.max_history)
             for positions in np.split(
-                held_out.positions,
-                range(EVALUATION_BATCH, len(held_out.positions), EVALUATION_BATCH),
+                held_out.positions, range(size, len(held_out.positions), size)
             )
         )
         result = evaluate_ranking(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.config import RunConfig, TrainingConfig
+from pipelines.config import EvaluationConfig, RunConfig, TrainingConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.optim import ScheduleConfig
@@ -14,6 +14,7 @@ def shop() -> RunConfig:
     """Start here for data of one's own; name the files in [data]."""
     return RunConfig(
         workspace=Path("runs/shop"),
+        evaluation=EvaluationConfig(max_users=100_000),
         popularity=PopularityConfig(half_life_days=60.0),
         two_tower=TwoTowerConfig(embedding_dim=64),
         training=TrainingConfig(
