@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class Stage:
     writes: str
     """What its artefact holds, in words."""
     sections: tuple[str, ...]
-    """Sections of RunConfig that shape the artefact; a change there makes it again."""
+    """Sections or dotted keys of RunConfig that shape the artefact; a change makes it again."""
     code: tuple[str, ...]
     """Files and folders whose change makes it again, from the source root."""
     libraries: tuple[str, ...]
@@ -80,7 +80,9 @@ class Stage:
 
     def config_of(self, config: RunConfig) -> dict[str, Any]:
         """Return the stage's sections as tables; raw files count by content, not by path."""
-        sections: dict[str, Any] = plain({name: getattr(config, name) for name in self.sections})
+        sections: dict[str, Any] = {
+            name: plain(reduce(getattr, name.split("."), config)) for name in self.sections
+        }
         for where in config.raw_file_keys():
             section, _, key = where.partition(".")
             if isinstance(sections.get(section), dict):
