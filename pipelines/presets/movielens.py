@@ -20,9 +20,16 @@ def movielens_100k() -> RunConfig:
         data=DataConfig(dataset="movielens-100k"),
         features=FeatureChoice(user_columns=("age", "gender", "occupation"), context_features=()),
         popularity=PopularityConfig(half_life_days=30.0),
-        two_tower=TwoTowerConfig(embedding_dim=64),
+        two_tower=TwoTowerConfig(
+            embedding_dim=64,
+            hidden_dim=128,
+            max_history=30,
+            dropout=0.2,
+            content_weight=1.0,
+            temperature=0.1,
+        ),
         training=TrainingConfig(
-            batch_size=512, max_epochs=8.0, schedule=ScheduleConfig(learning_rate=2e-3)
+            batch_size=1024, max_epochs=6.0, schedule=ScheduleConfig(learning_rate=4e-3)
         ),
     )
 

@@ -74,7 +74,9 @@ def sampled_softmax_loss(
             uniform candidates (on all candidates where there are none).
     """
     hits = labels[:, None] == candidates.rows  # [B, C]
-    corrected = (candidate_scores - candidates.log_expected).masked_fill(hits, -torch.inf)
+    corrected = candidate_scores - candidates.log_expected
+    # In place, because a copy of [B, C] costs as much as the softmax.
+    corrected = corrected.masked_fill_(hits, -torch.inf)
     normalizer = torch.logsumexp(torch.cat([label_scores[:, None], corrected], dim=1), dim=1)
     target = label_scores
     if label_smoothing > 0:

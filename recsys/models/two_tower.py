@@ -142,7 +142,8 @@ class HistoryAttention(nn.Module):
         num_queries, dim = last.shape
         query = self.query(last).view(num_queries, self.num_heads, -1)  # [B, H, D / H]
         folded = torch.einsum("bhe,hed->bhd", query, self.key)  # [B, H, D]
-        logits = torch.einsum("md,mhd->mh", values, folded[segments])  # [M, H]
+        # Multiply and sum: as an einsum it would be M tiny matrix products.
+        logits = (values[:, None, :] * folded[segments]).sum(2)  # [M, H]
         attention = segment_softmax(logits / math.sqrt(dim / self.num_heads), segments, num_queries)
         weighted = (attention[:, :, None] * values[:, None, :]).flatten(1)  # [M, H D]
         pooled = values.new_zeros(num_queries, self.num_heads * dim)
