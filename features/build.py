@@ -32,7 +32,7 @@ from features.ordering import OrderedEvents, Ranks, order_events
 from features.parallel import in_order
 from features.point_in_time import FEATURES, Feature
 from features.quarantine import Quarantine
-from features.records import RecordFile, Records, Rows
+from features.records import RecordFile, Records, Rows, compressed
 from features.report import FeaturesReport
 from features.schema import FeaturesConfig, FilterConfig, SourceConfig, SplitConfig, TieOrder
 from features.splits import Cuts, Ends, global_time, leave_one_out, midnights
@@ -93,8 +93,7 @@ class KeptEvents:
     def dense(self, records: Records) -> Records:
         """Drop what the k-core dropped and put rows for ranks."""
         kept = self.core.users[records["user"]] & self.core.items[records["item"]]
-        if not kept.all():
-            records = records[kept]
+        records = compressed(records, kept)
         records["user"] = self.users.of_rank[records["user"]]
         records["item"] = self.items.of_rank[records["item"]]
         return records
@@ -251,10 +250,11 @@ class _Build:
         """Write the kept events by day."""
         if not self.config.write_events:
             return
-        target = RecordFile(self.scratch / "by_day", events.ordered.records.dtype)
+        # The records as they were read are not needed again.
+        target = RecordFile(self.scratch / "read", events.ordered.records.dtype)
         directory = self.out / "events"
         write_days(events.slices(), target, self.day_counts, self.first_day, self.texts, directory)
-        target.delete()
+        target.close()
 
     def write_tables(self, events: KeptEvents) -> None:
         """Write catalogue, users, their features and every vocabulary."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from features.records import Records, Rows, stable_order
+from features.records import Records, Rows, stable_order, take
 
 Mask = NDArray[np.bool_]
 Pairs = tuple[NDArray[np.uint32], NDArray[np.uint32]]
@@ -41,9 +41,9 @@ def first_of_duplicates(records: Records, order_fields: Sequence[str]) -> Mask:
     if not len(places):
         return kept
     group = np.cumsum(starts)[places]
-    some = records[places]
+    some = take(records, places)
     order = stable_order([group, some["item"], some["type"]])
-    some, group = some[order], group[order]
+    some, group = take(some, order), group[order]
     first = starts_of_runs(group, some["item"], some["type"])
     kept[places[order[~first]]] = False
     return kept

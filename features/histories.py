@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from features.counts import first_of_duplicates, latest_of_users, starts_of_runs
 from features.events import MICROS
 from features.point_in_time import Feature
-from features.records import Records, Rows, stable_order
+from features.records import Records, Rows, compressed, stable_order, take
 from features.schema import TieOrder
 
 
@@ -67,17 +67,17 @@ def in_given_order(records: Records, max_user_events: int | None) -> Ordered:
     """
     fields = order_fields(records)
     order = stable_order([np.ascontiguousarray(records[name]) for name in ("user", *fields)])
-    ordered = records[order]
+    ordered = take(records, order)
     first = first_of_duplicates(ordered, fields)
     num_duplicates = len(ordered) - int(np.count_nonzero(first))
     if num_duplicates:
-        ordered = ordered[first]
+        ordered = compressed(ordered, first)
     num_over_cap = 0
     if max_user_events is not None:
         latest = latest_of_users(ordered["user"], max_user_events)
         num_over_cap = len(ordered) - int(np.count_nonzero(latest))
         if num_over_cap:
-            ordered = ordered[latest]
+            ordered = compressed(ordered, latest)
     return Ordered(ordered, num_duplicates, num_over_cap)
 
 
@@ -102,7 +102,7 @@ def shuffled_order(records: Records, seed: int) -> Rows:
     places = np.flatnonzero(tied)
     order = np.arange(len(records))
     if len(places):
-        some = records[places]
+        some = take(records, places)
         mixed = hashed(hashed(some["user"], seed) ^ some["item"], seed)
         order[places] = places[np.lexsort((some["item"], mixed, np.cumsum(starts)[places]))]
     return order

@@ -24,7 +24,7 @@ from features.events import (
     typed_columns,
 )
 from features.quarantine import Quarantine
-from features.records import RecordFile, Rows, record_dtype
+from features.records import RecordFile, Rows, compressed, record_dtype
 from features.scan import batches, naming, renamed, scan_file
 from features.schema import (
     DOMAIN,
@@ -185,7 +185,7 @@ class _Reader:
             missing = pl.Series([None] * typed.height, dtype=pl.String)
             records["domain"] = self.texts.domains.encode(typed[DOMAIN] if known else missing)
         good &= self._counted(records, good)
-        kept = records if good.all() else records[good]
+        kept = compressed(records, good)
         self.records.append(kept)
         self._count(kept["user"])
         if "time" in fields and len(kept):

@@ -49,8 +49,6 @@ class OrderedEvents:
     """Events sorted by user rank and moment, in a file."""
 
     records: RecordFile
-    pairs: RecordFile
-    """User and item alone, for passes that need no more."""
     bounds: Rows
     """Where the ranges of users begin, and the end, [K + 1]."""
     user_counts: Rows
@@ -64,8 +62,8 @@ class OrderedEvents:
         """Find the users and items that have enough events."""
 
         def slices() -> Iterator[Pairs]:
-            for part in self.pairs.slices():
-                yield part["user"], part["item"]
+            for part in self.records.slices():
+                yield np.ascontiguousarray(part["user"]), np.ascontiguousarray(part["item"])
 
         return k_core(
             slices,
@@ -115,12 +113,9 @@ def order_events(
 ) -> OrderedEvents:
     """Sort all events into histories, without their repetitions and beyond no user's cap."""
     ranged, bounds = by_ranges_of_users(ingested, users, items, directory, range_events)
-    ingested.records.delete()
-    records = RecordFile(directory / "ordered", ranged.dtype)
-    pairs = RecordFile(directory / "pairs", np.dtype([("user", "<u4"), ("item", "<u4")]))
+    ingested.records.close()
     ordered = OrderedEvents(
-        records=records,
-        pairs=pairs,
+        records=ranged,
         bounds=np.zeros_like(bounds),
         user_counts=np.zeros(len(users.ids), np.int64),
         item_counts=np.zeros(len(items.ids), np.int64),
@@ -128,13 +123,13 @@ def order_events(
         num_over_cap=0,
     )
     work = partial(in_given_order, max_user_events=filters.max_user_events)
-    for number, part in enumerate(in_order(work, ranged.slices(bounds)), start=1):
-        records.append(part.records)
-        if filters.min_user_events > 1 or filters.min_item_events > 1:
-            pair = np.empty(len(part.records), pairs.dtype)
-            pair["user"], pair["item"] = part.records["user"], part.records["item"]
-            pairs.append(pair)
-        ordered.bounds[number] = records.length
+    parts = in_order(work, ranged.slices(bounds))
+    end = 0
+    for number, part in enumerate(parts, start=1):
+        # In place: a range is read before it, or what is left of it, is written.
+        ranged.write(end, part.records)
+        end += len(part.records)
+        ordered.bounds[number] = end
         ordered.num_duplicates += part.num_duplicates
         ordered.num_over_cap += part.num_over_cap
         if len(part.records):
@@ -142,5 +137,5 @@ def order_events(
             found = np.bincount(part.records["user"] - low)
             ordered.user_counts[low : low + len(found)] += found
             ordered.item_counts += np.bincount(part.records["item"], minlength=len(items.ids))
-    ranged.delete()
+    ranged.length = end
     return ordered

