@@ -214,3 +214,17 @@ def test_ids_alone_are_enough(tastes: Sequences) -> None:
 def test_settings_that_mean_nothing_are_refused(field: str, value: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **{field: value})
+
+
+def test_mixed_precision_gives_about_the_same_loss(tastes: Sequences) -> None:
+    model = fit(tastes, seed=1, steps=5)
+    labels = tastes.labels(tastes.label_positions("test"))
+    losses = []
+    for enabled in (False, True):
+        torch.manual_seed(2)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            loss = model.loss(queries(tastes), labels)
+        loss.backward()
+        losses.append(loss.item())
+    assert loss.dtype == torch.float32
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
