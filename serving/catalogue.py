@@ -37,7 +37,8 @@ def reading(path: Path) -> Iterator[None]:
 def load_array(path: Path, kind: type[np.generic], num_axes: int = 1) -> NDArray[np.generic]:
     """Memory-map an array and check its type and number of axes; never a pickle.
 
-    Copy-on-write, so that torch takes it without a copy and nothing can write to the file.
+    Copy-on-write, so that torch takes it without a copy and nothing can write to the file; a plain
+    array over the mapping, because slicing numpy's memmap class costs several times as much.
     """
     with reading(path):
         array: NDArray[np.generic] = np.load(path, mmap_mode="c", allow_pickle=False)
@@ -46,7 +47,7 @@ def load_array(path: Path, kind: type[np.generic], num_axes: int = 1) -> NDArray
                 f"it holds {array.dtype} {array.shape}, expected {np.dtype(kind)} with {num_axes} "
                 "axes; release the bundle again"
             )
-    return array
+    return np.asarray(array)
 
 
 def load_rows(path: Path) -> Rows:
@@ -56,10 +57,10 @@ def load_rows(path: Path) -> Rows:
 
 def load_strings(directory: Path, name: str) -> StringTable:
     """Memory-map a table of texts and check that each is valid UTF-8."""
-    for part, kind in (("utf8", np.uint8), ("offsets", np.int64)):
-        load_array(directory / f"{name}.{part}.npy", kind)
+    utf8 = load_array(directory / f"{name}.utf8.npy", np.uint8).view(np.uint8)
+    offsets = load_rows(directory / f"{name}.offsets.npy")
     with reading(directory / f"{name}.utf8.npy"):
-        table = StringTable.open(directory, name)
+        table = StringTable(utf8, offsets)
         for _ in table:
             pass
     return table
