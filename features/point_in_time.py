@@ -80,8 +80,11 @@ class Feature:
 
 
 def _bucket(value: pl.Expr, edges: tuple[int, ...]) -> pl.Expr:
-    """Count the edges that the value reaches, plus one."""
-    return (pl.sum_horizontal(value >= edge for edge in edges) + 1).cast(pl.Int64)
+    """Count the edges that the value reaches.
+
+    A search computes the value once; a sum of comparisons would once an edge.
+    """
+    return pl.lit(pl.Series(edges, dtype=pl.Int64)).search_sorted(value, "right").cast(pl.Int64)
 
 
 def _time() -> pl.Expr:
@@ -145,9 +148,8 @@ HOURS_SINCE_LAST_EVENT = Feature(
     cardinality=len(HOURS_SINCE_EDGES) + 2,
     needs_time=True,
     default=0,
-    expression=pl.when(_seconds_since() < 0)
-    .then(pl.lit(0, pl.Int64))
-    .otherwise(_bucket(_seconds_since() // SECONDS_PER_HOUR, HOURS_SINCE_EDGES)),
+    # Where there is no earlier event the time since is negative and reaches no edge.
+    expression=_bucket(_seconds_since() // SECONDS_PER_HOUR, (0, *HOURS_SINCE_EDGES)),
     value=_hours_since,
 )
 USER_NUM_EVENTS = Feature(
@@ -155,7 +157,7 @@ USER_NUM_EVENTS = Feature(
     cardinality=len(NUM_EVENTS_EDGES) + 2,
     needs_time=False,
     default=1,
-    expression=_bucket(_num_events(), NUM_EVENTS_EDGES),
+    expression=_bucket(_num_events(), (0, *NUM_EVENTS_EDGES)),
     value=lambda state, now: 1 + bisect_right(NUM_EVENTS_EDGES, state.num_until(now)),
 )
 
