@@ -182,7 +182,7 @@ def main() -> None:
     rows: list[Row] = []
     lines: list[list[str]] = []
     masks: list[list[str]] = []
-    sizes = [size for size in (10_000, 25_000, 50_000, 100_000, 200_000) if size < options.rows]
+    sizes = [size for size in (10_000, 50_000, 100_000, 200_000) if size < options.rows]
     sets = [clustered(size, options.dim, options.queries) for size in sizes]
     sets.append(uniform(min(200_000, options.rows), options.dim, options.queries))
     if options.vectors:
@@ -206,7 +206,7 @@ def main() -> None:
                         met=reached if is_recall else None,
                     )
                 )
-            if large or len(vectors.items) == 100_000:
+            if large or (len(vectors.items) == 100_000 and kind != "hnsw"):
                 masks += masked_rows(vectors, index)
         batched = queries_per_second(
             lambda v=vectors: exact_top_k(v.queries, v.items, 100), len(vectors.queries)
