@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from features.point_in_time import FEATURES
 
@@ -52,6 +53,12 @@ class SourceConfig:
     def __post_init__(self) -> None:
         if not self.paths:
             raise ValueError("paths must name at least one file, got none")
+        try:
+            ZoneInfo(self.time_zone)
+        except (ZoneInfoNotFoundError, ValueError):
+            raise ValueError(
+                f"time_zone must be a name like UTC or Europe/Berlin, got {self.time_zone!r}"
+            ) from None
         if self.time_unit not in get_args(TimeUnit):
             raise ValueError(
                 f"time_unit must be one of {get_args(TimeUnit)}, got {self.time_unit!r}"
@@ -142,8 +149,8 @@ class FeaturesConfig:
     def __post_init__(self) -> None:
         for name in self.context_features:
             if name not in FEATURES:
-                near = difflib.get_close_matches(name, FEATURES, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                near = difflib.get_close_matches(name, FEATURES, n=1, cutoff=0.5)
+                hint = f", did you mean {near[0]!r}" if near else ""
                 raise ValueError(
-                    f"no context feature {name!r}{hint} There are {', '.join(FEATURES)}"
+                    f"no context feature {name!r}{hint}? There are {', '.join(FEATURES)}"
                 )

@@ -1,0 +1,350 @@
+"""Whatever is wrong with the files: a sentence that names it, or the quarantine."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from features.build import (
+    FeaturesConfig,
+    FeaturesReport,
+    FilterConfig,
+    SourceConfig,
+    SplitConfig,
+    build_features,
+)
+
+NOW = datetime(2024, 6, 1, tzinfo=UTC)
+START = 1_700_000_000
+LENIENT = FilterConfig(max_bad_share=1.0)
+
+
+def good_events(num: int = 12) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "user_id": [f"u{n % 3}" for n in range(num)],
+            "item_id": [f"i{n % 4}" for n in range(num)],
+            "event_time": [START + n for n in range(num)],
+        }
+    )
+
+
+def build(
+    path: Path, out: Path, filters: FilterConfig = LENIENT, **source: object
+) -> FeaturesReport:
+    events = SourceConfig(paths=(path,), **source)  # type: ignore[arg-type]
+    return build_features(FeaturesConfig(events=events, filters=filters, now=NOW), out)
+
+
+def quarantined(out: Path) -> list[tuple[int, str]]:
+    return pl.read_parquet(out / "quarantine/*.parquet").select("row", "reason").rows()
+
+
+def refused(path: Path, out: Path, *texts: str, **source: object) -> None:
+    """Assert that the build stops with a ValueError that holds every text."""
+    with pytest.raises(ValueError, match=r".") as caught:
+        build(path, out, **source)
+    for text in texts:
+        assert text in str(caught.value)
+
+
+def test_absent_file_offers_its_neighbour(tmp_path: Path) -> None:
+    good_events().write_csv(tmp_path / "events.csv")
+    refused(tmp_path / "event.csv", tmp_path / "out", "no file", "did you mean", "events.csv")
+
+
+def test_empty_files_are_refused(tmp_path: Path) -> None:
+    for ending in ("csv", "parquet", "jsonl"):
+        path = tmp_path / f"empty.{ending}"
+        path.touch()
+        refused(path, tmp_path / "out", str(path), "is empty (0 bytes)")
+    header = tmp_path / "header.csv"
+    header.write_text("user_id,item_id,event_time\n")
+    refused(header, tmp_path / "out", str(header), "no data rows")
+    good_events().clear().write_parquet(tmp_path / "none.parquet")
+    refused(tmp_path / "none.parquet", tmp_path / "out", "none.parquet", "no data rows")
+
+
+def test_missing_column_offers_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    good_events().rename({"item_id": "Item_Id"}).write_csv(path)
+    refused(path, tmp_path / "out", str(path), "no column 'item_id'", "nearest: 'Item_Id'")
+    columns = {"item_id": "item"}
+    refused(path, tmp_path / "out", "no column 'item'", "nearest: 'Item_Id'", columns=columns)
+    good_events().drop("event_time").write_csv(path)
+    refused(path, tmp_path / "out", str(path), "neither event_time nor sequence_index")
+
+
+def test_wrong_types_of_whole_columns_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "events.parquet"
+    for column, values, text in (
+        ("item_id", pl.Float64, "must be text or integers"),
+        ("user_id", pl.List(pl.String), "must be text or integers"),
+        ("event_time", pl.Boolean, "column event_time is Boolean"),
+        ("value", pl.Boolean, "column value is Boolean; it must be a number"),
+    ):
+        blank = pl.lit(None, dtype=values).alias(column)
+        good_events().with_columns(blank).write_parquet(path)
+        refused(path, tmp_path / "out", str(path), f"column {column}", text)
+
+
+def test_unknown_ending_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "events.xlsx"
+    path.write_bytes(b"x")
+    refused(path, tmp_path / "out", "'.xlsx'", ".parquet")
+
+
+def test_csv_line_with_too_many_fields_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    path.write_text("user_id,item_id,event_time\nu,i,1700000000\nu,i,j,1700000000\n")
+    refused(path, tmp_path / "out", str(path), "line 3 has 4 fields, the header 3")
+
+
+def test_broken_json_line_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"user_id": "u", "item_id": "i", "event_time": 1700000000}\n{"user_id": \n')
+    refused(path, tmp_path / "out", str(path))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_corrupt_parquet_is_a_sentence_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("fuzz")
+    path = folder / "events.parquet"
+    good_events(200).write_parquet(path)
+    content = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        content = content[: data.draw(st.integers(1, len(content) - 1))]
+    for _ in range(data.draw(st.integers(1, 8))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(content)
+    message = None
+    try:
+        report = build(path, folder / "out")
+    except ValueError as error:
+        message = str(error)
+    if message is None:
+        lost = report.duplicates + sum(report.quarantined.values())
+        assert report.rows_in == report.events + lost + report.over_user_cap
+        return
+    assert any(t in message for t in (str(path), "no event is left", "events are of one"))
+
+
+def test_poisoned_rows_are_kept_with_their_reasons(tmp_path: Path) -> None:
+    future = int((NOW + timedelta(days=2)).timestamp())
+    bad = [
+        ("", "i1", START, 1.0, "user_id is missing"),
+        (None, "i1", START, 1.0, "user_id is missing"),
+        ("u\0", "i1", START, 1.0, "user_id holds a NUL character"),
+        ("u" * 300, "i1", START, 1.0, "user_id is longer than 256 bytes"),
+        ("u1", "NaN", START, 1.0, "item_id is not a number (NaN)"),
+        ("u1", "-1", START, 1.0, "item_id is negative"),
+        ("u1", "i1", None, 1.0, "event_time is missing"),
+        ("u1", "i1", 0, 1.0, "event_time is too early"),
+        ("u1", "i1", -(2**62), 1.0, "event_time is unreadable"),
+        ("u1", "i1", future, 1.0, "event_time is in the future"),
+        ("u1", "i1", START, float("nan"), "value is not finite"),
+        ("u1", "i1", START, float("inf"), "value is not finite"),
+    ]
+    names = ["user_id", "item_id", "event_time", "value"]
+    frame = pl.concat(
+        [
+            good_events().with_columns(value=pl.lit(None, pl.Float64)),
+            pl.DataFrame([row[:4] for row in bad], names, orient="row"),
+            good_events(3).with_columns(value=pl.lit(None, pl.Float64)),
+        ]
+    )
+    frame.write_parquet(tmp_path / "events.parquet")
+    out = tmp_path / "out"
+    report = build(tmp_path / "events.parquet", out)
+    expected = [(12 + place, row[4]) for place, row in enumerate(bad)]
+    assert quarantined(out) == expected
+    assert report.rows_in == 27
+    assert report.duplicates == 3
+    assert report.events == 12
+    assert json.loads((out / "report.json").read_text())["quarantined"] == report.quarantined
+    first = pl.read_parquet(out / "quarantine/*.parquet").row(0, named=True)
+    assert first["file"] == str(tmp_path / "events.parquet")
+    assert json.loads(first["raw"]) == {
+        "user_id": "",
+        "item_id": "i1",
+        "event_time": START,
+        "value": 1.0,
+    }
+
+
+def test_bad_texts_in_csv_cost_their_rows_only(tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    lines = [f"u{n % 2},i{n % 3},{START + n},3" for n in range(10)]
+    lines[2:2] = ["u1,i1,yesterday,3", "u1,i1,1700000000,good", "u1,,1700000000,3"]
+    path.write_text("user_id,item_id,event_time,value\n" + "\n".join(lines) + "\n")
+    report = build(path, tmp_path / "out")
+    assert quarantined(tmp_path / "out") == [
+        (2, "event_time is unreadable"),
+        (3, "value is not a number"),
+        (4, "item_id is missing"),
+    ]
+    assert report.events == 10
+
+
+def test_too_many_bad_rows_stop_the_run_with_counts(tmp_path: Path) -> None:
+    bad = pl.lit(0).alias("event_time")
+    frame = pl.concat([good_events(8), good_events(4).with_columns(bad.cast(pl.Int64))])
+    frame.write_parquet(tmp_path / "events.parquet")
+    filters = FilterConfig(max_bad_share=0.25)
+    with pytest.raises(ValueError, match="4 of 12 event rows") as caught:
+        build(tmp_path / "events.parquet", tmp_path / "out", filters)
+    assert "4 x event_time is too early" in str(caught.value)
+    assert "events.parquet, row 8" in str(caught.value)
+
+
+def test_all_events_of_one_user_are_refused(tmp_path: Path) -> None:
+    good_events().with_columns(user_id=pl.lit("me")).write_parquet(tmp_path / "e.parquet")
+    refused(tmp_path / "e.parquet", tmp_path / "out", "all 12 events are of one user ('me')")
+
+
+def test_k_core_that_leaves_nothing_says_so(tmp_path: Path) -> None:
+    good_events().write_parquet(tmp_path / "e.parquet")
+    filters = FilterConfig(min_user_events=100)
+    with pytest.raises(ValueError, match=r"no event is left of 12.*min_user_events = 100"):
+        build(tmp_path / "e.parquet", tmp_path / "out", filters)
+
+
+def test_filters_are_counted_and_min_value_needs_a_value(tmp_path: Path) -> None:
+    frame = good_events().with_columns(
+        event_type=pl.Series(["view", "buy"] * 6), value=pl.Series(range(12))
+    )
+    frame.write_parquet(tmp_path / "e.parquet")
+    filters = FilterConfig(event_types=("buy",), min_value=3)
+    report = build(tmp_path / "e.parquet", tmp_path / "out", filters)
+    assert report.filtered == {"event_type not asked for": 6, "value below min_value": 1}
+    assert report.events == 5
+    good_events().write_parquet(tmp_path / "e.parquet")
+    with pytest.raises(ValueError, match="needs a column value"):
+        build(tmp_path / "e.parquet", tmp_path / "out2", filters)
+
+
+def test_a_crawler_keeps_its_latest_events_only(tmp_path: Path) -> None:
+    crawler = pl.DataFrame({"n": range(100_000)}).select(
+        pl.lit("bot").alias("user_id"),
+        pl.format("i{}", pl.col("n") % 4).alias("item_id"),
+        (START + pl.col("n")).alias("event_time"),
+    )
+    pl.concat([crawler, good_events()]).write_parquet(tmp_path / "e.parquet")
+    report = build(tmp_path / "e.parquet", tmp_path / "out", FilterConfig(max_user_events=50))
+    assert report.over_user_cap == 100_000 - 50
+    assert report.events == 62
+    kept = pl.read_parquet(tmp_path / "out/events/*/*.parquet").filter(pl.col("user_row") == 1)
+    latest = datetime.fromtimestamp(START + 100_000 - 50, UTC)
+    assert kept["event_time"].min() == latest
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "zone"),
+    [
+        ("1700000000", "s", "UTC"),
+        ("1700000000.0", "s", "UTC"),
+        ("1700000000000", "ms", "UTC"),
+        ("2023-11-14T22:13:20Z", "s", "UTC"),
+        ("2023-11-14 22:13:20", "s", "UTC"),
+        ("2023-11-14T23:13:20+01:00", "s", "UTC"),
+        ("2023-11-14T22:13:20.000Z", "s", "UTC"),
+        ("2023-11-14 23:13:20", "s", "Europe/Berlin"),
+    ],
+)
+def test_times_may_be_written_in_many_ways(tmp_path: Path, text: str, unit: str, zone: str) -> None:
+    path = tmp_path / "events.csv"
+    path.write_text(f"user_id,item_id,event_time\na,x,{text}\nb,y,{text}\n")
+    report = build(path, tmp_path / "out", time_unit=unit, time_zone=zone)
+    assert report.first_time == report.last_time == "2023-11-14T22:13:20+00:00"
+
+
+def test_hour_that_the_clock_shows_twice_is_unreadable(tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    path.write_text(
+        "user_id,item_id,event_time\n"
+        "a,x,2023-10-29 02:30:00\n"  # Berlin puts its clocks back from 3 to 2
+        "a,x,2023-03-26 02:30:00\n"  # and forward from 2 to 3
+        "a,x,2023-10-29 03:30:00\nb,y,2023-10-29 01:30:00\n"
+    )
+    report = build(path, tmp_path / "out", time_zone="Europe/Berlin")
+    assert report.quarantined == {"event_time is unreadable": 2}
+    assert report.first_time == "2023-10-28T23:30:00+00:00"
+    assert report.last_time == "2023-10-29T02:30:00+00:00"
+
+
+def test_every_format_gives_the_same_sequences(tmp_path: Path) -> None:
+    frame = good_events()
+    frame.write_parquet(tmp_path / "a.parquet")
+    frame.write_csv(tmp_path / "b.csv")
+    frame.write_csv(tmp_path / "c.tsv", separator="\t")
+    frame.write_ndjson(tmp_path / "d.jsonl")
+    frame.with_columns(
+        pl.from_epoch("event_time").dt.replace_time_zone("UTC").dt.convert_time_zone("Asia/Tokyo")
+    ).write_parquet(tmp_path / "e.parquet")
+    found = []
+    for path in sorted(tmp_path.glob("?.*")):
+        build(path, tmp_path / f"out-{path.stem}")
+        folder = tmp_path / f"out-{path.stem}" / "sequences/given"
+        found.append({p.name: p.read_bytes() for p in sorted(folder.glob("*.npy"))})
+    assert len(found) == 5
+    assert all(files == found[0] for files in found)
+
+
+def test_integer_ids_are_texts(tmp_path: Path) -> None:
+    frame = good_events().with_columns(item_id=pl.Series([7, 8, -9] * 4))
+    frame.write_parquet(tmp_path / "e.parquet")
+    report = build(tmp_path / "e.parquet", tmp_path / "out")
+    assert report.quarantined == {"item_id is negative": 4}
+    items = pl.read_parquet(tmp_path / "out/vocabularies/items.parquet")
+    assert items["id"].to_list() == ["7", "8"]
+
+
+def test_event_files_must_agree_on_time(tmp_path: Path) -> None:
+    good_events().write_parquet(tmp_path / "a.parquet")
+    good_events().rename({"event_time": "sequence_index"}).write_parquet(tmp_path / "b.parquet")
+    config = FeaturesConfig(
+        events=SourceConfig(paths=(tmp_path / "a.parquet", tmp_path / "b.parquet"))
+    )
+    with pytest.raises(ValueError, match=r"b.parquet has no column event_time but .*a.parquet"):
+        build_features(config, tmp_path / "out")
+
+
+def test_events_on_one_day_cannot_be_split_by_time(tmp_path: Path) -> None:
+    good_events().write_parquet(tmp_path / "e.parquet")
+    config = FeaturesConfig(
+        events=SourceConfig(paths=(tmp_path / "e.parquet",)),
+        splits=SplitConfig(kind="global_time"),
+        now=NOW,
+    )
+    with pytest.raises(ValueError, match="span 1 day"):
+        build_features(config, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: FilterConfig(max_bad_share=2), "max_bad_share must be in"),
+        (lambda: FilterConfig(min_user_events=-1), "min_user_events must be >= 0"),
+        (lambda: FilterConfig(max_user_events=0), "max_user_events must be >= 1"),
+        (lambda: SplitConfig(test_share=1.0), "add up to less than 1"),
+        (lambda: SplitConfig(tie_orders=("sorted",)), "'sorted'"),  # type: ignore[arg-type]
+        (lambda: SourceConfig(paths=()), "at least one file"),
+        (lambda: SourceConfig(paths=(Path("e"),), time_zone="Mars/Olympus"), "Mars/Olympus"),
+        (
+            lambda: FeaturesConfig(
+                events=SourceConfig(paths=(Path("e"),)), context_features=("day_of_wek",)
+            ),
+            "did you mean 'day_of_week'",
+        ),
+    ],
+)
+def test_configuration_out_of_range_is_refused(make: object, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make()  # type: ignore[operator]
