@@ -14,7 +14,7 @@ from pipelines.console import log, out
 
 if TYPE_CHECKING:
     from serving.bundle import Bundle
-    from serving.schemas import Reply
+    from serving.schemas import Reply, Request
 
 BundlePath = Annotated[
     Path,
@@ -84,28 +84,17 @@ def recommend(
 
       recsys recommend --item 50 --category Sci-Fi
     """
-    from pydantic import ValidationError
-
     from serving.recommend import Recommender
-    from serving.schemas import Filter, Request
 
-    try:
-        request = Request(
-            surface="similar" if item else "home",
-            user_id=user,
-            session=session.split(",") if session else None,
-            item_id=item,
-            k=k,
-            filter=Filter(categories=category or None),
-            explain=explain,
-        )
-    except ValidationError as error:
-        raise ValueError(
-            "; ".join(
-                f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".lstrip(": ")
-                for fault in error.errors()
-            )
-        ) from None
+    request = checked_request(
+        surface="similar" if item else "home",
+        user_id=user,
+        session=session.split(",") if session else None,
+        item_id=item,
+        k=k,
+        filter={"categories": category or None},
+        explain=explain,
+    )
     recommender = Recommender.load(check_bundle(bundle))
     reply = recommender.answer(request)
     if as_json:
@@ -122,6 +111,24 @@ def recommend(
     out.print(reply_table(reply, loaded))
     for note in reply.degraded:
         log.print(f"note: {note}", style="yellow", markup=False)
+
+
+def checked_request(**fields: object) -> Request:
+    """Build a request.
+
+    Raises:
+        ValueError: Names the option that serving would refuse, and what is allowed.
+    """
+    from pydantic import ValidationError
+
+    from serving.schemas import Request
+
+    try:
+        return Request.model_validate(fields)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        told = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults]
+        raise ValueError("; ".join(line.removeprefix(": ") for line in told)) from None
 
 
 def reply_table(reply: Reply, bundle: Bundle) -> Table:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pipelines.stage import Stage
 
 EXIT_CODES = """Exit codes: 0 done, 2 something to mend in the command, configuration or data,
-3 a release check refused, 74 the disk failed, 75 another run holds the workspace. Set
-RECSYS_TRACEBACK=1 to see where an error rose."""
+3 a release check refused, 70 training did not stay finite, 74 the disk failed, 75 another run
+holds the workspace. Set RECSYS_TRACEBACK=1 to see where an error rose."""
 
 app = typer.Typer(
     cls=PlainErrors,

@@ -1,8 +1,8 @@
 """Where commands write: results on stdout, progress on stderr, errors as a sentence.
 
 Exit codes: 0 done; 1 a fault of ours, with its traceback; 2 something to mend in the command, the
-configuration or the data; 3 a release check refused, the champion stays; 74 the disk failed;
-75 another run holds the workspace; 130 interrupted.
+configuration or the data; 3 a release check refused, the champion stays; 70 training did not stay
+finite; 74 the disk failed; 75 another run holds the workspace; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from pipelines.stage_errors import RefusedError, WorkspaceBusyError
-
-EXIT_USER = 2
-EXIT_REFUSED = 3
-EXIT_DISK = 74
-EXIT_BUSY = 75
-EXIT_INTERRUPTED = 130
+from pipelines.stage_errors import RefusedError, UnstableTrainingError, WorkspaceBusyError
 
 WIDTH = 100
 
@@ -39,16 +33,14 @@ out = make_console()
 log = make_console(stderr=True)
 
 
-def exit_code(error: BaseException) -> int:
-    """Return the code a command ends with after this error."""
-    kinds = {
-        WorkspaceBusyError: EXIT_BUSY,
-        RefusedError: EXIT_REFUSED,
-        ValueError: EXIT_USER,
-        OSError: EXIT_DISK,
-        KeyboardInterrupt: EXIT_INTERRUPTED,
-    }
-    return next((code for kind, code in kinds.items() if isinstance(error, kind)), 1)
+EXIT_CODES: dict[type[BaseException], int] = {
+    WorkspaceBusyError: 75,
+    RefusedError: 3,
+    UnstableTrainingError: 70,
+    ValueError: 2,
+    OSError: 74,
+    KeyboardInterrupt: 130,
+}
 
 
 def message_of(error: BaseException) -> str:
@@ -65,11 +57,12 @@ class PlainErrors(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (WorkspaceBusyError, RefusedError, ValueError, OSError, KeyboardInterrupt) as error:
+        except tuple(EXIT_CODES) as error:
             if isinstance(error, BrokenPipeError):
                 raise
             if os.environ.get("RECSYS_TRACEBACK"):
                 log.print(escape(traceback.format_exc()), soft_wrap=True)
             message = escape(message_of(error))
             log.print(f"[bold red]error:[/] {message}", soft_wrap=True)
-            raise typer.Exit(exit_code(error)) from None
+            kinds = (kind for kind in EXIT_CODES if isinstance(error, kind))
+            raise typer.Exit(EXIT_CODES[next(kinds)]) from None

@@ -7,5 +7,9 @@ class WorkspaceBusyError(RuntimeError):
     """Another run holds the workspace; the command line exits with code 75 (EX_TEMPFAIL)."""
 
 
+class UnstableTrainingError(RuntimeError):
+    """Loss or gradients stayed non-finite; the command line exits with code 70 (EX_SOFTWARE)."""
+
+
 class RefusedError(RuntimeError):
     """A check did not pass, so nothing was published; the command line exits with code 3."""

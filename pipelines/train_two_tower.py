@@ -18,11 +18,12 @@ from pipelines.config import RunConfig
 from pipelines.console import log
 from pipelines.model_inputs import HeldOut, ModelInputs, queries_per_batch, tie_orders
 from pipelines.stage import StageContext, StageRows
+from pipelines.stage_errors import UnstableTrainingError
 from recsys.data.dataset import concatenated_ranges
 from recsys.data.order import BatchOrder
 from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
 from recsys.models.two_tower import TwoTower
-from recsys.training.loop import TrainConfig, TrainResult, train
+from recsys.training.loop import TrainConfig, TrainingDiverged, TrainResult, train
 from recsys.training.optim import adamw
 
 
@@ -139,16 +140,19 @@ def fit_two_tower(
         return model.loss(queries.to(device), sequences.labels(chosen).to(device))
 
     curve = Curve()
-    result = train(
-        model,
-        loss_at,
-        adamw(model, config.training.optimizer),
-        train_config,
-        evaluate=validation_metrics(inputs, config, device) if split == "train" else None,
-        tracker=curve,
-        progress=progress,
-        checkpoint_dir=checkpoint_dir,
-    )
+    try:
+        result = train(
+            model,
+            loss_at,
+            adamw(model, config.training.optimizer),
+            train_config,
+            evaluate=validation_metrics(inputs, config, device) if split == "train" else None,
+            tracker=curve,
+            progress=progress,
+            checkpoint_dir=checkpoint_dir,
+        )
+    except TrainingDiverged as error:
+        raise UnstableTrainingError(str(error)) from error
     return model, result, curve
 
 

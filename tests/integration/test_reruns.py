@@ -3,11 +3,11 @@
 import hashlib
 import json
 import os
-import random
 import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,23 +55,35 @@ def run_in_child(config: Path, workspace: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command + extra, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+SIGNS = [
+    ".partial-build_features",
+    "embed_items/manifest.json",
+    "checkpoints/train_two_tower-*/given/*",
+    "evaluate/manifest.json",
+    "checkpoints/refit-*/given/*",
+    "bundles",
+]
+
+
+def killed_at(sign: str, config: Path, workspace: Path) -> bool:
+    """Run until a path appears in the workspace, then SIGKILL; False if the run ended before."""
+    child = run_in_child(config, workspace)
+    while child.poll() is None:
+        if any(workspace.glob(sign)):
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            return True
+        time.sleep(0.002)
+    return False
+
+
 @pytest.mark.slow
-def test_run_killed_anywhere_ends_as_if_it_had_not_been(
+def test_run_killed_again_and_again_ends_as_if_it_had_not_been(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
     config, workspace = copy_of(shop, tmp_path / "killed"), tmp_path / "run"
-    rng = random.Random(0)
-    kills = 0
-    for _ in range(8):
-        child = run_in_child(config, workspace)
-        try:
-            child.wait(timeout=rng.uniform(2.0, 5.0))
-            break
-        except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGKILL)
-            child.wait()
-            kills += 1
-    assert kills > 0
+    kills = [killed_at(sign, config, workspace) for sign in SIGNS]
+    assert sum(kills) >= 4
     extra = ["--set", "training.checkpoint_seconds=0.05"]
     result = recsys("run", "-c", config, "-w", workspace, "-q", *extra)
     assert result.exit_code == 0, result.output
@@ -83,6 +95,8 @@ def test_run_killed_anywhere_ends_as_if_it_had_not_been(
         if not name.startswith(("bundles/", "release/")) and not name.endswith("manifest.json")
     ]
     assert [name for name in compared if first[name] != second.get(name)] == []
+    assert not list((workspace / "checkpoints").iterdir())
+    assert not list(workspace.glob(".*"))
 
 
 def spoil(path: Path) -> None:
@@ -194,3 +208,15 @@ def test_events_of_one_user_are_told_to_be_too_few(
     result = recsys("run", "-c", config, "-w", tmp_path / "run", "-q")
     assert "Traceback" not in result.output
     assert result.exit_code in (0, 2, 3), result.output
+
+
+def test_training_that_does_not_stay_finite_ends_with_70(
+    shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    config = copy_of(shop, tmp_path / "files")
+    settings = ["--set", "training.schedule.learning_rate=1e38", "--set"]
+    settings.append("training.max_grad_norm=1e30")
+    result = recsys("run", "-c", config, "-w", tmp_path / "run", "-q", *settings)
+    assert result.exit_code == 70, result.output
+    assert "not finite" in " ".join(result.output.split())
+    assert not (tmp_path / "run/bundles").exists()
