@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 BundlePath = Annotated[
     Path,
-    typer.Option("--bundle", "-b", help="A bundle, or the link to the published one."),
+    typer.Option("--bundle", "--bundles", "-b", help="A bundle, or the link to the published one."),
 ]
 DEMO_BUNDLE = Path("runs/movielens-100k/bundles/current")
 

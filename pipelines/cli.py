@@ -79,7 +79,7 @@ def run(
 
       recsys run -c shop.toml --until evaluate
     """
-    from pipelines.resolve import resolve, with_dataset
+    from pipelines.resolve import check_places, resolve, with_dataset
     from pipelines.run import pick_stages, run_stages
     from pipelines.stages import STAGES
 
@@ -89,9 +89,9 @@ def run(
         )
     chosen = pick_stages(STAGES, stage or [], until)
     pick_stages(STAGES, force or [], None)
-    settings = with_dataset(
-        resolve(config, preset=preset, assignments=assignments or [], workspace=workspace)
-    )
+    settings = resolve(config, preset=preset, assignments=assignments or [], workspace=workspace)
+    check_places(settings)
+    settings = with_dataset(settings)
     begin = time.perf_counter()
     outcomes = run_stages(
         chosen, settings, force=force or [], show_progress=not quiet, finished=told

@@ -18,7 +18,7 @@ from rich.text import Text
 from pipelines.console import log, out
 from pipelines.model_inputs import released_order
 from pipelines.release import bundles_dir, read_json
-from pipelines.resolve import resolve, with_dataset
+from pipelines.resolve import check_places, resolve, with_dataset
 from pipelines.run import StageOutcome, run_stages
 from pipelines.stages import STAGES
 from serving.manifest import CURRENT
@@ -131,7 +131,9 @@ def run_demo(
     """Run the preset's stages and show what came out."""
     begin = time.perf_counter()
     out.print(Text("MovieLens-100K, from raw files to a bundle that can be served", style="bold"))
-    config = with_dataset(resolve(preset=PRESET, workspace=workspace))
+    config = resolve(preset=PRESET, workspace=workspace)
+    check_places(config)
+    config = with_dataset(config)
     log.print(f"data: {config.data.events}", style="dim", soft_wrap=True)
     run_stages(STAGES, config, show_progress=show_progress, finished=finished)
     seconds = time.perf_counter() - begin

@@ -13,6 +13,7 @@ from pipelines.config_file import merge, parse_assignment, plain, read_toml, val
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.presets import PRESETS
+from pipelines.workspace import check_writable
 
 DEFAULT_PRESET = "shop"
 
@@ -74,6 +75,17 @@ def resolve(
     if assignments:
         config = validate(RunConfig, table, f"{source} with --set {' --set '.join(assignments)}")
     return replace(config, workspace=workspace) if workspace else config
+
+
+def check_places(config: RunConfig) -> None:
+    """Find out at the start whether the folders of a run can be written.
+
+    Raises:
+        ValueError: Says which cannot and what to do.
+    """
+    check_writable(config.workspace, "the workspace", "--workspace (in the TOML file: workspace)")
+    if config.release.bundles is not None:
+        check_writable(config.release.bundles, "the folder of bundles", "release.bundles")
 
 
 def with_dataset(config: RunConfig) -> RunConfig:

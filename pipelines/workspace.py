@@ -26,6 +26,24 @@ from pipelines.artifacts import Manifest, check_files, fsync, sweep
 from pipelines.stage_errors import WorkspaceBusyError
 
 
+def check_writable(folder: Path, what: str, setting: str) -> None:
+    """Make a folder and prove that a file can be made in it.
+
+    Raises:
+        ValueError: Names the folder, the reason, and the setting that chooses another.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
+            probe.write(b"0")
+            probe.flush()
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {what} {folder.absolute()}: {error.strerror}. Give yourself write "
+            f"permission there, or choose another folder with {setting}"
+        ) from error
+
+
 @dataclass(frozen=True)
 class Workspace:
     """Where one run keeps its artefacts."""
@@ -51,22 +69,12 @@ class Workspace:
         return manifest
 
     def check_writable(self) -> None:
-        """Make the folder and prove that a file can be made and renamed in it.
+        """Make the folder and prove that a file can be made in it.
 
         Raises:
             ValueError: Says which folder cannot be written and what to do.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.path, prefix=".probe-") as probe:
-                probe.write(b"0")
-                probe.flush()
-        except OSError as error:
-            raise ValueError(
-                f"cannot write to the workspace {self.path.absolute()}: {error.strerror}. Give "
-                "yourself write permission there, or choose another folder with "
-                "--workspace (in the TOML file: workspace = ...)"
-            ) from error
+        check_writable(self.path, "the workspace", "--workspace (in the TOML file: workspace)")
 
     @contextmanager
     def lock(self) -> Iterator[list[str]]:

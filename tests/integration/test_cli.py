@@ -127,6 +127,21 @@ def test_second_run_on_a_workspace_ends_with_75(recsys: Recsys, shop: Path) -> N
     assert f"process {os.getpid()}" in told(result)
 
 
+@pytest.mark.parametrize("key", ["workspace", "bundles"])
+def test_folder_that_cannot_be_written_is_told_before_anything_runs(
+    recsys: Recsys, shop: Path, tmp_path: Path, key: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    blocked = tmp_path / "file" / "inside"
+    workspace = blocked if key == "workspace" else tmp_path / "run"
+    options = ["--set", f"release.bundles={blocked}"] if key == "bundles" else []
+    result = recsys("run", "-c", shop.parent / "shop.toml", "-w", workspace, *options)
+    assert result.exit_code == 2, result.output
+    assert "cannot write to" in told(result)
+    assert key in told(result)
+    assert not (tmp_path / "run" / "build_features").exists()
+
+
 def test_no_bundle_says_how_to_make_one(recsys: Recsys, tmp_path: Path) -> None:
     result = recsys("recommend", "-b", tmp_path, "--user", "1")
     assert result.exit_code == 2
