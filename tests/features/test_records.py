@@ -1,0 +1,100 @@
+"""Sorting and counting of integer records against numpy's plain ways."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from features.counts import first_of_duplicates, k_core, latest_of_users
+from features.records import RecordFile, compressed, partition, record_dtype, stable_order, take
+
+DTYPE = record_dtype(time=True, sequence=True, value=True, domain=False)
+
+
+def some_records(num: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    records = np.zeros(num, DTYPE)
+    for name in ("user", "item", "type", "time", "sequence"):
+        records[name] = rng.integers(0, 5, num)
+    records["value"] = rng.random(num)
+    return records
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=50),
+    st.sampled_from([0, 1, 2**30, 2**58, 2**62]),
+    st.sampled_from([1, 2**29, 2**57]),
+)
+def test_stable_order_is_lexsort_at_every_width(
+    rows: list[tuple[int, int]], low: int, scale: int
+) -> None:
+    first = np.array([row[0] for row in rows], np.int64) * scale - low
+    second = np.array([row[1] for row in rows], np.int64) * (scale // 2 + 1)
+    expected = np.lexsort((second, first))
+    assert stable_order([first, second]).tolist() == expected.tolist()
+
+
+def test_stable_order_spans_the_whole_of_int64() -> None:
+    keys = np.array([np.iinfo(np.int64).max, np.iinfo(np.int64).min, 0, np.iinfo(np.int64).min])
+    assert stable_order([keys]).tolist() == [1, 3, 2, 0]
+
+
+def test_take_and_compressed_are_numpy_indexing() -> None:
+    records = some_records(200, 0)
+    places = np.random.default_rng(1).integers(0, 200, 300)
+    assert (take(records, places) == records[places]).all()
+    kept = records["user"] > 2
+    assert (compressed(records, kept) == records[kept]).all()
+    assert len(compressed(records, np.zeros(200, np.bool_))) == 0
+
+
+def test_partition_is_a_stable_sort_and_writes_over_an_old_file(tmp_path: Path) -> None:
+    records = some_records(1_000, 2)
+    (tmp_path / "sorted").write_bytes(b"x" * 100_000)
+    target = RecordFile(tmp_path / "sorted", DTYPE)
+    counts = np.bincount(records["user"], minlength=7)
+    parts = (records[start : start + 90] for start in range(0, 1_000, 90))
+    partition(parts, target, lambda part: part["user"].astype(np.int64), counts)
+    order = np.argsort(records["user"], kind="stable")
+    assert (np.concatenate(list(target.slices())) == records[order]).all()
+
+
+def test_a_file_cut_short_is_noticed(tmp_path: Path) -> None:
+    file = RecordFile(tmp_path / "records", DTYPE)
+    file.append(some_records(10, 3))
+    (tmp_path / "records").write_bytes(b"short")
+    with pytest.raises(OSError, match="shorter than the 10 records"):
+        file.read(0, 10)
+
+
+def test_first_of_duplicates_agrees_with_a_set() -> None:
+    records = np.sort(some_records(400, 4), order=["user", "time", "sequence"])
+    kept = first_of_duplicates(records, ["time", "sequence"])
+    seen = set()
+    for record, keep in zip(records, kept, strict=True):
+        key = tuple(record[["user", "time", "sequence", "item", "type"]].tolist())
+        assert keep == (key not in seen)
+        seen.add(key)
+
+
+def test_latest_of_users_keeps_the_last() -> None:
+    users = np.array([0, 0, 0, 2, 3, 3], np.uint32)
+    assert latest_of_users(users, 2).tolist() == [False, True, True, True, True, True]
+    assert latest_of_users(users[:0], 2).tolist() == []
+
+
+def test_k_core_peels_a_chain() -> None:
+    # Each user has two items, each item two users, but for the first item, which starts the fall.
+    users = np.repeat(np.arange(6, dtype=np.uint32), 2)
+    items = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6], np.uint32)
+    core = k_core(lambda: iter([(users, items)]), np.bincount(users), np.bincount(items), 2, 2)
+    assert not core.users.any()
+    assert not core.items.any()
+    # With the ends tied together nothing falls.
+    items = items % 6
+    core = k_core(lambda: iter([(users, items)]), np.bincount(users), np.bincount(items), 2, 2)
+    assert core.users.all()
+    assert core.num_rounds == 1
