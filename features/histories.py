@@ -27,18 +27,18 @@ from features.schema import TieOrder
 
 
 class NpyWriter:
-    """Writes a one-dimensional int64 .npy front to back; its length is known from the start."""
+    """Writes a one-dimensional .npy front to back; its length is known from the start."""
 
-    def __init__(self, path: Path, length: int) -> None:
+    def __init__(self, path: Path, length: int, dtype: str = "<i8") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb")
-        write_array_header_1_0(
-            self._file, {"descr": "<i8", "fortran_order": False, "shape": (length,)}
-        )
+        self._dtype = np.dtype(dtype)
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (length,)}
+        write_array_header_1_0(self._file, header)
         self._missing = length
 
     def append(self, values: Rows) -> None:
-        self._file.write(np.ascontiguousarray(values, np.int64).data)
+        self._file.write(np.ascontiguousarray(values, self._dtype).data)
         self._missing -= len(values)
 
     def close(self) -> None:
@@ -152,11 +152,16 @@ class SequenceWriter:
         *,
         has_time: bool,
     ) -> None:
-        def files(name: str) -> dict[TieOrder, NpyWriter]:
-            return {o: NpyWriter(directory / o / f"{name}.npy", num_events) for o in tie_orders}
+        def files(name: str, dtype: str = "<i8") -> dict[TieOrder, NpyWriter]:
+            paths = {order: directory / order / f"{name}.npy" for order in tie_orders}
+            return {order: NpyWriter(path, num_events, dtype) for order, path in paths.items()}
 
         self._items = files("item_rows")
-        self._shared = {f.name: files(f"context/{f.name}") for f in features}
+        # A byte an event for a feature of few categories: most of the artefact would be zeros.
+        self._shared = {
+            f.name: files(f"context/{f.name}", "|u1" if f.cardinality <= 256 else "<i8")
+            for f in features
+        }
         self._times = files("times") if has_time else {}
 
     def append(self, part: Part) -> None:
