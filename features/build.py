@@ -99,9 +99,8 @@ class KeptEvents:
         return records
 
     def slices(self) -> Iterator[Records]:
-        """Read front to back; a user's events are in one slice."""
-        for part in self.ordered.records.slices(self.ordered.bounds):
-            yield self.dense(part)
+        """Read all ordered events front to back; a user's are in one slice."""
+        return self.ordered.records.slices(self.ordered.bounds)
 
 
 class _Build:
@@ -210,8 +209,7 @@ class _Build:
             return part, days, (int(records["time"].min()), int(records["time"].max()))
 
         spans = []
-        slices = events.ordered.records.slices(events.ordered.bounds)
-        for part, days, span in in_order(part_of, slices):
+        for part, days, span in in_order(part_of, events.slices()):
             writer.append(part)
             self._add_days(days)
             spans += [span] if span else []
@@ -253,7 +251,8 @@ class _Build:
         # The records as they were read are not needed again.
         target = RecordFile(self.scratch / "read", events.ordered.records.dtype)
         directory = self.out / "events"
-        write_days(events.slices(), target, self.day_counts, self.first_day, self.texts, directory)
+        counts, first_day = self.day_counts, self.first_day
+        write_days(events.slices(), events.dense, target, counts, first_day, self.texts, directory)
         target.close()
 
     def write_tables(self, events: KeptEvents) -> None:

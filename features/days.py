@@ -5,7 +5,7 @@ Axes: E events, D days from the first to the last.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -64,6 +64,7 @@ def as_table(records: Records, texts: Dictionaries) -> pl.DataFrame:
 
 def write_days(
     records: Iterator[Records],
+    dense: Callable[[Records], Records],
     target: RecordFile,
     day_counts: Rows,
     first_day: int,
@@ -73,12 +74,13 @@ def write_days(
     """Write events/day=YYYY-MM-DD/part-*.parquet, within a day by user and moment.
 
     Args:
-        records: Kept events with dense rows, in the order of histories.
+        records: Events in the order of histories.
+        dense: Keeps those that count and gives them dense rows.
         target: Where they are sorted by day.
         day_counts: Events of each day from ``first_day``, [D]; without times one for all.
     """
     has_time = "time" in (target.dtype.names or ())
-    partition(records, target, lambda part: days_of(part) - first_day, day_counts)
+    partition(records, target, dense, lambda part: days_of(part) - first_day, day_counts)
     bounds = np.concatenate([[0], np.cumsum(day_counts)])
 
     def write(day: int) -> None:

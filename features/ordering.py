@@ -92,14 +92,14 @@ def by_ranges_of_users(
     sizes = np.add.reduceat(counts, cuts[:-1])
     range_of_user = np.repeat(np.arange(len(sizes), dtype=np.uint32), np.diff(cuts))
 
-    def ranked() -> Iterator[Records]:
-        for part in ingested.records.slices():
-            part["user"] = users.of_code[part["user"]]
-            part["item"] = items.of_code[part["item"]]
-            yield part
+    def ranked(part: Records) -> Records:
+        part["user"] = users.of_code[part["user"]]
+        part["item"] = items.of_code[part["item"]]
+        return part
 
     target = RecordFile(directory / "ranged", ingested.records.dtype)
-    partition(ranked(), target, lambda part: range_of_user[part["user"]], sizes)
+    parts = ingested.records.slices()
+    partition(parts, target, ranked, lambda part: range_of_user[part["user"]], sizes)
     return target, np.concatenate([[0], np.cumsum(sizes)])
 
 

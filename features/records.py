@@ -108,17 +108,20 @@ class RecordFile:
 def partition(
     parts: Iterator[Records],
     target: RecordFile,
+    mapped: Callable[[Records], Records],
     key: Callable[[Records], NDArray[Any]],
     counts: Rows,
 ) -> None:
     """Write records by ascending key, those of one key in the order they come (counting sort).
 
     Args:
-        key: Range of each record, in [0, K).
-        counts: Records of each range, [K].
+        mapped: What becomes of the records before they are written.
+        key: Range of each mapped record, in [0, K).
+        counts: Mapped records of each range, [K].
     """
 
     def grouped(part: Records) -> tuple[Records, Rows]:
+        part = mapped(part)
         if len(counts) == 1:
             return part, np.array([len(part)])
         ranges = key(part)
