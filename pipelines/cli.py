@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -105,14 +106,36 @@ def run(
 
 
 @app.command()
-def stages() -> None:
+def stages(
+    markdown: Annotated[bool, typer.Option("--markdown", help="As the README's table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
     """List the stages in the order they run.
 
     [bold]Example[/] recsys stages
     """
     from pipelines.stages import STAGES
 
-    out.print(stage_table(STAGES))
+    if as_json:
+        typer.echo(json.dumps([{"name": one.name, "reads": one.reads} for one in STAGES]))
+    elif markdown:
+        typer.echo(stage_markdown(STAGES))
+    else:
+        out.print(stage_table(STAGES))
+
+
+def stage_cells(one: Stage) -> tuple[str, str, str, str]:
+    """Say in words what stands in a stage's row of either table."""
+    return one.name, one.description, ", ".join(one.reads) or "raw files", one.writes
+
+
+def stage_markdown(all_stages: list[Stage]) -> str:
+    """Lay the stages out as a Markdown table, each linked to its file."""
+    lines = ["| stage | what | reads | writes |", "| --- | --- | --- | --- |"]
+    for one in all_stages:
+        name, *others = stage_cells(one)
+        lines.append(" | ".join([f"| [`{name}`](pipelines/{name}.py)", *others]) + " |")
+    return "\n".join(lines)
 
 
 def stage_table(all_stages: list[Stage]) -> Table:
@@ -121,7 +144,7 @@ def stage_table(all_stages: list[Stage]) -> Table:
     for column in ("stage", "what", "reads", "writes"):
         table.add_column(column, no_wrap=column == "stage")
     for one in all_stages:
-        table.add_row(one.name, one.description, ", ".join(one.reads) or "raw files", one.writes)
+        table.add_row(*stage_cells(one))
     return table
 
 

@@ -150,8 +150,8 @@ def server(bundles_dir):
     thread.join()
 
 
-def test_hundred_hot_swaps_under_load_fail_no_request(server, bundles_dir, reseal):
-    url, watcher = server
+def write_rivals(bundles_dir, reseal):
+    """Beside v1: two other catalogues, a delta, and one whose parts disagree."""
     for number, items in (("v2", 60), ("v3", 45)):
         write_synthetic_bundle(bundles_dir, number, SyntheticSize(num_items=items, seed=items))
     write_delta(
@@ -167,6 +167,11 @@ def test_hundred_hot_swaps_under_load_fail_no_request(server, bundles_dir, resea
         bad / "two_tower" / "item_vectors.npy",
     )
     reseal(bad, version="bad")
+
+
+def test_hundred_hot_swaps_under_load_fail_no_request(server, bundles_dir, reseal):
+    url, watcher = server
+    write_rivals(bundles_dir, reseal)
     num_items = {"v1": 40, "v1+1": 41, "v2": 60, "v3": 45}
     served: dict[str, int] = {}
     finished = threading.Event()
