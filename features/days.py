@@ -38,28 +38,28 @@ def days_of(records: Records) -> Rows:
 def as_table(records: Records, texts: Dictionaries) -> pl.DataFrame:
     """Give records their columns back; the codes of user and item are dense rows by now."""
     fields = records.dtype.names or ()
-    columns = {
-        "user_row": pl.Series(records["user"].astype(np.int64)),
-        "item_row": pl.Series(records["item"].astype(np.int64)),
-    }
-    num = len(records)
-    time = records["time"] if "time" in fields else None
-    columns[EVENT_TIME] = (
-        pl.Series([None] * num, dtype=pl.Int64) if time is None else pl.Series(time.copy())
-    ).cast(pl.Datetime("us", "UTC"))
-    sequence = records["sequence"] if "sequence" in fields else np.full(num, NO_SEQUENCE)
-    columns[SEQUENCE_INDEX] = pl.Series(np.ascontiguousarray(sequence))
-    columns[EVENT_TYPE] = texts.types.texts(np.ascontiguousarray(records["type"]))
-    value = records["value"] if "value" in fields else np.full(num, np.nan)
-    columns[VALUE] = pl.Series(np.ascontiguousarray(value), nan_to_null=True)
-    table = pl.DataFrame(columns).with_columns(
-        pl.when(pl.col(SEQUENCE_INDEX) != NO_SEQUENCE).then(SEQUENCE_INDEX).alias(SEQUENCE_INDEX)
-    )
+    raw = pl.DataFrame({name: np.ascontiguousarray(records[name]) for name in fields})
+    time = pl.col("time") if "time" in fields else pl.lit(None, dtype=pl.Int64)
+    sequence = pl.lit(None, dtype=pl.Int64)
+    if "sequence" in fields:
+        sequence = pl.when(pl.col("sequence") != NO_SEQUENCE).then("sequence")
+    value = pl.col("value") if "value" in fields else pl.lit(None, dtype=pl.Float64)
+    kind = pl.col("type").cat.to(texts.types.dtype).cast(pl.String)
+    if texts.types.size == 1:
+        # One type for all, as where the files have none, needs no look-up an event.
+        kind = pl.lit(texts.types.texts()[0])
+    columns = [
+        pl.col("user").cast(pl.Int64).alias("user_row"),
+        pl.col("item").cast(pl.Int64).alias("item_row"),
+        time.cast(pl.Datetime("us", "UTC")).alias(EVENT_TIME),
+        sequence.alias(SEQUENCE_INDEX),
+        kind.alias(EVENT_TYPE),
+        value.fill_nan(None).alias(VALUE),
+    ]
     if "domain" in fields:
-        codes = pl.Series(np.ascontiguousarray(records["domain"]))
-        known = codes.set(codes == int(MISSING), None)
-        table = table.with_columns(known.cat.to(texts.domains.dtype).cast(pl.String).alias(DOMAIN))
-    return table
+        known = pl.when(pl.col("domain") != int(MISSING)).then("domain")
+        columns.append(known.cat.to(texts.domains.dtype).cast(pl.String).alias(DOMAIN))
+    return raw.select(columns)
 
 
 def write_days(

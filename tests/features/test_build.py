@@ -101,6 +101,23 @@ def test_kept_events_lie_in_day_folders(tmp_path: Path) -> None:
     assert frame["sequence_index"].null_count() == 5
 
 
+def test_day_files_hold_every_event_column(tmp_path: Path) -> None:
+    frame = events_of(SMALL[:4]).with_columns(
+        sequence_index=pl.Series([None, 7, None, -3], dtype=pl.Int64),
+        event_type=pl.Series(["buy", "view", "view", "buy"]),
+        value=pl.Series([None, 2.0, None, -1.0]),
+        domain=pl.Series(["food", None, "toys", None]),
+    )
+    out, _ = build(tmp_path, frame)
+    kept = pl.read_parquet(out / "events/*/*.parquet")
+    # ann's x, then y and z at one time by sequence index, then bo's x.
+    assert kept["item_row"].to_list() == [1, 3, 2, 1]
+    assert kept["sequence_index"].to_list() == [None, -3, 7, None]
+    assert kept["event_type"].to_list() == ["view", "buy", "view", "buy"]
+    assert kept["value"].to_list() == [None, -1.0, 2.0, None]
+    assert kept["domain"].to_list() == ["toys", None, None, "food"]
+
+
 def test_without_times_the_sequence_index_orders_and_time_features_switch_off(
     tmp_path: Path,
 ) -> None:
