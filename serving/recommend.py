@@ -25,7 +25,7 @@ from serving.filters import eligible_items
 from serving.query import Query, hydrate
 from serving.schemas import Context, RecommendedItem, Reply, Request, ServedBy, Source
 from serving.sources import sources_of
-from serving.surfaces import SURFACES, Surface
+from serving.surfaces import FILL, SURFACES, Surface
 
 if TYPE_CHECKING:
     import polars as pl
@@ -178,7 +178,7 @@ def _leading_source(
 ) -> Source:
     """Name the source that contributed most to an item; the surface's order settles ties."""
     present = [(name, rank) for name, rank in zip(sources, ranks, strict=True) if rank != ABSENT]
-    name, _ = min(present, key=lambda pair: (weights[pair[0]] == 0, pair[1]))
+    name, _ = min(present, key=lambda pair: (weights[pair[0]] <= FILL, pair[1]))
     return cast(Source, name)
 
 

@@ -12,7 +12,7 @@ class Surface:
 
     name: str
     weights: Mapping[str, float]
-    """Sources by name with their weight in the fusion; 0 only fills lists up."""
+    """Sources by name with their weight in the fusion."""
     exclude_seen: bool
     """Whether items of the history are left out; the item of ``similar`` always is."""
     num_candidates: int = 200
@@ -27,14 +27,17 @@ class Surface:
             )
 
 
+FILL = 0.001
+"""Weight of a source that only fills lists up: below any place of the others, in its own order."""
+
 HOME = Surface(
     name="home",
-    weights={"two_tower": 1.0, "item_to_item": 1.0, "popular": 0.0},
+    weights={"two_tower": 1.0, "item_to_item": 1.0, "popular": FILL},
     exclude_seen=True,
 )
 SIMILAR = Surface(
     name="similar",
-    weights={"item_to_item": 1.0, "two_tower": 1.0, "popular": 0.0},
+    weights={"item_to_item": 1.0, "two_tower": 1.0, "popular": FILL},
     exclude_seen=False,
 )
 SURFACES = {surface.name: surface for surface in (HOME, SIMILAR)}

@@ -12,6 +12,7 @@ from serving.bundle import load_bundle
 from serving.query import UnknownItemError
 from serving.recommend import Recommender
 from serving.schemas import Request
+from serving.surfaces import FILL
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_user_gets_unseen_items_of_the_own_taste_from_neighbours(recommender):
 
 
 def test_scores_are_the_fusion_of_exact_rankings(recommender):
-    """A slow truth: both models' full score rows, ranked by sorting, fused by a dictionary."""
+    """A slow truth: every model's full score row, ranked by sorting, fused by a dictionary."""
     bundle = recommender.bundle
     for user_row in range(1, 13):
         history = bundle.users.history(user_row)
@@ -59,14 +60,18 @@ def test_scores_are_the_fusion_of_exact_rankings(recommender):
         )
         fused = dict.fromkeys(set(range(1, 41)) - set(history.tolist()), 0.0)
         with torch.no_grad():
-            tables = (bundle.retriever.model.score(query), bundle.item_to_item.score(query))
-        for scores in tables:
+            tables = (
+                (bundle.retriever.model.score(query), 1.0),
+                (bundle.item_to_item.score(query), 1.0),
+                (bundle.popularity.score(query), FILL),
+            )
+        for scores, weight in tables:
             ranked = sorted(
                 (row for row in fused if scores[0, row] > -torch.inf),
                 key=lambda row: (-float(scores[0, row]), row),
             )
             for rank, row in enumerate(ranked, start=1):
-                fused[row] += 1 / (60 + rank)
+                fused[row] += weight / (60 + rank)
         expected = sorted(fused, key=lambda row: (-fused[row], row))[:10]
         reply = ask(recommender, user_id=f"user-{user_row}", k=10)
         assert ids(reply) == [f"item-{row}" for row in expected]
