@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.body import RefusedError, read_json, validated
 from serving.hot_swap import BundleWatcher
 from serving.log import log, log_to_stderr
+from serving.pages.pages import add_pages
 from serving.query import UnknownItemError
 from serving.recommend import Recommender
 from serving.schemas import BatchRequest, Reply, Request
@@ -93,6 +94,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.watcher = watcher
     _add_recommendations(app, watcher, settings)
     _add_health(app, watcher)
+    add_pages(app, watcher, settings)
     _add_errors(app)
     if settings.log_requests:
         app.add_middleware(RequestLog)
@@ -153,20 +155,6 @@ def _replied(http: HttpRequest, reply: Reply) -> Response:
 
 
 def _add_health(app: FastAPI, watcher: BundleWatcher) -> None:
-    @app.get("/")
-    async def links() -> Response:
-        """List what is here."""
-        return JsonResponse(
-            {
-                "bundle": watcher.recommender.bundle.version,
-                "recommend": "POST /v1/recommend",
-                "recommend_batch": "POST /v1/recommend:batch",
-                "similar": "GET /v1/similar/{item_id}",
-                "health": ["/healthz", "/readyz"],
-                "schema": "/openapi.json",
-            }
-        )
-
     @app.get("/healthz")
     async def healthz() -> Response:
         """Tell that the process answers."""

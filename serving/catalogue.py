@@ -149,6 +149,17 @@ class Catalogue:
         """Find an item's row; None for an unknown item and for the empty id of row 0."""
         return self.item_ids.row_of(item_id) or None
 
+    def title_of(self, item_row: int) -> str:
+        """Give an item's display text, or its id where it has none."""
+        return self.display_texts[item_row] or self.item_ids[item_row]
+
+    def categories_of(self, item_row: int) -> list[str]:
+        """Name an item's categories."""
+        first, last = self.category_offsets[item_row : item_row + 2].tolist()
+        return [
+            self.category_names[row] for row in self.category_values[first:last].tolist() if row
+        ]
+
     def rows_in_categories(self, category_rows: Sequence[int]) -> Rows:
         """List the item rows that have at least one of the categories."""
         hits = np.flatnonzero(np.isin(self.category_values, list(category_rows)))

@@ -32,6 +32,12 @@ class Settings:
     torch_threads: int = 1
     """Threads of one model call; requests are small, so more only wait for each other."""
     log_requests: bool = True
+    expose_users: bool | None = None
+    """Whether anyone who can reach the server may list its users and read their histories.
+
+    By default only the machine it runs on may, and only while ``host`` is a loopback address: that
+    is what the try-it page is for. Set it to false behind a proxy on the same machine.
+    """
 
     def __post_init__(self) -> None:
         for name in ("poll_seconds", "max_body_bytes", "body_timeout_seconds", "torch_threads"):

@@ -1,0 +1,148 @@
+"""What a page shows of a bundle: items by title, users by the beginning of their id, histories.
+
+The indexes are made on first use and for one bundle at a time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import weakref
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+
+import numpy as np
+import torch
+
+from serving.bundle import Bundle
+from serving.pages.title_search import END, TitleIndex
+
+MAX_CATEGORIES = 500
+"""The largest so many categories can be chosen on the page."""
+MAX_PREFIX_USERS = 5_000
+"""Of so many users with a prefix, in order of text, the shortest ids are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemCard:
+    """One item as a page shows it."""
+
+    item_id: str
+    title: str
+    """The item's id where it has no title."""
+    categories: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PastItem(ItemCard):
+    """One event of a user's history."""
+
+    unix_time: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class UserCard:
+    """One user in a list of users."""
+
+    user_id: str
+    num_events: int
+
+
+def item_card(bundle: Bundle, item_row: int) -> ItemCard:
+    """Describe an item."""
+    catalogue = bundle.catalogue
+    return ItemCard(
+        item_id=catalogue.item_ids[item_row],
+        title=catalogue.title_of(item_row),
+        categories=catalogue.categories_of(item_row),
+    )
+
+
+def past_items(bundle: Bundle, user_row: int, k: int) -> list[PastItem]:
+    """List a user's latest k events, newest first."""
+    rows, times = bundle.users.history(user_row), bundle.users.history_times(user_row)
+    found = []
+    for place in range(len(rows) - 1, max(len(rows) - 1 - k, -1), -1):
+        card = item_card(bundle, int(rows[place]))
+        moment = None if times is None else int(times[place])
+        found.append(PastItem(card.item_id, card.title, card.categories, moment))
+    return found
+
+
+def user_card(bundle: Bundle, user_row: int) -> UserCard:
+    """Describe a user by what a list needs."""
+    return UserCard(bundle.users.user_ids[user_row], len(bundle.users.history(user_row)))
+
+
+def random_users(bundle: Bundle, k: int, random: Random) -> list[UserCard]:
+    """Draw k users, or all where there are fewer."""
+    rows = range(1, bundle.users.num_user_rows)
+    return [user_card(bundle, row) for row in random.sample(rows, min(k, len(rows)))]
+
+
+def category_sizes(bundle: Bundle) -> list[dict[str, object]]:
+    """List the largest categories by name, with their numbers of items."""
+    catalogue = bundle.catalogue
+    counts = np.bincount(catalogue.category_values, minlength=catalogue.num_category_rows)
+    counts[0] = 0
+    largest = np.argsort(-counts, kind="stable")[:MAX_CATEGORIES].tolist()
+    found = {catalogue.category_names[row]: int(counts[row]) for row in largest if counts[row]}
+    return [{"name": name, "num_items": found[name]} for name in sorted(found, key=str.casefold)]
+
+
+class UserIndex:
+    """User ids in order of their folded text."""
+
+    def __init__(self, user_ids: Iterable[str]) -> None:
+        self._ids = sorted((user_id.casefold(), user_id) for user_id in islice(user_ids, 1, None))
+
+    def beginning_with(self, prefix: str, k: int) -> list[str]:
+        """List k user ids with a prefix, short ones first, whatever the case."""
+        folded = prefix.casefold()
+        first = bisect_left(self._ids, (folded,))
+        last = bisect_left(self._ids, (folded + END,))
+        near = self._ids[first : min(last, first + MAX_PREFIX_USERS)]
+        shortest = heapq.nsmallest(k, near, key=lambda pair: (len(pair[0]), pair))
+        return [user_id for _, user_id in shortest]
+
+
+class Lookup:
+    """Indexes of the bundle that serves; safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bundle: Callable[[], Bundle | None] = lambda: None
+        self._titles: TitleIndex | None = None
+        self._users: UserIndex | None = None
+
+    def titles(self, bundle: Bundle) -> TitleIndex:
+        """Give the index of titles; the first call for a bundle makes it."""
+        with self._lock:
+            self._follow(bundle)
+            if self._titles is None:
+                self._titles = _index_titles(bundle)
+            return self._titles
+
+    def users(self, bundle: Bundle) -> UserIndex:
+        """Give the index of user ids; the first call for a bundle makes it."""
+        with self._lock:
+            self._follow(bundle)
+            if self._users is None:
+                self._users = UserIndex(bundle.users.user_ids)
+            return self._users
+
+    def _follow(self, bundle: Bundle) -> None:
+        if self._bundle() is not bundle:
+            # Weak, so that a bundle that no longer serves can go.
+            self._bundle = weakref.ref(bundle)
+            self._titles = self._users = None
+
+
+def _index_titles(bundle: Bundle) -> TitleIndex:
+    order = torch.sort(bundle.popularity.item_scores, descending=True, stable=True).indices
+    rows: Sequence[int] = order[order > 0].tolist()
+    titles = ((row, bundle.catalogue.title_of(row)) for row in rows)
+    return TitleIndex(titles, len(rows))

@@ -1,0 +1,171 @@
+// The lists of the page: recommendations with what moved, this visit, the history, similar items.
+
+import { SOURCES } from "./words.js";
+
+const still = matchMedia("(prefers-reduced-motion: reduce)");
+
+function made(tag, className, text) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+function button(className, text, label, click) {
+  const element = made("button", className, text);
+  element.type = "button";
+  if (label) element.setAttribute("aria-label", label);
+  element.addEventListener("click", click);
+  return element;
+}
+
+function shortened(categories) {
+  const shown = categories.slice(0, 3).join(" \u00b7 ");
+  return categories.length > 3 ? `${shown} +${categories.length - 3}` : shown;
+}
+
+function row(item, card, actions) {
+  const element = made("li", "item");
+  element.dataset.id = item.item_id;
+  const title = button("title", card.title, `Add ${card.title} to this visit`, () =>
+    actions.add(item.item_id),
+  );
+  title.dir = "auto";
+  title.title = card.title;
+  const text = made("div", "text");
+  text.append(title, made("p", "why quiet"));
+  const from = made("div", "from");
+  const score = made("span", "score");
+  score.append(made("span", "bar"), made("span", "number"));
+  from.append(made("b", "badge"), score);
+  element.append(made("span", "place"), made("span", "move"), text, from);
+  if (actions.similar) {
+    const more = button("plain small more", "Similar", `Items similar to ${card.title}`, () =>
+      actions.similar(item.item_id, more),
+    );
+    element.append(more);
+  }
+  return element;
+}
+
+function fill(element, item, card, place, top) {
+  element.querySelector(".place").textContent = String(place);
+  const why = element.querySelector(".why");
+  const reason = item.reason === item.source ? null : item.reason;
+  why.textContent = [reason, shortened(card.categories)].filter(Boolean).join(" \u2014 ");
+  why.title = card.categories.join(", ");
+  why.dir = "auto";
+  const source = SOURCES[item.source] ?? { label: item.source, told: item.source };
+  const badge = element.querySelector(".badge");
+  badge.className = `badge ${item.source}`;
+  badge.textContent = source.label;
+  badge.title = source.told;
+  const score = element.querySelector(".score");
+  score.title = `score ${item.score}`;
+  score.querySelector(".number").textContent =
+    item.score >= 0.001 ? item.score.toPrecision(3) : item.score.toExponential(1);
+  score.querySelector(".bar").style.setProperty("--share", String(top > 0 ? item.score / top : 0));
+}
+
+const MOVES = {
+  same: () => ["", ""],
+  entered: () => ["new", "new in the list"],
+  up: (by) => [`\u25b2${by}`, `moved up by ${by}`],
+  down: (by) => [`\u25bc${by}`, `moved down by ${by}`],
+};
+
+function mark(element, kind, by) {
+  const move = element.querySelector(".move");
+  const [text, told] = MOVES[kind](by);
+  move.className = `move ${kind}`;
+  move.replaceChildren(...(text ? [made("span", "", text), made("span", "unseen", told)] : []));
+  move.firstChild?.setAttribute("aria-hidden", "true");
+  move.title = told;
+}
+
+// Slide rows from where they were to where they are.
+function slide(rows, before) {
+  if (still.matches) return;
+  for (const element of rows) {
+    const was = before.get(element.dataset.id);
+    if (was === undefined) {
+      element.animate([{ opacity: 0 }, { opacity: 1 }], { duration: 180, easing: "ease-out" });
+      continue;
+    }
+    const by = was - element.offsetTop;
+    if (by) {
+      const from = { transform: `translateY(${by}px)` };
+      element.animate([from, { transform: "none" }], { duration: 220, easing: "ease-out" });
+    }
+  }
+}
+
+// Show a list; where it follows another of the same kind, mark and return what changed;
+// items that were taken have not left it.
+export function showList(list, shown, cards, actions, { compare, taken = [] }) {
+  const old = new Map([...list.children].map((element) => [element.dataset.id, element]));
+  const places = new Map([...old.keys()].map((id, place) => [id, place]));
+  const tops = new Map([...old].map(([id, element]) => [id, element.offsetTop]));
+  const focused = document.activeElement?.closest?.("li.item");
+  const focusPlace = focused && list.contains(focused) ? places.get(focused.dataset.id) : -1;
+
+  const change = { entered: 0, up: 0, down: 0, left: 0 };
+  const top = shown.length ? shown[0].score : 0;
+  const rows = shown.map((item, place) => {
+    const element = old.get(item.item_id) ?? row(item, cards[place], actions);
+    fill(element, item, cards[place], place + 1, top);
+    const was = places.get(item.item_id);
+    let kind = "same";
+    if (compare && was === undefined) kind = "entered";
+    else if (compare && was > place) kind = "up";
+    else if (compare && was < place) kind = "down";
+    if (kind !== "same") change[kind] += 1;
+    mark(element, kind, Math.abs(was - place));
+    return element;
+  });
+  const kept = new Set(shown.map((item) => item.item_id));
+  const left = compare ? [...old.keys()].filter((id) => !kept.has(id) && !taken.includes(id)) : [];
+  change.left = left.length;
+  const leftTitles = left.map((id) => old.get(id).querySelector(".title").textContent);
+
+  list.replaceChildren(...rows);
+  slide(rows, tops);
+  if (focusPlace >= 0 && rows.length && !rows.includes(document.activeElement?.closest?.("li"))) {
+    const next = focused.isConnected ? focused : rows[Math.min(focusPlace, rows.length - 1)];
+    next.querySelector(".title").focus({ preventScroll: true });
+  }
+  return { change, leftTitles };
+}
+
+export function showVisit(list, cards, remove) {
+  const rows = cards.map((card, place) => {
+    const element = made("li", "chip");
+    const title = made("span", "", card.title);
+    title.dir = "auto";
+    title.title = card.title;
+    element.append(title, button("remove", "\u00d7", `Remove ${card.title}`, () => remove(place)));
+    return element;
+  });
+  const none = made("li", "none quiet", "Nothing yet.");
+  list.replaceChildren(...(rows.length ? rows : [none]));
+  list.scrollLeft = list.scrollWidth;
+  list.scrollTop = list.scrollHeight;
+}
+
+const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeZone: "UTC" });
+
+export function showHistory(list, past, none, similar) {
+  const rows = past.map((item) => {
+    const element = made("li", "event");
+    const title = button("link", item.title, `Items similar to ${item.title}`, () =>
+      similar(item.item_id, title),
+    );
+    title.dir = "auto";
+    title.title = item.title;
+    const when = item.unix_time === null ? "" : day.format(new Date(1000 * item.unix_time));
+    element.append(title, made("span", "quiet when", when));
+    return element;
+  });
+  list.replaceChildren(...(rows.length ? rows : [made("li", "none quiet", none)]));
+  list.scrollTop = 0;
+}

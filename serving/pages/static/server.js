@@ -1,0 +1,87 @@
+// What the page asks of the server. Texts that come back are data: they are only ever set as text.
+
+const cards = new Map(); // item_id -> {item_id, title, categories}
+const MAX_IDS = 50;
+let bundle = null;
+
+// Forget titles when another bundle serves; tell whether one does.
+export function follow(version) {
+  const changed = bundle !== null && bundle !== version;
+  if (changed) cards.clear();
+  bundle = version;
+  return changed;
+}
+
+export class Refused extends Error {
+  constructor(status, code, message) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+async function ask(path, options = {}) {
+  let response;
+  try {
+    response = await fetch(path, { ...options, cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(0, "unreachable", "The server does not answer. Is it still running?");
+  }
+  const body = await response.json().catch(() => ({}));
+  if (!response.ok) {
+    const { code = "failed", message = `status ${response.status}` } = body.error ?? {};
+    throw new Refused(response.status, code, message);
+  }
+  return body;
+}
+
+const query = (values) => new URLSearchParams(values).toString();
+
+function remember(items) {
+  for (const item of items) cards.set(item.item_id, item);
+  return items;
+}
+
+export const catalogue = () => ask("/v1/catalogue");
+
+export const searchTitles = async (q, signal) =>
+  remember((await ask(`/v1/search?${query({ q, k: 12 })}`, { signal })).items);
+
+export const usersBeginning = async (prefix, signal) =>
+  (await ask(`/v1/users?${query({ prefix, k: 12 })}`, { signal })).users;
+
+export const anyUser = async () => (await ask("/v1/users?random=true&k=1")).users[0];
+
+export async function historyOf(user) {
+  const found = await ask(`/v1/users/${encodeURIComponent(user)}/history?k=100`);
+  remember(found.items);
+  return found;
+}
+
+export const recommend = (body, signal) =>
+  ask("/v1/recommend", {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body,
+    signal,
+  });
+
+export const similarTo = (id, signal) =>
+  ask("/v1/recommend", {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({ surface: "similar", item_id: id, k: 10, explain: true }),
+    signal,
+  });
+
+// Titles of items by id, asked for only where they are not yet known.
+export async function titled(ids, signal) {
+  const missing = [...new Set(ids)].filter((id) => !cards.has(id));
+  for (let first = 0; first < missing.length; first += MAX_IDS) {
+    const some = missing.slice(first, first + MAX_IDS);
+    const found = await ask(`/v1/items?${query(some.map((id) => ["id", id]))}`, { signal });
+    remember(found.items);
+  }
+  return ids.map((id) => cards.get(id) ?? { item_id: id, title: id, categories: [], unknown: true });
+}

@@ -1,0 +1,62 @@
+// What a reply says about itself, in plain words; and the request, for a shell.
+
+export const SOURCES = {
+  two_tower: { label: "taste", told: "two-tower model" },
+  item_to_item: { label: "together", told: "taken together" },
+  popular: { label: "popular", told: "popular with everyone" },
+};
+
+const count = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
+export const items = (n) => count(n, "item", "items");
+export const users = (n) => count(n, "user", "users");
+
+function degradedInWords(note, asked, titles) {
+  const [what, ...rest] = note.split(": ");
+  const which = rest.join(": ");
+  switch (what) {
+    case "unknown_user":
+      return `Nobody called ${asked.user_id} was there when the models were trained.`;
+    case "empty_history":
+      return "There is nothing to go by yet.";
+    case "unknown_item":
+      return `${titles.get(which) ?? which} is not in the catalogue, so it was left out.`;
+    case "unknown_items":
+      return `${which} items are not in the catalogue either.`;
+    case "short_list":
+      return `Only ${which.replace(" of ", " of the ")} places could be filled.`;
+    case "stale_data":
+      return "The newest event is long past, so times are counted from then.";
+    case "everything_filtered":
+      return which.startswith("categories")
+        ? "Nothing new is left in this category, so the list ignores it."
+        : "Everything was seen already, so seen items are shown again.";
+    case "everything_excluded":
+      return "Every item is excluded.";
+    default:
+      return which ? `${what.replaceAll("_", " ")}: ${which}` : what.replaceAll("_", " ");
+  }
+}
+
+export function notesOf(reply, asked, titles = new Map()) {
+  const notes = reply.degraded.map((note) => degradedInWords(note, asked, titles));
+  if (reply.fallback === "popular" && reply.items.length) {
+    notes.push("This is what is popular with everyone.");
+  }
+  if (!reply.items.length) notes.push("There is nothing to show.");
+  return notes;
+}
+
+export function changeInWords({ entered, up, down, left }) {
+  const parts = [];
+  if (entered) parts.push(`${entered} new`);
+  if (up) parts.push(`${up} moved up`);
+  if (down) parts.push(`${down} moved down`);
+  if (left) parts.push(`${left} left the list`);
+  return parts.length ? parts.join(", ") : "nothing changed";
+}
+
+// One word for a POSIX shell, whatever is in it.
+const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+export const curlOf = (origin, body) =>
+  `curl -s ${origin}/v1/recommend \\\n  -H 'content-type: application/json' \\\n  -d ${quoted(body)}`;
