@@ -72,6 +72,15 @@ def test_wheel_holds_every_module(wheel):
     assert packed == written
 
 
+def test_wheel_holds_every_file_of_the_page(wheel):
+    static = "serving/pages/static"
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith(static)}
+    written = {path.relative_to(ROOT).as_posix() for path in (ROOT / static).iterdir()}
+    assert f"{static}/index.html" in written
+    assert packed == written
+
+
 def test_wheel_brings_the_command_and_the_licence(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (entry_points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]

@@ -18,6 +18,7 @@ MAX_TITLES = 500_000
 """The most popular so many items can be found; the rest of a larger catalogue cannot."""
 MAX_TITLE_CHARACTERS = 200
 END = "\U0010ffff"
+APOSTROPHES = re.compile("['\u2019]")
 
 _LETTERS = str.maketrans(
     {
@@ -29,9 +30,6 @@ _LETTERS = str.maketrans(
         "\u0153": "oe",
         "\u00fe": "th",
         "\u00f0": "d",
-        # An apostrophe parts no words.
-        "'": "",
-        "\u2019": "",
     }
 )
 # Scripts written without spaces, and pictures: each character is a word.
@@ -47,8 +45,13 @@ def fold(text: str) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    """Split a text into folded words."""
-    return _WORD.findall(fold(text[:MAX_TITLE_CHARACTERS]))
+    """Split a text into folded words; an apostrophe parts none (``d'Amélie`` is ``damelie``)."""
+    return _WORD.findall(APOSTROPHES.sub("", fold(text[:MAX_TITLE_CHARACTERS])))
+
+
+def indexed_words(title: str) -> set[str]:
+    """List the words a title is found by: also those on either side of an apostrophe."""
+    return {*words_of(title), *words_of(APOSTROPHES.sub(" ", title))}
 
 
 class TitleIndex:
@@ -67,10 +70,9 @@ class TitleIndex:
         for place, (row, title) in enumerate(titles):
             if place == min(num_titles, MAX_TITLES):
                 break
-            words = words_of(title)
             self._item_rows.append(row)
-            folded.append(" ".join(words))
-            for word in set(words):
+            folded.append(" ".join(words_of(title)))
+            for word in indexed_words(title):
                 places.setdefault(word, []).append(place)
         self._words = sorted(places)
         self._places = [np.array(places[word], np.int32) for word in self._words]

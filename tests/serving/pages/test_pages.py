@@ -1,0 +1,229 @@
+import re
+from html.parser import HTMLParser
+
+import pytest
+from fastapi.testclient import TestClient
+
+from serving.app import create_app
+from serving.manifest import publish
+from serving.pages.pages import STATIC
+from serving.settings import Settings
+from serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
+
+HERE = "http://127.0.0.1:8000"
+HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+def client_of(bundles_dir, base_url=HERE, **settings):
+    app = create_app(Settings(bundles=bundles_dir, **settings))
+    return TestClient(app, base_url=base_url, raise_server_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def client(released):
+    with client_of(released) as client:
+        yield client
+
+
+def refused(response, status):
+    assert response.status_code == status, response.text
+    return response.json()["error"]
+
+
+# ---- the page's files
+
+
+def test_a_browser_gets_the_page_and_anything_else_the_links(client):
+    page = client.get("/", headers=HTML)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.text.startswith("<!doctype html>")
+    links = client.get("/")
+    assert links.json()["recommend"] == "POST /v1/recommend"
+    assert page.headers["vary"] == links.headers["vary"] == "accept"
+
+
+def test_files_are_typed_tagged_and_may_run_nothing_but_the_servers_own_scripts(client):
+    for path in STATIC.iterdir():
+        response = client.get(f"/pages/{path.name}")
+        assert response.content == path.read_bytes()
+        policy = response.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert response.headers["x-content-type-options"] == "nosniff"
+        tagged = {"if-none-match": response.headers["etag"]}
+        again = client.get(f"/pages/{path.name}", headers=tagged)
+        assert (again.status_code, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing.js", "..%2fpages.py", "%2e%2e/pages.py", ".", "page.css%00"]
+)
+def test_nothing_but_the_pages_files_is_sent(client, name):
+    response = client.get(f"/pages/{name}")
+    assert response.status_code == 404
+    assert "error" in response.json()
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+
+
+def test_page_has_nothing_inline_names_its_own_files_and_labels_its_fields():
+    tags = Tags()
+    tags.feed((STATIC / "index.html").read_text())
+    labelled = {given["for"] for tag, given in tags.found if tag == "label"}
+    for tag, given in tags.found:
+        assert tag != "style"
+        assert not [name for name in given if name == "style" or name.startswith("on")]
+        if tag == "script":
+            assert given["src"].startswith("/pages/")
+        for address in (given.get("src"), given.get("href")):
+            if address and not address.startswith("#"):
+                assert (STATIC / address.removeprefix("/pages/")).is_file(), address
+        if tag in ("input", "select"):
+            assert given["id"] in labelled
+    assert any(given.get("aria-live") for _, given in tags.found)
+
+
+def test_scripts_set_texts_only_as_texts():
+    unsafe = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|https?://"
+    )
+    for path in STATIC.glob("*.js"):
+        assert not unsafe.search(path.read_text()), path
+
+
+# ---- items
+
+
+def test_search_finds_titles_with_their_categories(client):
+    items = client.get("/v1/search", params={"q": "TITLE 10"}).json()["items"]
+    assert items[0] == {
+        "item_id": "item-10",
+        "title": "Title 10 \u00fc\u4e16\U0001f600",
+        "categories": ["even", "tens"],
+    }
+    assert len(client.get("/v1/search", params={"q": "", "k": 3}).json()["items"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/search?q=" + "x" * 201, "q"),
+        ("/v1/search?k=0", "k"),
+        ("/v1/search?k=51", "k"),
+        ("/v1/search?k=many", "k"),
+        ("/v1/search?query=star", "query"),
+        ("/v1/items", "id"),
+        ("/v1/items?id=", "id.0"),
+        ("/v1/items?" + "id=a&" * 101, "id"),
+        ("/v1/users?k=999", "k"),
+        ("/v1/users?random=perhaps", "random"),
+        ("/v1/users/user-1/history?k=-1", "k"),
+    ],
+)
+def test_bad_parameters_are_named(client, path, field):
+    error = refused(client.get(path), 422)
+    assert error["fields"][0]["field"] == field
+
+
+def test_items_are_described_in_the_order_asked_and_unknown_ones_left_out(client):
+    asked = [("id", "item-7"), ("id", "no such"), ("id", "item-2")]
+    items = client.get("/v1/items", params=asked).json()["items"]
+    assert [item["item_id"] for item in items] == ["item-7", "item-2"]
+
+
+def test_catalogue_counts_items_users_and_categories(client):
+    found = client.get("/v1/catalogue").json()
+    assert (found["num_items"], found["num_users"], found["shows_users"]) == (40, 12, True)
+    assert found["categories"] == [
+        {"name": "even", "num_items": 20},
+        {"name": "odd", "num_items": 20},
+        {"name": "tens", "num_items": 4},
+    ]
+
+
+def test_every_category_holds_what_the_filter_gives(client):
+    for category in client.get("/v1/catalogue").json()["categories"]:
+        body = {"k": 40, "filter": {"categories": [category["name"]]}}
+        reply = client.post("/v1/recommend", json=body).json()
+        assert len(reply["items"]) == category["num_items"]
+
+
+def test_search_follows_a_swap(bundles_dir):
+    with client_of(bundles_dir) as client:
+        assert client.get("/v1/search?q=title").json()["bundle"] == "v1"
+        assert client.get("/v1/users?prefix=user-5").json()["users"]
+        write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(num_items=60, num_users=4))
+        publish(bundles_dir, "v2")
+        assert client.app.state.watcher.look()
+        found = client.get("/v1/search", params={"q": "title 60"}).json()
+        assert (found["bundle"], found["items"][0]["item_id"]) == ("v2", "item-60")
+        assert client.get("/v1/users?prefix=user-5").json()["users"] == []
+
+
+# ---- users
+
+
+def test_users_are_listed_by_prefix_short_ids_first(client):
+    users = client.get("/v1/users", params={"prefix": "USER-1"}).json()["users"]
+    assert [user["user_id"] for user in users] == ["user-1", "user-10", "user-11", "user-12"]
+    assert users[0]["num_events"] == 8
+    assert client.get("/v1/users?prefix=nobody").json()["users"] == []
+    drawn = client.get("/v1/users?random=true&k=50").json()["users"]
+    assert len({user["user_id"] for user in drawn}) == 12
+
+
+def test_history_is_newest_first_and_whole(client):
+    bundle = client.app.state.watcher.recommender.bundle
+    rows = bundle.users.history(bundle.users.row_of("user-3"))
+    found = client.get("/v1/users/user-3/history").json()
+    assert found["num_events"] == len(rows) == 8
+    ids = [item["item_id"] for item in found["items"]]
+    assert ids == [bundle.catalogue.item_ids[row] for row in rows[::-1].tolist()]
+    times = [item["unix_time"] for item in found["items"]]
+    assert times == sorted(times, reverse=True)
+    assert len(client.get("/v1/users/user-3/history?k=2").json()["items"]) == 2
+    assert refused(client.get("/v1/users/no/body/history"), 404)["code"] == "unknown_user"
+
+
+HIDDEN = [
+    ({"host": "0.0.0.0"}, HERE, {}),
+    ({}, "http://evil.example", {}),
+    ({}, "http://192.168.1.7:8000", {}),
+    ({}, HERE, {"x-forwarded-for": "203.0.113.7"}),
+    ({}, HERE, {"forwarded": "for=203.0.113.7"}),
+    ({"expose_users": False}, HERE, {}),
+]
+
+
+@pytest.mark.parametrize(("settings", "address", "headers"), HIDDEN)
+def test_users_are_hidden_from_all_but_the_servers_own_machine(
+    released, settings, address, headers
+):
+    with client_of(released, address, **settings) as client:
+        for path in ("/v1/users?prefix=u", "/v1/users?random=true", "/v1/users/user-1/history"):
+            error = refused(client.get(path, headers=headers), 404)
+            assert error["code"] == "users_not_shown"
+            assert "RECSYS_EXPOSE_USERS" in error["message"]
+        found = client.get("/v1/catalogue", headers=headers).json()
+        assert (found["shows_users"], found["num_users"]) == (False, None)
+        assert client.get("/v1/search?q=title", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("address", ["http://localhost:1", "http://[::1]:1", "http://127.0.0.9"])
+def test_users_are_shown_to_the_servers_own_machine(released, address):
+    with client_of(released, address) as client:
+        assert client.get("/v1/users").status_code == 200
+
+
+def test_users_are_shown_to_all_where_it_is_set(released):
+    given = Settings.from_environment({"RECSYS_EXPOSE_USERS": "true"}, bundles=released)
+    with TestClient(create_app(given), base_url="http://shop.example") as client:
+        assert client.get("/v1/users").status_code == 200

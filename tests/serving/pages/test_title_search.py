@@ -1,0 +1,96 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.pages import title_search
+from serving.pages.title_search import TitleIndex, fold, indexed_words, words_of
+
+# Most popular first; the row is the place from 1.
+TITLES = [
+    "Star Wars (1977)",
+    "Stargate (1994)",
+    "Le Fabuleux Destin d'Amélie Poulain",
+    "A Star Is Born",
+    "Star",
+    "\u4e16\u754c\u306e\u4e2d\u5fc3",
+    "Schindler's List (1993)",
+    "Smile \U0001f600 <b>now</b>",
+    "L\u00f8ten og STRA\u00dfE",
+    "Born Free",
+]
+
+
+def index(titles=TITLES):
+    return TitleIndex(enumerate(titles, start=1), len(titles))
+
+
+def found(query, k=10):
+    return [TITLES[row - 1] for row in index().search(query, k)]
+
+
+@pytest.mark.parametrize(
+    ("query", "titles"),
+    [
+        # The title itself, those that begin with it, those with the word, those with its beginning.
+        ("star", ["Star", "Star Wars (1977)", "Stargate (1994)", "A Star Is Born"]),
+        ("born", ["Born Free", "A Star Is Born"]),
+        ("wars star", ["Star Wars (1977)"]),
+        ("amelie", ["Le Fabuleux Destin d'Amélie Poulain"]),
+        ("damelie", ["Le Fabuleux Destin d'Amélie Poulain"]),
+        ("FABUL ame", ["Le Fabuleux Destin d'Amélie Poulain"]),
+        ("schindlers", ["Schindler's List (1993)"]),
+        ("schindler\u2019s li", ["Schindler's List (1993)"]),
+        ("\u754c", ["\u4e16\u754c\u306e\u4e2d\u5fc3"]),
+        ("\U0001f600", ["Smile \U0001f600 <b>now</b>"]),
+        ("<b>now", ["Smile \U0001f600 <b>now</b>"]),
+        ("loten strasse", ["L\u00f8ten og STRA\u00dfE"]),
+        ("1994", ["Stargate (1994)"]),
+        ("tar", []),
+        ("???", []),
+        ("star nothing", []),
+    ],
+)
+def test_search_finds(query, titles):
+    assert found(query) == titles
+
+
+def test_empty_query_lists_the_most_popular():
+    assert found("  ", k=2) == TITLES[:2]
+
+
+def test_decomposed_and_composed_letters_are_one():
+    assert fold("Ame\u0301lie") == fold("AM\u00c9LIE") == "amelie"
+
+
+def test_k_bounds_the_list_and_rows_are_distinct():
+    assert found("star", k=2) == ["Star", "Star Wars (1977)"]
+    assert len(set(index(["Same"] * 9).search("same", 5))) == 5
+    assert index(["Same"] * 9).search("same", 3) == [1, 2, 3]
+
+
+def test_only_the_most_popular_titles_are_indexed(monkeypatch):
+    monkeypatch.setattr(title_search, "MAX_TITLES", 4)
+    assert index().num_titles == 4
+    assert [TITLES[row - 1] for row in index().search("star", 10)][-1] == "A Star Is Born"
+
+
+def slow_search(titles, query, k):
+    """Look at every title."""
+    words, text = words_of(query), " ".join(words_of(query))
+    ranked = []
+    for row, title in enumerate(titles, start=1):
+        own = indexed_words(title)
+        if not all(any(one.startswith(word) for one in own) for word in words):
+            continue
+        joined = " ".join(words_of(title))
+        kinds = (joined == text, joined.startswith(text), set(words) <= own, True)
+        ranked.append((kinds.index(True), row))
+    return [row for _, row in sorted(ranked)][:k]
+
+
+TEXT = st.text(alphabet="ab c\u00e9E'\u754c", max_size=12)
+
+
+@given(st.lists(TEXT, max_size=12), TEXT.filter(words_of), st.integers(1, 12))
+def test_search_agrees_with_looking_at_every_title(titles, query, k):
+    assert index(titles).search(query, k) == slow_search(titles, query, k)
