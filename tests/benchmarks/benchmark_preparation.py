@@ -66,7 +66,9 @@ def prepare_ours(folder: Path, out: Path, *, whole: bool) -> int:
 
     config = FeaturesConfig(
         events=SourceConfig(paths=tuple(sorted(folder.glob("*.parquet")))),
-        filters=FilterConfig(min_user_events=MIN_EVENTS, min_item_events=MIN_EVENTS),
+        filters=FilterConfig(
+            min_user_events=MIN_EVENTS, min_item_events=MIN_EVENTS, max_user_events=None
+        ),
         context_features=tuple(FEATURES) if whole else (),
         write_events=whole,
     )
@@ -221,7 +223,7 @@ def speed(
     peak = max(run["peak_bytes"] for run in runs)
     line = f"{task}, {num_events:,} events: {seconds:.1f} s, peak {peak / 1e9:.2f} GB"
     print(f"{line}, {runs[0]['kept']:,} events kept", flush=True)
-    return {"rate": num_events / seconds / 1e6, "peak": peak}
+    return {"rate": num_events / seconds / 1e6, "peak": peak, "kept": runs[0]["kept"]}
 
 
 def own_rows(root: Path, num: int, large: int, repeats: int) -> Iterator[Row]:
@@ -269,6 +271,8 @@ def peer_rows(root: Path, name: str, num: int, python: str, repeats: int) -> Ite
         measured("recbole-table", data, num, sys.executable)
     peer = speed(name, data, num, python=python)
     ours = speed("ours-core", data, num, repeats)
+    if name == "pandas" and peer["kept"] != ours["kept"]:
+        raise ValueError(f"not the same work: pandas keeps {peer['kept']}, ours {ours['kept']}")
     yield Row(
         name=f"the same work on {num / 1e6:g}M events: build_features",
         value=ours["rate"],
