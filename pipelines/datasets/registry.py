@@ -10,9 +10,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from pipelines.datasets import amazon, movielens
+from pipelines.datasets import amazon, movielens, synthetic
 from pipelines.datasets.tables import Tables
 
 
@@ -53,10 +54,12 @@ class Dataset:
     description: str
     terms: str
     preset: str
-    """The preset whose settings were tried on it."""
+    """The preset whose settings were tried on it; ``shop`` where none was."""
     mirror: Layout
     archive: Archive | None = None
     wheel: Wheel | None = None
+    generated: bool = False
+    """Whether the mirror's layout needs no files, because its parser makes the tables."""
 
 
 ML_100K_RECBOLE = Layout(
@@ -105,6 +108,18 @@ def amazon_set(name: str, title: str, *, interactions: str, items: str) -> Datas
             files={"interactions.parquet": interactions, "items.parquet": items},
             parse=amazon.amazon_five_core,
         ),
+    )
+
+
+def synthetic_set(name: str) -> Dataset:
+    """Describe a generated world by its name."""
+    return Dataset(
+        name=name,
+        description=synthetic.DESCRIPTIONS[name],
+        terms="made by this package, no conditions",
+        preset="shop",
+        mirror=Layout(name="world", files={}, parse=partial(synthetic.tables_of, name)),
+        generated=True,
     )
 
 
@@ -160,6 +175,7 @@ DATASETS: dict[str, Dataset] = {
             interactions="dc17d51e65220e52bb3635570529f40abe5d721ac6f9aafdac625757821a696a",
             items="487e703817522abe004478c5e90a34105acd245d54147f8c042c211d35194c46",
         ),
+        *(synthetic_set(name) for name in synthetic.DESCRIPTIONS),
     ]
 }
 

@@ -1,0 +1,85 @@
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from features.build import FeaturesConfig, FilterConfig, SourceConfig, build_features
+from pipelines.datasets import synthetic
+from pipelines.datasets.fetch import Fetched, fetch
+from pipelines.datasets.registry import find_dataset
+from recsys.testing.worlds import ALL_DEFECTS, FROZEN, frozen_world
+
+NOW = datetime(2024, 6, 1, tzinfo=UTC)
+USER_CAP = 400
+
+
+@pytest.fixture
+def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fetched:
+    monkeypatch.delenv("RECSYS_DATA_MIRROR", raising=False)
+    monkeypatch.setenv("RECSYS_DATA_CACHE", str(tmp_path / "cache"))
+    return fetch(find_dataset("synthetic-defects"))
+
+
+def test_every_frozen_world_is_in_the_registry() -> None:
+    assert list(synthetic.DESCRIPTIONS) == list(FROZEN)
+    for name in FROZEN:
+        assert find_dataset(name).generated
+
+
+def test_worlds_are_generated_once_and_then_cached(
+    fetched: Fetched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fetched.source == "generator"
+    monkeypatch.setattr("recsys.testing.worlds.world", None)
+    again = fetch(find_dataset("synthetic-defects"))
+    assert (again.source, again.directory) == ("local cache", fetched.directory)
+
+
+def test_quarantine_finds_every_planted_defect_and_no_other_row(
+    fetched: Fetched, tmp_path: Path
+) -> None:
+    tables = {name: fetched.table(name) for name in ("events", "items", "users")}
+    sources = {name: SourceConfig(paths=(path,)) for name, path in tables.items() if path}
+    config = FeaturesConfig(**sources, filters=FilterConfig(max_user_events=USER_CAP), now=NOW)
+    report = build_features(config, tmp_path / "out")
+    assert report.quarantined == {
+        "event_time is in the future": ALL_DEFECTS.future_times,
+        "event_time is too early": ALL_DEFECTS.early_times,
+        "value is not finite": ALL_DEFECTS.nan_values,
+        "user_id holds a NUL character": ALL_DEFECTS.nul_ids,
+        "item_id is missing": ALL_DEFECTS.missing_ids,
+    }
+    assert report.duplicates == ALL_DEFECTS.duplicates
+    assert report.over_user_cap == ALL_DEFECTS.crawler_events - USER_CAP
+    assert report.items_without_catalogue == ALL_DEFECTS.unknown_items
+    world = frozen_world("synthetic-defects")
+    planted = sum(report.quarantined.values()) + report.duplicates + report.over_user_cap
+    assert (report.rows_in, report.events) == (len(world.events), len(world.events) - planted)
+    found = pl.read_parquet(tmp_path / "out/quarantine/*.parquet")["row"].to_list()
+    names = ("future_times", "early_times", "nan_values", "nul_ids", "missing_ids")
+    rows = [row for name in names for row in world.events.defect_rows(name).tolist()]
+    assert sorted(found) == sorted(rows)
+
+
+def test_tables_have_the_contracts_columns(fetched: Fetched) -> None:
+    events, items = fetched.table("events"), fetched.table("items")
+    assert events is not None
+    assert items is not None
+    assert pl.read_parquet_schema(events) == {
+        "user_id": pl.String,
+        "item_id": pl.String,
+        "event_time": pl.Datetime("us", "UTC"),
+        "event_type": pl.String,
+        "value": pl.Float64,
+        "domain": pl.String,
+        "session_id": pl.String,
+        "request_id": pl.String,
+        "slot": pl.Int64,
+        "propensity": pl.Float64,
+        "hint": pl.Boolean,
+    }
+    first = pl.read_parquet(items).row(0, named=True)
+    assert first["available_from"] == datetime(2024, 1, 1, tzinfo=UTC)
+    assert first["categories"] == ["books", first["categories"][1]]
+    assert first["domain"] == "books"
