@@ -1,0 +1,388 @@
+"""The page in headless Chromium: what a person sees, by mouse and by keyboard."""
+
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serving.bundle import write_bundle
+from serving.catalogue import Catalogue
+from serving.manifest import publish
+from serving.synthetic_bundle import SyntheticSize, synthetic_parts
+from serving.users import Users
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+if CHROMIUM is None:
+    pytest.skip("needs chromium (apt-get install chromium)", allow_module_level=True)
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip)")
+
+pytestmark = pytest.mark.slow
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+SIZE = SyntheticSize(num_items=60, num_users=30)
+SERVE = """
+from serving.app import serve
+from serving.settings import Settings
+serve(Settings.from_environment())
+"""
+HOSTILE = [
+    '<img src=x onerror="window.broken=1">',
+    '"><script>window.broken=1</script>',
+    "</li></ol><h1>out</h1>",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467 family \U0001f600",
+    "\u05e9\u05dc\u05d5\u05dd \u202e reversed",
+    "W" * 300,
+    'it\'s $(a) `shell` "quoted" \\ & more',
+]
+SHIFT = """() => new Promise((done) => {
+  let sum = 0;
+  new PerformanceObserver((list) => {
+    for (const entry of list.getEntries()) if (!entry.hadRecentInput) sum += entry.value;
+  }).observe({ type: "layout-shift", buffered: true });
+  setTimeout(() => done(sum), 500);
+})"""
+CATEGORY = "it's <b>odd</b>"
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory):
+    """Titles, categories and user ids that a careless page would trip over."""
+    folder = tmp_path_factory.mktemp("page")
+    parts = synthetic_parts(tmp_path_factory.mktemp("parts"), SIZE)
+    plain = list(parts.catalogue.display_texts)[1:]
+    catalogue = Catalogue.from_lists(
+        item_ids=list(parts.catalogue.item_ids)[1:],
+        display_texts=[*HOSTILE, *plain[len(HOSTILE) :]],
+        category_names=["even", CATEGORY, "tens"],
+        category_values=parts.catalogue.category_values,
+        category_offsets=parts.catalogue.category_offsets,
+    )
+    users = Users.from_lists(
+        user_ids=["<i>first</i>", *(f"user-{row}" for row in range(2, SIZE.num_users + 1))],
+        features=parts.users.features,
+        item_rows=parts.users.item_rows,
+        offsets=parts.users.offsets,
+        times=parts.users.times,
+    )
+    write_bundle(folder, replace(parts, catalogue=catalogue, users=users), version="v1")
+    publish(folder, "v1")
+    return folder
+
+
+@contextmanager
+def serving(bundles: Path, **environment: str):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {"RECSYS_BUNDLES": str(bundles), "RECSYS_PORT": str(port), **environment}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(600):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert process.poll() is None, "the server ended"
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def address(bundles):
+    with serving(bundles) as (address, _):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium, address):
+    """Open the page; nothing may go wrong in it and nothing may be asked of anyone else."""
+    contexts, faults = [], []
+
+    def opened(path="/", server=address, width=1280, **options):
+        context = chromium.new_context(viewport={"width": width, "height": 800}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on(
+            "console",
+            lambda message: (
+                faults.append(message.text)
+                if message.type == "error" and "Failed to load resource" not in message.text
+                else None
+            ),
+        )
+        page.on(
+            "request",
+            lambda request: (
+                None if request.url.startswith(f"{server}/") else faults.append(request.url)
+            ),
+        )
+        page.goto(server + path)
+        page.wait_for_selector("#list .item")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+def asked(address, path, body=None):
+    request = urllib.request.Request(
+        address + path,
+        data=None if body is None else body.encode(),
+        headers={"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
+
+
+def listed(page):
+    return page.eval_on_selector_all("#list .item", "rows => rows.map(row => row.dataset.id)")
+
+
+def moves(page):
+    return page.eval_on_selector_all(
+        "#list .move", "all => all.map(one => one.firstChild ? one.firstChild.textContent : '')"
+    )
+
+
+def until(page, condition):
+    """Wait for a condition; the page's policy forbids the way Playwright has of waiting for one."""
+    for _ in range(200):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(25)
+    raise AssertionError(f"never came true: {condition}")
+
+
+@contextmanager
+def new_list(page):
+    """Wait until the list is another one, drawn whole."""
+    before = page.evaluate("performance.getEntriesByName('list').length")
+    yield
+    until(page, f"performance.getEntriesByName('list').length > {before}")
+
+
+def choose_user(page, user):
+    with new_list(page):
+        page.fill("#user", user)
+        page.press("#user", "Enter")
+
+
+def test_hostile_titles_categories_and_ids_are_only_text(open_page):
+    page = open_page("/#user=%3Ci%3Efirst%3C%2Fi%3E&k=50")
+    page.wait_for_selector("#history .event")
+    titles = page.eval_on_selector_all(
+        "#list .title, #history .link", "all => all.map(one => one.textContent)"
+    )
+    shown = [title for title in titles if title in HOSTILE]
+    assert len(shown) >= 5
+    page.fill("#search", "img src onerror")
+    page.wait_for_selector("#search-choices [role=option]")
+    with new_list(page):
+        page.click("#search-choices [role=option]")
+    assert page.inner_text("#visit .chip span") == HOSTILE[0]
+    page.click("#list .more >> nth=0")
+    page.wait_for_selector("#similar-list .item")
+    assert page.inner_text("#list-title") == "Recommended for user <i>first</i>"
+    assert (
+        page.locator("#list img, #list script, #list h1, #history i, h2 i, option b").count() == 0
+    )
+    assert page.evaluate("window.broken") is None
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_click_adds_the_item_and_marks_what_moved(open_page):
+    page = open_page()
+    choose_user(page, "user-4")
+    before = listed(page)
+    assert set(moves(page)) == {""}
+    with new_list(page):
+        page.locator("#list .title").nth(2).click()
+    after = listed(page)
+    assert before[2] not in after
+    assert page.locator("#visit .chip").count() == 1
+    expected = []
+    for place, item in enumerate(after):
+        was = before.index(item) if item in before else None
+        if was is None:
+            expected.append("new")
+        elif was == place:
+            expected.append("")
+        else:
+            expected.append(f"\u25b2{was - place}" if was > place else f"\u25bc{place - was}")
+    assert moves(page) == expected
+    assert "new" in expected
+    assert "Since the last list" in page.inner_text("#notes")
+    with new_list(page):
+        page.click("#visit .remove")
+    assert listed(page) == before
+    assert page.evaluate("document.activeElement.id") == "search"
+
+
+def test_everything_works_by_keyboard(open_page, address):
+    page = open_page()
+    page.focus("#user")
+    page.keyboard.type("user-2")
+    page.wait_for_selector("#user-choices [role=option]")
+    page.keyboard.press("ArrowDown")
+    assert page.get_attribute("#user", "aria-activedescendant") == "user-choices-0"
+    page.keyboard.press("ArrowUp")
+    assert page.get_attribute("#user", "aria-activedescendant") is None
+    page.keyboard.press("ArrowDown")
+    with new_list(page):
+        page.keyboard.press("Enter")
+    assert page.input_value("#user") == "user-2"
+    past = asked(address, "/v1/users/user-2/history")["items"]
+    until(page, f"document.querySelectorAll('#history .event').length == {len(past)}")
+    assert page.inner_text("#history .link >> nth=0") == past[0]["title"]
+
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "search"
+    page.keyboard.type("title 31")
+    page.wait_for_selector("#search-choices [role=option]")
+    assert page.get_attribute("#search", "aria-expanded") == "true"
+    page.keyboard.press("Escape")
+    assert page.is_hidden("#search-choices")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_selector("#search-choices [role=option]")
+    page.keyboard.press("ArrowDown")
+    with new_list(page):
+        page.keyboard.press("Enter")
+    assert "Title 31" in page.inner_text("#visit")
+
+    page.focus("#list .title >> nth=3")
+    with new_list(page):
+        page.keyboard.press("Enter")
+    # The row that was chosen is gone; focus stays in the list, at its place.
+    assert (
+        page.evaluate(
+            "[...document.querySelectorAll('#list .title')].indexOf(document.activeElement)"
+        )
+        == 3
+    )
+    assert page.inner_text("#status").startswith("List updated: ")
+
+
+def test_similar_items_open_and_escape_gives_the_focus_back(open_page, address):
+    page = open_page("/#user=user-4")
+    more = page.locator("#list .more").nth(1)
+    more.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#similar-list .item")
+    reply = asked(address, f"/v1/similar/{listed(page)[1]}?k=10")
+    ids = "rows => rows.map(row => row.dataset.id)"
+    shown = page.eval_on_selector_all("#similar-list .item", ids)
+    assert shown == [item["item_id"] for item in reply["items"]]
+    page.keyboard.press("Escape")
+    assert more.evaluate("one => one === document.activeElement")
+    more.click()
+    page.wait_for_selector("#similar-list .item")
+    with new_list(page):
+        page.click("#similar-list .title >> nth=0")
+    assert page.locator("#visit .chip").count() == 1
+
+
+def test_curl_box_holds_the_request_that_was_sent(open_page, address):
+    page = open_page("/#user=%3Ci%3Efirst%3C%2Fi%3E&item=item-7")
+    page.wait_for_selector("#category option >> nth=1", state="attached")
+    with new_list(page):
+        page.select_option("#category", CATEGORY)
+    page.click("summary")
+    words = shlex.split(page.inner_text("#curl").replace("\\\n", " "))
+    assert words[:3] == ["curl", "-s", f"{address}/v1/recommend"]
+    body = words[words.index("-d") + 1]
+    assert json.loads(body) == {
+        "user_id": "<i>first</i>",
+        "session": ["item-7"],
+        "filter": {"categories": [CATEGORY]},
+        "k": 10,
+        "explain": True,
+    }
+    reply = asked(address, "/v1/recommend", body)
+    assert [item["item_id"] for item in reply["items"]] == listed(page)
+    query = "&".join(f"id={item}" for item in listed(page))
+    assert all(
+        CATEGORY in item["categories"] for item in asked(address, f"/v1/items?{query}")["items"]
+    )
+
+
+def test_what_is_lacking_is_said_in_plain_words(open_page):
+    page = open_page()
+    assert page.inner_text("#notes").split("\n\n") == [
+        "There is nothing to go by yet.",
+        "This is what is popular with everyone.",
+    ]
+    choose_user(page, "nobody")
+    assert "Nobody called nobody was there when the models" in page.inner_text("#notes")
+    until(page, "document.querySelector('#history').textContent.includes('not known')")
+    page = open_page("/#item=gone&item=item-5")
+    assert "gone is not in the catalogue, so it was left out." in page.inner_text("#notes")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_shifts_or_overflows(open_page, width, scheme):
+    page = open_page("/#user=user-4&item=item-7", width=width, color_scheme=scheme)
+    page.wait_for_selector("#history .event")
+    shifted = page.evaluate(SHIFT)
+    assert shifted <= 0.01
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    small = page.eval_on_selector_all(
+        "button:not(.title):not(.link), input:not([type=checkbox]), select",
+        "all => all.filter(one => one.offsetParent && one.offsetHeight < 24).map(one => one.id)",
+    )
+    assert small == []
+
+
+def test_page_works_where_users_are_hidden(open_page, bundles):
+    with serving(bundles, RECSYS_EXPOSE_USERS="false") as (server, _):
+        page = open_page(server=server)
+        until(page, "document.querySelector('#surprise').disabled")
+        assert "users" not in page.inner_text("#about")
+        choose_user(page, "user-4")
+        until(page, "document.querySelector('#history').textContent.includes('not show')")
+        assert page.locator("#list .item").count() == 10
+
+
+def test_a_server_that_is_gone_is_said_so_and_the_list_stays(open_page, bundles):
+    with serving(bundles) as (server, process):
+        page = open_page(server=server)
+        before = listed(page)
+        process.terminate()
+        process.wait()
+        page.click("#list .title >> nth=0")
+        page.wait_for_selector("#notes.failed")
+        assert "does not answer" in page.inner_text("#notes")
+        assert listed(page) == before
