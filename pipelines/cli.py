@@ -11,7 +11,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from pipelines import bundle_commands, data_commands
+from pipelines import bundle_commands, data_commands, tracking_commands
 from pipelines.console import PlainErrors, log, out
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(data_commands.app, name="data", help="Data sets known by name.")
 bundle_commands.add_to(app)
+tracking_commands.add_to(app)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help='TOML file: preset = "..." and overrides.')
@@ -94,9 +95,15 @@ def run(
     check_places(settings)
     settings = with_dataset(settings)
     begin = time.perf_counter()
-    outcomes = run_stages(
-        chosen, settings, force=force or [], show_progress=not quiet, finished=told
-    )
+    with tracking_commands.tracked(settings) as recorder:
+        outcomes = run_stages(
+            chosen,
+            settings,
+            force=force or [],
+            show_progress=not quiet,
+            recorder=recorder,
+            finished=told,
+        )
     skipped = sum(outcome.skipped for outcome in outcomes)
     log.print(
         f"{len(outcomes) - skipped} stages run, {skipped} skipped, "

@@ -20,6 +20,7 @@ from typing import Literal
 
 from features.point_in_time import FEATURES
 from features.schema import FilterConfig, SplitConfig, TimeUnit
+from pipelines.tracking import TrackingConfig
 from recsys.evaluation.ranking import RankingConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
@@ -211,6 +212,7 @@ class RunConfig:
     index: FaissIndexConfig = field(default_factory=FaissIndexConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     release: ReleaseConfig = field(default_factory=ReleaseConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def raw_file_keys(self) -> list[str]:
         """Name the keys that say where raw files lie, which shape no artefact."""

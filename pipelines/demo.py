@@ -21,6 +21,7 @@ from pipelines.release import bundles_dir, read_json
 from pipelines.resolve import check_places, resolve, with_dataset
 from pipelines.run import StageOutcome, run_stages
 from pipelines.stages import STAGES
+from pipelines.tracking_commands import recorder_of
 from serving.manifest import CURRENT
 from serving.recommend import Recommender
 
@@ -135,7 +136,13 @@ def run_demo(
     check_places(config)
     config = with_dataset(config)
     log.print(f"data: {config.data.events}", style="dim", soft_wrap=True)
-    run_stages(STAGES, config, show_progress=show_progress, finished=finished)
+    run_stages(
+        STAGES,
+        config,
+        show_progress=show_progress,
+        recorder=recorder_of(config),
+        finished=finished,
+    )
     seconds = time.perf_counter() - begin
 
     order = released_order(config.workspace / "build_features")

@@ -18,6 +18,7 @@ from pipelines.artifacts import digest_of_json, to_json, write_text_durably
 from pipelines.config import RunConfig
 from pipelines.config_file import plain
 from pipelines.model_inputs import ModelInputs, released_order
+from pipelines.promotion import CHAMPION, note_alias
 from pipelines.release_checks import Metrics, release_verdicts
 from pipelines.stage import StageContext, StageRows
 from pipelines.stage_errors import RefusedError
@@ -68,9 +69,10 @@ def champion_metrics(folder: Path, challenger: str) -> Metrics | None:
 
 
 def digest_of_config(config: RunConfig) -> str:
-    """Hash what shapes the bundle: everything but where files lie."""
+    """Hash what shapes the bundle: everything but where files lie and runs are tracked."""
     table: dict[str, Any] = plain(config)
     table.pop("workspace")
+    table.pop("tracking")
     for where in config.raw_file_keys():
         section, _, key = where.partition(".")
         table[section].pop(key, None)
@@ -179,6 +181,7 @@ def release(context: StageContext) -> StageRows:
         config_digest=digest_of_config(config),
     )
     publish(folder, version)
+    note_alias(folder, CHAMPION, version, "release")
     _, digest = read_manifest(directory)
     (context.workspace.path / REFUSED).unlink(missing_ok=True)
     document = {

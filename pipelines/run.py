@@ -16,6 +16,7 @@ from pathlib import Path
 from pipelines.artifacts import Manifest, begin, commit, digest_of_file, write_text_durably
 from pipelines.config import RunConfig
 from pipelines.config_file import plain, to_toml
+from pipelines.run_record import Recorder
 from pipelines.stage import Stage, StageContext
 from pipelines.workspace import Workspace
 
@@ -128,6 +129,7 @@ def run_stage(
     *,
     force: bool = False,
     show_progress: bool = False,
+    recorder: Recorder | None = None,
 ) -> StageOutcome:
     """Bring one stage's artefact up to date; the caller holds the workspace's lock."""
     planned = plan(stage, config, workspace)
@@ -148,21 +150,23 @@ def run_stage(
     workspace.keep_only_checkpoints(stage.name, None if force else planned.making)
     measured = reset_peak_memory()
     started, started_at = time.perf_counter(), datetime.now(UTC)
-    partial = begin(final)
-    with naming_disk_errors(stage):
-        rows = stage.function(replace(context, output=partial))
-    seconds, memory = time.perf_counter() - started, peak_memory_bytes() if measured else 0
-    manifest = commit(
-        partial,
-        final,
-        manifest=replace(planned, rows=rows.counts()),
-        run={
-            "seconds": round(seconds, 3),
-            "host": platform.node(),
-            "started": started_at.isoformat(timespec="seconds"),
-            "peak_memory_bytes": memory,
-        },
-    )
+    recorder = recorder or Recorder()
+    with recorder.recording(planned, final):
+        partial = begin(final)
+        with naming_disk_errors(stage):
+            rows = stage.function(replace(context, output=partial))
+        seconds, memory = time.perf_counter() - started, peak_memory_bytes() if measured else 0
+        manifest = commit(
+            partial,
+            final,
+            manifest=replace(planned, rows=rows.counts()),
+            run={
+                "seconds": round(seconds, 3),
+                "host": platform.node(),
+                "started": started_at.isoformat(timespec="seconds"),
+                "peak_memory_bytes": memory,
+            },
+        )
     workspace.keep_only_checkpoints(stage.name, None)
     return StageOutcome(
         stage=stage.name,
@@ -179,6 +183,7 @@ def run_stages(
     *,
     force: Sequence[str] = (),
     show_progress: bool = False,
+    recorder: Recorder | None = None,
     started: Callable[[Stage], None] = lambda _stage: None,
     finished: Callable[[StageOutcome], None] = lambda _outcome: None,
 ) -> list[StageOutcome]:
@@ -187,6 +192,7 @@ def run_stages(
     Args:
         stages: In the order of pipelines/stages.py.
         force: Names of stages to make again even if nothing changed.
+        recorder: Where the runs of stages are tracked; nowhere by default.
         started: Told of each stage as it begins.
         finished: Told of each stage's outcome.
 
@@ -207,6 +213,7 @@ def run_stages(
                 workspace,
                 force=stage.name in force,
                 show_progress=show_progress,
+                recorder=recorder,
             )
             finished(outcome)
             outcomes.append(outcome)

@@ -55,8 +55,9 @@ class TrackingConfig:
 
     enabled: bool = True
     uri: str | None = None
-    """An MLflow server (http://host:5000) or database (sqlite:////path/mlflow.db); None is SQLite
-    in the workspace. User and password come from MLFLOW_TRACKING_USERNAME and _PASSWORD."""
+    """An MLflow server (http://host:5000) or database (sqlite:////path/mlflow.db); None is the one
+    of MLFLOW_TRACKING_URI, else SQLite in the workspace. User and password come from
+    MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
     experiment: str = "recsys"
     model: str = "recsys"
     """Name of the bundles in the model registry."""
@@ -107,7 +108,8 @@ def open_tracking(config: TrackingConfig, workspace: Path) -> Tracking:
 
 def store_uri(config: TrackingConfig, outbox: Outbox) -> str:
     """Return the store's address; by default a database beside the outbox."""
-    return config.uri or f"sqlite:///{(outbox.path.parent / 'mlflow.db').absolute()}"
+    beside = f"sqlite:///{(outbox.path.parent / 'mlflow.db').absolute()}"
+    return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or beside
 
 
 def is_server(uri: str) -> bool:

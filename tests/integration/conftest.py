@@ -40,6 +40,9 @@ learning_rate = 0.01
 
 [evaluation]
 ks = [5, 10]
+
+[tracking]
+enabled = false
 """
 
 

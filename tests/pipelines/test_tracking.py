@@ -44,7 +44,8 @@ def lines(outbox: Outbox) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def outbox(tmp_path: Path) -> Outbox:
+def outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outbox:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return outbox_of(tmp_path)
 
 

@@ -1,0 +1,128 @@
+"""What tracking keeps of a finished stage: read from its artefact, so that stages know no tracking.
+
+Metrics are named <tie order>/<split>/<model>/<metric>, curves <tie order>/<number>.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines.artifacts import MANIFEST, RUN, Manifest
+from pipelines.outbox import RunLog, SilentTracking, Tracking
+from pipelines.promotion import CHAMPION, told_release
+from serving.manifest import bundle_directory
+
+
+def numbers_of(table: Mapping[str, Any], above: str = "") -> dict[str, float]:
+    """Collect the numbers of nested tables by path; what is no number is left out."""
+    values: dict[str, float] = {}
+    for name, value in table.items():
+        key = f"{above}/{name}" if above else name
+        if isinstance(value, Mapping):
+            values |= numbers_of(value, key)
+        elif isinstance(value, (int, float)):
+            values[key] = float(value)
+    return values
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of an artefact."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def record_training(run: RunLog, artefact: Path) -> None:
+    """Tell the curves and how each training ended."""
+    for curve in sorted(artefact.glob("*/curve.jsonl")):
+        for line in curve.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            step = int(row.pop("step"))
+            run.log(step, **{f"{curve.parent.name}/{name}": one for name, one in row.items()})
+    for ending in sorted(artefact.glob("*/training.json")):
+        run.metrics(numbers_of(read_json(ending), ending.parent.name))
+
+
+def record_documents(run: RunLog, artefact: Path) -> None:
+    """Tell the numbers of each JSON document at the artefact's top."""
+    for path in sorted(artefact.glob("*.json")):
+        if path.name not in (MANIFEST, RUN):
+            document = read_json(path)
+            if isinstance(document, dict):
+                above = "" if path.stem in ("metrics", "recall") else path.stem
+                run.metrics(numbers_of(document, above))
+            run.artifact(path)
+
+
+def record_release(run: RunLog, artefact: Path, bundles: Path, model: str) -> None:
+    """Enter the released bundle into the registry, as champion."""
+    document = read_json(artefact / "release.json")
+    version = document["version"]
+    run.register(
+        model,
+        bundle_directory(bundles, version).absolute(),
+        version=version,
+        digest=document["digest"],
+        tags=told_release(bundles, document),
+    )
+    run.alias(model, CHAMPION, version, action="release")
+
+
+RECORDERS: dict[str, Callable[[RunLog, Path], None]] = {
+    "train_two_tower": record_training,
+    "refit": record_training,
+    "evaluate": record_documents,
+    "build_index": record_documents,
+}
+
+
+def record_stage(run: RunLog, stage: str, artefact: Path, *, bundles: Path, model: str) -> None:
+    """Tell what a stage made, after its artefact was committed.
+
+    Args:
+        artefact: The stage's directory.
+        bundles: Folder of the released bundles.
+        model: Name of the bundles in the registry.
+    """
+    run.metrics(numbers_of(read_json(artefact / MANIFEST)["rows"], "rows"))
+    run.metrics(numbers_of(read_json(artefact / RUN), "run"))
+    if stage in RECORDERS:
+        RECORDERS[stage](run, artefact)
+    if stage == "release":
+        record_release(run, artefact, bundles, model)
+    run.artifact(artefact / MANIFEST)
+    for report in sorted(artefact.rglob("*.html")):
+        run.artifact(report, "reports")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorder:
+    """Keeps each stage that runs as one tracked run; by default nowhere."""
+
+    tracking: Tracking = field(default_factory=SilentTracking)
+    bundles: Path = Path("bundles")
+    model: str = "recsys"
+
+    @contextmanager
+    def recording(self, planned: Manifest, artefact: Path) -> Iterator[RunLog]:
+        """Track what happens inside, and what the stage then made; an error fails the run.
+
+        Args:
+            planned: What the stage is made from.
+            artefact: Where the stage stands when it is done.
+        """
+        with self.tracking.start_run(
+            planned.stage,
+            key=planned.making,
+            config=planned.config,
+            digests=planned.inputs,
+            versions=planned.versions,
+        ) as run:
+            yield run
+            record_stage(run, planned.stage, artefact, bundles=self.bundles, model=self.model)
+            settings = artefact.parent / "config.toml"
+            if settings.exists():
+                run.artifact(settings)
