@@ -79,9 +79,8 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     operators.BashOperator = Task  # type: ignore[attr-defined]
     sdk = ModuleType("airflow.sdk")
     sdk.DAG = Dag  # type: ignore[attr-defined]
-    timetables = ModuleType("airflow.timetables.interval")
-    timetables.CronDataIntervalTimetable = lambda cron, timezone: (cron, timezone)  # type: ignore[attr-defined]
-    for module in (operators, sdk, timetables):
+    sdk.CronDataIntervalTimetable = lambda cron, timezone: (cron, timezone)  # type: ignore[attr-defined]
+    for module in (operators, sdk):
         monkeypatch.setitem(sys.modules, module.__name__, module)
         above = module.__name__.split(".")
         for depth in range(1, len(above)):
