@@ -19,7 +19,7 @@ from recsys.testing.synthetic import World
 from serving.recommend import Recommender
 
 Recsys = Callable[..., Result]
-DIFFERS_BY_NATURE = {"run.json", "ledger.jsonl", "config.toml", "lock"}
+DIFFERS_BY_NATURE = {"run.json", "ledger.jsonl", "aliases.jsonl", "config.toml", "lock"}
 
 
 def digests(workspace: Path) -> dict[str, str]:
