@@ -11,8 +11,9 @@ Axes: B queries, N item rows (row 0 included), D width, k list length.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from math import isqrt
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -141,12 +142,12 @@ class FaissIndex:
         if len(queries) == 0 or num_allowed == 0:
             return lists
 
-        _use_threads(self.num_threads)
         # Row 0 may come back where no mask forbids it, so one more is asked for.
         width = min(k + 1, self.num_item_rows)
-        found_scores, found_rows = self._index.search(
-            _as_float32(queries), width, params=self._parameters(width, num_allowed, mask)
-        )
+        with _threads(self.num_threads):
+            found_scores, found_rows = self._index.search(
+                _as_float32(queries), width, params=self._parameters(width, num_allowed, mask)
+            )
         rows = torch.from_numpy(found_rows)
         scores = torch.from_numpy(found_scores).masked_fill_(rows <= 0, -torch.inf)
         rows, order = rows.masked_fill_(rows <= 0, NO_ROW).sort(dim=1)
@@ -171,8 +172,8 @@ class FaissIndex:
         An IVF index keeps its lists, so build anew once the catalogue has grown by half.
         """
         _check_items(vectors, self.dim, first_row=self.num_item_rows)
-        _use_threads(1)
-        self._index.add(_as_float32(vectors))
+        with _threads(1):
+            self._index.add(_as_float32(vectors))
 
     def save(self, path: Path) -> str:
         """Write the index and its JSON description, both atomically; return the sha256."""
@@ -288,11 +289,12 @@ def build_index(vectors: Tensor, config: FaissIndexConfig | None = None) -> Fais
     stored = _as_float32(vectors).copy()
     stored[0] = 0
     kind = config.kind_for(len(vectors))
-    _use_threads(config.build_threads)
     build = {"flat": _build_flat, "hnsw": _build_hnsw, "ivf_sq8": _build_ivf_sq8}[kind]
+    with _threads(config.build_threads):
+        built = build(stored, config)
     exact_max_rows = config.masked_exact_max_rows
     return FaissIndex(
-        build(stored, config),
+        built,
         kind,
         effort=config.effort or DEFAULT_EFFORT[kind],
         masked_exact_max_rows=(
@@ -427,15 +429,19 @@ def _lists_of(index: Any) -> Any:
     return _faiss().downcast_index(index.base_index)
 
 
-@cache
-def _default_threads() -> int:
-    return int(_faiss().omp_get_max_threads())
+@contextmanager
+def _threads(num_threads: int | None) -> Iterator[None]:
+    """Let faiss take so many threads (None: as many as OpenMP has) and put the number back.
 
-
-def _use_threads(num_threads: int | None) -> None:
-    """Set how many threads faiss takes; OpenMP keeps that for each calling thread apart."""
-    default = _default_threads()
-    _faiss().omp_set_num_threads(num_threads or default)
+    torch may share the OpenMP runtime, and would train with that number afterwards.
+    """
+    faiss = _faiss()
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(num_threads or before)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 def _faiss() -> Any:

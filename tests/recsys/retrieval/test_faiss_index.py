@@ -211,3 +211,12 @@ def test_bad_queries_are_refused():
     with pytest.raises(ValueError, match="mask covers 9 item rows, the index has 50"):
         index.search(QUERIES, 3, ItemMask.all(9))
     assert index.search(torch.zeros(0, DIM), 3).item_rows.shape == (0, 3)
+
+
+def test_searching_leaves_the_number_of_torch_threads_alone() -> None:
+    vectors = torch.nn.functional.normalize(torch.randn(50, 8), dim=1)
+    before = torch.get_num_threads()
+    index = build_index(vectors, FaissIndexConfig())
+    index.num_threads = 1
+    index.search(vectors[:3], 5)
+    assert torch.get_num_threads() == before
