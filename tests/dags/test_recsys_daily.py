@@ -175,6 +175,8 @@ def test_airflow_runs_a_tiny_world_from_events_to_a_bundle(tmp_path: Path):
     airflow("db", "migrate")
     told = airflow("dags", "test", "recsys_daily", "2026-01-02")
 
-    workspace = tmp_path / "runs" / "2026-01-02"
+    # A run at the start of the second is of the whole first.
+    workspace = tmp_path / "runs" / "2026-01-01"
     assert Workspace(workspace).manifest("release") is not None, told
     assert (tmp_path / "runs" / "bundles" / "current" / "manifest.json").is_file()
+    assert not (tmp_path / "runs" / "2026-01-02").exists()
