@@ -7,11 +7,11 @@ INSTALLED := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo test check format serve bench lock clean
+.PHONY: help install install-airflow demo test check format serve bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED)  ## environment in .venv and the demo's data, from the locks
 
@@ -27,6 +27,11 @@ $(INSTALLED): requirements/cpu.txt requirements/dev.txt pyproject.toml
 	@echo "install: the demo's data"
 	@$(BIN)/recsys data fetch movielens-100k
 	@touch $(INSTALLED)
+
+install-airflow:  ## Airflow in .venv-airflow, for the test that runs the DAG
+	@$(PYTHON) -m venv .venv-airflow
+	@.venv-airflow/bin/python -m pip install -q --disable-pip-version-check --no-deps \
+		-r requirements/airflow.txt
 
 demo: install  ## MovieLens-100K from raw file to metrics, recommendations and a bundle
 	@$(BIN)/recsys demo
