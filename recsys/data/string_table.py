@@ -13,12 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def write_string_table(directory: Path, name: str, strings: Sequence[str]) -> list[Path]:
-    """Write the strings and return the two files.
-
-    Raises:
-        ValueError: If a string cannot be written as UTF-8 (a lone surrogate).
-    """
+def _packed(strings: Sequence[str], name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Put the texts' UTF-8 bytes one after the other; return them and where each begins."""
     encoded = []
     for row, text in enumerate(strings):
         try:
@@ -30,8 +26,18 @@ def write_string_table(directory: Path, name: str, strings: Sequence[str]) -> li
             ) from error
     offsets = np.zeros(len(encoded) + 1, np.int64)
     np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    return np.frombuffer(b"".join(encoded), np.uint8), offsets
+
+
+def write_string_table(directory: Path, name: str, strings: Sequence[str]) -> list[Path]:
+    """Write the strings and return the two files.
+
+    Raises:
+        ValueError: If a string cannot be written as UTF-8 (a lone surrogate).
+    """
+    utf8, offsets = _packed(strings, name)
     paths = [directory / f"{name}.utf8.npy", directory / f"{name}.offsets.npy"]
-    np.save(paths[0], np.frombuffer(b"".join(encoded), np.uint8), allow_pickle=False)
+    np.save(paths[0], utf8, allow_pickle=False)
     np.save(paths[1], offsets, allow_pickle=False)
     return paths
 
@@ -61,10 +67,8 @@ class StringTable:
 
     @classmethod
     def from_strings(cls, strings: Sequence[str]) -> StringTable:
-        encoded = [text.encode() for text in strings]
-        offsets = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(text) for text in encoded], out=offsets[1:])
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+        """Build a table that lives in memory; raises as ``write_string_table`` does."""
+        return cls(*_packed(strings, "in memory"))
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
