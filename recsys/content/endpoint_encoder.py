@@ -1,0 +1,97 @@
+"""An OpenAI-compatible embeddings endpoint as an encoder of texts; every reply is checked.
+
+Axes: n texts, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recsys.content.encoder import Vectors, normalized
+from recsys.content.endpoint import Endpoint, EndpointConfig
+from recsys.content.prompt import EndpointError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingEndpointConfig(EndpointConfig):
+    """An endpoint that gives embeddings."""
+
+    dim: int
+    """Width of its vectors; a reply of another width is an error, not a surprise."""
+    batch_size: int = 64
+    """Texts a request, which is also what a killed run has to pay for again."""
+    max_text_chars: int = 8_000
+    """Of a text; what is beyond is not sent, since servers refuse texts that are too long."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("dim", "batch_size", "max_text_chars"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+
+
+class EndpointEncoder:
+    """Asks an endpoint for vectors; texts without a character are zeros and cost nothing."""
+
+    def __init__(self, config: EmbeddingEndpointConfig, endpoint: Endpoint | None = None) -> None:
+        self._config = config
+        self._endpoint = endpoint or Endpoint(config)
+
+    @property
+    def name(self) -> str:
+        return f"{self._endpoint.name}-{self._config.dim}-{self._config.max_text_chars}"
+
+    @property
+    def dim(self) -> int:
+        return self._config.dim
+
+    @property
+    def shard_rows(self) -> int:
+        return self._config.batch_size
+
+    def encode(
+        self, texts: Sequence[str], progress: Callable[[int], None] | None = None
+    ) -> Vectors:
+        """Encode, [n, D].
+
+        Raises:
+            EndpointError: If replies fail to come, or are of another number, width or kind.
+        """
+        vectors = np.zeros((len(texts), self.dim), np.float32)
+        for begin in range(0, len(texts), self._config.batch_size):
+            end = min(begin + self._config.batch_size, len(texts))
+            rows = [row for row in range(begin, end) if texts[row].strip()]
+            if rows:
+                sent = [texts[row][: self._config.max_text_chars] for row in rows]
+                sent = [text.encode("utf-8", "replace").decode() for text in sent]
+                vectors[rows] = self._checked(self._endpoint.embed(sent))
+            if progress is not None:
+                progress(end)
+        return normalized(vectors)
+
+    def _checked(self, embeddings: list[Any]) -> Vectors:
+        """Turn a reply into [n, D] finite numbers, none of them a row of zeros."""
+        for place, embedding in enumerate(embeddings):
+            if not isinstance(embedding, list) or len(embedding) != self.dim:
+                given = len(embedding) if isinstance(embedding, list) else type(embedding).__name__
+                raise EndpointError(
+                    f"{self._endpoint.name} gave a vector of width {given} for text {place} of the "
+                    f"batch, dim = {self.dim} is configured; correct dim or the model's name"
+                )
+        try:
+            vectors = np.array(embeddings, np.float32)
+        except (TypeError, ValueError, OverflowError):
+            raise EndpointError(
+                f"{self._endpoint.name} gave vectors that hold no numbers"
+            ) from None
+        bad = ~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1)
+        if np.any(bad):
+            raise EndpointError(
+                f"{self._endpoint.name} gave a vector of zeros, NaN or infinity for "
+                f"{int(np.sum(bad))} of {len(embeddings)} texts; nothing of this batch was kept"
+            )
+        return vectors

@@ -1,0 +1,257 @@
+"""Ask a language model what items are about, within a budget, and never twice for one text.
+
+Every request is written to a ledger before it is sent and after it is answered
+(recsys/content/enrichment_ledger.py). The budget covers all that was ever spent on the texts at
+hand under this model and prompt, whichever run spent it, so a killed and restarted run cannot
+exceed it. A request is made only if its upper bound still fits, so the stop is hard.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from recsys.content.attributes import PROMPT_VERSION, SCHEMA, Attribute, parse_reply, prompt_for
+from recsys.content.enrichment_ledger import EnrichmentLedger, open_ledger, text_key
+from recsys.content.prompt import (
+    Completion,
+    EndpointError,
+    EndpointRefusedError,
+    LanguageModel,
+    Prompt,
+    Tokens,
+)
+from recsys.content.text import clean_text
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnrichmentConfig:
+    """What may be spent on enrichment, and how a text is asked about."""
+
+    token_budget: int = 0
+    """Tokens, read and written, over all items and runs; 0 asks nothing."""
+    cost_budget: float | None = None
+    """The same in money, by the two prices below; 0 asks nothing, None sets no limit."""
+    prompt_price: float = 0.0
+    """Money for a million tokens read."""
+    completion_price: float = 0.0
+    """Money for a million tokens written."""
+    max_reply_tokens: int = 400
+    """Longest answer for one item."""
+    max_attempts: int = 2
+    """Answers asked for one text, over all runs, as long as none holds to the schema."""
+    max_text_chars: int = 2000
+    """Of an item's text; what is beyond is not sent."""
+    max_unreachable: int = 5
+    """Stop when so many requests in a row get no answer after all their retries."""
+
+    def __post_init__(self) -> None:
+        for name in ("token_budget", "prompt_price", "completion_price"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        if self.cost_budget is not None and self.cost_budget < 0:
+            raise ValueError(f"cost_budget must be >= 0, got {self.cost_budget}")
+        if self.cost_budget and not (self.prompt_price or self.completion_price):
+            raise ValueError(
+                "cost_budget has no effect without prices; set prompt_price and completion_price "
+                "(money for a million tokens)"
+            )
+        for name in ("max_reply_tokens", "max_attempts", "max_text_chars", "max_unreachable"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+
+    def cost(self, spent: Tokens) -> float:
+        """Price tokens."""
+        read = spent.prompt_tokens * self.prompt_price
+        return (read + spent.completion_tokens * self.completion_price) / 1e6
+
+
+class BudgetSpentError(ValueError):
+    """The next request could exceed the budget."""
+
+
+class Enrichment(NamedTuple):
+    """What is known about each text, in their order, and what it took."""
+
+    attributes: list[Mapping[str, Attribute] | None]
+    reasons: list[str | None]
+    """Why a text has no attributes."""
+    spent: Tokens
+    """On these texts, by this run and all before it."""
+    asked: int
+    """Requests of this run."""
+    budget_reached: bool
+
+
+def enrich(
+    texts: Sequence[str],
+    model: LanguageModel,
+    cache_dir: Path,
+    config: EnrichmentConfig,
+    progress: Callable[[int, int], None] | None = None,
+) -> Enrichment:
+    """Find the attributes of texts: from the ledger, or else from the model.
+
+    Args:
+        texts: One an item, of any length; equal ones are asked about once.
+        cache_dir: Holds the ledgers of all models; made if missing.
+        progress: Gets (texts answered, texts to ask about).
+
+    Raises:
+        EndpointError: If the endpoint refuses or stays away; what it answered before is kept.
+    """
+    lines = [clean_text(text)[: config.max_text_chars] for text in texts]
+    keys = [text_key(line) for line in lines]
+    with open_ledger(cache_dir, model.name, PROMPT_VERSION) as ledger:
+        wanted = {key: line for key, line in zip(keys, lines, strict=True) if line}
+        session = Session(ledger, model, config, wanted, progress)
+        session.run()
+        reasons = [
+            None if key in ledger.answers else session.reason(key) if line else "no text"
+            for key, line in zip(keys, lines, strict=True)
+        ]
+        result = Enrichment(
+            attributes=[ledger.answers.get(key) for key in keys],
+            reasons=reasons,
+            spent=session.spent,
+            asked=session.asked,
+            budget_reached=session.budget_reached,
+        )
+    logger.info(
+        "enriched texts",
+        extra={
+            "model": model.name,
+            "texts": len(texts),
+            "asked": result.asked,
+            "without": sum(reason is not None for reason in reasons),
+            **result.spent._asdict(),
+        },
+    )
+    return result
+
+
+class Session:
+    """One run over the texts that lack an answer; the log that a language model reports to."""
+
+    def __init__(
+        self,
+        ledger: EnrichmentLedger,
+        model: LanguageModel,
+        config: EnrichmentConfig,
+        texts: Mapping[str, str],
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._ledger, self._model, self._config, self._texts = ledger, model, config, texts
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._keys: list[str] = []
+        self._prompts: list[Prompt] = []
+        self._bounds: dict[str, Tokens] = {}
+        self._without_answer: dict[str, str] = {}
+        self._in_a_row = self._done = self.asked = 0
+        self._fatal: Exception | None = None
+        self.budget_reached = False
+        self.spent = ledger.spent_on(texts)
+
+    def run(self) -> None:
+        """Ask until every text has an answer or has used up its attempts.
+
+        Raises:
+            EndpointError: If the endpoint refuses or stays away.
+        """
+        for attempt in range(1, self._config.max_attempts + 1):
+            self._keys = [
+                key
+                for key in self._texts
+                if key not in self._ledger.answers
+                and len(self._ledger.failures.get(key, ())) < attempt
+            ]
+            self._prompts = [prompt_for(self._texts[key]) for key in self._keys]
+            self._done = 0
+            if self._keys and not self.budget_reached:
+                self._model.complete_json(
+                    self._prompts, SCHEMA, max_tokens=self._config.max_reply_tokens, log=self
+                )
+            if self._fatal is not None:
+                raise self._fatal
+
+    def charge(self, index: int) -> None:
+        """Reserve what a request takes at most.
+
+        Raises:
+            BudgetSpentError: If that exceeds the budget.
+        """
+        key, prompt = self._keys[index], self._prompts[index]
+        bound = self._model.token_bound(prompt, SCHEMA, self._config.max_reply_tokens)
+        with self._lock:
+            if self._fatal is not None:
+                raise self._fatal
+            after = self.spent.plus(bound)
+            limit = self._config.cost_budget
+            # What costs nothing is not asked for either where the budget is nothing.
+            too_dear = limit is not None and (limit == 0 or self._config.cost(after) > limit)
+            if after.total > self._config.token_budget or too_dear:
+                self.budget_reached = True
+                raise BudgetSpentError(f"the next request may take {bound.total} tokens")
+            self.spent, self._bounds[key] = after, bound
+            self.asked += 1
+            self._ledger.send(key, bound)
+
+    def record(self, index: int, answer: Completion | Exception) -> None:
+        """Keep an answer, or decide what its absence means."""
+        key = self._keys[index]
+        with self._lock:
+            if isinstance(answer, Completion):
+                self._settle(key, answer.tokens)
+                self._keep(key, answer, self._prompts[index].mark)
+                self._in_a_row = 0
+                self._without_answer.pop(key, None)
+            elif isinstance(answer, EndpointError):
+                self._miss(key, answer)
+            elif not isinstance(answer, BudgetSpentError) and self._fatal is None:
+                self._fatal = answer
+            self._done += 1
+            if self._progress is not None and self._fatal is None and not self.budget_reached:
+                self._progress(self._done, len(self._keys))
+
+    def reason(self, key: str) -> str:
+        """Say why a text has no attributes."""
+        if reasons := self._ledger.failures.get(key):
+            return reasons[-1]
+        return self._without_answer.get(key) or "not asked: the budget is spent"
+
+    def _settle(self, key: str, tokens: Tokens | None) -> None:
+        bound = self._bounds.pop(key)
+        if tokens is not None:
+            self.spent = self.spent.minus(bound).plus(tokens)
+
+    def _keep(self, key: str, answer: Completion, mark: str) -> None:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        try:
+            values = parse_reply(answer.text, mark)
+        except ValueError as error:
+            self._ledger.fail(key, str(error), now, answer.tokens)
+        else:
+            self._ledger.answer(key, values, now, answer.tokens)
+
+    def _miss(self, key: str, error: EndpointError) -> None:
+        """Note that no answer came; stop where none will come."""
+        if error is self._fatal:
+            return
+        if not error.may_be_paid and key in self._bounds:
+            self._settle(key, Tokens())
+            self._ledger.release(key)
+        self._bounds.pop(key, None)
+        self._without_answer[key] = str(error)
+        self._in_a_row += 1
+        if isinstance(error, EndpointRefusedError) or (
+            self._in_a_row >= self._config.max_unreachable and self._fatal is None
+        ):
+            self._fatal = error

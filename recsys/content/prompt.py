@@ -1,0 +1,118 @@
+"""What is asked of a language model, what it answers, and who hears of it.
+
+Two kinds answer: recsys/content/endpoint.py and recsys/content/language_model.py. Whoever asks
+hands over a log: it is told before anything may cost money, and again with each answer, from the
+thread that got it, so that a killed caller has every answer that came.
+
+An item's text is data. It reaches an endpoint as one JSON string between marks made of its own
+hash, and a local model as one line; one prompt holds one text, so no text can speak about another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+Schema = Mapping[str, Any]
+# No tokenizer makes more tokens than bytes; a chat template adds some around each message.
+TEMPLATE_TOKENS = 64
+
+
+class Example(NamedTuple):
+    """A text with the answer a model should give; shown to local models only."""
+
+    text: str
+    answer: Mapping[str, str | Sequence[str]]
+
+
+class Prompt(NamedTuple):
+    """What is to be done (ours) and the text it is done to (a stranger's)."""
+
+    instructions: str
+    text: str
+    examples: tuple[Example, ...] = ()
+
+    @property
+    def mark(self) -> str:
+        """Stand around the text; the text cannot hold it, since it is made of the text's hash."""
+        digest = hashlib.sha256(self.text.encode("utf-8", "replace")).hexdigest()
+        return f"<<<item {digest[:16]}>>>"
+
+    def delimited(self) -> str:
+        """Write the text as one JSON string between two marks."""
+        readable = self.text.encode("utf-8", "replace").decode()
+        return f"{self.mark}\n{json.dumps(readable, ensure_ascii=False)}\n{self.mark}"
+
+
+class Tokens(NamedTuple):
+    """Tokens that a model reads and writes: what is paid for."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def plus(self, other: Tokens) -> Tokens:
+        """Add both counts."""
+        return Tokens(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+        )
+
+    def minus(self, other: Tokens) -> Tokens:
+        """Subtract both counts."""
+        return self.plus(Tokens(-other.prompt_tokens, -other.completion_tokens))
+
+
+class Completion(NamedTuple):
+    """An answer as the model wrote it, JSON or not, and what it took; None: it did not say."""
+
+    text: str
+    tokens: Tokens | None
+
+
+class EndpointError(ValueError):
+    """An endpoint did not answer as it should; the message says what to do."""
+
+    def __init__(self, message: str, *, may_be_paid: bool = False) -> None:
+        super().__init__(message)
+        self.may_be_paid = may_be_paid
+        """Whether the last attempt may have been charged for, though no answer came."""
+
+
+class EndpointUnreachableError(EndpointError):
+    """No usable answer after all retries; asking later may help."""
+
+
+class EndpointRefusedError(EndpointError):
+    """The endpoint refuses every request: the key, the model's name or the address is wrong."""
+
+
+class CompletionLog(Protocol):
+    """Hears of every request; its methods are called from several threads."""
+
+    def charge(self, index: int) -> None:
+        """Hear that prompt ``index`` is about to be sent; raises to forbid it."""
+
+    def record(self, index: int, answer: Completion | Exception) -> None:
+        """Keep the answer to prompt ``index``, or why there is none."""
+
+
+class LanguageModel(Protocol):
+    """Answers prompts with JSON."""
+
+    @property
+    def name(self) -> str:
+        """Identity of the answers; part of their cache key."""
+
+    def token_bound(self, prompt: Prompt, schema: Schema, max_tokens: int) -> Tokens:
+        """Say how many tokens one answer takes at most."""
+
+    def complete_json(
+        self, prompts: Sequence[Prompt], schema: Schema, *, max_tokens: int, log: CompletionLog
+    ) -> None:
+        """Answer every prompt through ``log``."""

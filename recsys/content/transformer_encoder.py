@@ -1,0 +1,105 @@
+"""Any Hugging Face model as an encoder of texts, decoder language models included.
+
+The last hidden states of a text's tokens become one vector: their mean, or the state of the last
+token, which alone has read the whole text in a decoder (E5-Mistral, arXiv:2401.00368).
+
+Axes: n texts, B batch, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from recsys.content.encoder import Vectors, normalized
+from recsys.content.language_model import load_transformer, model_digest
+
+Pooling = Literal["mean", "last"]
+
+
+class TransformerEncoder:
+    """Pools the hidden states of a model folder or GGUF file, in float32."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        pooling: Pooling = "mean",
+        max_tokens: int = 512,
+        batch_size: int = 32,
+        device: str | None = None,
+    ) -> None:
+        """Load the model.
+
+        Args:
+            path: A Hugging Face folder (config.json and safetensors) or a GGUF file.
+            max_tokens: Of a text; the rest is not read.
+            batch_size: Texts encoded at once.
+            device: Such as "cpu" or "cuda"; None takes the GPU where there is one.
+
+        Raises:
+            ValueError: If there is no such model.
+        """
+        import torch
+
+        self._torch: Any = torch
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self._tokenizer, model = load_transformer(path, head=False)
+        # Behind the text, so that position and last token are those of the text alone.
+        self._tokenizer.padding_side = "right"
+        self._model = model.to(device)
+        self._pooling = pooling
+        self._max_tokens = max_tokens
+        self._batch_size = batch_size
+        stem = path.stem if path.is_file() else path.name
+        self._name = f"{stem}-{pooling}-{max_tokens}-{model_digest(path)}"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def dim(self) -> int:
+        return int(self._model.config.hidden_size)
+
+    @property
+    def shard_rows(self) -> int:
+        return 1024
+
+    def encode(
+        self, texts: Sequence[str], progress: Callable[[int], None] | None = None
+    ) -> Vectors:
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        vectors = np.zeros((len(texts), self.dim), np.float32)
+        for begin in range(0, len(order), self._batch_size):
+            rows = [i for i in order[begin : begin + self._batch_size] if texts[i].strip()]
+            if rows:
+                vectors[rows] = self._pooled([texts[i] for i in rows])
+            if progress is not None:
+                progress(min(begin + self._batch_size, len(order)))
+        return normalized(vectors)
+
+    def _pooled(self, texts: list[str]) -> Vectors:
+        """Encode some texts at once, [B, D], lengths as the model gives them."""
+        readable = [text.encode("utf-8", "replace").decode() for text in texts]
+        batch = self._tokenizer(
+            readable,
+            return_tensors="pt",
+            padding=True,
+            truncation=True,
+            max_length=self._max_tokens,
+            return_token_type_ids=False,
+        ).to(self._model.device)
+        with self._torch.inference_mode():
+            states = self._model(**batch).last_hidden_state.float()  # [B, T, D]
+            mask = batch["attention_mask"].unsqueeze(-1)  # [B, T, 1]
+            if self._pooling == "mean":
+                pooled = (states * mask).sum(1) / mask.sum(1).clamp(min=1)  # [B, D]
+            else:
+                last = mask.sum(1).clamp(min=1) - 1  # [B, 1]
+                pooled = states.take_along_dim(last.unsqueeze(-1), 1).squeeze(1)  # [B, D]
+        vectors: Vectors = pooled.cpu().numpy()
+        return vectors
