@@ -10,7 +10,7 @@ from pipelines.model_inputs import ModelInputs, Rows, released_order
 from pipelines.stage import StageContext, StageRows
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.faiss_index import build_index as build
-from recsys.retrieval.faiss_index import tune_effort
+from recsys.retrieval.index_recall import tune_effort
 
 RECALL_K = 100
 RECALL_QUERIES = 1_000

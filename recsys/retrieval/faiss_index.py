@@ -1,9 +1,6 @@
-"""Approximate nearest items by FAISS: flat, HNSW or IVF with 8-bit codes; the only door to faiss.
+"""Approximate nearest items by FAISS: flat, HNSW or IVF with 8-bit codes, on the CPU or a GPU.
 
-Ids are item rows; row 0 (padding) is stored as zeros and never returned. All kinds maximise the
-inner product. HNSW: Malkov and Yashunin, arXiv:1603.09320. IVF-SQ8 finds candidates by 8-bit
-codes and re-scores them with half-precision copies, since 8 bits alone lose the last per cent of
-recall however many lists are probed.
+Ids are item rows; row 0 (padding) is stored as zeros and never returned.
 
 Axes: B queries, N item rows (row 0 included), D width, k list length.
 """
@@ -11,21 +8,25 @@ Axes: B queries, N item rows (row 0 included), D width, k list length.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from math import isqrt
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import NO_ROW, TopK, no_items
 from recsys.retrieval.exact import check_queries, exact_top_k
+from recsys.retrieval.faiss_build import FaissIndexConfig, build_bare_index
+from recsys.retrieval.faiss_gpu import GpuCopy, check_gpu
+from recsys.retrieval.faiss_library import (
+    RESCORED_PER_RESULT,
+    Kind,
+    as_float32,
+    faiss_threads,
+    load_faiss,
+)
 from recsys.retrieval.index_file import (
     IndexFileMeta,
     file_digest,
@@ -34,53 +35,11 @@ from recsys.retrieval.index_file import (
     write_meta,
 )
 
-Kind = Literal["flat", "hnsw", "ivf_sq8"]
 DEFAULT_EFFORT: dict[Kind, int] = {"flat": 1, "hnsw": 256, "ivf_sq8": 64}
 MASKED_EXACT_MAX_ROWS: dict[Kind, int] = {"flat": 0, "hnsw": 50_000, "ivf_sq8": 10_000}
 """Below this the exact search is the faster one; HNSW also misses much of what a mask leaves."""
 MAX_HNSW_EFFORT = 4096
-RESCORED_PER_RESULT = 1.5
-"""IVF-SQ8 re-scores so many candidates for each item it returns."""
 _read_limits = threading.Lock()
-
-
-@dataclass(frozen=True, kw_only=True)
-class FaissIndexConfig:
-    """How an index is built; the defaults come from tests/benchmarks/benchmark_faiss_index.py."""
-
-    kind: Kind | Literal["auto"] = "auto"
-    flat_max_rows: int = 50_000
-    """Up to so many item rows "auto" takes flat, beyond them IVF-SQ8. HNSW took longer than
-    IVF-SQ8 to build and for a query of equal recall in every case measured, and loses more under
-    masks, so it is taken only where it is asked for."""
-    hnsw_neighbors: int = 32
-    hnsw_build_effort: int = 100
-    """Candidates kept while a node is linked (efConstruction)."""
-    ivf_lists_per_sqrt_row: int = 4
-    """Lists = this x sqrt(N), but at least 39 rows a list, which faiss's k-means asks for."""
-    effort: int | None = None
-    """Lists probed (IVF) or candidates kept (HNSW) by a search; None is the kind's default."""
-    masked_exact_max_rows: int | None = None
-    """Search exactly over the allowed rows where a mask leaves at most so many; None is the
-    kind's default."""
-    build_threads: int = 1
-    """With 1, equal inputs give equal bytes on any number of cores."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("auto", *get_args(Kind)):
-            raise ValueError(f"kind must be auto, {', '.join(get_args(Kind))}, got {self.kind!r}")
-        positive = ("hnsw_neighbors", "hnsw_build_effort", "ivf_lists_per_sqrt_row", "effort")
-        for name in (*positive, "build_threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
-
-    def kind_for(self, num_item_rows: int) -> Kind:
-        """Choose the kind for a catalogue of this size."""
-        if self.kind != "auto":
-            return self.kind
-        return "flat" if num_item_rows <= self.flat_max_rows else "ivf_sq8"
 
 
 class FaissIndex:
@@ -103,6 +62,7 @@ class FaissIndex:
         self.masked_exact_max_rows = masked_exact_max_rows
         self.num_threads = num_threads
         """Threads of one search; None is all cores, serving workers set 1."""
+        self._gpu: GpuCopy | None = None
 
     @property
     def dim(self) -> int:
@@ -118,6 +78,30 @@ class FaissIndex:
         if self.kind == "ivf_sq8":
             return int(_lists_of(self._index).nlist)
         return min(MAX_HNSW_EFFORT, self.num_item_rows) if self.kind == "hnsw" else 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where searches without a mask run."""
+        return torch.device("cpu") if self._gpu is None else self._gpu.device
+
+    def to(self, device: str | torch.device) -> Self:
+        """Search on another device from now on; on a GPU that takes its memory once more.
+
+        Searches under a mask, and those for more than 2,047 items, stay on the CPU.
+
+        Args:
+            device: ``cpu``, or ``cuda`` (``cuda:1``) for a flat or an IVF-SQ8 index.
+
+        Raises:
+            ValueError: HNSW, no such device, or a faiss without GPU support.
+        """
+        wanted = torch.device(device)
+        if wanted.type == "cpu":
+            self._gpu = None
+            return self
+        check_gpu(self.kind, wanted)
+        self._gpu = GpuCopy(self._index, self.kind, wanted, self._vectors())
+        return self
 
     def search(self, queries: Tensor, k: int, mask: ItemMask | None = None) -> TopK:
         """Find about the k best items of each query, among those the mask allows.
@@ -144,12 +128,8 @@ class FaissIndex:
 
         # Row 0 may come back where no mask forbids it, so one more is asked for.
         width = min(k + 1, self.num_item_rows)
-        with _threads(self.num_threads):
-            found_scores, found_rows = self._index.search(
-                _as_float32(queries), width, params=self._parameters(width, num_allowed, mask)
-            )
-        rows = torch.from_numpy(found_rows)
-        scores = torch.from_numpy(found_scores).masked_fill_(rows <= 0, -torch.inf)
+        scores, rows = self._best(queries, width, num_allowed, mask)
+        scores = scores.masked_fill_(rows <= 0, -torch.inf)
         rows, order = rows.masked_fill_(rows <= 0, NO_ROW).sort(dim=1)
         scores, order = scores.gather(1, order).sort(dim=1, descending=True, stable=True)
         kept = min(k, width)
@@ -158,7 +138,7 @@ class FaissIndex:
 
         short = (lists.item_rows != NO_ROW).sum(1) < min(k, num_allowed)
         if short.any():
-            exact = exact_top_k(queries[short].cpu(), self._vectors(), k, mask)
+            exact = exact_top_k(queries[short.to(queries.device)].cpu(), self._vectors(), k, mask)
             lists.scores[short], lists.item_rows[short] = exact.scores, exact.item_rows
         return lists
 
@@ -172,12 +152,14 @@ class FaissIndex:
         An IVF index keeps its lists, so build anew once the catalogue has grown by half.
         """
         _check_items(vectors, self.dim, first_row=self.num_item_rows)
-        with _threads(1):
-            self._index.add(_as_float32(vectors))
+        with faiss_threads(1):
+            self._index.add(as_float32(vectors))
+        if self._gpu is not None:
+            self.to(self._gpu.device)
 
     def save(self, path: Path) -> str:
         """Write the index and its JSON description, both atomically; return the sha256."""
-        faiss = _faiss()
+        faiss = load_faiss()
         replace_file(path, lambda partial: faiss.write_index(self._index, str(partial)))
         digest = file_digest(path)
         meta = IndexFileMeta(
@@ -207,7 +189,7 @@ class FaissIndex:
             ValueError: A part is missing, truncated, altered or not what its header claims.
         """
         meta = read_verified_meta(path, sha256)
-        faiss = _faiss()
+        faiss = load_faiss()
         with _read_limits:
             before = faiss.get_deserialization_vector_byte_limit()
             # No array in the file can be longer than the file.
@@ -232,6 +214,18 @@ class FaissIndex:
             num_threads=num_threads,
         )
 
+    def _best(
+        self, queries: Tensor, width: int, num_allowed: int, mask: ItemMask | None
+    ) -> tuple[Tensor, Tensor]:
+        """Ask faiss for scores and rows, [B, width] each."""
+        everything = num_allowed == self.num_item_rows - 1
+        if self._gpu is not None and everything and self._gpu.takes(width):
+            return self._gpu.search(queries, width, self.effort)
+        parameters = self._parameters(width, num_allowed, mask)
+        with faiss_threads(self.num_threads):
+            scores, rows = self._index.search(as_float32(queries), width, params=parameters)
+        return torch.from_numpy(scores), torch.from_numpy(rows)
+
     def _count(self, mask: ItemMask) -> int:
         if mask.num_item_rows != self.num_item_rows:
             raise ValueError(
@@ -242,7 +236,7 @@ class FaissIndex:
 
     def _parameters(self, width: int, num_allowed: int, mask: ItemMask | None) -> Any:
         """Search parameters; the effort grows as a mask thins out what is found."""
-        faiss = _faiss()
+        faiss = load_faiss()
         selector = None
         if mask is not None and num_allowed < self.num_item_rows - 1:
             selector = faiss.IDSelectorBitmap(mask.bytes)
@@ -258,7 +252,7 @@ class FaissIndex:
 
     def _vectors(self) -> Tensor:
         """View the stored vectors without a copy, [N, D] float32 or float16; `add` ends it."""
-        faiss = _faiss()
+        faiss = load_faiss()
         shape = (self.num_item_rows, self.dim)
         if self.kind == "ivf_sq8":
             codes = faiss.downcast_index(self._index.refine_index).codes
@@ -286,12 +280,10 @@ def build_index(vectors: Tensor, config: FaissIndexConfig | None = None) -> Fais
             f"{tuple(vectors.shape)}"
         )
     _check_items(vectors[1:], vectors.shape[1], first_row=1)
-    stored = _as_float32(vectors).copy()
+    stored = as_float32(vectors).copy()
     stored[0] = 0
     kind = config.kind_for(len(vectors))
-    build = {"flat": _build_flat, "hnsw": _build_hnsw, "ivf_sq8": _build_ivf_sq8}[kind]
-    with _threads(config.build_threads):
-        built = build(stored, config)
+    built = build_bare_index(stored, kind, config)
     exact_max_rows = config.masked_exact_max_rows
     return FaissIndex(
         built,
@@ -301,90 +293,6 @@ def build_index(vectors: Tensor, config: FaissIndexConfig | None = None) -> Fais
             MASKED_EXACT_MAX_ROWS[kind] if exact_max_rows is None else exact_max_rows
         ),
     )
-
-
-def _build_flat(vectors: NDArray[np.float32], config: FaissIndexConfig) -> Any:
-    index = _faiss().IndexFlatIP(vectors.shape[1])
-    index.add(vectors)
-    return index
-
-
-def _build_hnsw(vectors: NDArray[np.float32], config: FaissIndexConfig) -> Any:
-    faiss = _faiss()
-    index = faiss.IndexHNSWFlat(vectors.shape[1], config.hnsw_neighbors, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = config.hnsw_build_effort
-    index.hnsw.rng = faiss.RandomGenerator(config.seed)
-    index.add(vectors)
-    return index
-
-
-def _build_ivf_sq8(vectors: NDArray[np.float32], config: FaissIndexConfig) -> Any:
-    faiss = _faiss()
-    num_rows, dim = vectors.shape
-    num_lists = max(1, min(config.ivf_lists_per_sqrt_row * isqrt(num_rows), (num_rows - 1) // 39))
-    centroids = faiss.IndexFlatIP(dim)
-    lists = faiss.IndexIVFScalarQuantizer(
-        centroids, dim, num_lists, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
-    )
-    lists.cp.seed = config.seed
-    # 64 points a centroid and 10 rounds lose no measurable recall and train 4 times faster.
-    lists.cp.max_points_per_centroid = 64
-    lists.cp.min_points_per_centroid = 1
-    lists.train(vectors[1:])
-    copies = faiss.IndexScalarQuantizer(
-        dim, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
-    )
-    index = faiss.IndexRefine(lists, copies)
-    # The parts belong to the whole from here on, else Python frees them under it.
-    for part, owner, flag in (
-        (centroids, lists, "own_fields"),
-        (lists, index, "own_fields"),
-        (copies, index, "own_refine_index"),
-    ):
-        part.this.disown()
-        setattr(owner, flag, True)
-    index.add(vectors)
-    return index
-
-
-def tune_effort(
-    index: FaissIndex, queries: Tensor, items: Tensor, *, target: float = 0.99, k: int = 100
-) -> float:
-    """Raise the index's effort by doubling until its recall reaches the target.
-
-    Args:
-        index: Its ``effort`` is set to the smallest one tried that suffices, or to the largest
-            there is.
-        queries: [B, D], like those it will serve; a thousand are enough.
-        items: The exact vectors, [N, D].
-
-    Returns:
-        The recall reached; compare it with the target.
-    """
-    truth = exact_top_k(queries, items, k)
-    while True:
-        recall = _overlap(index.search(queries, k), truth)
-        if recall >= target or index.effort >= index.max_effort:
-            return recall
-        index.effort = min(2 * index.effort, index.max_effort)
-
-
-def measure_recall(
-    index: FaissIndex, queries: Tensor, items: Tensor, k: int = 100, mask: ItemMask | None = None
-) -> float:
-    """Share of the exact top k that the index finds, mean over queries [B, D].
-
-    Items of equal score at the end of a list count as missed if the index prefers another.
-    """
-    return _overlap(index.search(queries, k, mask), exact_top_k(queries, items, k, mask))
-
-
-def _overlap(found: TopK, truth: TopK) -> float:
-    shared = [
-        len(np.intersect1d(ours[ours != NO_ROW], theirs)) / max(1, int((theirs != NO_ROW).sum()))
-        for ours, theirs in zip(found.item_rows.numpy(), truth.item_rows.numpy(), strict=True)
-    ]
-    return float(np.mean(shared))
 
 
 def _check_parts(path: Path, index: Any, kind: Kind) -> None:
@@ -420,32 +328,5 @@ def _check_items(vectors: Tensor, dim: int, *, first_row: int) -> None:
         )
 
 
-def _as_float32(vectors: Tensor) -> NDArray[np.float32]:
-    array: NDArray[np.float32] = vectors.detach().cpu().float().contiguous().numpy()
-    return array
-
-
 def _lists_of(index: Any) -> Any:
-    return _faiss().downcast_index(index.base_index)
-
-
-@contextmanager
-def _threads(num_threads: int | None) -> Iterator[None]:
-    """Let faiss take so many threads (None: as many as OpenMP has) and put the number back.
-
-    torch may share the OpenMP runtime, and would train with that number afterwards.
-    """
-    faiss = _faiss()
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(num_threads or before)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
-
-
-def _faiss() -> Any:
-    """Import faiss where it is first needed, so that the package runs without it."""
-    import faiss
-
-    return faiss
+    return load_faiss().downcast_index(index.base_index)

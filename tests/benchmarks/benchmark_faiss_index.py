@@ -22,13 +22,9 @@ from torch.nn.functional import normalize
 
 from recsys.data.item_mask import ItemMask
 from recsys.retrieval.exact import exact_top_k
-from recsys.retrieval.faiss_index import (
-    FaissIndex,
-    FaissIndexConfig,
-    build_index,
-    measure_recall,
-    tune_effort,
-)
+from recsys.retrieval.faiss_build import FaissIndexConfig
+from recsys.retrieval.faiss_index import FaissIndex, build_index
+from recsys.retrieval.index_recall import measure_recall, tune_effort
 
 KINDS = ("flat", "hnsw", "ivf_sq8")
 

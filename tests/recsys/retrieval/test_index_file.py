@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from recsys.retrieval.faiss_index import FaissIndex, FaissIndexConfig, build_index
+from recsys.retrieval.faiss_build import FaissIndexConfig
+from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.index_file import (
     IndexFileMeta,
     file_digest,

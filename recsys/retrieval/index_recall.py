@@ -1,0 +1,54 @@
+"""How much of the exact top k an index finds, and the effort that finds enough.
+
+Axes: B queries, N item rows (row 0 included), D width, k list length.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import NO_ROW, TopK
+from recsys.retrieval.exact import exact_top_k
+from recsys.retrieval.faiss_index import FaissIndex
+
+
+def tune_effort(
+    index: FaissIndex, queries: Tensor, items: Tensor, *, target: float = 0.99, k: int = 100
+) -> float:
+    """Raise the index's effort by doubling until its recall reaches the target.
+
+    Args:
+        index: Its ``effort`` is set to the smallest one tried that suffices, or to the largest
+            there is.
+        queries: [B, D], like those it will serve; a thousand are enough.
+        items: The exact vectors, [N, D].
+
+    Returns:
+        The recall reached; compare it with the target.
+    """
+    truth = exact_top_k(queries, items, k)
+    while True:
+        recall = _overlap(index.search(queries, k), truth)
+        if recall >= target or index.effort >= index.max_effort:
+            return recall
+        index.effort = min(2 * index.effort, index.max_effort)
+
+
+def measure_recall(
+    index: FaissIndex, queries: Tensor, items: Tensor, k: int = 100, mask: ItemMask | None = None
+) -> float:
+    """Share of the exact top k that the index finds, mean over queries [B, D].
+
+    Items of equal score at the end of a list count as missed if the index prefers another.
+    """
+    return _overlap(index.search(queries, k, mask), exact_top_k(queries, items, k, mask))
+
+
+def _overlap(found: TopK, truth: TopK) -> float:
+    shared = [
+        len(np.intersect1d(ours[ours != NO_ROW], theirs)) / max(1, int((theirs != NO_ROW).sum()))
+        for ours, theirs in zip(found.item_rows.numpy(), truth.item_rows.numpy(), strict=True)
+    ]
+    return float(np.mean(shared))
