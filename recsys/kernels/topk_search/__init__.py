@@ -1,0 +1,1 @@
+"""Exact inner-product search in one fused pass over the items."""

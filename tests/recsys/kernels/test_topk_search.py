@@ -1,0 +1,131 @@
+"""The fused search against float64, through Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import top_k_of_scores
+from recsys.kernels.topk_search.op import best_groups, fused_top_k, mask_words
+from recsys.kernels.topk_search.reference import reference_top_k
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def vectors(num: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num, dim, generator=generator).to(dtype)
+
+
+def test_reference_follows_the_rule_of_ties_and_masks() -> None:
+    # Small whole numbers, so that equal scores are equal in every type.
+    queries, items = vectors(5, 8).round(), vectors(70, 8, seed=1).round()
+    mask = ItemMask.from_rows(70, list(range(0, 70, 2)))
+    truth = top_k_of_scores(queries @ items.T, 12, mask)
+    found = reference_top_k(queries, items, 12, mask_words(mask, 70, "cpu"))
+    assert torch.equal(found.item_rows, truth.item_rows)
+    assert torch.allclose(found.scores, truth.scores)
+
+
+def test_mask_words_hold_the_rows_of_the_mask() -> None:
+    for num_rows in (1, 31, 32, 33, 64, 100):
+        allowed = np.random.default_rng(num_rows).random(num_rows) < 0.5
+        mask = ItemMask(allowed)
+        words = mask_words(mask, num_rows, "cpu")
+        bits = (words[:, None] >> torch.arange(32)) & 1
+        assert bits.flatten().nonzero().flatten().tolist() == mask.rows().tolist()
+        assert torch.equal(
+            mask_words(None, num_rows, "cpu"), mask_words(ItemMask.all(num_rows), num_rows, "cpu")
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.ones(2, 3), torch.ones(4, 5), 1), r"queries must be \[B, 5\]"),
+        ((torch.ones(2, 5), torch.ones(4, 5), 0), "k, the list length, must be 1 to 1024, got 0"),
+        ((torch.ones(2, 5).half(), torch.ones(4, 5), 1), "cast the queries"),
+        ((torch.ones(2, 5), torch.ones(5, 4).T, 1), "items must be contiguous"),
+        ((torch.ones(2, 600), torch.ones(4, 600), 1), "1 to 512 wide, got 600"),
+        ((torch.ones(2, 5), torch.ones(40, 5), 1, torch.zeros(1, dtype=torch.int32)), "mask_words"),
+    ],
+)
+def test_says_what_is_wrong(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fused_top_k(*arguments)  # type: ignore[arg-type]
+
+
+SMALL = [(1, 1, 1, 1), (3, 33, 5, 40), (17, 700, 48, 10), (2, 900, 100, 3)]
+LARGE = [(130, 1500, 64, 100), (512, 300_000, 64, 100), (7, 90_000, 256, 20), (64, 5_000, 3, 600)]
+
+
+def check_best_groups(device: str) -> None:
+    """Ties go to the lower group on every level of narrowing down."""
+    for width in (5, 40, 4096, 4097, 9000, 150_000):
+        values = np.random.default_rng(width).integers(0, 50, (3, width))
+        maxima = torch.from_numpy(values - 25).float().to(device)
+        maxima[1] = -torch.inf
+        count = min(width, 37)
+        order = maxima.sort(dim=1, descending=True, stable=True).indices[:, :count]
+        assert torch.equal(best_groups(maxima, count), order.sort(dim=1).values), width
+
+
+def check_kernel(device: str, sizes: list[tuple[int, int, int, int]]) -> None:
+    """Run every case on a device; the test below calls it in a process with the interpreter."""
+    check_best_groups(device)
+    for case, dtype in enumerate(TYPES):
+        for num_queries, num_items, dim, k in sizes:
+            queries = vectors(num_queries, dim, dtype, case).to(device)
+            items = vectors(num_items, dim, dtype, case + 9).to(device)
+            items[num_items // 2 :: 3] = items[num_items // 2].clone()
+            allowed = np.random.default_rng(case).random((num_queries, num_items)) < 0.6
+            shared = ItemMask(allowed[0])
+            own = torch.stack([mask_words(ItemMask(one), num_items, device) for one in allowed])
+            for words in (None, mask_words(shared, num_items, device), own):
+                found = fused_top_k(queries, items, k, words)
+                if words is None:
+                    words = mask_words(None, num_items, torch.device(device))
+                check_lists(found, queries, items, k, words)
+    empty = fused_top_k(vectors(0, 4).to(device), vectors(5, 4).to(device), 2)
+    assert empty.item_rows.shape == (0, 2)
+
+
+def check_lists(found: object, queries: Tensor, items: Tensor, k: int, words: Tensor) -> None:
+    """The list is the float64 one but for items whose scores float32 does not tell apart."""
+    truth = reference_top_k(queries, items, k, words)
+    scores, rows = found  # type: ignore[misc]
+    assert torch.equal(rows == -1, truth.item_rows == -1)
+    there = rows >= 0
+    assert torch.allclose(scores[there], truth.scores[there], rtol=1e-5, atol=1e-5)
+    exact = (queries.double() @ items.double().T).gather(1, rows.clamp_min(0)).float()
+    assert torch.allclose(scores[there], exact[there], rtol=1e-5, atol=1e-5)
+    assert all(len(set(row)) == len(row) for row in (r[r >= 0].tolist() for r in rows))
+    same = rows == truth.item_rows
+    assert same.float().mean() > 0.98
+    ties = (scores[:, 1:] == scores[:, :-1]) & there[:, 1:]
+    assert (rows[:, 1:] > rows[:, :-1])[ties].all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_kernel_on_the_gpu() -> None:
+    check_kernel("cuda", SMALL + LARGE)
+
+
+def test_kernel_in_the_interpreter() -> None:
+    code = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('cases', {__file__!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "module.check_kernel('cpu', module.SMALL)\n"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=300)
