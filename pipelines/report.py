@@ -1,0 +1,102 @@
+"""Stage report: what the evaluation found, as one HTML file that opens anywhere.
+
+Writes report.html, and report.json with the numbers that it shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from pipelines.artifacts import Manifest, to_json
+from pipelines.config import RunConfig
+from pipelines.config_file import plain, to_toml
+from pipelines.stage import StageContext, StageRows, installed_version
+from pipelines.workspace import Workspace
+
+HTML = "report.html"
+NUMBERS = "report.json"
+SECTIONS = (
+    "data",
+    "data.dataset",
+    "filters",
+    "splits",
+    "features",
+    "content",
+    "popularity",
+    "item_to_item",
+    "two_tower",
+    "training",
+    "evaluation",
+    "report",
+    "seed",
+)
+LIBRARIES = ("recsys-platform", "torch", "polars", "numpy", "altair", "vl-convert-python", "jinja2")
+OWN_DATA = "Your data"
+
+
+def settings_of(config: RunConfig) -> str:
+    """Write what shapes the numbers as the TOML of a run; where things lie is left out."""
+    sections = {name for name in SECTIONS if "." not in name}
+    table = {name: value for name, value in plain(config).items() if name in sections}
+    for key in ("events", "items", "users"):
+        table["data"].pop(key, None)
+    return to_toml(table)
+
+
+def num_test_looks(workspace: Workspace) -> int:
+    """Count the evaluations in the ledger that read the test split; its tie orders are one."""
+    looks = Counter(str(entry.get("tie_order")) for entry in workspace.ledger())
+    return max(looks.values(), default=0)
+
+
+def report(context: StageContext) -> StageRows:
+    """Write the report of the evaluation."""
+    # Altair and the template engine are worth importing only where a report is made.
+    from pipelines.reports.page import report_html
+    from pipelines.reports.report_data import Places, Provenance, raw_digests, read_report_data
+
+    config, inputs = context.config, context.inputs
+    manifests = {name: Manifest.load(inputs[name]) for name in ("build_features", "evaluate")}
+    digests = {name: found.output if found else "" for name, found in manifests.items()}
+    data = read_report_data(
+        Places(
+            features=inputs["build_features"],
+            evaluation=inputs["evaluate"],
+            two_tower=inputs["train_two_tower"],
+        ),
+        title=config.report.title or config.data.dataset or OWN_DATA,
+        split_kind=config.splits.kind,
+        excludes_history=config.evaluation.exclude_history,
+        provenance=Provenance(
+            data_digest=digests["build_features"],
+            evaluation_digest=digests["evaluate"],
+            raw_files=raw_digests(inputs["build_features"]),
+            versions={name: installed_version(name) for name in LIBRARIES[:4]},
+            settings=settings_of(config),
+            dataset=config.data.dataset,
+            num_test_looks=num_test_looks(context.workspace),
+        ),
+    )
+    (context.output / HTML).write_text(report_html(data), encoding="utf-8")
+    (context.output / NUMBERS).write_text(to_json(data.as_json()), encoding="utf-8")
+    return StageRows(rows_in=data.wins.num_targets, rows_out=len(data.examples))
+
+
+def tells_all_looks(context: StageContext) -> bool:
+    """Whether the report there is counts the looks at the test split as the ledger does."""
+    numbers = json.loads((context.output / NUMBERS).read_text(encoding="utf-8"))
+    told: int = numbers["provenance"]["num_test_looks"]
+    return told == num_test_looks(context.workspace)
+
+
+def report_path(workspace: Path) -> Path:
+    """Where a workspace's report lies once it is made."""
+    return workspace / "report" / HTML
+
+
+def remade(config: RunConfig, workspace: Path) -> RunConfig:
+    """Point a workspace's own configuration at the folder where it lies."""
+    return replace(config, workspace=workspace)

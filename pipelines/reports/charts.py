@@ -1,0 +1,219 @@
+"""The charts of a report: the one place that knows Altair.
+
+A chart is written as Vega-Lite and compiled to Vega while the report is made, so the page carries
+neither Vega-Lite nor its compile time: the parts of Vega that draw (580 kB) are all it needs.
+Colours are CSS variables of the page, which the SVG that Vega draws takes over, so a dark page
+needs no second drawing. Vega's own marks stay hidden from screen readers; each chart has a
+description and a table with its numbers beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+NUM_COLORS = 8
+LOW_ROW = 15
+"""Height of one model's line within a group, in pixels."""
+LINES_HEIGHT = 220
+"""Of a chart of lines, in pixels."""
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
+INK, QUIET, LINE = "var(--ink)", "var(--quiet)", "var(--line)"
+SHARED, NOBODY, SECOND = "var(--shared)", "var(--nobody)", "var(--second)"
+
+AXIS = {
+    "labelColor": QUIET,
+    "titleColor": QUIET,
+    "gridColor": LINE,
+    "domainColor": LINE,
+    "tickColor": LINE,
+    "labelFontSize": 12,
+    "titleFontSize": 12,
+    "titleFontWeight": "normal",
+    "labelLimit": 165,
+    "tickSize": 4,
+}
+CONFIG = {
+    "font": FONT,
+    "background": None,
+    "aria": False,
+    "padding": 2,
+    "view": {"stroke": None},
+    "axis": AXIS,
+    "axisY": {"ticks": False, "domain": False, "labelColor": INK, "labelPadding": 8},
+    "axisX": {"domain": False, "tickCount": 5, "grid": True, "titlePadding": 8},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dot:
+    """A value with its interval."""
+
+    label: str
+    """Row of the chart."""
+    series: str
+    """Line within the row."""
+    mean: float
+    low: float
+    high: float
+    note: str
+    """What the pointer shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A point of a line."""
+
+    x: float
+    y: float
+    series: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A part of a stacked bar."""
+
+    label: str
+    series: str
+    share: float
+    note: str
+
+
+def color_of(place: int) -> str:
+    """Name the page's colour of the model at a place of the list of models."""
+    return f"var(--m{place % NUM_COLORS})"
+
+
+def compiled(chart: Any) -> dict[str, Any]:
+    """Compile a chart as wide as its container to Vega."""
+    spec = chart.properties(width="container").to_dict()
+    vega: dict[str, Any] = vl_convert.vegalite_to_vega({**spec, "config": CONFIG})
+    vega.pop("$schema")
+    return vega
+
+
+def values(rows: Sequence[Any]) -> Any:
+    """Hand rows to Altair as they are."""
+    return {"values": [vars(row) for row in rows]}
+
+
+def colored(colors: Mapping[str, str]) -> Any:
+    """Colour each series as told; the page draws the legend."""
+    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
+    return alt.Color("series:N", scale=scale, legend=None)
+
+
+def interval_chart(
+    dots: Sequence[Dot],
+    colors: Mapping[str, str],
+    *,
+    x_title: str,
+    labels: Sequence[str],
+    rule_at: float | None = None,
+) -> dict[str, Any]:
+    """Draw a dot with its interval for each series of each row.
+
+    Args:
+        colors: Of each series, in their order within a row.
+        labels: Rows from top to bottom; one without dots stays empty.
+        rule_at: Where to draw a line to compare with, such as 0 for differences.
+    """
+    several = len(colors) > 1
+    base = alt.Chart(values(dots)).encode(
+        y=alt.Y("label:N", title=None, scale=alt.Scale(domain=list(labels), paddingInner=0.25)),
+        color=colored(colors),
+        tooltip=alt.Tooltip("note:N"),
+    )
+    if several:
+        base = base.encode(yOffset=alt.YOffset("series:N", scale=alt.Scale(domain=list(colors))))
+    scale = alt.Scale(zero=True, nice=True)
+    x = alt.X("low:Q", title=x_title, scale=scale)
+    layers = [
+        base.mark_rule(strokeWidth=2.5, opacity=0.55).encode(x=x, x2="high:Q"),
+        base.mark_point(filled=True, size=70, opacity=1).encode(x=alt.X("mean:Q", scale=scale)),
+    ]
+    if rule_at is not None:
+        rule = alt.Chart({"values": [{"at": rule_at}]})
+        layers.insert(0, rule.mark_rule(color=QUIET, strokeDash=[4, 3]).encode(x="at:Q"))
+    step = alt.Step(LOW_ROW, **{"for": "offset"}) if several else alt.Step(2 * LOW_ROW)
+    return compiled(alt.layer(*layers).properties(height=step))
+
+
+def line_chart(
+    points: Sequence[Point],
+    colors: Mapping[str, str],
+    *,
+    x_title: str,
+    y_title: str,
+    marked: Sequence[Point] = (),
+    x_values: Sequence[float] | None = None,
+    y_format: str = "",
+) -> dict[str, Any]:
+    """Draw a line for each series.
+
+    Args:
+        marked: Points to ring.
+        x_values: The only places to measure at; they are put on a logarithmic axis.
+        y_format: Such as ".0%".
+    """
+    axis = alt.Axis(values=list(x_values), grid=False) if x_values else alt.Axis(grid=False)
+    scale = alt.Scale(type="log" if x_values else "linear", nice=False, zero=False)
+    base = alt.Chart(values(points)).encode(
+        x=alt.X("x:Q", title=x_title, scale=scale, axis=axis),
+        y=alt.Y(
+            "y:Q",
+            title=y_title,
+            scale=alt.Scale(zero=False, nice=True),
+            axis=alt.Axis(tickCount=5, titlePadding=8, format=y_format),
+        ),
+        color=colored(colors),
+    )
+    layers = [
+        base.mark_line(strokeWidth=2, interpolate="linear"),
+        base.mark_point(filled=True, size=30, opacity=1).encode(tooltip=alt.Tooltip("note:N")),
+    ]
+    if marked:
+        ring = alt.Chart(values(marked)).mark_point(size=220, strokeWidth=2, color=INK)
+        layers.append(ring.encode(x="x:Q", y="y:Q", tooltip=alt.Tooltip("note:N")))
+    return compiled(alt.layer(*layers).properties(height=LINES_HEIGHT))
+
+
+def share_chart(
+    bars: Sequence[Bar], colors: Mapping[str, str], *, x_title: str, labels: Sequence[str]
+) -> dict[str, Any]:
+    """Draw a bar of parts for each label; the parts of a bar sum to 1."""
+    order = {series: place for place, series in enumerate(colors)}
+    rows = [{**vars(bar), "order": order[bar.series]} for bar in bars]
+    chart = (
+        alt.Chart({"values": rows})
+        .mark_bar(height={"band": 0.72})
+        .encode(
+            y=alt.Y("label:N", title=None, scale=alt.Scale(domain=list(labels))),
+            x=alt.X(
+                "share:Q",
+                title=x_title,
+                scale=alt.Scale(domain=[0, 1]),
+                axis=alt.Axis(format=".0%"),
+            ),
+            color=colored(colors),
+            order=alt.Order("order:Q"),
+            tooltip=alt.Tooltip("note:N"),
+        )
+    )
+    return compiled(chart.properties(height=alt.Step(30)))
+
+
+def drawing_script() -> str:
+    """Bundle the parts of Vega that draw a compiled chart, as ``vega.View`` and ``vega.parse``."""
+    module = f"https://cdn.jsdelivr.net/npm/vega@{vl_convert.get_vega_version()}/+esm"
+    # The address names a module inside vl-convert; nothing is fetched. Asking for two of Vega's
+    # names leaves out Vega-Lite and Vega-Embed: 581 kB instead of 898.
+    snippet = f"import {{View, parse}} from {json.dumps(module)}; window.vega = {{View, parse}};"
+    script: str = vl_convert.javascript_bundle(snippet)
+    return script

@@ -1,0 +1,371 @@
+"""The figures of a report: each a chart, what it shows in words, and the table of its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.reports.charts import (
+    NOBODY,
+    SECOND,
+    SHARED,
+    Bar,
+    Dot,
+    Point,
+    color_of,
+    interval_chart,
+    line_chart,
+    share_chart,
+)
+from pipelines.reports.curves import Curve
+from pipelines.reports.report_data import SPLITS, ReportData
+from pipelines.reports.summary import best_model, comparisons
+from pipelines.reports.wins import SliceWinners
+from pipelines.reports.wording import (
+    SPLITS as SPLIT_NAMES,
+)
+from pipelines.reports.wording import (
+    TIE_ORDERS,
+    group_meaning,
+    group_title,
+    metric_label,
+    model_label,
+    parted,
+)
+
+MAX_ROWS = 10
+"""Rows of a chart of slices; the table beside it has all."""
+MIN_USERS = 30
+"""Slices of fewer users are not called best or worst."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One chart with its words and numbers."""
+
+    key: str
+    title: str
+    note: str
+    description: str
+    """What a reader who cannot see the chart is told."""
+    spec: Mapping[str, Any]
+    legend: Mapping[str, str]
+    """Colour by name of a series; empty where one is not needed."""
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def written(value: float) -> str:
+    """Write a metric's value."""
+    return f"{value:.4f}"
+
+
+def ranged(interval: Mapping[str, float]) -> str:
+    """Write a metric's interval."""
+    return f"{written(interval['low'])} to {written(interval['high'])}"
+
+
+def percent(share: float) -> str:
+    """Write a share."""
+    return f"{share:.1%}"
+
+
+def model_colors(data: ReportData) -> dict[str, str]:
+    """Give each model one colour in all charts."""
+    return {model_label(model): color_of(place) for place, model in enumerate(data.models)}
+
+
+def dot(label: str, series: str, interval: Mapping[str, float]) -> Dot:
+    """Make a dot of an interval of the analysis."""
+    value = f"{written(interval['mean'])} ({ranged(interval)})"
+    users = f"{int(interval['num_users']):,} users"
+    return Dot(
+        label=label,
+        series=series,
+        mean=interval["mean"],
+        low=interval["low"],
+        high=interval["high"],
+        note=" \u00b7 ".join([*dict.fromkeys([label, series]), value, users]),
+    )
+
+
+def rows_of(dots: Iterable[Dot]) -> list[tuple[str, ...]]:
+    """Write dots as the rows of a table."""
+    return [
+        (
+            each.label,
+            each.series,
+            written(each.mean),
+            f"{written(each.low)} to {written(each.high)}",
+        )
+        for each in dots
+    ]
+
+
+def overview(data: ReportData) -> Figure:
+    """Draw the primary metric of every model on both splits."""
+    splits = {"test": color_of(2), "validation": SECOND}
+    dots = [
+        dot(model_label(model), SPLIT_NAMES[split], data.interval(model, split))
+        for model in data.models
+        for split in SPLITS
+    ]
+    name = metric_label(data.primary)
+    return Figure(
+        key="overview",
+        title=f"{name} by model",
+        note="The dot is the value, the line its 95% interval.",
+        description=f"{name} with its interval for each model on test and on validation.",
+        spec=interval_chart(
+            dots, splits, x_title=name, labels=[model_label(model) for model in data.models]
+        ),
+        legend=splits,
+        columns=("model", "split", name, "95% interval"),
+        rows=rows_of(dots),
+    )
+
+
+def cutoffs(data: ReportData) -> Figure | None:
+    """Draw the share of users whose item is found by the length of the list."""
+    values = data.metrics[data.order]["test"]
+    lengths = sorted(
+        int(parted(name)[1]) for name in values[data.models[0]] if parted(name)[0] == "hit_rate"
+    )
+    if len(lengths) < 2:
+        return None
+    points = []
+    for model in data.models:
+        for k in lengths:
+            share, name = values[model][f"hit_rate@{k}"], model_label(model)
+            note = f"{name} \u00b7 first {k}: {percent(share)}"
+            points.append(Point(x=k, y=share, series=name, note=note))
+    colors = model_colors(data)
+    return Figure(
+        key="cutoffs",
+        title="How far down one has to look",
+        note="Share of users with a hidden item among the first places, on test.",
+        description="Share of users with a hidden item among the first k places, for each model.",
+        spec=line_chart(
+            points,
+            colors,
+            x_title="places looked at",
+            y_title="users with a hit",
+            x_values=lengths,
+            y_format=".0%",
+        ),
+        legend=colors,
+        columns=("model", "first places", "users with a hit"),
+        rows=[(point.series, f"{point.x:,}", percent(point.y)) for point in points],
+    )
+
+
+def differences(data: ReportData) -> Figure | None:
+    """Draw the paired differences of the primary metric on test."""
+    tests = comparisons(data)
+    if not tests:
+        return None
+    dots = []
+    for test in tests:
+        label = f"{model_label(test['candidate'])} - {model_label(test['baseline'])}"
+        interval = {**test, "mean": test["difference"]}
+        dots.append(dot(label, "difference", interval))
+    name = metric_label(data.primary)
+    return Figure(
+        key="differences",
+        title=f"Differences in {name}",
+        note="Right of the dashed line the first model is better, left of it the second.",
+        description=f"Paired difference in {name} of each pair of models, with its interval.",
+        spec=interval_chart(
+            dots,
+            {"difference": color_of(2)},
+            x_title=f"difference in {name}",
+            labels=[each.label for each in dots],
+            rule_at=0.0,
+        ),
+        legend={},
+        columns=("models", "", "difference", "95% interval"),
+        rows=rows_of(dots),
+    )
+
+
+def slice_note(data: ReportData, group: str, parts: Sequence[Mapping[str, Any]]) -> str:
+    """Say how a group cuts, what is empty, and where the best model does well and badly."""
+    told = [group_meaning(group)]
+    empty = [part["name"] for part in parts if not part["num_users"]]
+    if empty:
+        told.append(f"Nobody is in: {', '.join(empty)}.")
+    best = best_model(data)
+    filled = [
+        (part["metrics"][data.primary]["mean"], part["name"])
+        for part in parts
+        if part["num_users"] >= MIN_USERS
+    ]
+    if len(filled) > 1:
+        (worst, bad), (most, good) = min(filled), max(filled)
+        told.append(
+            f"The {model_label(best)} does best for {good} ({most:.3f}) and worst for {bad} "
+            f"({worst:.3f})."
+        )
+    if len(parts) - len(empty) > MAX_ROWS:
+        told.append(f"The chart shows the {MAX_ROWS} largest, the table all.")
+    return " ".join(filter(None, told))
+
+
+def slice_figure(data: ReportData, group: str) -> Figure:
+    """Draw every model in every slice of a group; empty slices are named in the note."""
+    models = data.measured("test")["models"]
+    parts = {
+        model: [part for part in models[model]["slices"] if part["group"] == group]
+        for model in data.models
+    }
+    first = parts[data.models[0]]
+    filled = [place for place, part in enumerate(first) if part["num_users"]]
+    labels = [f"{part['name']} ({part['num_users']:,})" for part in first]
+    dots = [
+        dot(labels[place], model_label(model), parts[model][place]["metrics"][data.primary])
+        for place in filled
+        for model in data.models
+    ]
+    shown = filled
+    if len(filled) > MAX_ROWS:
+        shown = sorted(filled, key=lambda place: -first[place]["num_users"])[:MAX_ROWS]
+    names = [labels[place] for place in shown]
+    colors, name = model_colors(data), metric_label(data.primary)
+    empty = [(part["name"], "", "nobody", "") for part in first if not part["num_users"]]
+    return Figure(
+        key=f"slices-{group}",
+        title=group_title(group),
+        note=slice_note(data, group, parts[best_model(data)]),
+        description=f"{name} of each model in each slice; the number of users is in brackets.",
+        spec=interval_chart(
+            [each for each in dots if each.label in names],
+            colors,
+            x_title=f"{name} (users in brackets)",
+            labels=names,
+        ),
+        legend=colors,
+        columns=("slice (users)", "model", name, "95% interval"),
+        rows=[*rows_of(dots), *empty],
+    )
+
+
+def slice_figures(data: ReportData) -> list[Figure]:
+    """Draw each group of slices that has a user in it."""
+    parts = data.measured("test")["models"][data.models[0]]["slices"]
+    groups = dict.fromkeys(part["group"] for part in parts if part["num_users"])
+    return [slice_figure(data, group) for group in groups]
+
+
+def winner_bars(part: SliceWinners, label: str) -> list[Bar]:
+    """Make the parts of one bar: who alone is best, shared, nobody."""
+    shares = {model_label(model): share for model, share in part.alone.items()}
+    shares |= {"several alike": part.shared, "nobody": part.nobody}
+    return [
+        Bar(label=label, series=name, share=share, note=f"{label} \u00b7 {name}: {percent(share)}")
+        for name, share in shares.items()
+    ]
+
+
+def winner_figure(data: ReportData, group: str) -> Figure:
+    """Draw who ranks the hidden item best in each slice of a group that is not empty."""
+    everyone = data.wins.slices[0]
+    parts = [part for part in data.wins.slices if part.group == group and part.num_targets]
+    colors = {**model_colors(data), "several alike": SHARED, "nobody": NOBODY}
+    bars, labels = [], []
+    for part in [everyone, *parts]:
+        labels.append(f"{part.name} ({part.num_targets:,})")
+        bars += winner_bars(part, labels[-1])
+    return Figure(
+        key=f"wins-{group}",
+        title=group_title(group),
+        note="Which model alone ranks the hidden item best.",
+        description="Share of hidden items that each model alone ranks best, in each slice.",
+        spec=share_chart(bars, colors, x_title="share of hidden items", labels=labels),
+        legend=colors,
+        columns=("slice (items)", "ranks it best", "share"),
+        rows=[(bar.label, bar.series, percent(bar.share)) for bar in bars],
+    )
+
+
+def winner_figures(data: ReportData) -> list[Figure]:
+    """Draw who wins, for each way of cutting; with one model there is nothing to win."""
+    if len(data.models) < 2:
+        return []
+    groups = dict.fromkeys(part.group for part in data.wins.slices[1:] if part.num_targets)
+    return [winner_figure(data, group) for group in groups]
+
+
+def curve_name(curve: Curve, several: bool) -> str:
+    """Name a curve in a legend."""
+    order = TIE_ORDERS.get(curve.tie_order, curve.tie_order)
+    return f"{model_label(curve.model)}, ties {order}" if several else model_label(curve.model)
+
+
+def curve_figure(
+    curves: Sequence[Curve], key: str, title: str, y_title: str, colors: Mapping[str, str]
+) -> Figure:
+    """Draw the loss or the validation metric over the steps; the chosen step is ringed."""
+    points, marked = [], []
+    for curve, series in zip(curves, colors, strict=True):
+        for step, value in curve.loss if key == "loss" else curve.validation:
+            note = f"{series} \u00b7 step {step:,}: {written(value)}"
+            points.append(Point(x=step, y=value, series=series, note=note))
+            if key == "validation" and step == curve.best_step:
+                marked.append(Point(x=step, y=value, series=series, note=f"{note}, chosen"))
+    return Figure(
+        key=f"curve-{key}",
+        title=title,
+        note="The ring is the step that was kept." if marked else "",
+        description=f"{title}, by step of the training.",
+        spec=line_chart(points, colors, x_title="step", y_title=y_title, marked=marked),
+        legend=colors if len(colors) > 1 else {},
+        columns=("training", "step", y_title),
+        rows=[(point.series, f"{int(point.x):,}", written(point.y)) for point in points],
+    )
+
+
+def curve_figures(data: ReportData) -> list[Figure]:
+    """Draw how the training went, where there was one."""
+    several = len(data.curves) > 1
+    colors = {
+        curve_name(curve, several): color_of(data.models.index(curve.model) + place)
+        if curve.model in data.models
+        else color_of(place)
+        for place, curve in enumerate(data.curves)
+    }
+    found = []
+    if any(curve.loss for curve in data.curves):
+        found.append(curve_figure(data.curves, "loss", "Training loss", "loss", colors))
+    if any(curve.validation for curve in data.curves):
+        name = metric_label(next(curve.metric for curve in data.curves if curve.validation))
+        title = f"{name} on validation"
+        found.append(curve_figure(data.curves, "validation", title, name, colors))
+    return found
+
+
+def tie_figure(data: ReportData) -> Figure | None:
+    """Draw the primary metric in each order of tied events, where there are several."""
+    if len(data.orders) < 2:
+        return None
+    colors = {
+        TIE_ORDERS.get(order, order): color_of(2 + place) for place, order in enumerate(data.orders)
+    }
+    dots = [
+        dot(model_label(model), TIE_ORDERS.get(order, order), data.interval(model, "test", order))
+        for model in data.models
+        for order in data.orders
+    ]
+    name = metric_label(data.primary)
+    return Figure(
+        key="ties",
+        title=f"{name} by order of tied events",
+        note="On test. Models were trained again for each order.",
+        description=f"{name} of each model on test, for each order of tied events.",
+        spec=interval_chart(
+            dots, colors, x_title=name, labels=[model_label(model) for model in data.models]
+        ),
+        legend=colors,
+        columns=("model", "order of ties", name, "95% interval"),
+        rows=rows_of(dots),
+    )

@@ -1,0 +1,192 @@
+"""Write a report as one HTML file that needs no server and no network.
+
+The template escapes everything; what stands in a script element is JSON in which no ``<`` is left.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from pipelines.reports import wording
+from pipelines.reports.charts import drawing_script
+from pipelines.reports.examples import Example
+from pipelines.reports.figures import (
+    Figure,
+    curve_figures,
+    cutoffs,
+    differences,
+    model_colors,
+    overview,
+    percent,
+    ranged,
+    slice_figures,
+    tie_figure,
+    winner_figures,
+    written,
+)
+from pipelines.reports.report_data import SPLITS, ReportData
+from pipelines.reports.summary import (
+    comparisons,
+    headline,
+    lost_rows,
+    notices,
+    protocol,
+    time_span,
+    winners_told,
+)
+
+STATIC = Path(__file__).parent / "static"
+TEMPLATE = "report.html.jinja"
+
+
+def quantity(value: float) -> str:
+    """Write a measure whose size is not known beforehand with about three digits."""
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.3f}"
+
+
+def signed(value: float) -> str:
+    """Write a difference with its sign."""
+    return f"{value:+.4f}".replace("-", "\u2212")
+
+
+def p_value(value: float) -> str:
+    """Write an adjusted p-value."""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def for_script(value: Any) -> Markup:
+    """Encode as JSON that can stand in a script element."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), sort_keys=True)
+    return Markup(text.replace("<", "\\u003c"))
+
+
+def trusted(name: str) -> Markup:
+    """Read a file of ours that goes into the page as it is."""
+    return Markup((STATIC / name).read_text(encoding="utf-8"))
+
+
+def script_of_vega() -> Markup:
+    """Return Vega as text that cannot end its script element."""
+    # A slash that a string or a regular expression escapes means the same slash.
+    text = re.sub("</(script)", r"<\\/\1", drawing_script(), flags=re.IGNORECASE)
+    return Markup(text)
+
+
+def heading_of(example: Example, models: tuple[str, ...]) -> str:
+    """Say in words who found the example's held-out item."""
+    if len(example.found_by) == len(models):
+        return "Every model finds it" if len(models) > 1 else "The model finds it"
+    if not example.found_by:
+        return "No model finds it" if len(models) > 1 else "The model does not find it"
+    return f"Only {wording.model_label(example.found_by[0])} finds it"
+
+
+def pair_table(data: ReportData) -> dict[tuple[str, str], Any]:
+    """Look up pairs of models by name."""
+    return {(pair.model, pair.other): pair for pair in data.wins.pairs}
+
+
+def best_of(data: ReportData, split: str) -> dict[str, str]:
+    """Name the best model of each metric of a split, by the metric."""
+    models = data.measured(split)["models"]
+    metrics = models[data.models[0]]["intervals"]
+    return {
+        metric: max(data.models, key=lambda model: models[model]["intervals"][metric]["mean"])
+        for metric in metrics
+    }
+
+
+def ranked_models(data: ReportData) -> list[str]:
+    """Order the models by the primary metric on validation, best first."""
+    return sorted(data.models, key=lambda model: -data.interval(model, "validation")["mean"])
+
+
+def measures_of(data: ReportData) -> list[str]:
+    """Name the measures beyond accuracy that at least one model has."""
+    models = data.measured("test")["models"]
+    every = dict.fromkeys(
+        name for model in data.models for name in models[model]["beyond_accuracy"]
+    )
+    known = list(wording.BEYOND_ACCURACY)
+    place = {
+        name: known.index(wording.parted(name)[0])
+        for name in every
+        if wording.parted(name)[0] in known
+    }
+    return sorted(every, key=lambda name: (place.get(name, len(known)), name))
+
+
+def figures_of(data: ReportData) -> Mapping[str, Any]:
+    """Draw every figure of the page, by section."""
+    return {
+        "overview": [overview(data), *filter(None, [cutoffs(data)])],
+        "differences": [*filter(None, [differences(data)])],
+        "slices": slice_figures(data),
+        "winners": winner_figures(data),
+        "curves": curve_figures(data),
+        "ties": [*filter(None, [tie_figure(data)])],
+    }
+
+
+def environment() -> Environment:
+    """Make the template's surroundings; a name that is not given is an error."""
+    found = Environment(
+        loader=FileSystemLoader(STATIC),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    found.filters |= {
+        "written": written,
+        "ranged": ranged,
+        "percent": percent,
+        "quantity": quantity,
+        "p_value": p_value,
+        "signed": signed,
+        "model": wording.model_label,
+        "metric": wording.metric_label,
+    }
+    return found
+
+
+def report_html(data: ReportData) -> str:
+    """Write the report."""
+    figures = figures_of(data)
+    drawn: list[Figure] = [figure for part in figures.values() for figure in part]
+    return (
+        environment()
+        .get_template(TEMPLATE)
+        .render(
+            data=data,
+            splits=SPLITS,
+            wording=wording,
+            headline=headline(data),
+            protocol=protocol(data),
+            notices=notices(data),
+            lost=lost_rows(data),
+            span=time_span(data),
+            ranked=ranked_models(data),
+            best={split: best_of(data, split) for split in SPLITS},
+            colors=model_colors(data),
+            measures=measures_of(data),
+            tests=comparisons(data),
+            winners=winners_told(data),
+            pairs=pair_table(data),
+            heading_of=heading_of,
+            figures=figures,
+            css=trusted("report.css"),
+            script=trusted("report.js"),
+            vega=script_of_vega(),
+            specs=for_script({figure.key: figure.spec for figure in drawn}),
+        )
+    )

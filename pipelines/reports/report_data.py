@@ -1,0 +1,203 @@
+"""All that a report says, read from the artefacts of a workspace and counted up.
+
+Nothing here is about one user but the few chosen examples, so the size of a report does not follow
+the number of users.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+import torch
+
+from pipelines.artifacts import Manifest
+from pipelines.model_inputs import tie_orders
+from pipelines.reports.curves import Curve, read_curves
+from pipelines.reports.examples import Example, read_examples
+from pipelines.reports.wins import Wins, models_of, read_ranks, wins_of
+from recsys.data.batch import Jagged
+from recsys.data.dataset import Sequences
+from recsys.evaluation.beyond_accuracy import item_popularity
+from recsys.evaluation.slices import Slice, history_length_slices, item_popularity_slices
+
+SPLITS: tuple[Literal["test", "validation"], ...] = ("test", "validation")
+Numbers = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
+"""Value by tie order, split, model and metric."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What the report was made from and how to make it again."""
+
+    data_digest: str
+    evaluation_digest: str
+    raw_files: Mapping[str, str]
+    """sha256 of each raw file by its role."""
+    versions: Mapping[str, str]
+    settings: str
+    """The run's configuration as TOML, without places."""
+    dataset: str | None
+    """A data set known by name, or None for files of one's own."""
+    num_test_looks: int
+    """Evaluations in this workspace so far that read the test split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportData:
+    """One report."""
+
+    title: str
+    primary: str
+    """The metric that models are chosen by."""
+    models: tuple[str, ...]
+    orders: list[str]
+    """Orders of tied times, the released one first."""
+    num_items: int
+    split_kind: str
+    excludes_history: bool
+    features: Mapping[str, Any]
+    """report.json of build_features."""
+    analysis: Mapping[str, Any]
+    """analysis.json of evaluate."""
+    metrics: Numbers
+    """metrics.json of evaluate."""
+    wins: Wins
+    curves: list[Curve]
+    examples: list[Example]
+    provenance: Provenance
+
+    @property
+    def order(self) -> str:
+        """The order whose models are released."""
+        return self.orders[0]
+
+    def measured(self, split: str, order: str | None = None) -> Mapping[str, Any]:
+        """Return the analysis of one split."""
+        part: Mapping[str, Any] = self.analysis["orders"][order or self.order][split]
+        return part
+
+    def interval(self, model: str, split: str, order: str | None = None) -> Mapping[str, float]:
+        """Return a model's primary metric with its interval."""
+        found: Mapping[str, float] = self.measured(split, order)["models"][model]["intervals"][
+            self.primary
+        ]
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Directories of the artefacts a report is read from."""
+
+    features: Path
+    evaluation: Path
+    two_tower: Path
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of an artefact.
+
+    Raises:
+        ValueError: If an older version wrote the artefact, without this file.
+    """
+    if not path.exists():
+        raise ValueError(
+            f"{path} is missing: an older version made this artefact. Make it again with "
+            f"recsys run --force {path.parent.name}"
+        )
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def targets_of(table: Path) -> tuple[np.ndarray, Jagged]:
+    """Read the users of a per-user table, [U], and the held-out items of each."""
+    frame = pl.read_parquet(table, columns=["user_row", "item_row"])
+    users, counts = np.unique(frame["user_row"].to_numpy(), return_counts=True)
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))
+    return users, Jagged(torch.from_numpy(frame["item_row"].to_numpy().copy()), offsets)
+
+
+def trained_on(sequences: Sequences) -> Jagged:
+    """Each user's events that the evaluated models were fit on."""
+    starts, ends = sequences.offsets[:-1], np.asarray(sequences.train_end)
+    lengths = ends - starts
+    before = np.cumsum(lengths) - lengths
+    positions = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    rows = np.asarray(sequences.item_rows)[positions]
+    return Jagged(torch.from_numpy(rows), torch.from_numpy(offsets))
+
+
+def slices_for_wins(table: Path, sequences: Sequences, num_item_rows: int) -> list[Slice]:
+    """Cut a test split by length of history and popularity of the item."""
+    users, targets = targets_of(table)
+    lengths = torch.from_numpy((sequences.validation_end - sequences.offsets[:-1])[users])
+    popularity = item_popularity(trained_on(sequences), num_item_rows)
+    return [
+        *history_length_slices(targets, lengths),
+        *item_popularity_slices(targets, popularity),
+    ]
+
+
+def read_wins(table: Path, sequences: Sequences, num_item_rows: int, depth: int) -> Wins:
+    """Count who wins on the test split."""
+    models = models_of(list(pl.read_parquet_schema(table)))
+    slices = slices_for_wins(table, sequences, num_item_rows)
+    return wins_of(read_ranks(table, models, depth), models, depth, slices)
+
+
+def read_report_data(
+    places: Places,
+    *,
+    title: str,
+    split_kind: str,
+    excludes_history: bool,
+    provenance: Provenance,
+) -> ReportData:
+    """Read what the report of one evaluation says.
+
+    Raises:
+        ValueError: If an artefact lacks a file.
+    """
+    analysis = read_json(places.evaluation / "analysis.json")
+    metrics: Numbers = read_json(places.evaluation / "metrics.json")
+    orders = [order for order in tie_orders(places.features) if order in analysis["orders"]]
+    sequences = Sequences.load(places.features / "sequences" / orders[0])
+    table = places.evaluation / f"per_user_{orders[0]}_test.parquet"
+    num_item_rows = read_json(places.features / "features.json")["num_item_rows"]
+    values = next(iter(metrics[orders[0]]["test"].values()))
+    depth = max(int(name.partition("@")[2]) for name in values if "@" in name)
+    wins = read_wins(table, sequences, num_item_rows, depth)
+    primary = analysis["primary_metric"]
+    return ReportData(
+        title=title,
+        primary=primary,
+        models=wins.models,
+        orders=orders,
+        num_items=num_item_rows - 1,
+        split_kind=split_kind,
+        excludes_history=excludes_history,
+        features=read_json(places.features / "report.json"),
+        analysis=analysis,
+        metrics=metrics,
+        wins=wins,
+        curves=read_curves(places.two_tower, "two_tower", primary),
+        examples=read_examples(
+            table, places.features / "items.parquet", sequences, wins.models, "test"
+        ),
+        provenance=provenance,
+    )
+
+
+def raw_digests(features: Path) -> Mapping[str, str]:
+    """Return the sha256 of each raw file that the features were built from."""
+    manifest = Manifest.load(features)
+    return {} if manifest is None else manifest.inputs
