@@ -1,0 +1,199 @@
+"""The whole training path on a GPU with torch, numpy and safetensors alone."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Sequences
+from recsys.data.item_mask import ItemMask
+from recsys.data.order import BatchOrder
+from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
+from recsys.models.two_tower import ItemCatalogue, TwoTower, TwoTowerConfig, TwoTowerInputs
+from recsys.retrieval.exact import exact_top_k
+from recsys.testing.synthetic import markov_world, sequences
+from recsys.training.checkpoint import checkpoint_paths
+from recsys.training.loop import TrainConfig, TrainResult, train
+from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
+
+pytestmark = pytest.mark.gpu
+
+NUM_ITEMS = 60
+NUM_STEPS = 120
+SMALL = TwoTowerConfig(
+    embedding_dim=32,
+    hidden_dim=64,
+    max_history=8,
+    dropout=0.1,
+    num_uniform_negatives=40,
+    backend="torch",
+)
+INPUTS = TwoTowerInputs(num_item_rows=NUM_ITEMS + 1, content_dim=8, num_categories=4)
+# Float32 sums in another order: scores are cosines, so this is absolute.
+SCORE_TOLERANCE = 1e-5
+
+
+class Killed(Exception):
+    """Stands in for a kill between two steps."""
+
+
+@cache
+def world() -> Sequences:
+    return sequences(markov_world(200, NUM_ITEMS, events_per_user=12))
+
+
+def catalogue() -> ItemCatalogue:
+    content = torch.randn(NUM_ITEMS + 1, 8, generator=torch.Generator().manual_seed(5))
+    content[0] = 0
+    lists = [[], *([1 + row % 3] for row in range(NUM_ITEMS))]
+    return ItemCatalogue(content, Jagged.from_lists(lists))
+
+
+def model_on(device: torch.device | str) -> TwoTower:
+    torch.manual_seed(3)
+    labels = world().item_rows[world().label_positions("train")]
+    counts = torch.from_numpy(np.bincount(labels, minlength=NUM_ITEMS + 1))
+    return TwoTower(SMALL, INPUTS, catalogue(), counts).to(device)
+
+
+def queries(split: str) -> JaggedBatch:
+    return world().queries(world().label_positions(split), max_history=SMALL.max_history)
+
+
+def evaluated(model: nn.Module, device: torch.device | str, split: str) -> RankingResult:
+    assert isinstance(model, TwoTower)
+    labels = world().labels(world().label_positions(split))
+    return evaluate_ranking(
+        lambda batch: model.score(batch.to(device)),
+        [queries(split)],
+        Jagged.one_each(labels),
+        RankingConfig(ks=(10,)),
+    )
+
+
+def fit(
+    device: torch.device, folder: Path, *, precision: str = "auto", killed_at: int | None = None
+) -> tuple[TwoTower, TrainResult]:
+    model = model_on(device)
+    positions = world().label_positions("train")
+    order = BatchOrder(len(positions), 256, 3)
+
+    def loss_at(step: int) -> Tensor:
+        if step == killed_at:
+            raise Killed
+        chosen = positions[order.indices(step)]
+        batch = world().queries(chosen, max_history=SMALL.max_history)
+        return model.loss(batch.to(device), world().labels(chosen).to(device))
+
+    def evaluate(measured: nn.Module) -> Mapping[str, float]:
+        return evaluated(measured, device, "validation").metrics
+
+    result = train(
+        model,
+        loss_at,
+        adamw(model, AdamWConfig()),
+        TrainConfig(
+            num_steps=NUM_STEPS,
+            schedule=ScheduleConfig(learning_rate=1e-2),
+            deterministic=True,
+            precision=precision,
+            eval_every=40,
+            checkpoint_every=25,
+        ),
+        evaluate=evaluate,
+        checkpoint_dir=folder,
+    )
+    return model, result
+
+
+def end_of_run(folder: Path) -> dict[str, bytes]:
+    """What the last checkpoint holds: weights, optimizer, both generators, best weights."""
+    newest = checkpoint_paths(folder)[-1]
+    assert newest.name == f"step-{NUM_STEPS:09d}"
+    return {path.name: path.read_bytes() for path in sorted(newest.glob("*.safetensors"))}
+
+
+def test_training_on_cuda_learns_the_world(cuda: torch.device, tmp_path: Path):
+    untrained = evaluated(model_on(cuda).eval(), cuda, "test").metrics["ndcg@10"]
+    model, result = fit(cuda, tmp_path)
+    assert next(model.parameters()).device == cuda
+    assert result.bad_steps == 0
+    # The last item alone decides the next, so a model that learned the cycle is right.
+    assert evaluated(model, cuda, "test").metrics["ndcg@10"] > max(0.8, 2 * untrained)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_killed_run_resumes_to_the_same_bits(cuda: torch.device, tmp_path: Path, precision: str):
+    fit(cuda, tmp_path / "whole", precision=precision)
+    with pytest.raises(Killed):
+        fit(cuda, tmp_path / "killed", precision=precision, killed_at=70)
+    fit(cuda, tmp_path / "killed", precision=precision)
+    whole, resumed = end_of_run(tmp_path / "whole"), end_of_run(tmp_path / "killed")
+    assert set(whole) == {
+        f"{name}.safetensors" for name in ("best", "model", "optimizer", "random")
+    }
+    assert [name for name in whole if whole[name] != resumed.get(name)] == []
+
+
+def test_a_model_scores_and_ranks_on_cuda_as_on_the_cpu(cuda: torch.device, tmp_path: Path):
+    trained, _ = fit(cuda, tmp_path / "checkpoints")
+    trained.save(tmp_path / "model")
+    on_cpu = TwoTower.load(tmp_path / "model", catalogue())
+    on_cuda = TwoTower.load(tmp_path / "model", catalogue()).to(cuda)
+    on_cuda.eval()
+    ours = on_cuda.score(queries("test").to(cuda)).cpu()
+    torch.testing.assert_close(
+        ours[:, 1:], on_cpu.score(queries("test"))[:, 1:], atol=SCORE_TOLERANCE, rtol=0
+    )
+
+    here, there = evaluated(on_cuda, cuda, "test"), evaluated(on_cpu, "cpu", "test")
+    # Two items closer than the rounding may change places, which moves a rank by one.
+    assert (here.ranks.values != there.ranks.values).float().mean() < 0.01
+    for name, value in there.metrics.items():
+        assert here.metrics[name] == pytest.approx(value, abs=2e-3), name
+
+
+def test_ranking_of_cuda_scores_is_that_of_the_same_scores_on_the_cpu(cuda: torch.device):
+    """Whole numbers with many ties: nothing is rounded, so nothing may differ."""
+    generator = torch.Generator().manual_seed(7)
+    scores = torch.randint(0, 30, (200, 500), generator=generator).float()
+    targets = Jagged.from_lists([[1 + user, 300] for user in range(200)])
+    batch = JaggedBatch({"user": Jagged.one_each(torch.arange(200))})
+    there = evaluate_ranking(lambda _: scores, [batch], targets)
+    here = evaluate_ranking(lambda _: scores.to(cuda), [batch], targets)
+    assert here.metrics == there.metrics
+    assert torch.equal(here.ranks.values, there.ranks.values)
+    assert torch.equal(here.top_k.item_rows, there.top_k.item_rows)
+
+
+@pytest.mark.parametrize("share", [None, 0.5, 0.001])
+def test_exact_retrieval_on_cuda_is_that_of_the_cpu(cuda: torch.device, share: float | None):
+    """Small whole numbers make every product exact, so ties must fall alike too."""
+    random = np.random.default_rng(0)
+    items = torch.from_numpy(random.integers(-4, 5, (20_000, 32))).float()
+    asked = torch.from_numpy(random.integers(-4, 5, (64, 32))).float()
+    mask = None if share is None else ItemMask(random.random(20_000) < share)
+    there = exact_top_k(asked, items, 100, mask)
+    here = exact_top_k(asked.to(cuda), items.to(cuda), 100, mask)
+    assert here.item_rows.device == cuda
+    assert torch.equal(here.scores.cpu(), there.scores)
+    assert torch.equal(here.item_rows.cpu(), there.item_rows)
+
+
+def test_exact_retrieval_of_real_numbers_stays_within_rounding(cuda: torch.device):
+    generator = torch.Generator().manual_seed(1)
+    items = torch.nn.functional.normalize(torch.randn(50_000, 64, generator=generator))
+    asked = items[100:164]
+    here = exact_top_k(asked.to(cuda), items.to(cuda), 50)
+    there = exact_top_k(asked, items, 50)
+    torch.testing.assert_close(here.scores.cpu(), there.scores, atol=SCORE_TOLERANCE, rtol=0)
+    shared = [
+        len(np.intersect1d(ours, theirs))
+        for ours, theirs in zip(here.item_rows.cpu().numpy(), there.item_rows.numpy(), strict=True)
+    ]
+    assert np.mean(shared) / 50 > 0.999
