@@ -8,10 +8,9 @@
   document.body.append(bubble);
 
   function point(handler, event, item, value) {
-    const note = value && (value["note"] ?? Object.values(value)[0]);
-    bubble.hidden = !note;
-    if (!note) return;
-    bubble.textContent = note;
+    bubble.hidden = !value;
+    if (!value) return;
+    bubble.textContent = value;
     const box = bubble.getBoundingClientRect();
     const left = Math.min(event.clientX + 14, innerWidth - box.width - 8);
     const below = event.clientY + 18;

@@ -1,0 +1,180 @@
+"""The report in headless Chromium, from file:// and with no network at all."""
+
+import shutil
+
+import pytest
+
+from pipelines.reports.page import report_html
+from pipelines.reports.report_data import read_report_data
+from pipelines.reports.synthetic_evaluation import SyntheticEvaluation, write_synthetic_evaluation
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+if CHROMIUM is None:
+    pytest.skip("needs chromium (apt-get install chromium)", allow_module_level=True)
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip)")
+
+pytestmark = pytest.mark.slow
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+HOSTILE = (
+    '<img src=x onerror="window.broken=1">',
+    "</script><script>window.broken=1</script>",
+    "\u05e9\u05dc\u05d5\u05dd \u202e reversed \U0001f600",
+    "W" * 300,
+)
+# Contrast of each text with the first opaque ground below it (WCAG 2.1).
+CONTRAST = """() => {
+  const channels = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b]
+    .map((v) => v / 255)
+    .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, place) => sum + v * [0.2126, 0.7152, 0.0722][place], 0);
+  const faults = [];
+  for (const one of document.querySelectorAll("body *")) {
+    const own = [...one.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !one.checkVisibility() || one.closest(".unseen, .skip, script")) continue;
+    const style = getComputedStyle(one);
+    const color = one.ownerSVGElement ? style.fill : style.color;
+    let below = one;
+    while (below && (channels(getComputedStyle(below).backgroundColor)[3] ?? 1) < 1)
+      below = below.parentElement;
+    const ground = channels(getComputedStyle(below ?? document.body).backgroundColor);
+    const pair = [light(channels(color)), light(ground)].sort((a, b) => b - a);
+    const ratio = (pair[0] + 0.05) / (pair[1] + 0.05);
+    if (ratio < 4.5) faults.push(`${ratio.toFixed(2)} ${one.tagName} ${one.textContent.trim()}`);
+  }
+  return faults;
+}"""
+
+
+@pytest.fixture(scope="module")
+def report_file(tmp_path_factory, plain_report):
+    folder = tmp_path_factory.mktemp("browser")
+    made = SyntheticEvaluation(
+        num_items=len(HOSTILE) + 8,
+        titles=HOSTILE,
+        categories=HOSTILE,
+        orders=("given", "shuffled"),
+        warnings=HOSTILE,
+    )
+    data = read_report_data(
+        write_synthetic_evaluation(folder / "workspace", made),
+        title=HOSTILE[0],
+        split_kind="leave_one_out",
+        excludes_history=True,
+        provenance=plain_report.provenance,
+    )
+    path = folder / "report.html"
+    path.write_text(report_html(data), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_report(chromium, report_file):
+    """Open the report offline; nothing may go wrong in it and nothing but it may be asked for."""
+    contexts, faults = [], []
+
+    def opened(width=1280, **options):
+        context = chromium.new_context(viewport={"width": width, "height": 800}, **options)
+        contexts.append(context)
+        context.set_offline(True)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda message: faults.append(message.text))
+        address = report_file.as_uri()
+        page.on(
+            "request",
+            lambda request: None if request.url == address else faults.append(request.url),
+        )
+        page.goto(address)
+        if options.get("java_script_enabled", True):
+            page.wait_for_selector("html[data-charts=drawn]")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 390, 1280])
+def test_every_chart_is_drawn_nothing_overflows_and_all_can_be_read(open_report, width, scheme):
+    page = open_report(width, color_scheme=scheme)
+    undrawn = "all => all.filter(one => !one.querySelector('svg .mark-symbol, svg .mark-rect'))"
+    empty = page.eval_on_selector_all("[data-chart]", f"{undrawn}.map(o => o.dataset.chart)")
+    assert page.locator("[data-chart]").count() >= 10
+    assert empty == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    wide = page.eval_on_selector_all(
+        "svg",
+        "all => all.filter(one => one.width.baseVal.value > one.parentElement.clientWidth + 1)",
+    )
+    assert wide == []
+    page.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate(CONTRAST) == []
+
+
+def test_hostile_titles_are_only_text(open_report):
+    page = open_report()
+    page.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true; })")
+    assert page.evaluate("window.broken") is None
+    assert page.locator("img").count() == 0
+    assert page.inner_text("h1") == HOSTILE[0]
+    shown = page.eval_on_selector_all("bdi", "all => all.map(one => one.textContent)")
+    assert set(HOSTILE) <= set(shown)
+    tabs = page.eval_on_selector_all("svg text", "all => all.map(one => one.textContent)")
+    assert any(text.startswith("<img") for text in tabs)
+
+
+def test_charts_follow_the_width_and_tell_their_numbers_to_the_pointer(open_report):
+    page = open_report(1280)
+    width = "document.querySelector('[data-chart=overview] svg').width.baseVal.value"
+    before = page.evaluate(width)
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.wait_for_function(f"{width} < 340")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.wait_for_function(f"{width} == {before}")
+    page.locator("[data-chart=overview]").scroll_into_view_if_needed()
+    page.locator("[data-chart=overview] .mark-symbol path").first.hover()
+    page.wait_for_selector("#bubble:not([hidden])")
+    assert "users" in page.inner_text("#bubble")
+
+
+def test_it_can_be_read_by_keyboard(open_report):
+    page = open_report()
+    page.keyboard.press("Tab")
+    assert page.inner_text(":focus") == "Skip to the report"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.hash") == "#summary"
+    summary = page.locator("[aria-labelledby=title-overview] summary")
+    summary.focus()
+    page.keyboard.press("Enter")
+    table = page.locator("[aria-labelledby=title-overview] table")
+    assert table.is_visible()
+    assert table.locator("tbody tr").count() == 8
+    labels = page.eval_on_selector_all("[data-chart]", "all => all.map(one => one.ariaLabel)")
+    assert all(labels)
+    assert page.locator("table:not(:has(caption))").count() == 0
+
+
+def test_without_scripts_every_table_is_there(open_report):
+    page = open_report(java_script_enabled=False)
+    assert "Charts need JavaScript" in page.inner_text("footer")
+    assert "0." in page.inner_text("#metrics table >> nth=-1")

@@ -1,0 +1,75 @@
+from dataclasses import replace
+
+from pipelines.reports.summary import comparisons, headline, notices, protocol, time_span
+
+
+def change(data, split, model, **values):
+    """Change a model's primary metric in place; the fixture's data is copied before."""
+    data.analysis["orders"][data.order][split]["models"][model]["intervals"][data.primary] |= values
+
+
+def test_best_model_is_the_one_that_validation_chose(reported):
+    data = reported()
+    change(data, "validation", "item_to_item", mean=0.9)
+    change(data, "test", "blend", mean=0.8)
+    found = headline(data)
+    assert found.best == "item_to_item"
+    assert found.value == data.interval("item_to_item", "test")["mean"]
+    assert found.found == data.metrics["given"]["test"]["item_to_item"]["hit_rate@10"]
+    (told,) = [notice for notice in notices(data) if "comes out above" in notice]
+    assert told.startswith("On the test split blend comes out above item-to-item")
+
+
+def test_verdict_tells_what_the_tests_show(reported):
+    data = reported()
+    change(data, "validation", "two_tower", mean=0.9)
+    same = {"metric": data.primary, "num_users": 60, "adjusted_p_value": 0.01, "p_value": 0.01}
+    same |= {"low": 0, "high": 0, "baseline_mean": 0, "candidate_mean": 0}
+    tests = [
+        ("popularity", "two_tower", 0.1, True),
+        ("two_tower", "item_to_item", 0.1, True),
+        ("two_tower", "blend", -0.1, False),
+    ]
+    data.analysis["orders"]["given"]["test"]["comparisons"][:] = [
+        same | {"baseline": a, "candidate": b, "difference": gain, "significant": real}
+        for a, b, gain, real in tests
+    ]
+    assert headline(data).verdict == (
+        "It is better than popularity. No difference from blend was shown. "
+        "On test, item-to-item did better."
+    )
+    assert [(one["candidate"], one["baseline"]) for one in comparisons(data)] == [
+        ("two_tower", "popularity"),
+        ("item_to_item", "two_tower"),
+        ("two_tower", "blend"),
+    ]
+    assert all(one["difference"] == 0.1 for one in comparisons(data))
+
+
+def test_what_to_be_careful_about_is_said(reported):
+    data = reported(warnings=("no event_time",), quarantined=(("no item_id", 7),))
+    data = replace(data, provenance=replace(data.provenance, num_test_looks=30))
+    told = "\n".join(notices(data))
+    for words in ("no event_time", "7 rows could not be used", "Only 60 users", "30 times"):
+        assert words in told
+
+
+def test_protocol_names_what_was_hidden_and_how_much_was_ranked(reported):
+    data = reported()
+    told = " ".join(protocol(data))
+    assert "last item was hidden" in told
+    assert "catalogue of 40 items for each of 60 users" in told
+    assert "left out of the lists" in told
+    later = replace(data, split_kind="global_time", excludes_history=False)
+    later.features.update(
+        validation_from="2024-05-01T00:00:00+00:00", test_from="2024-06-02T00:00:00+00:00"
+    )
+    told = " ".join(protocol(later))
+    assert "from 2 June 2024 on was hidden" in told
+    assert "from 1 May 2024 until then" in told
+    assert "may be listed again" in told
+
+
+def test_time_span_is_days_or_said_to_be_absent(reported):
+    assert time_span(reported()) == "2 January 2024 to 30 June 2024"
+    assert time_span(reported(has_times=False)) == "no times, only an order"
