@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ from pipelines.reports.summary import (
 
 STATIC = Path(__file__).parent / "static"
 TEMPLATE = "report.html.jinja"
+MAX_METRICS = 5
+"""Columns of the table with intervals."""
 
 
 def quantity(value: float) -> str:
@@ -102,6 +104,31 @@ def best_of(data: ReportData, split: str) -> dict[str, str]:
         metric: max(data.models, key=lambda model: models[model]["intervals"][metric]["mean"])
         for metric in metrics
     }
+
+
+def in_order(metrics: Iterable[str], primary: str) -> list[str]:
+    """Order metrics: the primary one, its list length before others, the best known first."""
+    known = list(wording.METRICS)
+
+    def place(metric: str) -> tuple[bool, bool, int, int, str]:
+        name, k = wording.parted(metric)
+        rank = known.index(name) if name in known else len(known)
+        return metric != primary, k != wording.parted(primary)[1], rank, int(k or 0), metric
+
+    return sorted(metrics, key=place)
+
+
+def shown_metrics(data: ReportData) -> list[str]:
+    """Choose the metrics of the main table, leaving out any that only repeats another.
+
+    With one hidden item a user, the hit rate is the recall and MAP is MRR.
+    """
+    models = data.measured("test")["models"]
+    found: dict[tuple[float, ...], str] = {}
+    for metric in in_order(models[data.models[0]]["intervals"], data.primary):
+        means = tuple(models[model]["intervals"][metric]["mean"] for model in data.models)
+        found.setdefault(means, metric)
+    return list(found.values())[:MAX_METRICS]
 
 
 def ranked_models(data: ReportData) -> list[str]:
@@ -176,6 +203,8 @@ def report_html(data: ReportData) -> str:
             lost=lost_rows(data),
             span=time_span(data),
             ranked=ranked_models(data),
+            shown=shown_metrics(data),
+            every_metric=in_order(data.metrics[data.order]["test"][data.models[0]], data.primary),
             best={split: best_of(data, split) for split in SPLITS},
             colors=model_colors(data),
             measures=measures_of(data),

@@ -16,6 +16,7 @@ MODEL_MEANINGS = {
     "popularity": "the same list for everyone: what was taken most, recent events counting more",
     "item_to_item": "what others took next to the items of the user's history",
     "two_tower": "a trained network: the history and each item become vectors that are compared",
+    "generative": "a trained network that writes out the next item's semantic ID, best ones first",
     "blend": "the lists of the others put together; this is what is served",
 }
 METRICS = {

@@ -41,11 +41,12 @@ SIZE = SyntheticEvaluation(
 )
 MEGABYTE = 1e6
 OPENED = """() => new Promise((done) => {
-  const told = () => requestAnimationFrame(() => requestAnimationFrame(() => done([
-    performance.now(),
-    performance.getEntriesByName("charts-drawn")[0].startTime,
-    performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? 0,
-  ])));
+  const painted = () => performance.getEntriesByName("first-contentful-paint")[0]?.startTime;
+  const told = () => requestAnimationFrame(() => requestAnimationFrame(function wait() {
+    if (painted() === undefined) return requestAnimationFrame(wait);
+    const drawn = performance.getEntriesByName("charts-drawn")[0].startTime;
+    done([performance.now(), drawn, painted()]);
+  }));
   if (document.documentElement.dataset.charts) told();
   else new MutationObserver(told).observe(document.documentElement, { attributes: true });
 })"""
