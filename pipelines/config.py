@@ -188,6 +188,9 @@ class ReleaseConfig:
     max_drop_from_champion: float = 0.1
     """Relative to the published bundle; 1 switches the check off."""
     min_index_recall: float = 0.99
+    promote: bool = True
+    """Whether a bundle that passed is served at once, as champion; else it stays challenger until
+    ``recsys promote``. The first bundle is always champion."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_drop_from_champion <= 1:

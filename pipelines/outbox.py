@@ -7,7 +7,7 @@
     sent/                              whole runs that the store has
     refused.jsonl                      what the store will never take, with its reason
 
-``pipelines.tracking`` sends it. This file knows no server.
+``pipelines.mlflow_sender`` sends it. This file knows no server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -51,8 +51,8 @@ class RunLog(Protocol):
     ) -> None:
         """Enter a bundle into the model registry; what is entered is its place, not its bytes."""
 
-    def alias(self, model: str, name: str, version: str, *, action: str) -> None:
-        """Let an alias name a registered bundle."""
+    def alias(self, model: str, name: str, version: str | None, *, action: str) -> None:
+        """Let an alias name a registered bundle, or none."""
 
     def __enter__(self) -> Self: ...
 
@@ -65,27 +65,26 @@ class RunLog(Protocol):
         """End the run: finished, failed with its error, or killed."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunStart:
+    """What a run begins with."""
+
+    stage: str
+    key: str
+    """Equal for equal inputs; by it a killed run is found again."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Resolved configuration, as nested tables."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of the data and artefacts that go in, by name."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the code and the libraries, by name."""
+
+
 class Tracking(Protocol):
     """Where the runs of a workspace are kept."""
 
-    def start_run(
-        self,
-        stage: str,
-        *,
-        key: str,
-        config: Mapping[str, Any],
-        digests: Mapping[str, str],
-        versions: Mapping[str, str],
-    ) -> RunLog:
-        """Begin a run, or go on with the one that a kill ended.
-
-        Args:
-            stage: What runs.
-            key: Equal for equal inputs; by it a killed run is found again.
-            config: Resolved configuration, as nested tables.
-            digests: Of the data and artefacts that go in, by name.
-            versions: Of the code and the libraries, by name.
-        """
+    def start_run(self, start: RunStart) -> RunLog:
+        """Begin a run, or go on with the one that a kill ended."""
 
 
 class SilentRun:
@@ -108,7 +107,7 @@ class SilentRun:
     ) -> None:
         pass
 
-    def alias(self, model: str, name: str, version: str, *, action: str) -> None:
+    def alias(self, model: str, name: str, version: str | None, *, action: str) -> None:
         pass
 
     def __enter__(self) -> Self:
@@ -126,15 +125,7 @@ class SilentRun:
 class SilentTracking:
     """Hands out silent runs."""
 
-    def start_run(
-        self,
-        stage: str,
-        *,
-        key: str,
-        config: Mapping[str, Any],
-        digests: Mapping[str, str],
-        versions: Mapping[str, str],
-    ) -> SilentRun:
+    def start_run(self, start: RunStart) -> SilentRun:
         return SilentRun()
 
 
@@ -166,9 +157,14 @@ def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
 def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
     """Read the whole lines of an outbox file from a byte on, each with the byte after it.
 
-    A line torn by a kill is passed over; one without its end is not there yet.
+    A line torn by a kill is passed over; one without its end is not there yet. A file that was
+    sent and put away meanwhile has no lines.
     """
-    with path.open("rb") as file:
+    try:
+        opened = path.open("rb")
+    except FileNotFoundError:
+        return
+    with opened as file:
         file.seek(offset)
         for line in file:
             if not line.endswith(b"\n"):
@@ -244,7 +240,7 @@ class OutboxRun:
             "register", model=model, bundle=place, version=version, digest=digest, tags=dict(tags)
         )
 
-    def alias(self, model: str, name: str, version: str, *, action: str) -> None:
+    def alias(self, model: str, name: str, version: str | None, *, action: str) -> None:
         when = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.tell("alias", model=model, alias=name, version=version, action=action, when=when)
 
@@ -298,17 +294,9 @@ class Outbox:
         """Folder of the copies of a run's files."""
         return self.path / "files" / path.stem
 
-    def start_run(
-        self,
-        stage: str,
-        *,
-        key: str,
-        config: Mapping[str, Any],
-        digests: Mapping[str, str],
-        versions: Mapping[str, str],
-    ) -> OutboxRun:
+    def start_run(self, start: RunStart) -> OutboxRun:
         self.path.mkdir(parents=True, exist_ok=True)
-        name = f"{stage}-{key[:16]}"
+        name = f"{start.stage}-{start.key[:16]}"
         for path in self.waiting():
             if any(event["event"] == "end" for _, event in read_lines(path)):
                 continue
@@ -319,13 +307,13 @@ class Outbox:
         run = self.new_file(name)
         run.tell(
             "start",
-            stage=stage,
-            params=flat(config),
+            stage=start.stage,
+            params=flat(start.config),
             tags={
-                "stage": stage,
-                "key": key,
-                **{f"data.{name}": digest for name, digest in digests.items()},
-                **{f"version.{name}": number for name, number in versions.items()},
+                "stage": start.stage,
+                "key": start.key,
+                **{f"data.{name}": digest for name, digest in start.digests.items()},
+                **{f"version.{name}": number for name, number in start.versions.items()},
             },
         )
         return run

@@ -1,5 +1,9 @@
 """Which bundle is champion: the link that serving follows, its alias in the registry, its history.
 
+A release that passed its checks is the challenger. It becomes champion at once, unless
+``release.promote`` is false; then ``recsys promote`` makes it champion. The first bundle ever is
+champion, since there is nothing else to serve. A challenger that became champion is one no more.
+
 The history, ``aliases.jsonl`` beside the bundles, is what counts; the registry is told of it
 through the outbox and may be gone meanwhile.
 """
@@ -16,7 +20,7 @@ from typing import Any
 from pipelines.artifacts import fsync
 from pipelines.outbox import Outbox, read_lines
 from pipelines.tracking import TrackingConfig
-from serving.manifest import bundle_directory, publish
+from serving.manifest import CURRENT, bundle_directory, publish
 
 HISTORY = "aliases.jsonl"
 CHAMPION = "champion"
@@ -57,6 +61,31 @@ def champions(bundles: Path) -> list[str]:
     return stack
 
 
+def challenger(bundles: Path) -> str | None:
+    """Name the last released version that did not become champion; None without one."""
+    waiting = None
+    for change in history(bundles):
+        if change.alias == CHALLENGER:
+            waiting = change.version
+        elif change.version == waiting:
+            waiting = None
+    return waiting
+
+
+def note_release(bundles: Path, version: str, *, promoted: bool) -> str:
+    """Publish a bundle that was just written, or keep it as challenger; return its alias.
+
+    Args:
+        promoted: Whether it becomes champion though there is another one.
+    """
+    if not promoted and (bundles / CURRENT).exists() and champions(bundles)[-1:] != [version]:
+        note_alias(bundles, CHALLENGER, version, "release")
+        return CHALLENGER
+    publish(bundles, version)
+    note_alias(bundles, CHAMPION, version, "release")
+    return CHAMPION
+
+
 def note_alias(bundles: Path, alias: str, version: str, action: str) -> AliasChange:
     """Append a change to the history, durably."""
     before = [change.version for change in history(bundles) if change.alias == alias]
@@ -90,11 +119,9 @@ def promote(
     Raises:
         ValueError: If there is no such bundle, or a file of it is missing or altered.
     """
+    version = version or challenger(bundles)
     if version is None:
-        named = [change.version for change in history(bundles) if change.alias == CHALLENGER]
-        if not named:
-            raise ValueError(f"no challenger in {bundles}; name a version: {listed(bundles)}")
-        version = named[-1]
+        raise ValueError(f"no challenger in {bundles}; name a version: {listed(bundles)}")
     if not bundle_directory(bundles, version).is_dir():
         raise ValueError(f"no bundle {version!r} in {bundles}; there are: {listed(bundles)}")
     return make_champion(bundles, version, "promote", config, outbox)
@@ -123,11 +150,14 @@ def make_champion(
     bundles: Path, version: str, action: str, config: TrackingConfig, outbox: Outbox | None
 ) -> AliasChange:
     """Point ``current`` at a version, then write down that it was done."""
+    was_challenger = challenger(bundles) == version
     publish(bundles, version)
     change = note_alias(bundles, CHAMPION, version, action)
     if outbox is not None and config.enabled:
         told = outbox.new_file(action)
         told.alias(config.model, CHAMPION, version, action=action)
+        if was_challenger:
+            told.alias(config.model, CHALLENGER, None, action=action)
         told.end("FINISHED")
     return change
 

@@ -12,7 +12,7 @@ from pipelines.artifacts import to_json
 from pipelines.fit_baselines import fit_models, save_models
 from pipelines.model_inputs import ModelInputs, released_order
 from pipelines.stage import StageContext, StageRows
-from pipelines.train_two_tower import ProgressBar, fit_two_tower
+from pipelines.train_two_tower import Curve, ProgressBar, fit_two_tower
 
 
 def refit(context: StageContext) -> StageRows:
@@ -34,14 +34,16 @@ def refit(context: StageContext) -> StageRows:
     train_config = config.training.for_steps(
         num_steps, num_steps, decay_steps=max(1, round(before.num_steps * growth))
     )
+    curve = Curve(context.run)
     with ProgressBar("two-tower (everything)", visible=context.show_progress) as progress:
-        model, result, curve = fit_two_tower(
+        model, result = fit_two_tower(
             inputs,
             config,
             train_config,
             split="all",
             checkpoint_dir=context.checkpoints / order,
             progress=progress,
+            curve=curve,
         )
     model.to("cpu").save(context.output / "two_tower")
     curve.write(context.output / "curve.jsonl")

@@ -1,5 +1,7 @@
 """Stage release: check the challenger, write it as a bundle, and publish it in one rename.
 
+With ``release.promote = false`` it is written and stays challenger until ``recsys promote``.
+
 A challenger that fails a check is not written: the champion goes on serving, the verdicts lie in
 ``refused.json`` of the workspace, and the command ends with code 3.
 """
@@ -18,7 +20,7 @@ from pipelines.artifacts import digest_of_json, to_json, write_text_durably
 from pipelines.config import RunConfig
 from pipelines.config_file import plain
 from pipelines.model_inputs import ModelInputs, released_order
-from pipelines.promotion import CHAMPION, note_alias
+from pipelines.promotion import note_release
 from pipelines.release_checks import Metrics, release_verdicts
 from pipelines.stage import StageContext, StageRows
 from pipelines.stage_errors import RefusedError
@@ -30,7 +32,6 @@ from serving.manifest import (
     ContentSource,
     Verdict,
     bundle_directory,
-    publish,
     read_manifest,
 )
 from serving.users import Users
@@ -155,7 +156,7 @@ def refuse(context: StageContext, verdicts: list[Verdict], metrics: Metrics) -> 
 
 
 def release(context: StageContext) -> StageRows:
-    """Publish the refitted models if every check passes."""
+    """Write the refitted models as a bundle if every check passes, and publish it."""
     config, order = context.config, released_order(context.inputs["build_features"])
     folder, version = bundles_dir(config), version_of(context.making)
     folder.mkdir(parents=True, exist_ok=True)
@@ -180,13 +181,13 @@ def release(context: StageContext) -> StageRows:
         verdicts=verdicts,
         config_digest=digest_of_config(config),
     )
-    publish(folder, version)
-    note_alias(folder, CHAMPION, version, "release")
+    alias = note_release(folder, version, promoted=config.release.promote)
     _, digest = read_manifest(directory)
     (context.workspace.path / REFUSED).unlink(missing_ok=True)
     document = {
         "version": version,
         "digest": digest,
+        "alias": alias,
         "verdicts": [verdict.model_dump() for verdict in verdicts],
     }
     (context.output / "release.json").write_text(to_json(document))

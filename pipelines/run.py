@@ -151,10 +151,10 @@ def run_stage(
     measured = reset_peak_memory()
     started, started_at = time.perf_counter(), datetime.now(UTC)
     recorder = recorder or Recorder()
-    with recorder.recording(planned, final):
+    with recorder.recording(planned, final) as run:
         partial = begin(final)
         with naming_disk_errors(stage):
-            rows = stage.function(replace(context, output=partial))
+            rows = stage.function(replace(context, output=partial, run=run))
         seconds, memory = time.perf_counter() - started, peak_memory_bytes() if measured else 0
         manifest = commit(
             partial,

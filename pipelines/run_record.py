@@ -1,6 +1,7 @@
 """What tracking keeps of a finished stage: read from its artefact, so that stages know no tracking.
 
-Metrics are named <tie order>/<split>/<model>/<metric>, curves <tie order>/<number>.
+Only a training's curve is told by the stage itself, while it runs. Metrics are named
+<tie order>/<split>/<model>/<metric>, curves <tie order>/<number>.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.artifacts import MANIFEST, RUN, Manifest
-from pipelines.outbox import RunLog, SilentTracking, Tracking
-from pipelines.promotion import CHAMPION, told_release
+from pipelines.outbox import RunLog, RunStart, SilentTracking, Tracking
+from pipelines.promotion import told_release
 from serving.manifest import bundle_directory
 
 
@@ -36,14 +37,10 @@ def read_json(path: Path) -> Any:
 
 
 def record_training(run: RunLog, artefact: Path) -> None:
-    """Tell the curves and how each training ended."""
-    for curve in sorted(artefact.glob("*/curve.jsonl")):
-        for line in curve.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            step = int(row.pop("step"))
-            run.log(step, **{f"{curve.parent.name}/{name}": one for name, one in row.items()})
-    for ending in sorted(artefact.glob("*/training.json")):
-        run.metrics(numbers_of(read_json(ending), ending.parent.name))
+    """Tell how each training ended; its curve was told while it ran."""
+    for ending in sorted(artefact.glob("**/training.json")):
+        above = ending.parent.relative_to(artefact).as_posix()
+        run.metrics(numbers_of(read_json(ending), "" if above == "." else above))
 
 
 def record_documents(run: RunLog, artefact: Path) -> None:
@@ -58,7 +55,7 @@ def record_documents(run: RunLog, artefact: Path) -> None:
 
 
 def record_release(run: RunLog, artefact: Path, bundles: Path, model: str) -> None:
-    """Enter the released bundle into the registry, as champion."""
+    """Enter the released bundle into the registry, as champion or challenger."""
     document = read_json(artefact / "release.json")
     version = document["version"]
     run.register(
@@ -68,7 +65,7 @@ def record_release(run: RunLog, artefact: Path, bundles: Path, model: str) -> No
         digest=document["digest"],
         tags=told_release(bundles, document),
     )
-    run.alias(model, CHAMPION, version, action="release")
+    run.alias(model, document["alias"], version, action="release")
 
 
 RECORDERS: dict[str, Callable[[RunLog, Path], None]] = {
@@ -114,13 +111,14 @@ class Recorder:
             planned: What the stage is made from.
             artefact: Where the stage stands when it is done.
         """
-        with self.tracking.start_run(
-            planned.stage,
+        start = RunStart(
+            stage=planned.stage,
             key=planned.making,
             config=planned.config,
             digests=planned.inputs,
             versions=planned.versions,
-        ) as run:
+        )
+        with self.tracking.start_run(start) as run:
             yield run
             record_stage(run, planned.stage, artefact, bundles=self.bundles, model=self.model)
             settings = artefact.parent / "config.toml"

@@ -13,6 +13,7 @@ from typing import Any
 from pipelines.artifacts import files_under
 from pipelines.config import RunConfig
 from pipelines.config_file import plain
+from pipelines.outbox import RunLog, SilentRun
 from pipelines.workspace import Workspace
 
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +34,8 @@ class StageContext:
     making: str
     """Digest of everything the artefact is made from."""
     show_progress: bool = False
+    run: RunLog = field(default_factory=SilentRun)
+    """Where numbers are tracked that are worth seeing before the stage is done."""
 
 
 @dataclass(frozen=True, kw_only=True)

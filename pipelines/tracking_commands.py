@@ -51,19 +51,22 @@ def recorder_of(config: RunConfig) -> Recorder:
 
 @contextmanager
 def tracked(config: RunConfig) -> Iterator[Recorder]:
-    """Keep the stages that run inside, and send what was kept when they are done or failed."""
-    from pipelines.tracking import outbox_of, sync_outbox
+    """Keep the stages that run inside; send it meanwhile, and the rest when they end or fail."""
+    from pipelines.tracking import outbox_of, sending_meanwhile, sync_outbox
 
-    try:
+    if not config.tracking.enabled:
         yield recorder_of(config)
+        return
+    outbox = outbox_of(config.workspace)
+    try:
+        with sending_meanwhile(outbox, config.tracking):
+            yield recorder_of(config)
     except Exception:
-        if config.tracking.enabled:
-            sync_outbox(outbox_of(config.workspace), config.tracking)
+        sync_outbox(outbox, config.tracking)
         raise
-    if config.tracking.enabled:
-        result = sync_outbox(outbox_of(config.workspace), config.tracking)
-        if result.waiting or result.refused:
-            log.print(result.log_line(), style="yellow", markup=False, soft_wrap=True)
+    result = sync_outbox(outbox, config.tracking)
+    if result.waiting or result.refused:
+        log.print(result.log_line(), style="yellow", markup=False, soft_wrap=True)
 
 
 def sync(workspace: Workspace = DEMO) -> None:
@@ -98,6 +101,8 @@ def promote(
     bundles: Bundles = DEMO / "bundles",
 ) -> None:
     """Make a bundle the champion: serve it, and move its alias in the model registry.
+
+    The champion before it is remembered: [bold]recsys rollback[/] goes back to it.
 
     [bold]Example[/] recsys promote 3f2a9c01b7de --bundles runs/shop/bundles
     """

@@ -17,6 +17,7 @@ from pipelines.artifacts import to_json
 from pipelines.config import RunConfig
 from pipelines.console import log
 from pipelines.model_inputs import HeldOut, ModelInputs, queries_per_batch, tie_orders
+from pipelines.outbox import RunLog
 from pipelines.stage import StageContext, StageRows
 from pipelines.stage_errors import UnstableTrainingError
 from recsys.data.dataset import concatenated_ranges
@@ -28,13 +29,17 @@ from recsys.training.optim import adamw
 
 
 class Curve:
-    """Collects every number of a run by step."""
+    """Collects every number of a training by step, and tells it at once where runs are tracked."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: RunLog, name: str = "") -> None:
+        """Tell ``run`` of ``<name>/<number>``, or of ``<number>`` without a name."""
         self.rows: list[dict[str, float]] = []
+        self._run = run
+        self._above = f"{name}/" if name else ""
 
     def log(self, step: int, **values: float) -> None:
         self.rows.append({"step": step, **values})
+        self._run.log(step, **{f"{self._above}{name}": value for name, value in values.items()})
 
     def write(self, path: Path) -> None:
         """Write one JSON line a record."""
@@ -126,7 +131,8 @@ def fit_two_tower(
     split: Literal["train", "all"],
     checkpoint_dir: Path,
     progress: ProgressBar,
-) -> tuple[TwoTower, TrainResult, Curve]:
+    curve: Curve,
+) -> tuple[TwoTower, TrainResult]:
     """Train on the labels of a split; on ``train`` the validation split picks the best weights."""
     device = training_device(config)
     sequences = inputs.sequences
@@ -139,7 +145,6 @@ def fit_two_tower(
         queries = inputs.queries(chosen, max_history=config.two_tower.max_history)
         return model.loss(queries.to(device), sequences.labels(chosen).to(device))
 
-    curve = Curve()
     try:
         result = train(
             model,
@@ -153,7 +158,7 @@ def fit_two_tower(
         )
     except TrainingDiverged as error:
         raise UnstableTrainingError(str(error)) from error
-    return model, result, curve
+    return model, result
 
 
 def train_two_tower(context: StageContext) -> StageRows:
@@ -165,14 +170,16 @@ def train_two_tower(context: StageContext) -> StageRows:
             context.inputs["build_features"], context.inputs.get("embed_items"), order
         )
         num_labels = len(inputs.sequences.label_positions("train"))
+        curve = Curve(context.run, order)
         with ProgressBar(f"two-tower ({order})", visible=context.show_progress) as progress:
-            model, result, curve = fit_two_tower(
+            model, result = fit_two_tower(
                 inputs,
                 config,
                 config.training.for_labels(num_labels),
                 split="train",
                 checkpoint_dir=context.checkpoints / order,
                 progress=progress,
+                curve=curve,
             )
         model.to("cpu").save(context.output / order / "two_tower")
         curve.write(context.output / order / "curve.jsonl")

@@ -4,7 +4,14 @@ from pathlib import Path
 import pytest
 
 from pipelines.outbox import Outbox, read_lines
-from pipelines.promotion import champions, history, note_alias, promote, rollback
+from pipelines.promotion import (
+    challenger,
+    champions,
+    history,
+    note_release,
+    promote,
+    rollback,
+)
 from pipelines.tracking import TrackingConfig, outbox_of
 from serving.manifest import read_manifest
 from serving.synthetic_bundle import write_synthetic_bundle
@@ -65,12 +72,42 @@ def test_there_is_nothing_before_the_first_champion(bundles: Path):
     assert served(bundles) == "v1"
 
 
-def test_the_challenger_is_promoted_by_default(bundles: Path):
+def test_the_challenger_is_promoted_by_default_and_is_one_no_more(bundles: Path, outbox: Outbox):
     with pytest.raises(ValueError, match=r"no challenger .* v1, v2, v3"):
         promote(bundles, None, config=CONFIG)
-    note_alias(bundles, "challenger", "v2", "release")
-    promote(bundles, None, config=CONFIG)
-    assert served(bundles) == "v2"
+    note_release(bundles, "v1", promoted=True)
+    note_release(bundles, "v2", promoted=False)
+    assert (served(bundles), challenger(bundles)) == ("v1", "v2")
+
+    promote(bundles, None, config=CONFIG, outbox=outbox)
+
+    assert (served(bundles), challenger(bundles)) == ("v2", None)
+    (path,) = outbox.waiting()
+    told = [event for _, event in read_lines(path) if event["event"] == "alias"]
+    assert [(event["alias"], event["version"]) for event in told] == [
+        ("champion", "v2"),
+        ("challenger", None),
+    ]
+    with pytest.raises(ValueError, match=r"no challenger .* v1, v2, v3"):
+        promote(bundles, None, config=CONFIG)
+    assert rollback(bundles, config=CONFIG).version == "v1"
+
+
+def test_the_first_release_is_champion_and_later_ones_wait_where_asked_to(bundles: Path):
+    assert note_release(bundles, "v1", promoted=False) == "champion"
+    assert note_release(bundles, "v2", promoted=False) == "challenger"
+    assert note_release(bundles, "v3", promoted=False) == "challenger"
+    assert (served(bundles), challenger(bundles)) == ("v1", "v3")
+    # Made once more from equal inputs: what is served stays what it is.
+    assert note_release(bundles, "v1", promoted=False) == "champion"
+    assert champions(bundles) == ["v1"]
+
+
+def test_a_release_is_champion_at_once_by_default(bundles: Path):
+    for version in ("v1", "v2"):
+        assert note_release(bundles, version, promoted=True) == "champion"
+    assert (served(bundles), challenger(bundles)) == ("v2", None)
+    assert rollback(bundles, config=CONFIG).version == "v1"
 
 
 def test_an_unknown_or_altered_bundle_is_never_champion(bundles: Path, outbox: Outbox):

@@ -7,6 +7,7 @@ from pipelines.artifacts import Manifest, begin, commit
 from pipelines.outbox import read_lines
 from pipelines.run_record import Recorder, numbers_of
 from pipelines.tracking import outbox_of
+from pipelines.train_two_tower import Curve
 
 
 def planned(stage: str) -> Manifest:
@@ -49,23 +50,36 @@ def metrics(events: list[dict[str, object]]) -> dict[object, object]:
     return found
 
 
-def test_training_tells_its_curves_by_step_and_its_inputs(tmp_path: Path):
+def test_training_tells_how_it_ended_and_its_inputs(tmp_path: Path):
     events = told(
         tmp_path,
         "train_two_tower",
         {
-            "given/curve.jsonl": '{"step": 10, "loss": 0.5}\n{"step": 20, "loss": NaN}\n',
+            "given/curve.jsonl": '{"step": 10, "loss": 0.5}\n',
             "given/training.json": '{"best_step": 10, "stopped_early": true, "best_metric": null}',
+            "training.json": '{"num_steps": 20}',
         },
     )
     found = metrics(events)
-    assert found["given/loss", 10] == 0.5
-    assert found["given/loss", 20] == "nan"
     assert found["given/best_step", 0] == 10.0
+    assert found["num_steps", 0] == 20.0
     assert found["rows/out", 0] == 4.0
     assert found["run/seconds", 0] == 1.5
     assert events[0]["params"] == {"training.batch_size": "64"}
     assert events[-1]["status"] == "FINISHED"
+
+
+def test_a_curve_is_on_disk_and_told_while_training_runs(tmp_path: Path):
+    outbox = outbox_of(tmp_path)
+    with Recorder(tracking=outbox).recording(planned("train_two_tower"), tmp_path / "done") as run:
+        curve = Curve(run, "given")
+        curve.log(10, loss=0.5)
+        curve.log(20, loss=float("nan"))
+        (path,) = outbox.waiting()
+        found = metrics([event for _, event in read_lines(path)])
+        assert found == {("given/loss", 10): 0.5, ("given/loss", 20): "nan"}
+        make(tmp_path / "done", "train_two_tower", {})
+    assert [row["step"] for row in curve.rows] == [10, 20]
 
 
 def test_evaluation_tells_each_metric_and_keeps_the_report(tmp_path: Path):
@@ -82,14 +96,16 @@ def test_evaluation_tells_each_metric_and_keeps_the_report(tmp_path: Path):
     assert ("report.html", "reports") in [(str(file).split("/")[-1], to) for file, to in kept]
 
 
-def test_release_enters_the_bundle_as_champion(tmp_path: Path):
-    document = {"version": "v1", "digest": "d9", "verdicts": [{"name": "gain", "value": 0.1}]}
+@pytest.mark.parametrize("name", ["champion", "challenger"])
+def test_release_enters_the_bundle_under_its_alias(tmp_path: Path, name: str):
+    verdicts = [{"name": "gain", "value": 0.1}]
+    document = {"version": "v1", "digest": "d9", "alias": name, "verdicts": verdicts}
     events = told(tmp_path, "release", {"release.json": json.dumps(document)})
     (entered,) = [event for event in events if event["event"] == "register"]
     assert entered["bundle"] == str(tmp_path / "bundles" / "bundle-v1")
     assert entered["digest"] == "d9"
     (alias,) = [event for event in events if event["event"] == "alias"]
-    assert (alias["alias"], alias["version"]) == ("champion", "v1")
+    assert (alias["alias"], alias["version"]) == (name, "v1")
 
 
 def test_a_stage_that_fails_is_a_failed_run(tmp_path: Path):

@@ -15,12 +15,21 @@ from typing import Any
 
 import pytest
 
-from pipelines.outbox import Outbox, OutboxRun, SilentRun, SilentTracking, read_lines, store_name
+from pipelines.outbox import (
+    Outbox,
+    OutboxRun,
+    RunStart,
+    SilentRun,
+    SilentTracking,
+    read_lines,
+    store_name,
+)
 from pipelines.tracking import (
     SyncResult,
     TrackingConfig,
     open_tracking,
     outbox_of,
+    sending_meanwhile,
     store_uri,
     sync_outbox,
 )
@@ -31,11 +40,13 @@ NAN, INFINITY = float("nan"), float("inf")
 
 def start(outbox: Outbox, stage: str = "train_two_tower", key: str = "abc") -> OutboxRun:
     return outbox.start_run(
-        stage,
-        key=key,
-        config={"training": {"batch_size": 512, "long": "x" * 9000}, "seed": 0},
-        digests={"events": "d1"},
-        versions={"code": "c1"},
+        RunStart(
+            stage=stage,
+            key=key,
+            config={"training": {"batch_size": 512, "long": "x" * 9000}, "seed": 0},
+            digests={"events": "d1"},
+            versions={"code": "c1"},
+        )
     )
 
 
@@ -126,7 +137,7 @@ def test_a_disabled_tracker_has_every_method_of_a_real_one(tmp_path: Path):
     assert isinstance(tracking, SilentTracking)
     public = {name for name in dir(OutboxRun) if not name.startswith("_")} - {"tell", "end"}
     assert public <= set(dir(SilentRun))
-    with tracking.start_run("a", key="b", config={}, digests={}, versions={}) as run:
+    with tracking.start_run(RunStart(stage="a", key="b")) as run:
         run.log(1, loss=NAN)
         run.alias("m", "champion", "1", action="promote")
     assert list(tmp_path.iterdir()) == []
@@ -173,6 +184,54 @@ def test_a_server_that_is_gone_costs_no_time_and_nothing_is_lost(outbox: Outbox)
     assert time.monotonic() - begin < 20
     assert (result.sent, result.waiting) == (0, 3)
     assert "no answer" in (result.problem or "")
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """A socket that takes connections, reads nothing and answers nothing."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_server_that_takes_connections_and_never_answers_is_given_up(outbox: Outbox):
+    with start(outbox) as run:
+        run.log(1, loss=0.5)
+    with silent_server() as uri:
+        config = replace(CONFIG, uri=uri, request_seconds=1)
+        begin = time.monotonic()
+        result = sync_outbox(outbox, config)
+        assert time.monotonic() - begin < 10
+    assert (result.sent, result.waiting) == (0, 3)
+    assert result.problem == f"no answer from {uri}"
+
+
+def test_work_does_not_wait_for_a_server_that_never_answers(outbox: Outbox):
+    """The server keeps the first child for half a minute; the work and its end take no notice."""
+    run = start(outbox)
+    with silent_server() as uri:
+        config = replace(CONFIG, uri=uri, request_seconds=30, live_seconds=0.05)
+        begin = time.monotonic()
+        with sending_meanwhile(outbox, config):
+            for step in range(1, 11):
+                run.log(step, loss=1 / step)
+                time.sleep(0.05)
+        assert time.monotonic() - begin < 5
+    assert outbox.num_waiting() == 11
+
+
+@pytest.mark.slow
+def test_the_first_lines_of_a_run_are_sent_while_it_goes_on(outbox: Outbox):
+    run = start(outbox)
+    run.log(1, loss=0.5)
+    config = replace(CONFIG, live_seconds=0.1)
+    begin = time.monotonic()
+    with sending_meanwhile(outbox, config):
+        while outbox.num_waiting() and time.monotonic() - begin < 60:
+            time.sleep(0.1)
+    assert [event["event"] for event in lines(outbox)] == ["start", "metrics"]
+    (stored,) = stored_runs(store_uri(config, outbox))
+    assert stored.info.status == "RUNNING"
+    assert stored.data.metrics == {"loss": 0.5}
 
 
 @pytest.mark.slow
@@ -232,6 +291,9 @@ def test_the_embedded_store_gets_all_of_a_run(outbox: Outbox, tmp_path: Path):
         run.register("shop", bundle, version="v1", digest="d1", tags={"ndcg@10": "0.25"})
         run.alias("shop", "champion", "v1", action="release")
         run.alias("shop", "challenger", "v9", action="release")
+        run.alias("shop", "challenger", "v1", action="release")
+        run.alias("shop", "challenger", None, action="promote")
+        run.alias("shop", "challenger", None, action="promote")
 
     first = sync_outbox(outbox, CONFIG)
 
@@ -258,6 +320,7 @@ def test_the_embedded_store_gets_all_of_a_run(outbox: Outbox, tmp_path: Path):
     assert champion.source == bundle.as_uri()
     assert champion.run_id == stored.info.run_id
     assert champion.tags["bundle"] == "v1"
+    assert list(store.get_registered_model("shop").aliases) == ["champion"]
     refused = (outbox.path / "refused.jsonl").read_text()
     assert "bundle v9 is not in the registry" in refused
     assert sync_outbox(outbox, CONFIG) == SyncResult()
@@ -345,7 +408,8 @@ for name in ("connect", "connect_ex", "sendto"):
 socket.getaddrinfo = socket.create_connection = refuse
 from pathlib import Path
 from pipelines.outbox import Outbox
-from pipelines.tracking import TrackingConfig, send_outbox
+from pipelines.mlflow_sender import send_outbox
+from pipelines.tracking import TrackingConfig
 print(send_outbox(Outbox(Path(sys.argv[1])), TrackingConfig()))
 time.sleep(2)
 """
