@@ -36,6 +36,9 @@ from pipelines.reports.wording import (
 
 MAX_ROWS = 10
 """Rows of a chart of slices; the table beside it has all."""
+MAX_NAME = 18
+"""Characters of a slice's name in a chart."""
+ISOLATE, RELEASE = "\u2068", "\u2069"
 MIN_USERS = 30
 """Slices of fewer users are not called best or worst."""
 
@@ -189,6 +192,19 @@ def differences(data: ReportData) -> Figure | None:
     )
 
 
+def counted(names: Sequence[str], counts: Sequence[int]) -> list[str]:
+    """Label each name with its count; long names are cut, and no two labels are equal.
+
+    A name that is written from right to left must not turn its count around.
+    """
+    labels: list[str] = []
+    for name, count in zip(names, counts, strict=True):
+        short = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 3].rstrip()}..."
+        label = f"{short if short.isascii() else f'{ISOLATE}{short}{RELEASE}'} ({count:,})"
+        labels.append(label if label not in labels else f"{label} #{len(labels) + 1}")
+    return labels
+
+
 def slice_note(data: ReportData, group: str, parts: Sequence[Mapping[str, Any]]) -> str:
     """Say how a group cuts, what is empty, and where the best model does well and badly."""
     told = [group_meaning(group)]
@@ -221,7 +237,7 @@ def slice_figure(data: ReportData, group: str) -> Figure:
     }
     first = parts[data.models[0]]
     filled = [place for place, part in enumerate(first) if part["num_users"]]
-    labels = [f"{part['name']} ({part['num_users']:,})" for part in first]
+    labels = counted([part["name"] for part in first], [part["num_users"] for part in first])
     dots = [
         dot(labels[place], model_label(model), parts[model][place]["metrics"][data.primary])
         for place in filled
@@ -272,10 +288,11 @@ def winner_figure(data: ReportData, group: str) -> Figure:
     everyone = data.wins.slices[0]
     parts = [part for part in data.wins.slices if part.group == group and part.num_targets]
     colors = {**model_colors(data), "several alike": SHARED, "nobody": NOBODY}
-    bars, labels = [], []
-    for part in [everyone, *parts]:
-        labels.append(f"{part.name} ({part.num_targets:,})")
-        bars += winner_bars(part, labels[-1])
+    parts = [everyone, *parts]
+    labels = counted([part.name for part in parts], [part.num_targets for part in parts])
+    bars = [
+        bar for part, label in zip(parts, labels, strict=True) for bar in winner_bars(part, label)
+    ]
     return Figure(
         key=f"wins-{group}",
         title=group_title(group),

@@ -177,4 +177,4 @@ def test_it_can_be_read_by_keyboard(open_report):
 def test_without_scripts_every_table_is_there(open_report):
     page = open_report(java_script_enabled=False)
     assert "Charts need JavaScript" in page.inner_text("footer")
-    assert "0." in page.inner_text("#metrics table >> nth=-1")
+    assert "0." in page.inner_text("#metrics table.stacked >> nth=-1")
