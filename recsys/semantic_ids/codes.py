@@ -1,0 +1,276 @@
+"""Semantic IDs as an artefact: which item row has which codes, and what makes codes of vectors.
+
+An item's semantic ID is its code at each of L levels (TIGER, arXiv:2305.05065). IDs are unique, and
+the number of levels and of codes per level are read from here: a level that resolves collisions is
+a level like any other.
+
+Axes: N item rows (row 0 is padding), L levels, B queries, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from recsys.semantic_ids.tensor_file import digest_of, read_tensors, write_tensors
+
+NO_CODE = -1
+"""The code, at every level, of the padding row and of rows without a semantic ID."""
+MAX_NUM_IDS = 2**62
+"""Codes of one ID are looked up as one int64."""
+FILE_NAME = "semantic_ids"
+
+
+class Quantizer(Protocol):
+    """Turns content vectors into codes, coarse to fine, and codes back into vectors.
+
+    Implementations also have the class methods ``fit(vectors, config, *, start=None, ...)``, warm
+    where ``start`` is an earlier quantiser, and ``load(directory)``.
+    """
+
+    @property
+    def level_sizes(self) -> tuple[int, ...]:
+        """Number of codes at each level."""
+
+    @property
+    def dim(self) -> int:
+        """Width of the vectors."""
+
+    @property
+    def digest(self) -> str:
+        """Name exactly this state: equal digests encode alike."""
+
+    def encode(self, vectors: Tensor) -> Tensor:
+        """Encode vectors [N, D] as codes [N, L] int32; equal IDs may occur.
+
+        Raises:
+            ValueError: The width differs, or a vector is not finite.
+        """
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Rebuild vectors [N, D] from codes [N, L]."""
+
+    def level_distances(self, vectors: Tensor, prefix: Tensor) -> Tensor:
+        """Measure how far each code of the next level would leave each vector.
+
+        Args:
+            vectors: [B, D].
+            prefix: The codes already chosen, [B, l] with l < L.
+
+        Returns:
+            Squared distance for each code of level l, [B, level_sizes[l]].
+        """
+
+    def relabelled(self, new_codes: Sequence[Tensor]) -> Self:
+        """Rename the codes: code c of level l becomes ``new_codes[l][c]``, a permutation."""
+
+    def save(self, directory: Path) -> None:
+        """Write the state for the class's ``load``."""
+
+
+def id_keys(codes: Tensor, level_sizes: Sequence[int]) -> Tensor:
+    """Pack codes [N, l] into one int64 each, [N], sorted as the codes are.
+
+    Takes the first l levels; codes must be in range.
+    """
+    keys = torch.zeros(len(codes), dtype=torch.int64, device=codes.device)
+    for level in range(codes.shape[1]):
+        keys = keys * level_sizes[level] + codes[:, level]
+    return keys
+
+
+def check_level_sizes(level_sizes: Sequence[int]) -> None:
+    """Refuse empty levels and more IDs than fit one key.
+
+    Raises:
+        ValueError: If no level, a level below 1, or a product above 2^62.
+    """
+    if not level_sizes or min(level_sizes) < 1 or prod(level_sizes) > MAX_NUM_IDS:
+        raise ValueError(
+            f"level_sizes {tuple(level_sizes)} must be one or more numbers >= 1 whose product is "
+            f"at most 2^62; take fewer or smaller levels"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SemanticIds:
+    """The published codes of a catalogue, one row per item row.
+
+    ``codes`` [N, L] int32: row 0 and rows without an ID are all -1, the others unique.
+    ``level_sizes`` has L entries, a level against collisions included.
+    ``quantizer_digest`` names what made them; ``parent`` is the version they extend or replace.
+    """
+
+    codes: Tensor
+    level_sizes: tuple[int, ...]
+    quantizer_digest: str
+    parent: str | None = None
+
+    def __post_init__(self) -> None:
+        check_level_sizes(self.level_sizes)
+        shape_fits = self.codes.ndim == 2 and self.codes.shape[1] == len(self.level_sizes)
+        if not shape_fits or self.codes.dtype != torch.int32 or len(self.codes) < 1:
+            raise ValueError(
+                f"codes {tuple(self.codes.shape)} {self.codes.dtype} must be int32, a row for the "
+                f"padding and each item row x {len(self.level_sizes)} levels"
+            )
+        self._check_range()
+        keys = self._sorted_keys[0]
+        repeated = keys[1:] == keys[:-1]
+        if repeated.any():
+            at = int(repeated.int().argmax())
+            rows = self._sorted_keys[1][at : at + 2].tolist()
+            raise ValueError(
+                f"item rows {rows[0]} and {rows[1]} share the semantic ID {self.text(rows[0])} "
+                f"({int(repeated.sum())} such pairs); resolve_collisions makes IDs unique"
+            )
+
+    @classmethod
+    def of_items(
+        cls,
+        item_codes: Tensor,
+        *,
+        level_sizes: Sequence[int],
+        quantizer_digest: str,
+        item_rows: Tensor | None = None,
+        num_item_rows: int | None = None,
+        parent: str | None = None,
+    ) -> SemanticIds:
+        """Lay unique codes out by item row.
+
+        Args:
+            item_codes: [M, L].
+            item_rows: Their rows, [M]; None means 1 .. M.
+            num_item_rows: Rows with the padding; None means up to the largest of ``item_rows``.
+        """
+        rows = torch.arange(1, len(item_codes) + 1) if item_rows is None else item_rows.cpu()
+        size = num_item_rows or (int(rows.max()) + 1 if len(rows) else 1)
+        if len(rows) and (int(rows.min()) < 1 or int(rows.max()) >= size):
+            raise ValueError(
+                f"item rows {int(rows.min())} to {int(rows.max())} must be in [1, {size}); "
+                "row 0 is the padding"
+            )
+        num_different = int((torch.bincount(rows, minlength=1) > 0).sum())
+        if len(rows) != len(item_codes) or num_different != len(rows):
+            raise ValueError(
+                f"{len(rows)} item rows ({num_different} different) for {len(item_codes)} codes; "
+                "give each item one row"
+            )
+        codes = torch.full((size, len(level_sizes)), NO_CODE, dtype=torch.int32)
+        codes[rows] = item_codes.to("cpu", torch.int32)
+        return cls(
+            codes=codes,
+            level_sizes=tuple(level_sizes),
+            quantizer_digest=quantizer_digest,
+            parent=parent,
+        )
+
+    def _check_range(self) -> None:
+        sizes = torch.tensor(self.level_sizes, device=self.codes.device)
+        in_range = ((self.codes >= 0) & (self.codes < sizes)).all(1)
+        wrong = ~(in_range | (self.codes == NO_CODE).all(1))
+        wrong[0] = (self.codes[0] != NO_CODE).any()
+        if wrong.any():
+            row = int(wrong.int().argmax())
+            raise ValueError(
+                f"item row {row} has codes {self.codes[row].tolist()}; each must be in "
+                f"[0, {self.level_sizes}), or all {NO_CODE} for row 0 and rows without an ID"
+            )
+
+    @property
+    def num_levels(self) -> int:
+        return len(self.level_sizes)
+
+    @property
+    def num_item_rows(self) -> int:
+        """Rows of the table, the padding included."""
+        return len(self.codes)
+
+    @cached_property
+    def item_rows(self) -> Tensor:
+        """Rows that have an ID, ascending, [M] int64."""
+        return (self.codes[:, 0] != NO_CODE).nonzero().flatten()
+
+    @cached_property
+    def version(self) -> str:
+        """Digest of the codes, the level sizes, the quantiser and the parent."""
+        description = {
+            "level_sizes": list(self.level_sizes),
+            "quantizer_digest": self.quantizer_digest,
+            "parent": self.parent,
+        }
+        return digest_of(description, {"codes": self.codes})
+
+    @cached_property
+    def _sorted_keys(self) -> tuple[Tensor, Tensor]:
+        keys, order = id_keys(self.codes[self.item_rows], self.level_sizes).sort(stable=True)
+        return keys, self.item_rows[order]
+
+    def item_rows_of(self, codes: Tensor) -> Tensor:
+        """Find the item rows of codes [B, L]: [B] int64, 0 where no item has them."""
+        if codes.ndim != 2 or codes.shape[1] != self.num_levels:
+            raise ValueError(
+                f"codes of shape {tuple(codes.shape)} must be [B, {self.num_levels}], "
+                f"one column per level of version {self.version[:12]}"
+            )
+        keys, rows = self._sorted_keys
+        if len(keys) == 0:
+            return torch.zeros(len(codes), dtype=torch.int64, device=codes.device)
+        sizes = torch.tensor(self.level_sizes, device=codes.device)
+        in_range = ((codes >= 0) & (codes < sizes)).all(1)
+        wanted = id_keys(codes.clamp(min=0), self.level_sizes).to(keys.device)
+        at = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
+        found = torch.where(keys[at] == wanted, rows[at], 0).to(codes.device)
+        return torch.where(in_range, found, 0)
+
+    def text(self, item_row: int) -> str:
+        """Write an item's ID as ``12-250-3``; empty where the row has none."""
+        if not 0 <= item_row < self.num_item_rows:
+            raise ValueError(f"item_row {item_row} must be in [0, {self.num_item_rows})")
+        codes = self.codes[item_row].tolist()
+        return "" if codes[0] == NO_CODE else "-".join(str(code) for code in codes)
+
+    def save(self, directory: Path) -> None:
+        description = {
+            "kind": FILE_NAME,
+            "version": self.version,
+            "level_sizes": list(self.level_sizes),
+            "quantizer_digest": self.quantizer_digest,
+            "parent": self.parent,
+            "num_item_rows": self.num_item_rows,
+        }
+        write_tensors(directory, FILE_NAME, {"codes": self.codes}, description)
+
+    @classmethod
+    def load(cls, directory: Path, expected_version: str | None = None) -> SemanticIds:
+        """Read IDs back and hold them against their version, and against the one you need.
+
+        Raises:
+            ValueError: The files are damaged, or of another version than ``expected_version``.
+        """
+        tensors, description = read_tensors(directory, FILE_NAME, FILE_NAME)
+        ids = cls(
+            codes=tensors["codes"],
+            level_sizes=tuple(description["level_sizes"]),
+            quantizer_digest=description["quantizer_digest"],
+            parent=description["parent"],
+        )
+        if ids.version != description["version"]:
+            raise ValueError(
+                f"{directory} says it is version {description['version']}, its content is "
+                f"{ids.version}; fetch it again"
+            )
+        if expected_version is not None and ids.version != expected_version:
+            raise ValueError(
+                f"{directory} holds semantic IDs of version {ids.version}, expected "
+                f"{expected_version}; a model, a trie and an index work only with the IDs they "
+                "were built with"
+            )
+        return ids

@@ -1,0 +1,141 @@
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from recsys.semantic_ids.codes import NO_CODE, SemanticIds, id_keys
+
+SIZES = (4, 3, 5)
+
+
+def all_ids(num_items: int = 20, seed: int = 0) -> SemanticIds:
+    generator = torch.Generator().manual_seed(seed)
+    keys = torch.randperm(60, generator=generator)[:num_items]
+    codes = torch.stack([keys // 15, keys // 5 % 3, keys % 5], dim=1)
+    return SemanticIds.of_items(codes, level_sizes=SIZES, quantizer_digest="q")
+
+
+def test_codes_and_item_rows_are_inverse() -> None:
+    ids = all_ids()
+    rows = torch.arange(1, 21)
+    assert torch.equal(ids.item_rows_of(ids.codes[rows]), rows)
+    assert torch.equal(ids.item_rows, rows)
+    assert ids.num_levels == 3
+    assert ids.num_item_rows == 21
+
+
+def test_unknown_and_impossible_codes_are_row_zero() -> None:
+    ids = all_ids(59)
+    everything = torch.cartesian_prod(torch.arange(4), torch.arange(3), torch.arange(5))
+    found = ids.item_rows_of(everything)
+    assert int((found == 0).sum()) == 1
+    impossible = torch.tensor([[4, 0, 0], [0, 0, 5], [-1, -1, -1], [0, -1, 0]])
+    assert ids.item_rows_of(impossible).tolist() == [0, 0, 0, 0]
+
+
+def test_text_is_the_codes_and_empty_without_id() -> None:
+    ids = SemanticIds.of_items(
+        torch.tensor([[1, 2, 3]]),
+        level_sizes=SIZES,
+        quantizer_digest="q",
+        item_rows=torch.tensor([2]),
+        num_item_rows=4,
+    )
+    assert [ids.text(row) for row in range(4)] == ["", "", "1-2-3", ""]
+    assert ids.codes[3].tolist() == [NO_CODE] * 3
+    with pytest.raises(ValueError, match="item_row 4"):
+        ids.text(4)
+
+
+def test_keys_sort_as_codes_do() -> None:
+    codes = all_ids().codes[1:]
+    order = id_keys(codes, SIZES).argsort()
+    assert codes[order].tolist() == sorted(codes.tolist())
+
+
+def test_two_items_with_one_id_are_refused_by_row() -> None:
+    codes = torch.tensor([[1, 2, 3], [0, 0, 0], [1, 2, 3]])
+    with pytest.raises(ValueError, match="rows 1 and 3 share the semantic ID 1-2-3"):
+        SemanticIds.of_items(codes, level_sizes=SIZES, quantizer_digest="q")
+
+
+@pytest.mark.parametrize("codes", [[4, 0, 0], [0, 0, -1], [-1, 0, 0], [0, 3, 0]])
+def test_codes_out_of_range_are_refused(codes: list[int]) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"item row 1 has codes {codes}")):
+        SemanticIds.of_items(torch.tensor([codes]), level_sizes=SIZES, quantizer_digest="q")
+
+
+@pytest.mark.parametrize("rows", [[0, 1], [1, 1], [1]])
+def test_item_rows_must_be_one_per_item_and_not_the_padding(rows: list[int]) -> None:
+    with pytest.raises(ValueError, match="row"):
+        SemanticIds.of_items(
+            torch.tensor([[0, 0, 0], [1, 0, 0]]),
+            level_sizes=SIZES,
+            quantizer_digest="q",
+            item_rows=torch.tensor(rows),
+        )
+
+
+@pytest.mark.parametrize("sizes", [(), (0, 3), (2**31, 2**31, 2)])
+def test_impossible_level_sizes_are_refused(sizes: tuple[int, ...]) -> None:
+    codes = torch.full((1, len(sizes)), NO_CODE, dtype=torch.int32)
+    with pytest.raises(ValueError, match="level_sizes"):
+        SemanticIds(codes=codes, level_sizes=sizes, quantizer_digest="q")
+
+
+def test_an_empty_catalogue_has_no_rows_with_ids(tmp_path: Path) -> None:
+    empty = torch.empty(0, 3, dtype=torch.int32)
+    ids = SemanticIds.of_items(empty, level_sizes=SIZES, quantizer_digest="q")
+    assert ids.item_rows_of(torch.tensor([[0, 0, 0]])).tolist() == [0]
+    ids.save(tmp_path)
+    assert SemanticIds.load(tmp_path).version == ids.version
+
+
+def test_saved_ids_load_with_the_same_version(tmp_path: Path) -> None:
+    ids = all_ids()
+    ids.save(tmp_path)
+    loaded = SemanticIds.load(tmp_path, expected_version=ids.version)
+    assert torch.equal(loaded.codes, ids.codes)
+    assert loaded.level_sizes == SIZES
+
+
+def test_version_depends_on_codes_quantizer_and_parent() -> None:
+    ids = all_ids()
+    others = [
+        all_ids(seed=1),
+        SemanticIds(codes=ids.codes, level_sizes=SIZES, quantizer_digest="r"),
+        SemanticIds(codes=ids.codes, level_sizes=SIZES, quantizer_digest="q", parent="p"),
+        SemanticIds(codes=ids.codes, level_sizes=(4, 3, 6), quantizer_digest="q"),
+    ]
+    assert len({ids.version, *(other.version for other in others)}) == 5
+    assert all_ids().version == ids.version
+
+
+def test_another_version_is_refused_with_both_named(tmp_path: Path) -> None:
+    ids, other = all_ids(), all_ids(seed=1)
+    ids.save(tmp_path)
+    with pytest.raises(ValueError, match=f"{ids.version}, expected {other.version}"):
+        SemanticIds.load(tmp_path, expected_version=other.version)
+
+
+@pytest.mark.parametrize("part", ["semantic_ids.safetensors", "semantic_ids.json"])
+def test_damaged_or_missing_files_are_refused(tmp_path: Path, part: str) -> None:
+    all_ids().save(tmp_path)
+    path = tmp_path / part
+    content = bytearray(path.read_bytes())
+    content[-30] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"refused|version"):
+        SemanticIds.load(tmp_path)
+    path.unlink()
+    with pytest.raises(ValueError, match="missing"):
+        SemanticIds.load(tmp_path)
+
+
+def test_an_unknown_format_is_refused_with_both_formats(tmp_path: Path) -> None:
+    all_ids().save(tmp_path)
+    path = tmp_path / "semantic_ids.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 9'))
+    with pytest.raises(ValueError, match="format is 9, this version of the package reads 1"):
+        SemanticIds.load(tmp_path)
