@@ -76,6 +76,14 @@ RECORDERS: dict[str, Callable[[RunLog, Path], None]] = {
 }
 
 
+def report_of(release: Path) -> Path | None:
+    """Find the report of the very evaluation that a release was checked by."""
+    folder = release.parent / "report"
+    manifests = [Manifest.load(folder), Manifest.load(release)]
+    digests = {manifest.inputs.get("evaluate") if manifest else None for manifest in manifests}
+    return folder / "report.html" if len(digests) == 1 and None not in digests else None
+
+
 def record_stage(run: RunLog, stage: str, artefact: Path, *, bundles: Path, model: str) -> None:
     """Tell what a stage made, after its artefact was committed.
 
@@ -90,6 +98,8 @@ def record_stage(run: RunLog, stage: str, artefact: Path, *, bundles: Path, mode
         RECORDERS[stage](run, artefact)
     if stage == "release":
         record_release(run, artefact, bundles, model)
+        if (report := report_of(artefact)) is not None:
+            run.artifact(report, "reports")
     run.artifact(artefact / MANIFEST)
     for report in sorted(artefact.rglob("*.html")):
         run.artifact(report, "reports")

@@ -17,6 +17,7 @@ from pipelines.outbox import RunLog, SilentRun
 from pipelines.workspace import Workspace
 
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
+CODE_SUFFIXES = (".py", ".jinja", ".css", ".js")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +109,12 @@ def installed_version(distribution: str) -> str:
 
 @cache
 def digest_of_code(places: tuple[str, ...]) -> str:
-    """Hash the Python source of some files and folders (sha256, hex)."""
+    """Hash the source of some files and folders (sha256, hex)."""
     digest = hashlib.sha256()
     for place in places:
         path = SOURCE_ROOT / place
         for file in [path] if path.is_file() else files_under(path):
-            if file.suffix == ".py":
+            if file.suffix in CODE_SUFFIXES:
                 digest.update(str(file.relative_to(SOURCE_ROOT)).encode() + b"\0")
                 digest.update(file.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -1,11 +1,12 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipelines.artifacts import Manifest, begin, commit
 from pipelines.outbox import read_lines
-from pipelines.run_record import Recorder, numbers_of
+from pipelines.run_record import Recorder, numbers_of, report_of
 from pipelines.tracking import outbox_of
 from pipelines.train_two_tower import Curve
 
@@ -106,6 +107,22 @@ def test_release_enters_the_bundle_under_its_alias(tmp_path: Path, name: str):
     assert entered["digest"] == "d9"
     (alias,) = [event for event in events if event["event"] == "alias"]
     assert (alias["alias"], alias["version"]) == (name, "v1")
+
+
+def test_release_carries_the_report_of_its_own_evaluation_only(tmp_path: Path):
+    report, release = tmp_path / "report", tmp_path / "release"
+
+    def made_from(stage: str, evaluation: str) -> None:
+        make(tmp_path / stage, stage, {"report.html": "<html>"} if stage == "report" else {})
+        told = replace(planned(stage), inputs={"evaluate": evaluation}).to_json()
+        (tmp_path / stage / "manifest.json").write_text(told)
+
+    made_from("release", "e1")
+    assert report_of(release) is None
+    made_from("report", "e1")
+    assert report_of(release) == report / "report.html"
+    made_from("report", "e2")
+    assert report_of(release) is None
 
 
 def test_a_stage_that_fails_is_a_failed_run(tmp_path: Path):
