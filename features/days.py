@@ -15,10 +15,10 @@ import polars as pl
 
 from features.encoding import MISSING
 from features.events import MICROS
-from features.ingest import NO_SEQUENCE, Dictionaries
+from features.ingest import COLUMN_OF_FIELD, NO_SEQUENCE, NO_SLOT, Dictionaries
 from features.parallel import num_cores
 from features.records import SLICE_RECORDS, RecordFile, Records, Rows, partition
-from features.schema import DOMAIN, EVENT_TIME, EVENT_TYPE, SEQUENCE_INDEX, VALUE
+from features.schema import EVENT_TIME, EVENT_TYPE, PROPENSITY, SEQUENCE_INDEX, SLOT, VALUE
 
 MICROS_PER_DAY = 86_400 * MICROS
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -56,9 +56,16 @@ def as_table(records: Records, texts: Dictionaries) -> pl.DataFrame:
         kind.alias(EVENT_TYPE),
         value.fill_nan(None).alias(VALUE),
     ]
-    if "domain" in fields:
-        known = pl.when(pl.col("domain") != int(MISSING)).then("domain")
-        columns.append(known.cat.to(texts.domains.dtype).cast(pl.String).alias(DOMAIN))
+    for field, dictionary in texts.optional().items():
+        if field in fields:
+            known = pl.when(pl.col(field) != int(MISSING)).then(field)
+            text = known.cat.to(dictionary.dtype).cast(pl.String)
+            columns.append(text.alias(COLUMN_OF_FIELD[field]))
+    if "slot" in fields:
+        slot = pl.when(pl.col("slot") != NO_SLOT).then(pl.col("slot").cast(pl.Int64))
+        columns.append(slot.alias(SLOT))
+    if "propensity" in fields:
+        columns.append(pl.col("propensity").fill_nan(None).alias(PROPENSITY))
     return raw.select(columns)
 
 

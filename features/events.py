@@ -17,7 +17,11 @@ from features.schema import (
     EVENT_TIME,
     EVENT_TYPE,
     ITEM_ID,
+    PROPENSITY,
+    REQUEST_ID,
     SEQUENCE_INDEX,
+    SESSION_ID,
+    SLOT,
     USER_ID,
     VALUE,
     SourceConfig,
@@ -35,12 +39,15 @@ REASONS = (
     "event_type is missing",
     "value is not a number",
     "value is not finite",
+    "slot is not a whole number >= 0",
+    "propensity is not in (0, 1]",
 )
 _CODES = {reason: code for code, reason in enumerate(REASONS, start=1)}
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": MICROS}
 _ISO_PATTERNS = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
 # Seconds around year 8300: beyond it nothing is a time, and int64 microseconds overflow soon after.
 _LARGEST_SECONDS = 2e11
+LARGEST_SLOT = 2**31 - 1
 
 
 def check_types(path: Path, schema: pl.Schema) -> None:
@@ -49,7 +56,7 @@ def check_types(path: Path, schema: pl.Schema) -> None:
     Raises:
         ValueError: Names file, column and type.
     """
-    for name in (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN):
+    for name in (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN, SESSION_ID, REQUEST_ID):
         dtype = schema.get(name)
         if dtype is None or dtype.is_integer() or dtype in (pl.String, pl.Categorical, pl.Enum):
             continue
@@ -57,7 +64,7 @@ def check_types(path: Path, schema: pl.Schema) -> None:
             f"{path}: column {name} is {dtype}; it must be text or integers. Write it as text "
             "(floats lose long ids), or map another column to it"
         )
-    for name in (SEQUENCE_INDEX, VALUE):
+    for name in (SEQUENCE_INDEX, VALUE, SLOT, PROPENSITY):
         dtype = schema.get(name)
         if dtype is not None and not (dtype.is_numeric() or dtype == pl.String):
             raise ValueError(f"{path}: column {name} is {dtype}; it must be a number")
@@ -81,6 +88,14 @@ def as_text(column: str, dtype: pl.DataType) -> pl.Expr:
     return pl.col(column) if dtype == pl.String else pl.col(column).cast(pl.String)
 
 
+def as_number(column: str, dtype: pl.DataType, source: SourceConfig) -> pl.Expr:
+    """Read numbers, or texts of numbers, as floats, null where unreadable."""
+    number = pl.col(column)
+    if source.decimal_comma and dtype == pl.String:
+        number = number.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True)
+    return number.cast(pl.Float64, strict=False)
+
+
 def as_micros(column: pl.Expr, dtype: pl.DataType, source: SourceConfig) -> pl.Expr:
     """Read numbers, dates, times and ISO texts as microseconds since 1970, null where unreadable.
 
@@ -91,6 +106,10 @@ def as_micros(column: pl.Expr, dtype: pl.DataType, source: SourceConfig) -> pl.E
         return column.dt.epoch("us")
     if dtype in (pl.Date, pl.Datetime):
         return _zoned(column.cast(pl.Datetime("us")), source.time_zone)
+    if source.time_format is not None and (dtype == pl.String or dtype.is_integer()):
+        text = column.cast(pl.String).str.strip_chars()
+        naive = text.str.to_datetime(source.time_format, strict=False, time_unit="us")
+        return _zoned(naive, source.time_zone)
     if dtype == pl.String:
         number = _number_as_micros(column.cast(pl.Float64, strict=False), source)
         text = column.str.strip_chars().str.replace(" ", "T", literal=True)
@@ -137,13 +156,13 @@ def typed_columns(schema: pl.Schema, source: SourceConfig) -> list[pl.Expr]:
             continue
         if name == EVENT_TIME:
             columns.append(as_micros(pl.col(name), dtype, source).alias(name))
-        elif name == SEQUENCE_INDEX:
+        elif name in (SEQUENCE_INDEX, SLOT):
             whole = pl.col(name).cast(pl.Float64, strict=False)
             whole = pl.when(whole == whole.round()).then(pl.col(name))
             exact = pl.col(name) if dtype.is_integer() or dtype == pl.String else whole
             columns.append(exact.cast(pl.Int64, strict=False).alias(name))
-        elif name == VALUE:
-            columns.append(pl.col(name).cast(pl.Float64, strict=False))
+        elif name in (VALUE, PROPENSITY):
+            columns.append(as_number(name, dtype, source))
         else:
             columns.append(as_text(name, dtype).alias(name))
     return columns
@@ -181,6 +200,15 @@ def reason_code(schema: pl.Schema, earliest_year: int, now: datetime) -> pl.Expr
         value = pl.col(VALUE)
         rules.append((_raw(VALUE) & value.is_null(), "value is not a number"))
         rules.append((~value.is_finite(), "value is not finite"))
+    if SLOT in schema:
+        slot = pl.col(SLOT)
+        unusable = slot.is_null() | ~slot.is_between(0, LARGEST_SLOT)
+        rules.append((_raw(SLOT) & unusable, "slot is not a whole number >= 0"))
+    if PROPENSITY in schema:
+        propensity = pl.col(PROPENSITY)
+        # NaN compares as the largest number, so it is beyond 1.
+        unusable = propensity.is_null() | (propensity <= 0) | (propensity > 1)
+        rules.append((_raw(PROPENSITY) & unusable, "propensity is not in (0, 1]"))
     code = pl.lit(0, dtype=pl.UInt8)
     for wrong, reason in reversed(rules):
         found = pl.lit(_CODES[reason], dtype=pl.UInt8)
@@ -190,5 +218,5 @@ def reason_code(schema: pl.Schema, earliest_year: int, now: datetime) -> pl.Expr
 
 def had_value(schema: pl.Schema) -> list[pl.Expr]:
     """Note where the raw columns have anything, for ``reason_code``."""
-    names = (EVENT_TIME, SEQUENCE_INDEX, VALUE)
+    names = (EVENT_TIME, SEQUENCE_INDEX, VALUE, SLOT, PROPENSITY)
     return [pl.col(n).is_not_null().alias(f"raw_{n}") for n in names if n in schema]

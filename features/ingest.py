@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.encoding import Dictionary
+from features.encoding import MISSING, Dictionary
 from features.events import (
     REASONS,
     check_types,
@@ -33,7 +33,11 @@ from features.schema import (
     EVENT_TIME,
     EVENT_TYPE,
     ITEM_ID,
+    PROPENSITY,
+    REQUEST_ID,
     SEQUENCE_INDEX,
+    SESSION_ID,
+    SLOT,
     USER_ID,
     VALUE,
     FilterConfig,
@@ -42,8 +46,27 @@ from features.schema import (
 
 NO_SEQUENCE = np.iinfo(np.int64).min
 """Stands for a missing sequence index beside an event time."""
+NO_SLOT = -1
 DEFAULT_TYPE = "event"
 """Type of all events where the files have no such column."""
+COLUMN_OF_FIELD = {
+    "time": EVENT_TIME,
+    "sequence": SEQUENCE_INDEX,
+    "value": VALUE,
+    "domain": DOMAIN,
+    "session": SESSION_ID,
+    "request": REQUEST_ID,
+    "slot": SLOT,
+    "propensity": PROPENSITY,
+}
+NUMBER_FIELDS = {
+    "time": 0,
+    "sequence": NO_SEQUENCE,
+    "value": np.nan,
+    "slot": NO_SLOT,
+    "propensity": np.nan,
+}
+"""Optional fields that hold numbers, and what stands for a missing one."""
 
 
 @dataclass
@@ -54,11 +77,17 @@ class Dictionaries:
     items: Dictionary
     types: Dictionary
     domains: Dictionary
+    sessions: Dictionary
+    requests: Dictionary
 
     @classmethod
     def empty(cls) -> Dictionaries:
-        names = (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN)
+        names = (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN, SESSION_ID, REQUEST_ID)
         return cls(*(Dictionary(name) for name in names))
+
+    def optional(self) -> dict[str, Dictionary]:
+        """Return the dictionaries of the optional fields of records."""
+        return {"domain": self.domains, "session": self.sessions, "request": self.requests}
 
 
 @dataclass
@@ -175,18 +204,16 @@ class _Reader:
         else:
             records["type"] = self.texts.types.encode(pl.Series([DEFAULT_TYPE]))[0]
         fields = self.records.dtype.names or ()
-        for field, column, empty in (
-            ("time", EVENT_TIME, 0),
-            ("sequence", SEQUENCE_INDEX, NO_SEQUENCE),
-            ("value", VALUE, np.nan),
-        ):
+        for field, empty in NUMBER_FIELDS.items():
             if field in fields:
+                column = COLUMN_OF_FIELD[field]
                 known = column in typed.columns
                 records[field] = typed[column].fill_null(empty).to_numpy() if known else empty
-        if "domain" in fields:
-            known = DOMAIN in typed.columns
-            missing = pl.Series([None] * typed.height, dtype=pl.String)
-            records["domain"] = self.texts.domains.encode(typed[DOMAIN] if known else missing)
+        for field, texts in self.texts.optional().items():
+            if field in fields:
+                column = COLUMN_OF_FIELD[field]
+                known = column in typed.columns
+                records[field] = texts.encode(typed[column]) if known else MISSING
         good &= self._counted(records, good)
         kept = compressed(records, good)
         self.records.append(kept)
@@ -238,12 +265,8 @@ def read_events(
     """
     files = _open(source)
 
-    def has(name: str) -> bool:
-        return any(name in file.schema for file in files)
-
-    dtype = record_dtype(
-        time=has(EVENT_TIME), sequence=has(SEQUENCE_INDEX), value=has(VALUE), domain=has(DOMAIN)
-    )
+    present = {name for file in files for name in file.schema}
+    dtype = record_dtype([field for field, name in COLUMN_OF_FIELD.items() if name in present])
     reader = _Reader(filters, quarantine, RecordFile(directory / "read", dtype), now)
     with reader.pool:
         for file in files:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,22 @@ Rows = NDArray[np.int64]
 SLICE_RECORDS = 1_000_000
 
 
-def record_dtype(*, time: bool, sequence: bool, value: bool, domain: bool) -> np.dtype[Any]:
-    """Lay out an event: codes of user, item, type and, where the data has them, the rest."""
+OPTIONAL_FIELDS = {
+    "time": "<i8",
+    "sequence": "<i8",
+    "value": "<f8",
+    "domain": "<u4",
+    "session": "<u4",
+    "request": "<u4",
+    "slot": "<i4",
+    "propensity": "<f8",
+}
+
+
+def record_dtype(optional: Collection[str]) -> np.dtype[Any]:
+    """Lay out an event: codes of user, item, type and those of OPTIONAL_FIELDS the data has."""
     fields: list[tuple[str, str]] = [("user", "<u4"), ("item", "<u4"), ("type", "<u4")]
-    optional = [
-        (time, ("time", "<i8")),
-        (sequence, ("sequence", "<i8")),
-        (value, ("value", "<f8")),
-        (domain, ("domain", "<u4")),
-    ]
-    return np.dtype(fields + [field for present, field in optional if present])
+    return np.dtype(fields + [one for one in OPTIONAL_FIELDS.items() if one[0] in optional])
 
 
 def take(records: Records, places: Rows) -> Records:

@@ -115,7 +115,7 @@ def renamed(
     """
     present = frame.collect_schema().names()
     for ours, theirs in source.columns.items():
-        if theirs not in present:
+        if theirs not in present and (theirs or ours in needed):
             raise no_column(path, theirs, present, ours)
     for ours in needed:
         if ours not in source.columns and ours not in present:

@@ -23,7 +23,25 @@ SEQUENCE_INDEX = "sequence_index"
 EVENT_TYPE = "event_type"
 VALUE = "value"
 DOMAIN = "domain"
-EVENT_COLUMNS = (USER_ID, ITEM_ID, EVENT_TIME, SEQUENCE_INDEX, EVENT_TYPE, VALUE, DOMAIN)
+SESSION_ID = "session_id"
+REQUEST_ID = "request_id"
+SLOT = "slot"
+"""Place in the shown list, 0 for its top."""
+PROPENSITY = "propensity"
+"""Probability that the policy shows this item in this slot, in (0, 1]."""
+EVENT_COLUMNS = (
+    USER_ID,
+    ITEM_ID,
+    EVENT_TIME,
+    SEQUENCE_INDEX,
+    EVENT_TYPE,
+    VALUE,
+    DOMAIN,
+    SESSION_ID,
+    REQUEST_ID,
+    SLOT,
+    PROPENSITY,
+)
 
 TimeUnit = Literal["s", "ms", "us"]
 TieOrder = Literal["given", "shuffled"]
@@ -40,13 +58,18 @@ class SourceConfig:
 
     paths: tuple[Path, ...]
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Our column name -> the file's; a column that is not named is looked for by our name."""
+    """Our column name -> the file's; a column that is not named is looked for by our name, and one
+    that is mapped to "" is not read."""
     separator: str = ","
     """Between the values of a CSV file."""
     time_unit: TimeUnit = "s"
     """Unit of event times given as numbers; ISO texts and dates need none."""
+    time_format: str | None = None
+    """Of event times that are texts but not ISO, for example "%d.%m.%Y %H:%M"."""
     time_zone: str = "UTC"
     """Zone of times that carry none themselves."""
+    decimal_comma: bool = False
+    """Whether numbers in texts are written 1.234,50."""
     list_separator: str = "|"
     """Between the categories of one item where they are one text."""
 

@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.encoding import Dictionary
-from features.events import as_micros, as_text
+from features.events import as_micros, as_number, as_text
 from features.quarantine import Quarantine
 from features.scan import read_whole
 from features.schema import SourceConfig
@@ -95,7 +95,7 @@ def catalogue(
     if source is not None and "categories" in items.columns:
         items = items.with_columns(_category_lists(items.schema["categories"], source))
     if source is not None and "price" in items.columns:
-        items = items.with_columns(pl.col("price").cast(pl.Float64, strict=False))
+        items = items.with_columns(as_number("price", items.schema["price"], source))
     if source is not None and "available_from" in items.columns:
         dtype = items.schema["available_from"]
         micros = as_micros(pl.col("available_from"), dtype, source)

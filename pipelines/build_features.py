@@ -24,6 +24,8 @@ def source(data: DataConfig, paths: tuple[Path, ...], columns: Mapping[str, str]
         columns=columns,
         separator=data.separator,
         time_unit=data.time_unit,
+        time_format=data.time_format,
+        decimal_comma=data.decimal_comma,
         time_zone=data.time_zone,
         list_separator=data.list_separator,
     )

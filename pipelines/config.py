@@ -222,7 +222,8 @@ class DataConfig:
     users: Path | None = None
     """What is known of users: user_id and any columns. May be left out."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Our column of the events -> the file's, for example user_id = "customer"."""
+    """Our column of the events -> the file's, for example user_id = "customer"; "" leaves out a
+    column of ours that the file has."""
     item_columns: Mapping[str, str] = field(default_factory=dict)
     """The same of the items."""
     user_columns: Mapping[str, str] = field(default_factory=dict)
@@ -231,10 +232,14 @@ class DataConfig:
     """Between the values of a CSV file."""
     time_unit: TimeUnit = "s"
     """Unit of event times given as numbers; ISO texts need none."""
+    time_format: str | None = None
+    """Of times that are texts but not ISO, for example "%d.%m.%Y %H:%M"."""
     time_zone: str = "UTC"
     """Zone of times that carry none themselves, for example "Europe/Berlin"."""
     list_separator: str = "|"
     """Between the categories of one item where they are one text."""
+    decimal_comma: bool = False
+    """Whether numbers in texts are written 1.234,50."""
 
     def event_paths(self) -> tuple[Path, ...]:
         if self.events is None:

@@ -367,3 +367,68 @@ def test_cold_items_get_rows_when_asked(tmp_path: Path) -> None:
     out, _ = build(tmp_path, events_of(SMALL), items=source, catalogue_only_items=True)
     ids = pl.read_parquet(out / "vocabularies/items.parquet")["id"].to_list()
     assert ids == ["x", "y", "z", "a"]
+
+
+def test_what_was_shown_where_is_kept_with_the_events(tmp_path: Path) -> None:
+    events = events_of([("u", "a", START), ("u", "b", START + 1), ("v", "a", START + 2)])
+    shown = events.with_columns(
+        pl.Series("session_id", ["s", None, "t"]),
+        pl.Series("request_id", [7, 7, None]),
+        pl.Series("slot", ["0", "2", None]),
+        pl.Series("propensity", [0.25, 1.0, None]),
+    )
+    out, _ = build(tmp_path, shown)
+    kept = pl.read_parquet(out / "events/**/*.parquet").sort("event_time")
+    columns = ["session_id", "request_id", "slot", "propensity"]
+    assert kept.select(columns).rows() == [
+        ("s", "7", 0, 0.25), (None, "7", 2, 1.0), ("t", None, None, None)
+    ]  # fmt: skip
+    plain, _ = build(tmp_path, events, name="plain")
+    assert not {*columns} & {*pl.read_parquet(plain / "events/**/*.parquet").columns}
+
+
+def test_impossible_slots_and_propensities_are_quarantined(tmp_path: Path) -> None:
+    events = events_of([(f"u{n}", f"i{n}", START + n) for n in range(8)]).with_columns(
+        pl.Series("slot", ["0", "-1", "1.5", "top", "0", "0", "0", "0"]),
+        pl.Series("propensity", [1.0, 0.5, 0.5, 0.5, 0.0, 1.01, float("nan"), 1e-9]),
+    )
+    out, report = build(tmp_path, events, filters=FilterConfig(max_bad_share=1.0))
+    assert report.events == 2
+    found = pl.read_parquet(out / "quarantine/*.parquet").select("row", "reason").rows()
+    assert found == [
+        *((row, "slot is not a whole number >= 0") for row in (1, 2, 3)),
+        *((row, "propensity is not in (0, 1]") for row in (4, 5, 6)),
+    ]
+
+
+def test_times_and_numbers_of_other_countries_are_read_as_said(tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    path.write_text(
+        "user_id;item_id;event_time;value\nu;a;31.12.2023 23:30;1.234,50\nv;b;01.01.2024 00:15;2\n"
+    )
+    source = SourceConfig(
+        paths=(path,),
+        separator=";",
+        time_format="%d.%m.%Y %H:%M",
+        time_zone="Europe/Berlin",
+        decimal_comma=True,
+    )
+    build_features(FeaturesConfig(events=source, now=NOW), tmp_path / "out")
+    kept = pl.read_parquet(tmp_path / "out/events/**/*.parquet").sort("event_time")
+    assert kept["event_time"][0] == datetime(2023, 12, 31, 22, 30, tzinfo=UTC)
+    assert kept["value"].to_list() == [1234.5, 2.0]
+
+
+def test_a_column_mapped_to_nothing_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "events.parquet"
+    shown = events_of([("u", "a", START), ("v", "b", START + 1)])
+    shown.with_columns(slot=pl.lit("morning")).write_parquet(path)
+    source = SourceConfig(paths=(path,), columns={"slot": ""})
+    report = build_features(FeaturesConfig(events=source, now=NOW), tmp_path / "out")
+    assert report.quarantined == {}
+    assert report.events == 2
+    with pytest.raises(ValueError, match="no column ''"):
+        build_features(
+            FeaturesConfig(events=SourceConfig(paths=(path,), columns={"user_id": ""}), now=NOW),
+            tmp_path / "again",
+        )

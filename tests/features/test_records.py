@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from features.counts import first_of_duplicates, k_core, latest_of_users
 from features.records import RecordFile, compressed, partition, record_dtype, stable_order, take
 
-DTYPE = record_dtype(time=True, sequence=True, value=True, domain=False)
+DTYPE = record_dtype(("time", "sequence", "value"))
 
 
 def some_records(num: int, seed: int) -> np.ndarray:
