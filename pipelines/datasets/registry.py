@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pipelines.datasets import amazon, movielens, synthetic
+from pipelines.datasets import amazon, movielens, open_bandit, synthetic
 from pipelines.datasets.tables import Tables
 
 
@@ -56,6 +56,8 @@ class Dataset:
     preset: str
     """The preset whose settings were tried on it; ``shop`` where none was."""
     mirror: Layout
+    home: str = ""
+    """Where a person finds the files, for a set that no listed source downloads."""
     archive: Archive | None = None
     wheel: Wheel | None = None
     generated: bool = False
@@ -92,6 +94,38 @@ ML_1M_OFFICIAL = Layout(
     files=dict.fromkeys(["ratings.dat", "movies.dat", "users.dat"], ""),
     parse=movielens.movielens_1m_official,
 )
+# The 10,000-row samples. The official archive's digest could not be verified, so it is not listed.
+OPEN_BANDIT_SAMPLE = Layout(
+    name="sample",
+    files={
+        "random_all.csv.gz": ("e5f7284292d0a9906e54a1019a8c392cde0106610dbd6dff73af7b7836123bfc"),
+        "random_men.csv.gz": ("1d506bbe0c2fef46e42cdcb1f84f60d965daa6bb16b3e560e92b5bfd58c29da6"),
+        "random_women.csv.gz": ("83e9f38cd0246c73a765206adb8829a28d66b8aed5d3c42b64b49b997ad48c7a"),
+        "bts_all.csv.gz": ("1415c069ff9a5de951116850a3a00e07aab64c449555678ae00035359aec267d"),
+        "bts_men.csv.gz": ("92adff7cd752a8734fde9321075c62be5853e6ab8e3a57319bd76f9683170da7"),
+        "bts_women.csv.gz": ("599ca5add90903ad82e3719db099b1ff4ac3692a658878e507bccb0ed50f194b"),
+        "random_all_item_context.csv": (
+            "eba04cc23d5f130a93ff174c5392986882b94c3839433cb8143870eaa6221358"
+        ),
+        "random_men_item_context.csv": (
+            "6d855c2b7e917d0448d71bbe62c023147495882c0fdc8c41e86fef86abf9fe09"
+        ),
+        "random_women_item_context.csv": (
+            "b1ca4905f97703d196004f2ad4552c1e90c2afad8b50688d333b0d2dc0b33147"
+        ),
+        "bts_all_item_context.csv": (
+            "5d4359ba1cfa3ae88f0f1bae66bd633859fe6323817183632ee57b83539d9153"
+        ),
+        "bts_men_item_context.csv": (
+            "3b411ed6b0471316321a6b93f4f756bb25888eac6218cd71d0b603d41d85732d"
+        ),
+        "bts_women_item_context.csv": (
+            "a56295bad066a558eb783055afd9279f5f4e209a4776eafc22151c53f0ac89d4"
+        ),
+    },
+    parse=open_bandit.open_bandit,
+)
+OPEN_BANDIT_HOME = "https://research.zozo.com/data.html"
 MOVIELENS_TERMS = "GroupLens: research use, no redistribution, no commercial use"
 AMAZON_TERMS = "McAuley, UCSD: cite the data set's papers"
 
@@ -174,6 +208,14 @@ DATASETS: dict[str, Dataset] = {
             "Toys and Games",
             interactions="dc17d51e65220e52bb3635570529f40abe5d721ac6f9aafdac625757821a696a",
             items="487e703817522abe004478c5e90a34105acd245d54147f8c042c211d35194c46",
+        ),
+        Dataset(
+            name="open-bandit",
+            description="60,000 impressions of a fashion shop by 2 policies, slots, propensities",
+            terms="ZOZO, CC BY 4.0",
+            preset="shop",
+            mirror=OPEN_BANDIT_SAMPLE,
+            home=OPEN_BANDIT_HOME,
         ),
         *(synthetic_set(name) for name in synthetic.DESCRIPTIONS),
     ]
