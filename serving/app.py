@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.body import RefusedError, read_json, validated
 from serving.hot_swap import BundleWatcher
 from serving.log import log, log_to_stderr
-from serving.pages.pages import add_pages
+from serving.pages.pages import add_pages, shows_users
 from serving.query import UnknownItemError
 from serving.recommend import Recommender
 from serving.schemas import BatchRequest, Reply, Request
@@ -106,16 +106,17 @@ def _add_recommendations(app: FastAPI, watcher: BundleWatcher, settings: Setting
     async def recommend(http: HttpRequest) -> Response:
         """Make one list."""
         request = validated(Request, await read_json(http, settings))
-        return _replied(http, watcher.recommender.answer(request))
+        shown = shows_users(http, settings)
+        return _replied(http, watcher.recommender.answer(request, names_history=shown))
 
     @app.post("/v1/recommend:batch", openapi_extra=_takes(BatchRequest))
     async def recommend_batch(http: HttpRequest) -> Response:
         """Make several lists, all from one bundle."""
         batch = validated(BatchRequest, await read_json(http, settings))
-        recommender = watcher.recommender
+        recommender, shown = watcher.recommender, shows_users(http, settings)
         replies = []
         for request in batch.requests:
-            replies.append(_answer_or_error(recommender, request))
+            replies.append(_answer_or_error(recommender, request, shown))
             # A batch takes its turn between other requests.
             await asyncio.sleep(0)
         http.scope.setdefault(LOG_FIELDS, {})["num_requests"] = len(replies)
@@ -137,9 +138,11 @@ def _add_recommendations(app: FastAPI, watcher: BundleWatcher, settings: Setting
         return _replied(http, watcher.recommender.answer(validated(Request, fields)))
 
 
-def _answer_or_error(recommender: Recommender, request: Request) -> Reply | dict[str, object]:
+def _answer_or_error(
+    recommender: Recommender, request: Request, names_history: bool
+) -> Reply | dict[str, object]:
     try:
-        return recommender.answer(request)
+        return recommender.answer(request, names_history=names_history)
     except UnknownItemError as error:
         return {"error": {"code": "unknown_item", "message": str(error)}}
 

@@ -332,7 +332,7 @@ def _load_retriever(
     with reading(directory / "two_tower"), torch.no_grad():
         known = _known_categories(catalogue, manifest.dimensions.num_category_rows)
         items = ItemCatalogue(torch.cat(contents) if deltas else contents[0], known)
-        model = TwoTower.load(directory / "two_tower", items)
+        model = TwoTower.load(directory / "two_tower", items, backend="torch")
         # Encoded here once, so that requests in many threads only read it.
         if not bool(torch.isfinite(model.all_item_inputs()).all()):
             raise ValueError("its item vectors are not finite; train and release it again")

@@ -19,17 +19,29 @@ Rows = NDArray[np.int64]
 
 
 def reasons(
-    item_rows: Sequence[int], sources: Sequence[Source], query: Query, bundle: Bundle
+    item_rows: Sequence[int],
+    sources: Sequence[Source],
+    query: Query,
+    bundle: Bundle,
+    *,
+    names_history: bool = True,
 ) -> list[str]:
-    """Say why each item is recommended."""
+    """Say why each item is recommended.
+
+    Args:
+        names_history: Whether a reason may name items of the user's stored history; without it,
+            only items that the request itself sent are named.
+    """
     seeds = np.zeros(len(item_rows), np.int64)
     if bundle.item_to_item is not None:
         seeds = strongest_seeds(np.array(item_rows, np.int64), query.history, bundle.item_to_item)
     texts = bundle.catalogue.display_texts
+    sent = set(query.sent.tolist())
     found = []
     for seed, source in zip(seeds.tolist(), sources, strict=True):
         if source == "item_to_item" and seed:
-            found.append(f"goes with {texts[seed]}")
+            named = names_history or seed in sent
+            found.append(f"goes with {texts[seed] if named else 'the history'}")
         elif source == "two_tower" and query.item_row:
             found.append(f"is like {texts[query.item_row]}")
         else:

@@ -8,8 +8,11 @@ be loaded is refused and counted, and the old one keeps serving.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -139,8 +142,31 @@ class BundleWatcher:
         return (str(directory), manifest.st_ino, manifest.st_size, manifest.st_mtime_ns)
 
 
+@contextmanager
+def _permitted() -> Iterator[None]:
+    """Name what this user may not read, and what to do.
+
+    Raises:
+        ValueError: In place of a PermissionError.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise ValueError(
+            f"{error.filename} may not be read by the user that serves (uid {os.geteuid()}); run "
+            "the server as the owner of the bundles, or let everyone read them: "
+            "chmod -R a+rX <folder of the bundles>"
+        ) from error
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def _check_there(bundles_dir: Path) -> None:
-    if (bundles_dir / CURRENT).exists():
+    with _permitted():
+        there = (bundles_dir / CURRENT).exists()
+    if there:
         return
     found = sorted(path.name for path in bundles_dir.glob("bundle-*"))
     raise ValueError(
@@ -153,7 +179,11 @@ def _check_there(bundles_dir: Path) -> None:
 
 def _load_and_try(current: Path) -> Recommender:
     """Load a bundle and answer with it once, so that the first request finds everything warm."""
-    recommender = Recommender.load(current)
+    with _permitted():
+        # A folder that may not be listed would look empty, its files missing.
+        for _ in os.walk(current.resolve(), onerror=_raise):
+            pass
+        recommender = Recommender.load(current)
     bundle = recommender.bundle
     owner = bundle.users.user_ids[1] if bundle.users.num_user_rows > 1 else None
     recommender.answer(Request(user_id=owner, k=1))

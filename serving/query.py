@@ -36,6 +36,8 @@ class Query:
     """The item of surface ``similar``, else 0."""
     seen: Rows
     """Every item of the history, oldest first."""
+    sent: Rows
+    """Items that the request itself named; the rest of the history comes from the bundle."""
     features: JaggedBatch
     """A batch of one, as models read it; the history is at most surface.max_history long."""
     degraded: tuple[str, ...]
@@ -70,16 +72,16 @@ def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
     item_row = 0
     if request.item_id is not None:
         item_row = _item_row(request.item_id, bundle)
-        seen = np.array([item_row], np.int64)
+        seen = sent = np.array([item_row], np.int64)
         features = {"history": _history(seen)}
     else:
         item_row = 0
-        session = _session_rows(request.session or [], bundle, degraded)
+        sent = _session_rows(request.session or [], bundle, degraded)
         moment = moment_of(
             request.context.unix_time, bundle.context_features, bundle.users, degraded
         )
         known, times = _before(moment, user_row, bundle)
-        seen = np.concatenate([known, session])
+        seen = np.concatenate([known, sent])
         features = {
             "history": _history(seen[-surface.max_history :]),
             "user": _one(user_row),
@@ -87,7 +89,7 @@ def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
                 f"user.{name}": _one(rows[user_row]) for name, rows in bundle.users.features.items()
             },
         }
-        context = context_rows(bundle.context_features, times, len(known), len(session), moment)
+        context = context_rows(bundle.context_features, times, len(known), len(sent), moment)
         features |= {f"context.{name}": _one(row) for name, row in context.items()}
     if len(seen) == 0:
         degraded.append("empty_history")
@@ -97,6 +99,7 @@ def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
         surface=surface,
         item_row=item_row,
         seen=seen,
+        sent=sent,
         features=JaggedBatch(features),
         degraded=tuple(degraded),
     )

@@ -66,8 +66,11 @@ class Recommender:
         """
         return cls(load_bundle(Path(path)))
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: Request, *, names_history: bool = True) -> Reply:
         """Make one list.
+
+        Args:
+            names_history: Whether a reason may name items of the user's stored history.
 
         Raises:
             UnknownItemError: If surface ``similar`` is asked about an item that is not there.
@@ -83,7 +86,7 @@ class Recommender:
             clock.lap("retrieve")
             ranked = _rank(candidates, surface.weights, request.k)
             clock.lap("rank")
-            items = self._select(ranked, query)
+            items = self._select(ranked, query, names_history)
             clock.lap("select")
         return Reply(
             request_id=uuid.uuid4().hex,
@@ -145,7 +148,9 @@ class Recommender:
                 lists[name] = rows
         return lists
 
-    def _select(self, ranked: Blended | None, query: Query) -> list[RecommendedItem]:
+    def _select(
+        self, ranked: Blended | None, query: Query, names_history: bool
+    ) -> list[RecommendedItem]:
         """Name the items of a ranked list and what brought each there."""
         if ranked is None:
             return []
@@ -155,7 +160,7 @@ class Recommender:
         sources = [_leading_source(ranked.sources, ranks[i], weights) for i in range(len(rows))]
         why: Sequence[str | None] = [None] * len(rows)
         if query.request.explain:
-            why = reasons(rows, sources, query, self.bundle)
+            why = reasons(rows, sources, query, self.bundle, names_history=names_history)
         item_ids = self.bundle.catalogue.item_ids
         return [
             RecommendedItem(item_id=item_ids[row], score=score, source=source, reason=reason)

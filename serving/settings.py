@@ -35,8 +35,10 @@ class Settings:
     expose_users: bool | None = None
     """Whether anyone who can reach the server may list its users and read their histories.
 
-    By default only the machine it runs on may, and only while ``host`` is a loopback address: that
-    is what the try-it page is for. Set it to false behind a proxy on the same machine.
+    Who may not is not told of a history by ``explain`` either: reasons then name only items that
+    the request itself sent. By default only the machine it runs on may, and only while ``host``
+    is a loopback address: that is what the try-it page is for. Set it to false behind a proxy on
+    the same machine.
     """
 
     def __post_init__(self) -> None:

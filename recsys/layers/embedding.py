@@ -110,7 +110,8 @@ class PlainCollection(nn.Module):
                     table.embedding_dim,
                     mode="sum",
                     include_last_offset=True,
-                    device="meta",
+                    # Drawing into a meta tensor would import torch's compiler, for two seconds.
+                    _weight=torch.empty(table.num_rows, table.embedding_dim, device="meta"),
                 )
                 for table in tables
             }

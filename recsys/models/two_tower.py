@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -409,10 +409,18 @@ class TwoTower(nn.Module):
         (directory / "config.json").write_text(json.dumps(document, indent=2) + "\n")
 
     @classmethod
-    def load(cls, directory: Path, catalogue: ItemCatalogue) -> TwoTower:
-        """Read a saved model, in evaluation mode, over a catalogue that may have grown."""
+    def load(
+        cls, directory: Path, catalogue: ItemCatalogue, *, backend: Backend | None = None
+    ) -> TwoTower:
+        """Read a saved model, in evaluation mode, over a catalogue that may have grown.
+
+        Args:
+            backend: Of the embedding tables; None is the one it was trained with. Serving takes
+                ``torch``, since importing TorchRec takes longer than all else of a start.
+        """
         document = json.loads((directory / "config.json").read_text())
         config = TwoTowerConfig(**document["config"])
+        config = replace(config, backend=backend or config.backend)
         model = cls(config, TwoTowerInputs(**document["inputs"]), catalogue)
         model.load_state_dict(load_file(directory / "two_tower.safetensors"))
         return model.eval()

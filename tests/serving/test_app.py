@@ -243,7 +243,7 @@ def test_health_links_and_schema(client):
 
 
 def test_fault_of_our_own_is_a_plain_500_and_logged(client, monkeypatch, caplog):
-    def broken(*_):
+    def broken(*_, **__):
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr(Recommender, "answer", broken)

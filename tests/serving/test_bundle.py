@@ -1,5 +1,7 @@
 import hashlib
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -194,3 +196,21 @@ def test_model_with_nan_is_refused(bundles_dir, reseal):
         ValueError, match="two_tower of the bundle cannot be used: its item vectors"
     ):
         load_bundle(bundles_dir / "current")
+
+
+def test_a_bundle_loads_without_torchrec_and_the_compiler(released):
+    """Importing them takes longer than all else of a start."""
+    code = """
+import sys
+from pathlib import Path
+from serving.bundle import load_bundle
+load_bundle(Path(sys.argv[1]))
+print([name for name in ("torchrec", "torch._dynamo") if name in sys.modules])
+"""
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(released / "current")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert child.stdout.strip() == "[]"

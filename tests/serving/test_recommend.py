@@ -235,6 +235,19 @@ def test_reasons_name_the_strongest_item_of_the_history(recommender):
     assert ask(recommender, k=1, explain=True).items[0].reason == "popular"
 
 
+def test_reasons_may_keep_a_stored_history_to_themselves(recommender):
+    """Named then: only what the request itself sent."""
+    request = Request(user_id="user-2", session=["item-4"], k=30, explain=True)
+    open_reply = recommender.answer(request)
+    closed = recommender.answer(request, names_history=False)
+    assert [item.item_id for item in closed.items] == [item.item_id for item in open_reply.items]
+    sent = recommender.bundle.catalogue.display_texts[4]
+    reasons = {item.reason for item in closed.items if item.source == "item_to_item"}
+    assert reasons == {f"goes with {sent}", "goes with the history"}
+    named = {item.reason for item in open_reply.items if item.source == "item_to_item"}
+    assert named - {f"goes with {sent}", "goes with the history"}
+
+
 def test_timings_cover_every_stage(recommender):
     timings = ask(recommender, user_id="user-1").timings_ms
     assert list(timings) == ["hydrate", "filter", "retrieve", "rank", "select", "total"]

@@ -228,3 +228,15 @@ def test_mixed_precision_gives_about_the_same_loss(tastes: Sequences) -> None:
         losses.append(loss.item())
     assert loss.dtype == torch.float32
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+def test_a_model_trained_with_torchrec_loads_into_plain_torch(tastes: Sequences, tmp_path: Path):
+    pytest.importorskip("torchrec")
+    trained = fit(tastes, seed=1, config=replace(SMALL, backend="torchrec"), steps=5)
+    trained.save(tmp_path)
+    plain = TwoTower.load(tmp_path, catalogue(), backend="torch")
+    assert plain.item_tower.tables.backend == "torch"
+    assert TwoTower.load(tmp_path, catalogue()).item_tower.tables.backend == "torchrec"
+    torch.testing.assert_close(
+        plain.score(queries(tastes)), trained.score(queries(tastes)), atol=1e-6, rtol=0
+    )

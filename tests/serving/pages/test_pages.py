@@ -227,3 +227,22 @@ def test_users_are_shown_to_all_where_it_is_set(released):
     given = Settings.from_environment({"RECSYS_EXPOSE_USERS": "true"}, bundles=released)
     with TestClient(create_app(given), base_url="http://shop.example") as client:
         assert client.get("/v1/users").status_code == 200
+
+
+@pytest.mark.parametrize(("settings", "shown"), [({"expose_users": False}, False), ({}, True)])
+def test_reasons_name_a_history_only_to_who_may_read_it(released, settings, shown):
+    one = {"user_id": "user-2", "k": 30, "explain": True}
+    with client_of(released, **settings) as client:
+        single = client.post("/v1/recommend", json=one).json()
+        (batch,) = client.post("/v1/recommend:batch", json={"requests": [one]}).json()["replies"]
+        history = client.get("/v1/users/user-2/history")
+    assert history.status_code == (200 if shown else 404)
+    for reply in (single, batch):
+        reasons = {item["reason"] for item in reply["items"] if item["source"] == "item_to_item"}
+        assert reasons
+        assert (reasons == {"goes with the history"}) is not shown
+    # Nor behind a proxy, which may bring anyone.
+    with client_of(released) as client:
+        headers = {"x-forwarded-for": "203.0.113.9"}
+        reply = client.post("/v1/recommend", json=one, headers=headers).json()
+    assert not [item for item in reply["items"] if "Title" in item["reason"]]

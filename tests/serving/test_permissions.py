@@ -1,0 +1,115 @@
+"""Bundles that the serving user may not read: said at start, and never served half."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from serving.manifest import publish
+from serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
+
+# Imports first: the user it becomes may not be allowed to read the sources.
+CHILD = """
+import os, sys
+from pathlib import Path
+from serving.hot_swap import BundleWatcher
+from serving.settings import Settings
+from serving.app import create_app
+if os.geteuid() == 0:
+    os.setuid(65534)
+bundles = Path(sys.argv[1])
+for line in sys.stdin:
+    try:
+        if line.strip() == "start":
+            watcher = create_app(Settings(bundles=bundles)).state.watcher
+        else:
+            watcher.look()
+        told = f"{watcher.recommender.bundle.version} serves, refused: {watcher.state.refused}"
+    except ValueError as error:
+        told = f"ValueError: {error}"
+    print(told.replace(chr(10), " "), flush=True)
+"""
+
+
+class Server:
+    """A process without root's rights that is asked to start, or to look at ``current``."""
+
+    def __init__(self, bundles):
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", CHILD, str(bundles)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+
+    def ask(self, what):
+        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline()
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(timeout=30)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def readable():
+    """Bundles that everyone may read; pytest's own folders are closed to others."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        bundles = Path(folder) / "bundles"
+        bundles.mkdir(mode=0o755)
+        write_synthetic_bundle(bundles, "v1")
+        publish(bundles, "v1")
+        yield bundles
+
+
+@pytest.fixture(scope="module")
+def server(readable):
+    child = Server(readable)
+    yield child
+    child.close()
+
+
+PLACES = ["", "bundle-v1", "bundle-v1/manifest.json", "bundle-v1/index/items.faiss"]
+
+
+@pytest.mark.parametrize("place", [*PLACES, "bundle-v1/catalogue", "bundle-v1/two_tower"])
+def test_what_may_not_be_read_is_named_at_start_with_what_to_do(server, readable, place):
+    closed = readable / place
+    mode = closed.stat().st_mode
+    closed.chmod(0)
+    try:
+        told = server.ask("start")
+    finally:
+        closed.chmod(mode)
+    assert told.startswith(f"ValueError: {closed}")
+    assert "may not be read by the user that serves" in told
+    assert "chmod -R a+rX" in told
+    assert server.ask("start").startswith("v1 serves, refused: None")
+
+
+def test_a_new_bundle_that_may_not_be_read_is_refused_and_the_old_one_serves(server, readable):
+    assert server.ask("start").startswith("v1 serves, refused: None")
+    write_synthetic_bundle(readable, "v2", SyntheticSize(num_items=60, seed=1))
+    closed = readable / "bundle-v2" / "users"
+    closed.chmod(0)
+    publish(readable, "v2")
+    try:
+        told = server.ask("look")
+        assert told.startswith(f"v1 serves, refused: {closed} may not be read")
+    finally:
+        closed.chmod(0o755)
+        publish(readable, "v1")
+        shutil.rmtree(readable / "bundle-v2")
