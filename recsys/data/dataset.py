@@ -144,7 +144,6 @@ class Sequences:
         *,
         max_history: int,
         user_features: Mapping[str, Rows] | None = None,
-        history_end: Rows | None = None,
     ) -> JaggedBatch:
         """Build what a model may know when it predicts the events at ``positions``.
 
@@ -152,20 +151,16 @@ class Sequences:
             positions: Labels, [B].
             max_history: Keep the latest so many events before each label.
             user_features: Categorical rows by user row, each [U]; become ``user.<name>``.
-            history_end: Where each history ends (exclusive), [B], at most the position; by
-                default the position itself. A global-time split passes the end of train, so
-                that later targets of a user do not see earlier ones.
 
         Returns:
             ``history`` (item rows, oldest first), ``user`` (user row), ``user.<name>`` and
             ``context.<name>`` (one value each).
         """
         users = self.users_of(positions)  # [B]
-        ends = positions if history_end is None else np.minimum(history_end, positions)
-        starts = np.maximum(self.offsets[users], ends - max_history)  # [B]
+        starts = np.maximum(self.offsets[users], positions - max_history)  # [B]
         offsets = np.zeros(len(positions) + 1, np.int64)
-        np.cumsum(ends - starts, out=offsets[1:])
-        history = np.asarray(self.item_rows[concatenated_ranges(starts, ends)])
+        np.cumsum(positions - starts, out=offsets[1:])
+        history = np.asarray(self.item_rows[concatenated_ranges(starts, positions)])
         features = {
             "history": Jagged(torch.from_numpy(history), torch.from_numpy(offsets)),
             "user": Jagged.one_each(torch.from_numpy(users)),

@@ -41,12 +41,6 @@ def test_a_query_holds_only_what_came_before_its_label() -> None:
     assert queries["context.hour"].values.tolist() == [3, 0, 5]
 
 
-def test_history_can_end_before_the_label() -> None:
-    sequences = three_users()
-    queries = sequences.queries(np.array([3]), max_history=9, history_end=sequences.train_end[[1]])
-    assert queries["history"].values.tolist() == [1, 2]
-
-
 def test_sequences_come_back_from_disk(tmp_path: Path) -> None:
     sequences = three_users()
     for name in ("item_rows", "offsets", "train_end", "validation_end"):
