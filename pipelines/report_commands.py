@@ -23,7 +23,7 @@ def report(workspace: WorkspacePath = DEMO, copy: Out = None, show: Open = False
 
     [bold]Example[/] recsys report runs/shop --out report.html
     """
-    from pipelines.report import report_path
+    from pipelines.report import WITHOUT_ANALYSIS, report_path
     from pipelines.resolve import resolve
     from pipelines.run import pick_stages, run_stages
     from pipelines.stages import STAGES
@@ -39,6 +39,8 @@ def report(workspace: WorkspacePath = DEMO, copy: Out = None, show: Open = False
     with tracked(config) as recorder:
         run_stages(pick_stages(STAGES, ["report"], None), config, recorder=recorder)
     path = report_path(workspace)
+    if not path.exists():
+        raise ValueError(WITHOUT_ANALYSIS)
     if copy is not None:
         shutil.copyfile(path, copy)
         path = copy

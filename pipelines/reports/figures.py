@@ -33,6 +33,8 @@ from pipelines.reports.wording import (
     model_label,
     parted,
 )
+from recsys.evaluation.bootstrap import Interval
+from recsys.evaluation.slices import SliceMetrics
 
 MAX_ROWS = 10
 """Rows of a chart of slices; the table beside it has all."""
@@ -64,9 +66,9 @@ def written(value: float) -> str:
     return f"{value:.4f}"
 
 
-def ranged(interval: Mapping[str, float]) -> str:
+def ranged(interval: Interval) -> str:
     """Write a metric's interval."""
-    return f"{written(interval['low'])} to {written(interval['high'])}"
+    return f"{written(interval.low)} to {written(interval.high)}"
 
 
 def percent(share: float) -> str:
@@ -79,16 +81,16 @@ def model_colors(data: ReportData) -> dict[str, str]:
     return {model_label(model): color_of(place) for place, model in enumerate(data.models)}
 
 
-def dot(label: str, series: str, interval: Mapping[str, float]) -> Dot:
+def dot(label: str, series: str, interval: Interval) -> Dot:
     """Make a dot of an interval of the analysis."""
-    value = f"{written(interval['mean'])} ({ranged(interval)})"
-    users = f"{int(interval['num_users']):,} users"
+    value = f"{written(interval.mean)} ({ranged(interval)})"
+    users = f"{int(interval.num_users):,} users"
     return Dot(
         label=label,
         series=series,
-        mean=interval["mean"],
-        low=interval["low"],
-        high=interval["high"],
+        mean=interval.mean,
+        low=interval.low,
+        high=interval.high,
         note=" \u00b7 ".join([*dict.fromkeys([label, series]), value, users]),
     )
 
@@ -170,8 +172,8 @@ def differences(data: ReportData) -> Figure | None:
         return None
     dots = []
     for test in tests:
-        label = f"{model_label(test['candidate'])} - {model_label(test['baseline'])}"
-        interval = {**test, "mean": test["difference"]}
+        label = f"{model_label(test.candidate)} - {model_label(test.baseline)}"
+        interval = Interval(test.difference, test.low, test.high, test.num_users)
         dots.append(dot(label, "difference", interval))
     name = metric_label(data.primary)
     return Figure(
@@ -205,17 +207,17 @@ def counted(names: Sequence[str], counts: Sequence[int]) -> list[str]:
     return labels
 
 
-def slice_note(data: ReportData, group: str, parts: Sequence[Mapping[str, Any]]) -> str:
+def slice_note(data: ReportData, group: str, parts: Sequence[SliceMetrics]) -> str:
     """Say how a group cuts, what is empty, and where the best model does well and badly."""
     told = [group_meaning(group)]
-    empty = [part["name"] for part in parts if not part["num_users"]]
+    empty = [part.name for part in parts if not part.num_users]
     if empty:
         told.append(f"Nobody is in: {', '.join(empty)}.")
     best = best_model(data)
     filled = [
-        (part["metrics"][data.primary]["mean"], part["name"])
+        (part.metrics[data.primary].mean, part.name)
         for part in parts
-        if part["num_users"] >= MIN_USERS
+        if part.num_users >= MIN_USERS
     ]
     if len(filled) > 1:
         (worst, bad), (most, good) = min(filled), max(filled)
@@ -230,25 +232,25 @@ def slice_note(data: ReportData, group: str, parts: Sequence[Mapping[str, Any]])
 
 def slice_figure(data: ReportData, group: str) -> Figure:
     """Draw every model in every slice of a group; empty slices are named in the note."""
-    models = data.measured("test")["models"]
+    models = data.measured("test").models
     parts = {
-        model: [part for part in models[model]["slices"] if part["group"] == group]
+        model: [part for part in models[model].slices if part.group == group]
         for model in data.models
     }
     first = parts[data.models[0]]
-    filled = [place for place, part in enumerate(first) if part["num_users"]]
-    labels = counted([part["name"] for part in first], [part["num_users"] for part in first])
+    filled = [place for place, part in enumerate(first) if part.num_users]
+    labels = counted([part.name for part in first], [part.num_users for part in first])
     dots = [
-        dot(labels[place], model_label(model), parts[model][place]["metrics"][data.primary])
+        dot(labels[place], model_label(model), parts[model][place].metrics[data.primary])
         for place in filled
         for model in data.models
     ]
     shown = filled
     if len(filled) > MAX_ROWS:
-        shown = sorted(filled, key=lambda place: -first[place]["num_users"])[:MAX_ROWS]
+        shown = sorted(filled, key=lambda place: -first[place].num_users)[:MAX_ROWS]
     names = [labels[place] for place in shown]
     colors, name = model_colors(data), metric_label(data.primary)
-    empty = [(part["name"], "", "nobody", "") for part in first if not part["num_users"]]
+    empty = [(part.name, "", "nobody", "") for part in first if not part.num_users]
     return Figure(
         key=f"slices-{group}",
         title=group_title(group),
@@ -268,8 +270,8 @@ def slice_figure(data: ReportData, group: str) -> Figure:
 
 def slice_figures(data: ReportData) -> list[Figure]:
     """Draw each group of slices that has a user in it."""
-    parts = data.measured("test")["models"][data.models[0]]["slices"]
-    groups = dict.fromkeys(part["group"] for part in parts if part["num_users"])
+    parts = data.measured("test").models[data.models[0]].slices
+    groups = dict.fromkeys(part.group for part in parts if part.num_users)
     return [slice_figure(data, group) for group in groups]
 
 

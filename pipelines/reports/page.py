@@ -98,10 +98,10 @@ def pair_table(data: ReportData) -> dict[tuple[str, str], Any]:
 
 def best_of(data: ReportData, split: str) -> dict[str, str]:
     """Name the best model of each metric of a split, by the metric."""
-    models = data.measured(split)["models"]
-    metrics = models[data.models[0]]["intervals"]
+    models = data.measured(split).models
+    metrics = models[data.models[0]].intervals
     return {
-        metric: max(data.models, key=lambda model: models[model]["intervals"][metric]["mean"])
+        metric: max(data.models, key=lambda model: models[model].intervals[metric].mean)
         for metric in metrics
     }
 
@@ -123,25 +123,23 @@ def shown_metrics(data: ReportData) -> list[str]:
 
     With one hidden item a user, the hit rate is the recall and MAP is MRR.
     """
-    models = data.measured("test")["models"]
+    models = data.measured("test").models
     found: dict[tuple[float, ...], str] = {}
-    for metric in in_order(models[data.models[0]]["intervals"], data.primary):
-        means = tuple(models[model]["intervals"][metric]["mean"] for model in data.models)
+    for metric in in_order(models[data.models[0]].intervals, data.primary):
+        means = tuple(models[model].intervals[metric].mean for model in data.models)
         found.setdefault(means, metric)
     return list(found.values())[:MAX_METRICS]
 
 
 def ranked_models(data: ReportData) -> list[str]:
     """Order the models by the primary metric on validation, best first."""
-    return sorted(data.models, key=lambda model: -data.interval(model, "validation")["mean"])
+    return sorted(data.models, key=lambda model: -data.interval(model, "validation").mean)
 
 
 def measures_of(data: ReportData) -> list[str]:
     """Name the measures beyond accuracy that at least one model has."""
-    models = data.measured("test")["models"]
-    every = dict.fromkeys(
-        name for model in data.models for name in models[model]["beyond_accuracy"]
-    )
+    models = data.measured("test").models
+    every = dict.fromkeys(name for model in data.models for name in models[model].beyond_accuracy)
     known = list(wording.BEYOND_ACCURACY)
     place = {
         name: known.index(wording.parted(name)[0])

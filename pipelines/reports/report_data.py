@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 import torch
 
+from pipelines.analysis import Analysis, SplitAnalysis
 from pipelines.artifacts import Manifest
 from pipelines.model_inputs import tie_orders
 from pipelines.reports.curves import Curve, read_curves
@@ -24,6 +25,7 @@ from pipelines.reports.wins import Wins, models_of, read_ranks, wins_of
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.evaluation.beyond_accuracy import item_popularity
+from recsys.evaluation.bootstrap import Interval
 from recsys.evaluation.slices import Slice, history_length_slices, item_popularity_slices
 
 SPLITS: tuple[Literal["test", "validation"], ...] = ("test", "validation")
@@ -63,8 +65,7 @@ class ReportData:
     excludes_history: bool
     features: Mapping[str, Any]
     """report.json of build_features."""
-    analysis: Mapping[str, Any]
-    """analysis.json of evaluate."""
+    analysis: Analysis
     metrics: Numbers
     """metrics.json of evaluate."""
     wins: Wins
@@ -77,21 +78,17 @@ class ReportData:
         """The order whose models are released."""
         return self.orders[0]
 
-    def measured(self, split: str, order: str | None = None) -> Mapping[str, Any]:
+    def measured(self, split: str, order: str | None = None) -> SplitAnalysis:
         """Return the analysis of one split."""
-        part: Mapping[str, Any] = self.analysis["orders"][order or self.order][split]
-        return part
+        return self.analysis.orders[order or self.order][split]
 
-    def interval(self, model: str, split: str, order: str | None = None) -> Mapping[str, float]:
+    def interval(self, model: str, split: str, order: str | None = None) -> Interval:
         """Return a model's primary metric with its interval."""
-        found: Mapping[str, float] = self.measured(split, order)["models"][model]["intervals"][
-            self.primary
-        ]
-        return found
+        return self.measured(split, order).models[model].intervals[self.primary]
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        return asdict(self)
+        return {**asdict(self), "analysis": self.analysis.as_json()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,16 +164,16 @@ def read_report_data(
     Raises:
         ValueError: If an artefact lacks a file.
     """
-    analysis = read_json(places.evaluation / "analysis.json")
+    analysis = Analysis.load(places.evaluation)
     metrics: Numbers = read_json(places.evaluation / "metrics.json")
-    orders = [order for order in tie_orders(places.features) if order in analysis["orders"]]
+    orders = [order for order in tie_orders(places.features) if order in analysis.orders]
     sequences = Sequences.load(places.features / "sequences" / orders[0])
     table = places.evaluation / f"per_user_{orders[0]}_test.parquet"
     num_item_rows = read_json(places.features / "features.json")["num_item_rows"]
     values = next(iter(metrics[orders[0]]["test"].values()))
     depth = max(int(name.partition("@")[2]) for name in values if "@" in name)
     wins = read_wins(table, sequences, num_item_rows, depth)
-    primary = analysis["primary_metric"]
+    primary = analysis.primary_metric
     return ReportData(
         title=title,
         primary=primary,

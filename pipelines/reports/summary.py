@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from pipelines.reports.report_data import ReportData
 from pipelines.reports.wording import model_label, parted
+from recsys.evaluation.significance import Comparison
 
 FEW_USERS = 500
 MANY_LOOKS = 10
@@ -34,28 +34,27 @@ class Headline:
 
 def best_model(data: ReportData) -> str:
     """Name the model with the best primary metric on validation; the first of equal ones."""
-    return max(data.models, key=lambda model: data.interval(model, "validation")["mean"])
+    return max(data.models, key=lambda model: data.interval(model, "validation").mean)
 
 
-def turned(test: dict[str, Any]) -> dict[str, Any]:
+def turned(test: Comparison) -> Comparison:
     """Tell a paired test the other way round: candidate and baseline change places."""
-    return {
-        **test,
-        "candidate": test["baseline"],
-        "baseline": test["candidate"],
-        "candidate_mean": test["baseline_mean"],
-        "baseline_mean": test["candidate_mean"],
-        "difference": -test["difference"],
-        "low": -test["high"],
-        "high": -test["low"],
-    }
+    return test._replace(
+        candidate=test.baseline,
+        baseline=test.candidate,
+        candidate_mean=test.baseline_mean,
+        baseline_mean=test.candidate_mean,
+        difference=-test.difference,
+        low=-test.high,
+        high=-test.low,
+    )
 
 
-def comparisons(data: ReportData, order: str | None = None) -> list[dict[str, Any]]:
+def comparisons(data: ReportData, order: str | None = None) -> list[Comparison]:
     """Return the paired tests on the primary metric of the test split, the better model first."""
-    found = data.measured("test", order)["comparisons"]
-    tests = [test for test in found if test["metric"] == data.primary]
-    return [turned(test) if test["difference"] < 0 else dict(test) for test in tests]
+    found = data.measured("test", order).comparisons
+    tests = [test for test in found if test.metric == data.primary]
+    return [turned(test) if test.difference < 0 else test for test in tests]
 
 
 def winners_told(data: ReportData) -> str:
@@ -80,12 +79,12 @@ def verdict_of(data: ReportData, best: str) -> str:
     level: list[str] = []
     ahead: list[str] = []
     for test in comparisons(data):
-        sides = (test["candidate"], test["baseline"])
+        sides = (test.candidate, test.baseline)
         if best not in sides:
             continue
         other = next(model for model in sides if model != best)
-        gain = test["difference"] if sides[0] == best else -test["difference"]
-        group = (beaten if gain > 0 else ahead) if test["significant"] else level
+        gain = test.difference if sides[0] == best else -test.difference
+        group = (beaten if gain > 0 else ahead) if test.significant else level
         group.append(model_label(other))
     told = []
     if beaten:
@@ -102,16 +101,16 @@ def headline(data: ReportData) -> Headline:
     best = best_model(data)
     interval = data.interval(best, "test")
     _, k = parted(data.primary)
-    baseline = data.interval(BASELINE, "test")["mean"] if BASELINE in data.models else 0.0
+    baseline = data.interval(BASELINE, "test").mean if BASELINE in data.models else 0.0
     return Headline(
         best=best,
         verdict=verdict_of(data, best),
-        value=interval["mean"],
-        low=interval["low"],
-        high=interval["high"],
+        value=interval.mean,
+        low=interval.low,
+        high=interval.high,
         found=data.metrics[data.order]["test"][best].get(f"hit_rate@{k}"),
         k=int(k or 0),
-        times_baseline=interval["mean"] / baseline if baseline and best != BASELINE else None,
+        times_baseline=interval.mean / baseline if baseline and best != BASELINE else None,
     )
 
 
@@ -147,7 +146,7 @@ def protocol(data: ReportData) -> list[str]:
         )
     ranked = (
         "Each model, trained only on what came before both, ranked the whole catalogue of "
-        f"{data.num_items:,} items for each of {data.measured('test')['num_users']:,} users; a "
+        f"{data.num_items:,} items for each of {data.measured('test').num_users:,} users; a "
         "good model puts the hidden item near the top."
     )
     seen = (
@@ -186,13 +185,13 @@ def notices(data: ReportData) -> list[str]:
             f"{aside:,} rows could not be used and were set aside with their reason; they are "
             "counted under The data."
         )
-    users = data.measured("test")["num_users"]
+    users = data.measured("test").num_users
     if users < FEW_USERS:
         told.append(
             f"Only {users:,} users were measured: ranges are wide, and differences between models "
             "need to be large to be seen."
         )
-    best, values = best_model(data), {m: data.interval(m, "test")["mean"] for m in data.models}
+    best, values = best_model(data), {m: data.interval(m, "test").mean for m in data.models}
     on_test = max(data.models, key=lambda model: values[model])
     if values[on_test] > values[best]:
         told.append(

@@ -19,6 +19,7 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
+from pipelines.analysis import Analysis
 from pipelines.artifacts import to_json
 from pipelines.reports.report_data import Places, slices_for_wins, targets_of
 from pipelines.reports.wins import RANK
@@ -245,6 +246,6 @@ def write_synthetic_evaluation(folder: Path, made: SyntheticEvaluation) -> Place
             metrics[order][split] = metrics_of(table, made.models)
             analysis[order][split] = analysed(places.evaluation, made, order, split)
     whole = {"orders": analysis, "data_digest": "", "protocol": "", "primary_metric": "ndcg@10"}
-    (places.evaluation / "analysis.json").write_text(to_json(whole))
+    Analysis.from_json(whole).save(places.evaluation)
     (places.evaluation / "metrics.json").write_text(to_json(metrics))
     return places

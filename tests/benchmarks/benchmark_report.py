@@ -84,6 +84,7 @@ def openings(browser: Browser, report: Path, width: int, count: int) -> list[lis
         page = context.new_page()
         page.goto(report.as_uri(), wait_until="commit")
         taken.append(page.evaluate(OPENED))
+        assert page.evaluate("document.documentElement.dataset.charts") == "drawn"
         context.close()
     return taken
 

@@ -27,18 +27,20 @@
         logLevel: 0,
       });
       await view.tooltip(point).runAsync();
-      place.querySelector("svg")?.setAttribute("aria-hidden", "true");
+      place.querySelector("svg").setAttribute("aria-hidden", "true");
+      return true;
     } catch (error) {
       place.textContent = "This chart could not be drawn; its numbers are in the table below it.";
       place.classList.add("failed");
       console.error(error);
+      return false;
     }
   }
 
   addEventListener("scroll", () => { bubble.hidden = true; }, { passive: true });
-  Promise.all([...document.querySelectorAll("[data-chart]")].map(draw)).then(() => {
+  Promise.all([...document.querySelectorAll("[data-chart]")].map(draw)).then((drawn) => {
     performance.mark("charts-drawn");
-    document.documentElement.dataset.charts = "drawn";
+    document.documentElement.dataset.charts = drawn.every(Boolean) ? "drawn" : "failed";
   });
 
   const toc = [...document.querySelectorAll("nav a")];

@@ -89,11 +89,11 @@ def test_every_number_of_the_report_stands_on_the_page(page, plain_report):
     for split in ("validation", "test"):
         for model in plain_report.models:
             interval = plain_report.interval(model, split)
-            for value in (interval["mean"], interval["low"], interval["high"]):
+            for value in interval[:3]:
                 assert f"{value:.4f}" in text
-    for test in plain_report.measured("test")["comparisons"]:
-        if test["metric"] == plain_report.primary:
-            assert f"{abs(test['difference']):.4f}" in text
+    for test in plain_report.measured("test").comparisons:
+        if test.metric == plain_report.primary:
+            assert f"{abs(test.difference):.4f}" in text
     drawn = set(re.findall(r'data-chart="([^"]+)"', page))
     assert drawn == set(specs(page))
     assert {"overview", "cutoffs", "differences", "curve-loss", "slices-category"} <= drawn

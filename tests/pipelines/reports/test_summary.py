@@ -1,11 +1,14 @@
 from dataclasses import replace
 
 from pipelines.reports.summary import comparisons, headline, notices, protocol, time_span
+from recsys.evaluation.significance import Comparison
 
 
 def change(data, split, model, **values):
     """Change a model's primary metric in place; the fixture's data is copied before."""
-    data.analysis["orders"][data.order][split]["models"][model]["intervals"][data.primary] |= values
+    intervals = data.analysis.orders[data.order][split].models[model].intervals
+    assert isinstance(intervals, dict)
+    intervals[data.primary] = intervals[data.primary]._replace(**values)
 
 
 def test_best_model_is_the_one_that_validation_chose(reported):
@@ -14,7 +17,7 @@ def test_best_model_is_the_one_that_validation_chose(reported):
     change(data, "test", "blend", mean=0.8)
     found = headline(data)
     assert found.best == "item_to_item"
-    assert found.value == data.interval("item_to_item", "test")["mean"]
+    assert found.value == data.interval("item_to_item", "test").mean
     assert found.found == data.metrics["given"]["test"]["item_to_item"]["hit_rate@10"]
     (told,) = [notice for notice in notices(data) if "comes out above" in notice]
     assert told.startswith("On the test split blend comes out above item-to-item")
@@ -30,20 +33,22 @@ def test_verdict_tells_what_the_tests_show(reported):
         ("two_tower", "item_to_item", 0.1, True),
         ("two_tower", "blend", -0.1, False),
     ]
-    data.analysis["orders"]["given"]["test"]["comparisons"][:] = [
-        same | {"baseline": a, "candidate": b, "difference": gain, "significant": real}
+    told = tuple(
+        Comparison(**same, baseline=a, candidate=b, difference=gain, significant=real)
         for a, b, gain, real in tests
-    ]
+    )
+    splits = data.analysis.orders["given"]
+    splits["test"] = replace(splits["test"], comparisons=told)
     assert headline(data).verdict == (
         "It is better than popularity. No difference from blend was shown. "
         "On test, item-to-item did better."
     )
-    assert [(one["candidate"], one["baseline"]) for one in comparisons(data)] == [
+    assert [(one.candidate, one.baseline) for one in comparisons(data)] == [
         ("two_tower", "popularity"),
         ("item_to_item", "two_tower"),
         ("two_tower", "blend"),
     ]
-    assert all(one["difference"] == 0.1 for one in comparisons(data))
+    assert all(one.difference == 0.1 for one in comparisons(data))
 
 
 def test_what_to_be_careful_about_is_said(reported):
