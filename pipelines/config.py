@@ -24,7 +24,7 @@ from pipelines.tracking import TrackingConfig
 from recsys.content.endpoint import EndpointConfig
 from recsys.content.endpoint_encoder import EmbeddingEndpointConfig
 from recsys.content.enrichment import EnrichmentConfig
-from recsys.evaluation.ranking import RankingConfig
+from recsys.evaluation.ranking import RankingConfig, check_metric_name
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.two_tower import TwoTowerConfig
@@ -173,6 +173,34 @@ class EvaluationConfig(RankingConfig):
     """Scores that are in memory at a time: queries of a batch times items."""
     listed: int = 20
     """Items of each list that are kept per user."""
+    primary_metric: str = "ndcg@10"
+    """What models are chosen and slices are measured by."""
+    metrics: tuple[str, ...] = ("recall@10", "recall@50", "mrr@10", "map@10", "precision@10")
+    """Which others get an interval; recall, ndcg, hit_rate, mrr, map, precision at any length."""
+    num_resamples: int = 1000
+    """Resamples of users behind each interval; 0 leaves out the whole analysis."""
+    category_slices: int = 20
+    """How many categories are slices, those with the most held-out events."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for metric in (self.primary_metric, *self.metrics):
+            check_metric_name(metric)
+        if self.num_resamples != 0 and self.num_resamples < 100:
+            raise ValueError(
+                f"num_resamples must be 0 or at least 100, got {self.num_resamples}: the ends of "
+                "an interval are read from the outermost resamples"
+            )
+        if self.category_slices < 0:
+            raise ValueError(f"category_slices must be >= 0, got {self.category_slices}")
+
+    def interval_metrics(self) -> list[str]:
+        """Name each metric that gets an interval once, the primary one first."""
+        return list(dict.fromkeys((self.primary_metric, *self.metrics)))
+
+    def slice_metrics(self) -> list[str]:
+        """Name the metrics of slices and paired tests."""
+        return list(dict.fromkeys((self.primary_metric, "recall@10")))
 
 
 @dataclass(frozen=True, kw_only=True)

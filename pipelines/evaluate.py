@@ -1,8 +1,8 @@
 """Stage evaluate: every model and the served blend on validation and test, full catalogue.
 
-Writes per tie order and split: metrics of each model, and one Parquet file with a row for each
-user and held-out item: its rank by each model, and each model's list. A look at a test split goes
-into the workspace's ledger.
+Writes per tie order and split: metrics of each model, their analysis (analysis.json), and one
+Parquet file with a row for each user and held-out item: its rank by each model, and each model's
+list. A look at a test split goes into the workspace's ledger.
 
 Axes: B queries of a batch, N item rows.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -18,12 +19,16 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from pipelines.artifacts import to_json
+from pipelines.analyse_results import Background, analyse_split, best_single
+from pipelines.analysis import Analysis, SplitAnalysis
+from pipelines.artifacts import Manifest, digest_of_json, to_json
 from pipelines.blended_scores import BlendedScores
 from pipelines.config import RunConfig
+from pipelines.config_file import plain
 from pipelines.model_inputs import HeldOut, ModelInputs, queries_per_batch, tie_orders
 from pipelines.stage import StageContext, StageRows
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingResult, evaluate_ranking
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
@@ -124,16 +129,18 @@ def evaluate_split(
 
 
 def evaluate(context: StageContext) -> StageRows:
-    """Measure all models on both splits in each tie order."""
-    config = context.config
+    """Measure and analyse all models on both splits in each tie order."""
+    config, features = context.config, context.inputs["build_features"]
     metrics: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    analyses: dict[str, dict[str, SplitAnalysis]] = {}
+    data_digest = features_digest(features)
     num_users = num_rows = 0
-    for order in tie_orders(context.inputs["build_features"]):
-        inputs = ModelInputs.load(
-            context.inputs["build_features"], context.inputs.get("embed_items"), order
-        )
+    for order in tie_orders(features):
+        inputs = ModelInputs.load(features, context.inputs.get("embed_items"), order)
         scores = load_scores(context, inputs, order)
-        metrics[order] = {}
+        known = Background.of(inputs, features, data_digest)
+        baseline = ""
+        metrics[order], analyses[order] = {}, {}
         for split in SPLITS:
             results = evaluate_split(scores, inputs, split, config)
             metrics[order][split] = {name: result.metrics for name, result in results.items()}
@@ -141,9 +148,52 @@ def evaluate(context: StageContext) -> StageRows:
             table = per_user_table(results, config.evaluation.listed, context.making)
             table.write_parquet(context.output / f"per_user_{order}_{split}.parquet")
             num_rows += table.height
+            # Validation comes first and chooses; the test split chooses nothing.
+            baseline = baseline or best_single(results, config.evaluation.primary_metric, BLEND)
+            if config.evaluation.num_resamples:
+                analyses[order][split] = analyse_split(
+                    results,
+                    known,
+                    config.evaluation,
+                    lengths=lengths_before(inputs.sequences, split, results),
+                    baseline=baseline,
+                    seed=config.seed,
+                )
         note_test_look(context, order, metrics[order]["test"])
     (context.output / "metrics.json").write_text(to_json(metrics))
+    if config.evaluation.num_resamples:
+        Analysis(
+            orders=analyses,
+            data_digest=data_digest,
+            protocol=protocol_of(config),
+            primary_metric=config.evaluation.primary_metric,
+        ).save(context.output)
     return StageRows(rows_in=num_users, rows_out=num_rows)
+
+
+def lengths_before(
+    sequences: Sequences,
+    split: Literal["validation", "test"],
+    results: Mapping[str, RankingResult],
+) -> Tensor:
+    """Count the events of each measured user before the split, [U]."""
+    ends = sequences.train_end if split == "validation" else sequences.validation_end
+    lengths = np.asarray(ends) - np.asarray(sequences.offsets[:-1])
+    return torch.from_numpy(lengths)[next(iter(results.values())).user_rows]
+
+
+def features_digest(features: Path) -> str:
+    """Return the digest of the features artefact, by which runs are comparable."""
+    manifest = Manifest.load(features)
+    return "" if manifest is None else manifest.output
+
+
+def protocol_of(config: RunConfig) -> str:
+    """Say in words what was measured on."""
+    lists = "without" if config.evaluation.exclude_history else "with"
+    sampled = config.evaluation.max_users
+    users = "all users" if sampled is None else f"at most {sampled} users"
+    return f"{config.splits.kind}, full catalogue, {users}, lists {lists} the user's history"
 
 
 def note_test_look(
@@ -157,6 +207,7 @@ def note_test_look(
             "split": "test",
             "tie_order": order,
             "making": context.making,
+            "config": digest_of_json(plain(context.config)),
             "ndcg@10": {name: values.get("ndcg@10", np.nan) for name, values in metrics.items()},
         }
     )

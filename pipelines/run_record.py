@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipelines.analysis import ANALYSIS, Analysis
 from pipelines.artifacts import MANIFEST, RUN, Manifest
 from pipelines.outbox import RunLog, RunStart, SilentTracking, Tracking
 from pipelines.promotion import told_release
@@ -68,10 +69,37 @@ def record_release(run: RunLog, artefact: Path, bundles: Path, model: str) -> No
     run.alias(model, document["alias"], version, action="release")
 
 
+def numbers_of_analysis(analysis: Analysis) -> dict[str, float]:
+    """Collect the ends of intervals, the slices and the measures beyond accuracy."""
+    numbers: dict[str, float] = {}
+    for order, splits in analysis.orders.items():
+        for split, part in splits.items():
+            for model, found in part.models.items():
+                for name, value in found.intervals.items():
+                    numbers[f"{order}/{split}/{model}/{name}/low"] = value.low
+                    numbers[f"{order}/{split}/{model}/{name}/high"] = value.high
+                for name, number in found.beyond_accuracy.items():
+                    numbers[f"{order}/{split}/{model}/{name}"] = number
+                for cut in found.slices:
+                    for name, value in cut.metrics.items():
+                        key = "/".join((order, split, model, "slices", cut.group, cut.name, name))
+                        numbers[key] = value.mean
+    return numbers
+
+
+def record_evaluation(run: RunLog, artefact: Path) -> None:
+    """Tell each model's metrics, their intervals, and those of its slices."""
+    run.metrics(numbers_of(read_json(artefact / "metrics.json")))
+    run.artifact(artefact / "metrics.json")
+    if (artefact / ANALYSIS).exists():
+        run.metrics(numbers_of_analysis(Analysis.load(artefact)))
+        run.artifact(artefact / ANALYSIS)
+
+
 RECORDERS: dict[str, Callable[[RunLog, Path], None]] = {
     "train_two_tower": record_training,
     "refit": record_training,
-    "evaluate": record_documents,
+    "evaluate": record_evaluation,
     "build_index": record_documents,
 }
 

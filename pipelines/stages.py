@@ -65,10 +65,12 @@ STAGES = [
         name="evaluate",
         description="Measure every model and the served blend on validation and test",
         reads=("build_features", "embed_items", "fit_baselines", "train_two_tower"),
-        writes="metrics, per-user ranks and lists",
+        writes="metrics, their analysis, per-user ranks and lists",
         sections=("evaluation", "seed"),
         code=(
             *DATA_CODE,
+            "pipelines/analyse_results.py",
+            "pipelines/analysis.py",
             "pipelines/blended_scores.py",
             "recsys/evaluation",
             "recsys/layers",

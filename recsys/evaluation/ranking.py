@@ -116,10 +116,20 @@ def per_user_metric(ranks: Jagged, name: str) -> Tensor:
     Args:
         name: Such as "ndcg@10"; any of `METRICS` at any k >= 1.
     """
+    check_metric_name(name)
+    metric, _, k = name.partition("@")
+    return METRICS[metric](ranks, int(k))
+
+
+def check_metric_name(name: str) -> None:
+    """Refuse a name that is no metric at a list length.
+
+    Raises:
+        ValueError: Says which names there are.
+    """
     metric, _, k = name.partition("@")
     if metric not in METRICS or not k.isdigit() or int(k) < 1:
         raise ValueError(f"metric must be one of {sorted(METRICS)} @ k >= 1, got {name!r}")
-    return METRICS[metric](ranks, int(k))
 
 
 def _hits(ranks: Jagged, k: int) -> Tensor:
