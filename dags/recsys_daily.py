@@ -14,9 +14,11 @@ line itself; a killed one resumes. Set where things are in the scheduler's envir
 import os
 import shlex
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG, CronDataIntervalTimetable
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 # As `recsys stages --json` lists them; a test holds the two equal. Asking the command line each
 # time the scheduler reads this file would cost seconds of every minute.
@@ -39,6 +41,24 @@ DEFAULTS = {
     "max_retry_delay": timedelta(minutes=30),
     "execution_timeout": timedelta(hours=6),
 }
+
+
+# A refused release (3) and a training that did not stay finite (70) end equally a second time.
+# Not 2, bad input: a day's file may come yet.
+FINAL_EXIT_CODES = (3, 70)
+
+
+class StageOperator(BashOperator):
+    """Runs the command of one stage; fails for good where a retry cannot help."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(skip_on_exit_code=FINAL_EXIT_CODES, **settings)
+
+    def execute(self, context: Any) -> Any:
+        try:
+            return super().execute(context)
+        except AirflowSkipException as error:
+            raise AirflowFailException(f"{error} No retry: it would end the same.") from error
 
 
 def command(stage: str) -> str:
@@ -79,7 +99,7 @@ with DAG(
     before = None
     for name in STAGES:
         # One after the other: a workspace has one writer at a time.
-        task = BashOperator(task_id=name, bash_command=command(name))
+        task = StageOperator(task_id=name, bash_command=command(name))
         if before is not None:
             before >> task
         before = task

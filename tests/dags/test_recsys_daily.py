@@ -14,43 +14,38 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.workspace import Workspace
-from recsys.testing.synthetic import markov_world, write_csv
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "dags" / "recsys_daily.py"
 AIRFLOW = Path(os.environ.get("RECSYS_AIRFLOW_VENV", ROOT / ".venv-airflow")) / "bin" / "airflow"
-SETTINGS = """
-preset = "shop"
-[data]
-events = "events.csv"
-items = "items.csv"
-[features]
-context_features = []
-[content]
-encoder = "hash"
-[two_tower]
-embedding_dim = 16
-hidden_dim = 32
-max_history = 10
-num_uniform_negatives = 1000
-backend = "torch"
-[training]
-batch_size = 64
-max_epochs = 3.0
-device = "cpu"
-[release]
-min_gain_over_popularity = -1
-"""
+
+
+class Skipped(Exception):
+    """Stands in for AirflowSkipException."""
+
+
+class Failed(Exception):
+    """Stands in for AirflowFailException, after which there is no retry."""
 
 
 class Task:
-    """Stands in for BashOperator: keeps what it was given and what comes after it."""
+    """Stands in for BashOperator: keeps what it was given and what comes after it, and runs it."""
 
     made: list["Task"]
 
-    def __init__(self, *, task_id: str, bash_command: str) -> None:
+    def __init__(
+        self, *, task_id: str, bash_command: str, skip_on_exit_code: tuple[int, ...]
+    ) -> None:
         self.task_id, self.bash_command, self.after = task_id, bash_command, []
+        self.skip_on_exit_code = skip_on_exit_code
         Task.made.append(self)
+
+    def execute(self, context: object) -> None:
+        code = subprocess.run(["bash", "-c", self.bash_command], check=False).returncode
+        if code in self.skip_on_exit_code:
+            raise Skipped(f"exit code {code}.")
+        if code:
+            raise OSError(f"exit code {code}")
 
     def __rshift__(self, other: "Task") -> "Task":
         self.after.append(other.task_id)
@@ -80,12 +75,16 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     sdk = ModuleType("airflow.sdk")
     sdk.DAG = Dag  # type: ignore[attr-defined]
     sdk.CronDataIntervalTimetable = lambda cron, timezone: (cron, timezone)  # type: ignore[attr-defined]
-    for module in (operators, sdk):
+    exceptions = ModuleType("airflow.sdk.exceptions")
+    exceptions.AirflowSkipException = Skipped  # type: ignore[attr-defined]
+    exceptions.AirflowFailException = Failed  # type: ignore[attr-defined]
+    for module in (operators, sdk, exceptions):
         monkeypatch.setitem(sys.modules, module.__name__, module)
         above = module.__name__.split(".")
         for depth in range(1, len(above)):
             name = ".".join(above[:depth])
-            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+            if name not in (sdk.__name__, operators.__name__):
+                monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setenv("RECSYS_COMMAND", "/srv/my venv/bin/recsys")
     monkeypatch.setenv("RECSYS_CONFIG", "/etc/recsys/shop.toml")
     monkeypatch.setenv("RECSYS_WORKSPACE", "/data/runs")
@@ -118,6 +117,17 @@ def test_each_task_is_a_command_that_the_command_line_takes(tasks: list[Task]):
         assert "/etc/recsys/shop.toml" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("code", "error"), [(3, Failed), (70, Failed), (2, OSError), (74, OSError), (75, OSError)]
+)
+def test_only_what_would_end_equally_again_is_not_tried_again(
+    tasks: list[Task], code: int, error: type[Exception]
+):
+    tasks[0].bash_command = f"exit {code}"
+    with pytest.raises(error, match=f"exit code {code}"):
+        tasks[0].execute({})
+
+
 def test_one_run_at_a_time_no_catching_up_and_limits(tasks: list[Task]):
     settings = Dag.settings
     assert settings["catchup"] is False
@@ -145,9 +155,7 @@ def test_the_file_imports_airflow_and_the_standard_library_only():
 @pytest.mark.skipif(
     not AIRFLOW.exists(), reason=f"no Airflow at {AIRFLOW}; make install-airflow makes one"
 )
-def test_airflow_runs_a_tiny_world_from_events_to_a_bundle(tmp_path: Path):
-    write_csv(markov_world(), tmp_path)
-    (tmp_path / "shop.toml").write_text(SETTINGS)
+def test_airflow_runs_a_tiny_world_from_events_to_a_bundle(tmp_path: Path, tiny_shop: Path):
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),
@@ -155,7 +163,7 @@ def test_airflow_runs_a_tiny_world_from_events_to_a_bundle(tmp_path: Path):
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DAGS_FOLDER": str(FILE.parent),
         "RECSYS_COMMAND": str(Path(sys.executable).parent / "recsys"),
-        "RECSYS_CONFIG": str(tmp_path / "shop.toml"),
+        "RECSYS_CONFIG": str(tiny_shop),
         "RECSYS_WORKSPACE": str(tmp_path / "runs"),
     }
 

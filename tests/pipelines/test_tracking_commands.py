@@ -7,48 +7,20 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.promotion import champions
 from pipelines.tracking import TrackingConfig, outbox_of, store_uri
-from recsys.testing.synthetic import markov_world, write_csv
 from serving.synthetic_bundle import write_synthetic_bundle
-
-SETTINGS = """
-preset = "shop"
-[data]
-events = "events.csv"
-items = "items.csv"
-[features]
-context_features = []
-[content]
-encoder = "hash"
-[two_tower]
-embedding_dim = 16
-hidden_dim = 32
-max_history = 10
-num_uniform_negatives = 1000
-backend = "torch"
-[training]
-batch_size = 64
-max_epochs = 3.0
-device = "cpu"
-[release]
-min_gain_over_popularity = -1
-[tracking]
-model = "shop"
-"""
 
 
 @pytest.mark.slow
 def test_a_run_is_tracked_from_its_curves_to_its_champion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_shop: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    write_csv(markov_world(), tmp_path)
-    (tmp_path / "shop.toml").write_text(SETTINGS)
+    with tiny_shop.open("a") as file:
+        file.write('[tracking]\nmodel = "shop"\n')
     workspace = tmp_path / "run"
 
-    result = CliRunner().invoke(
-        app, ["run", "-q", "-c", str(tmp_path / "shop.toml"), "-w", str(workspace)]
-    )
+    result = CliRunner().invoke(app, ["run", "-q", "-c", str(tiny_shop), "-w", str(workspace)])
 
     assert result.exit_code == 0, result.output
     assert outbox_of(workspace).waiting() == []
