@@ -11,7 +11,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from pipelines import bundle_commands, data_commands, tracking_commands
+from pipelines import bundle_commands, compare_commands, data_commands, tracking_commands
 from pipelines.console import PlainErrors, log, out
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipelines.stage import Stage
 
 EXIT_CODES = """Exit codes: 0 done, 2 something to mend in the command, configuration or data,
-3 a release check refused, 70 training did not stay finite, 74 the disk failed, 75 another run
+3 a check refused, 70 training did not stay finite, 74 the disk failed, 75 another run
 holds the workspace. Set RECSYS_TRACEBACK=1 to see where an error rose."""
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(data_commands.app, name="data", help="Data sets known by name.")
 bundle_commands.add_to(app)
+compare_commands.add_to(app)
 tracking_commands.add_to(app)
 
 ConfigFile = Annotated[
