@@ -62,8 +62,8 @@ function fill(element, item, card, place, top) {
   badge.title = source.told;
   const score = element.querySelector(".score");
   score.title = `score ${item.score}`;
-  score.querySelector(".number").textContent =
-    item.score >= 0.001 ? item.score.toPrecision(3) : item.score.toExponential(1);
+  // What only fills a list up has scores too small to say anything; the bar shows their order.
+  score.querySelector(".number").textContent = item.score >= 0.001 ? item.score.toPrecision(3) : "";
   score.querySelector(".bar").style.setProperty("--share", String(top > 0 ? item.score / top : 0));
 }
 
