@@ -28,6 +28,7 @@ STAGES = (
     "fit_baselines",
     "train_two_tower",
     "evaluate",
+    "report",
     "refit",
     "build_index",
     "release",

@@ -11,7 +11,13 @@ import typer
 from rich import box
 from rich.table import Table
 
-from pipelines import bundle_commands, compare_commands, data_commands, tracking_commands
+from pipelines import (
+    bundle_commands,
+    compare_commands,
+    data_commands,
+    report_commands,
+    tracking_commands,
+)
 from pipelines.console import PlainErrors, log, out
 
 if TYPE_CHECKING:
@@ -34,6 +40,7 @@ app.add_typer(data_commands.app, name="data", help="Data sets known by name.")
 bundle_commands.add_to(app)
 compare_commands.add_to(app)
 tracking_commands.add_to(app)
+report_commands.add_to(app)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help='TOML file: preset = "..." and overrides.')
@@ -82,6 +89,7 @@ def run(
 
       recsys run -c shop.toml --until evaluate
     """
+    from pipelines.report import report_path
     from pipelines.resolve import check_places, resolve, with_dataset
     from pipelines.run import pick_stages, run_stages
     from pipelines.stages import STAGES
@@ -111,6 +119,9 @@ def run(
         f"{time.perf_counter() - begin:.1f} s; artefacts in {settings.workspace}",
         soft_wrap=True,
     )
+    path = report_path(settings.workspace)
+    if path.exists() and any(outcome.stage == "report" for outcome in outcomes):
+        log.print(f"report: {path}", markup=False, soft_wrap=True)
 
 
 @app.command()

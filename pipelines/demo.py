@@ -18,6 +18,7 @@ from rich.text import Text
 from pipelines.console import log, out
 from pipelines.model_inputs import released_order
 from pipelines.release import bundles_dir, read_json
+from pipelines.report import report_path
 from pipelines.resolve import check_places, resolve, with_dataset
 from pipelines.run import StageOutcome, run_stages
 from pipelines.stages import STAGES
@@ -111,6 +112,7 @@ def where_things_are(workspace: Path, bundle: Path, seconds: float) -> Panel:
     lines = [
         f"took          {seconds:,.0f} s",
         f"artefacts     {workspace}/<stage>/, each with its manifest.json",
+        f"report        {report_path(workspace)} (open it in a browser)",
         f"metrics       {workspace}/evaluate/metrics.json, per user in per_user_*.parquet",
         f"bundle        {bundle}",
         "",

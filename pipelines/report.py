@@ -25,6 +25,7 @@ SECTIONS = (
     "splits",
     "features",
     "content",
+    "enrichment",
     "popularity",
     "item_to_item",
     "two_tower",

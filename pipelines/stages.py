@@ -9,6 +9,9 @@ from pipelines.evaluate import evaluate
 from pipelines.fit_baselines import fit_baselines
 from pipelines.refit import refit
 from pipelines.release import is_published, release
+from pipelines.report import LIBRARIES as REPORT_LIBRARIES
+from pipelines.report import SECTIONS as REPORT_SECTIONS
+from pipelines.report import report, tells_all_looks
 from pipelines.stage import Stage
 from pipelines.train_two_tower import train_two_tower
 
@@ -80,6 +83,22 @@ STAGES = [
         ),
         libraries=("numpy", "polars", "torch"),
         function=evaluate,
+    ),
+    Stage(
+        name="report",
+        description="Write what the evaluation found as one HTML file that opens anywhere",
+        reads=("build_features", "train_two_tower", "evaluate"),
+        writes="report.html, report.json",
+        sections=REPORT_SECTIONS,
+        code=(
+            "pipelines/reports",
+            "recsys/data",
+            "recsys/evaluation/beyond_accuracy.py",
+            "recsys/evaluation/slices.py",
+        ),
+        libraries=REPORT_LIBRARIES,
+        function=report,
+        still_there=tells_all_looks,
     ),
     Stage(
         name="refit",
