@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -55,27 +56,56 @@ def fetch(name: Name) -> None:
 
 
 @app.command()
+def init(
+    files: Annotated[list[Path], typer.Argument(help="CSV, TSV, JSONL or Parquet files.")],
+    target: Annotated[Path, typer.Option("--out", "-o", help="The TOML.")] = Path("shop.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the TOML.")] = False,
+) -> None:
+    """Look at files and write the TOML that names their tables and columns.
+
+    Asks nothing: what is not sure stands in the TOML as a comment, with the alternatives.
+
+    [bold]Example[/] recsys data init events.csv items.csv
+    """
+    from pipelines.datasets.init_file import write_config
+
+    plan = write_config(files, target, force=force)
+    for name, guess in plan.guesses().items():
+        columns = ", ".join(
+            f"{ours} = {theirs}" for ours, theirs in guess.columns.items() if theirs
+        )
+        out.print(f"{name}: {guess.table.path.name}: {columns}", soft_wrap=True, markup=False)
+    if plan.events.time is not None:
+        out.print(f"times: {plan.events.time.why}", soft_wrap=True, markup=False)
+    for note in plan.notes:
+        out.print(f"not sure: {note}", soft_wrap=True, markup=False)
+    out.print(f"wrote {target}; check it, then: recsys run --config {target}", soft_wrap=True)
+
+
+@app.command()
 def describe(
-    name: Name,
+    name: Annotated[str, typer.Argument(help="Data set, or a TOML with a \\[data] table.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show counts, time span, sparsity, and what is suspicious.
 
-    [bold]Example[/] recsys data describe amazon-beauty
+    [bold]Example[/] recsys data describe amazon-beauty, or recsys data describe shop.toml
     """
-    import polars as pl
-
+    from features.scan import read_whole
+    from pipelines.build_features import features_config
     from pipelines.datasets.describe import describe as describe_tables
-    from pipelines.datasets.fetch import fetch as fetch_tables
-    from pipelines.datasets.registry import find_dataset
+    from pipelines.datasets.describe import typed_events
+    from pipelines.resolve import resolve, with_dataset
 
-    fetched = fetch_tables(find_dataset(name))
-    events, items = fetched.table("events"), fetched.table("items")
-    if events is None:
-        raise ValueError(f"{fetched.directory} has no events; delete it and fetch {name} again")
-    description = describe_tables(
-        pl.read_parquet(events), pl.read_parquet(items) if items else None
-    )
+    if name.endswith(".toml"):
+        config = with_dataset(resolve(Path(name)))
+    else:
+        config = with_dataset(resolve(assignments=[f"data.dataset={json.dumps(name)}"]))
+    tables = features_config(config)
+    items = None
+    if tables.items is not None:
+        items = read_whole(tables.items.paths[0], tables.items, ("item_id",))
+    description = describe_tables(typed_events(tables.events), items)
     if as_json:
         facts = dict(description.facts)
         out.print_json(json.dumps({"name": name, **facts, "warnings": description.warnings}))

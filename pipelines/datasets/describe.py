@@ -7,7 +7,15 @@ from datetime import UTC, datetime
 
 import polars as pl
 
+from features.events import check_types, typed_columns
+from features.scan import naming, renamed, scan_file
+from features.schema import EVENT_COLUMNS, SourceConfig
+
 SUSPICIOUS_SHARE = 0.05
+MANY_USERS_SHARE = 0.3
+DOMINANT_SHARE = 0.2
+MIN_EVENTS_FOR_SHARES = 10
+"""Shares of fewer events say nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +24,22 @@ class Description:
 
     facts: list[tuple[str, str]]
     warnings: list[str]
+
+
+def typed_events(source: SourceConfig) -> pl.DataFrame:
+    """Read event files as features/ reads them; what it cannot read is null."""
+    frames = []
+    for path in source.paths:
+        frame = renamed(scan_file(path, source), path, source, ("user_id", "item_id"))
+        schema = frame.collect_schema()
+        known = pl.Schema({n: t for n, t in schema.items() if n in EVENT_COLUMNS})
+        check_types(path, known)
+        with naming(path):
+            frames.append(frame.select(typed_columns(known, source)).collect())
+    events = pl.concat(frames, how="diagonal_relaxed")
+    if "event_time" in events.columns:
+        events = events.with_columns(pl.col("event_time").cast(pl.Datetime("us", "UTC")))
+    return events
 
 
 def describe(events: pl.DataFrame, items: pl.DataFrame | None = None) -> Description:
@@ -38,12 +62,36 @@ def describe(events: pl.DataFrame, items: pl.DataFrame | None = None) -> Descrip
     warnings = []
     if repeated := events.height - pairs:
         warnings.append(f"{repeated:,} events repeat a user and item seen before")
+    warnings += shape_warnings(events, per_user, per_item)
     if "event_time" in events.columns:
         facts.append(time_span(events))
         warnings += time_warnings(events)
     else:
         warnings.append("no event_time: only the order is known, time-aware parts are off")
     return Description(facts=facts, warnings=warnings)
+
+
+def shape_warnings(events: pl.DataFrame, per_user: pl.Series, per_item: pl.Series) -> list[str]:
+    """Find users of one event, an item that dominates, and columns that say nothing."""
+    warnings: list[str] = []
+    if events.height < MIN_EVENTS_FOR_SHARES:
+        return warnings
+    once = int((per_user == 1).sum())
+    if once / max(len(per_user), 1) > MANY_USERS_SHARE:
+        warnings.append(
+            f"{once:,} of {len(per_user):,} users have one event, so they give nothing to train or "
+            "measure on; is user_id a session? Else set filters.min_user_events = 3"
+        )
+    top = per_item.max()
+    if len(per_item) > 1 and isinstance(top, int) and top / events.height > DOMINANT_SHARE:
+        item_id = events["item_id"].value_counts(sort=True)["item_id"][0]
+        warnings.append(
+            f"item {item_id!r} has {top / events.height:.0%} of the events; if it is no item (a "
+            "bag, a voucher, a default), remove its rows"
+        )
+    if "value" in events.columns and events.height > 1 and events["value"].n_unique() == 1:
+        warnings.append("value is the same in every event; filters.min_value can do nothing")
+    return warnings
 
 
 def quartiles(counts: pl.Series) -> str:
@@ -67,6 +115,12 @@ def time_span(events: pl.DataFrame) -> tuple[str, str]:
 def time_warnings(events: pl.DataFrame) -> list[str]:
     """Find tied, day-resolution, id-sorted and future times."""
     warnings = []
+    if unreadable := events["event_time"].null_count():
+        warnings.append(
+            f"{unreadable:,} events have no readable event_time and will be quarantined; see "
+            "data.time_unit and data.time_format"
+        )
+        events = events.drop_nulls("event_time")
     keys = ["user_id", "event_time"]
     tied = events.filter(pl.struct(keys).is_duplicated())
     if (share := tied.height / max(events.height, 1)) > SUSPICIOUS_SHARE:

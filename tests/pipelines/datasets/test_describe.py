@@ -1,8 +1,12 @@
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import polars as pl
 
-from pipelines.datasets.describe import describe
+from features.schema import SourceConfig
+from pipelines.datasets.describe import describe, typed_events
+from recsys.testing.world_defects import Defects
+from recsys.testing.worlds import WorldConfig, world
 
 MONDAY = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -41,3 +45,32 @@ def test_repeats_and_future_dates_are_noticed() -> None:
 def test_order_without_times_is_said() -> None:
     table = pl.DataFrame({"user_id": ["u"], "item_id": ["a"], "sequence_index": [0]})
     assert "only the order is known" in describe(table).warnings[0]
+
+
+def test_users_of_one_event_and_a_dominant_item_are_noticed() -> None:
+    table = pl.DataFrame({
+        "user_id": [f"u{n}" for n in range(10)],
+        "item_id": ["bag"] * 6 + ["a", "b", "c", "d"],
+        "value": [1.0] * 10,
+        "sequence_index": range(10),
+    })  # fmt: skip
+    warnings = " ".join(describe(table).warnings)
+    assert "10 of 10 users have one event" in warnings
+    assert "item 'bag' has 60% of the events" in warnings
+    assert "value is the same in every event" in warnings
+
+
+def test_planted_defects_are_read_as_the_run_reads_them(tmp_path: Path) -> None:
+    made = world(WorldConfig(seed=5, defects=Defects(duplicates=7, future_times=4)))
+    table = pl.DataFrame({
+        "user_id": made.events.user_ids, "item_id": made.events.item_ids,
+        "when": made.events.times,
+    })  # fmt: skip
+    table.write_csv(tmp_path / "events.csv")
+    source = SourceConfig(paths=(tmp_path / "events.csv",), columns={"event_time": "when"})
+    warnings = describe(typed_events(source)).warnings
+    assert any(warning.startswith("4 events lie in the future") for warning in warnings)
+    with (tmp_path / "events.csv").open("a") as file:
+        file.write("u,i,yesterday\n")
+    again = " ".join(describe(typed_events(source)).warnings)
+    assert "1 events have no readable event_time" in again

@@ -1,0 +1,185 @@
+"""``recsys data init``: a stranger's files to a commented TOML that ``recsys run`` takes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+from pipelines.config_file import toml_value
+from pipelines.datasets.column_names import EVENT_NAMES, kind_of_file, name_score
+from pipelines.datasets.table_guesses import (
+    Guess,
+    RawTable,
+    events_first,
+    guess_side,
+    is_number,
+    sample_of,
+)
+
+CSV = (".csv", ".txt", ".inter")
+MIN_SHARED_IDS = 0.1
+"""Share of the events' ids that a catalogue or table of users must know."""
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """What every file was taken for."""
+
+    events: Guess
+    items: Guess | None = None
+    users: Guess | None = None
+    notes: list[str] = field(default_factory=list)
+    """What was not sure."""
+
+    def guesses(self) -> dict[str, Guess]:
+        found = {"events": self.events, "items": self.items, "users": self.users}
+        return {name: guess for name, guess in found.items() if guess is not None}
+
+
+def plan_of(paths: list[Path]) -> Plan:
+    """Look at the files and decide which is what.
+
+    Raises:
+        ValueError: Names the file that cannot be used, and what to do.
+    """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ValueError("the same file is named twice; name each once")
+    events, rest = events_first([sample_of(path) for path in paths])
+    plan = Plan(events=events, notes=list(events.unsure))
+    for table in rest:
+        _place(table, plan)
+    separators = {g.table.separator for g in plan.guesses().values() if g.table.path.suffix in CSV}
+    if len(separators) > 1:
+        raise ValueError(
+            f"the files separate their values differently ({', '.join(map(repr, separators))}); "
+            "write them alike"
+        )
+    if events.time is not None and not events.time.has_zone:
+        plan.notes.append("the times name no zone: UTC is assumed; see time_zone")
+    return plan
+
+
+def _place(table: RawTable, plan: Plan) -> None:
+    """Take a further file as items or users, whichever knows more of the events' ids."""
+    sides = {}
+    for name, key in (("items", "item_id"), ("users", "user_id")):
+        ids = plan.events.table.sample[plan.events.columns[key]]
+        sides[name] = guess_side(table, key, ids)
+    kind = kind_of_file(table.path.name.split(".")[0])
+
+    def fit(side: str) -> float:
+        # Numbers from 1 are users and items alike, so names count as well.
+        guess, share = sides[side]
+        key = f"{side.removesuffix('s')}_id"
+        named = name_score(guess.columns.get(key, ""), EVENT_NAMES[key])
+        return share + named / 2 + (side == kind) / 2
+
+    name = max(sides, key=fit)
+    guess, share = sides[name]
+    if share < MIN_SHARED_IDS:
+        plan.notes.append(
+            f"{table.path.name} is left out: no column of it holds the events' users or items"
+        )
+    elif getattr(plan, name) is not None:
+        plan.notes.append(f"{table.path.name} is left out: there is a table of {name} already")
+    else:
+        setattr(plan, name, guess)
+
+
+def decimal_comma(plan: Plan) -> bool:
+    """Whether a text column of numbers has commas where the point should be."""
+    for guess in plan.guesses().values():
+        for ours in ("value", "price"):
+            column = guess.table.sample[name] if (name := guess.columns.get(ours)) else None
+            if column is None or column.dtype != pl.String:
+                continue
+            known = column.drop_nulls()
+            if known.cast(pl.Float64, strict=False).null_count() and is_number(known):
+                return True
+    return False
+
+
+def list_separator(plan: Plan) -> str | None:
+    """Find what stands between the categories of an item, where it is not the default."""
+    name = plan.items.columns.get("categories") if plan.items else None
+    if plan.items is None or not name or plan.items.table.sample[name].dtype != pl.String:
+        return None
+    texts = plan.items.table.sample[name].drop_nulls()
+    counts = {one: int(texts.str.count_matches(one, literal=True).sum()) for one in "|;,>"}
+    best = max(counts, key=lambda one: counts[one])
+    return best if counts[best] and best != "|" else None
+
+
+def time_lines(events: Guess) -> list[str]:
+    """Write how the times are to be read, and how else they could be."""
+    if (time := events.time) is None:
+        return []
+    lines = []
+    column = events.columns["event_time"]
+    lines.append(f"# times: {column}, because {time.why}")
+    if time.time_unit != "s":
+        lines.append(f"time_unit = {toml_value(time.time_unit)}")
+    if time.time_format is not None:
+        lines.append(f"time_format = {toml_value(time.time_format)}")
+    lines += [
+        f"# time_format = {toml_value(other)}   # reads every row as well"
+        for other in time.other_formats
+    ]
+    if not time.has_zone:
+        lines.append('# time_zone = "Europe/Berlin"   # the times name no zone: UTC is assumed')
+    return lines
+
+
+def column_lines(guess: Guess) -> list[str]:
+    """Write which column is which, and which others it could be."""
+    lines = []
+    for ours, theirs in guess.columns.items():
+        lines.append(f"{ours} = {toml_value(theirs)}")
+        lines += [
+            f"# {ours} = {toml_value(other)}   # could be this one as well"
+            for other in guess.others.get(ours, [])
+        ]
+    return lines
+
+
+def written(plan: Plan, target: Path) -> str:
+    """Write the TOML: what was guessed, why, and what else it could be."""
+    lines = ["# Written by recsys data init; every line may be changed.", 'preset = "shop"']
+    lines += [f'workspace = "runs/{target.stem}"', "", "[data]"]
+    for name, guess in plan.guesses().items():
+        place = os.path.relpath(guess.table.path.resolve(), target.resolve().parent)
+        lines.append(f"{name} = {toml_value(place)}")
+    separator = plan.events.table.separator
+    if separator != "," and plan.events.table.path.suffix in CSV:
+        lines.append(f"separator = {toml_value(separator)}")
+    lines += time_lines(plan.events)
+    if decimal_comma(plan):
+        lines.append("decimal_comma = true")
+    if (between := list_separator(plan)) is not None:
+        lines.append(f"list_separator = {toml_value(between)}")
+    tables = {"events": "columns", "items": "item_columns", "users": "user_columns"}
+    for name, guess in plan.guesses().items():
+        lines += ["", f"[data.{tables[name]}]   # ours = the file's", *column_lines(guess)]
+    if plan.notes:
+        lines += ["", *(f"# not sure: {note}" for note in plan.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def write_config(paths: list[Path], target: Path, *, force: bool) -> Plan:
+    """Look at the files and write the TOML.
+
+    Raises:
+        ValueError: If a file cannot be used, or the target is there and not to be overwritten.
+    """
+    if target.exists() and not force:
+        raise ValueError(f"{target} is there already; write elsewhere with --out, or add --force")
+    plan = plan_of(paths)
+    text = written(plan, target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(target)
+    return plan

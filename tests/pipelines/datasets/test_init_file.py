@@ -1,0 +1,146 @@
+"""Strangers' files to a TOML: what is guessed, what is said, and what is refused."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from features.build import build_features
+from pipelines.build_features import features_config
+from pipelines.datasets.fetch import fetch
+from pipelines.datasets.init_file import write_config
+from pipelines.datasets.registry import DATASETS
+from pipelines.resolve import resolve
+
+START = datetime(2023, 3, 1, 10, tzinfo=UTC)
+MOMENTS = [START + timedelta(hours=7 * n) for n in range(60)]
+USERS = [f"u{n % 6}" for n in range(60)]
+ITEMS = [f"p{(n * 7) % 10}" for n in range(60)]
+
+
+def semicolons(folder: Path) -> list[Path]:
+    rows = [
+        f"{u};{i};{t:%d.%m.%Y %H:%M};{n},50"
+        for n, (u, i, t) in enumerate(zip(USERS, ITEMS, MOMENTS, strict=True))
+    ]
+    header = "Kundennummer;Artikelnummer;Datum;Betrag\n"
+    (folder / "bestellungen.csv").write_text(header + "\n".join(rows))
+    catalogue = "".join(f"p{n};Tee {n};{n},99\n" for n in range(10))
+    (folder / "artikel.csv").write_text("Nr;Bezeichnung;Preis\n" + catalogue)
+    return [folder / "artikel.csv", folder / "bestellungen.csv"]
+
+
+def json_lines(folder: Path) -> list[Path]:
+    table = pl.DataFrame({
+        "visitorId": USERS, "productId": ITEMS, "action": ["view"] * 60,
+        "ts": [int(moment.timestamp() * 1000) for moment in MOMENTS], "meta": [{"a": 1}] * 60,
+    })  # fmt: skip
+    table.write_ndjson(folder / "log.jsonl")
+    return [folder / "log.jsonl"]
+
+
+def american_dates(folder: Path) -> list[Path]:
+    table = pl.DataFrame({
+        "Customer ID": USERS, "StockCode": ITEMS,
+        "InvoiceDate": [f"{moment:%m/%d/%Y %H:%M}" for moment in MOMENTS],
+    })  # fmt: skip
+    table.write_csv(folder / "retail.csv")
+    return [folder / "retail.csv"]
+
+
+def nameless_columns(folder: Path) -> list[Path]:
+    table = pl.DataFrame({"a": USERS, "b": ITEMS, "c": [moment.isoformat() for moment in MOMENTS]})
+    table.write_csv(folder / "x.tsv", separator="\t")
+    return [folder / "x.tsv"]
+
+
+def only_an_order(folder: Path) -> list[Path]:
+    table = pl.DataFrame({"reviewerID": USERS, "asin": ITEMS, "position": list(range(60))})
+    table.write_parquet(folder / "reviews.parquet")
+    return [folder / "reviews.parquet"]
+
+
+STRANGERS = [semicolons, json_lines, american_dates, nameless_columns, only_an_order]
+
+
+@pytest.mark.parametrize("shape", STRANGERS)
+def test_features_are_built_from_what_init_wrote(shape, tmp_path: Path) -> None:
+    target = tmp_path / "shop.toml"
+    write_config(shape(tmp_path), target, force=False)
+    report = build_features(features_config(resolve(target)), tmp_path / "out")
+    assert (report.events, report.quarantined) == (60, {})
+    assert (report.users, report.items) == (6, 10)
+    if shape is not only_an_order:
+        assert report.first_time == START.isoformat()
+    if shape is semicolons:
+        items = pl.read_parquet(tmp_path / "out/items.parquet").sort("item_id")
+        assert items.select("item_id", "title", "price").row(3) == ("p3", "Tee 3", 3.99)
+
+
+def test_what_is_not_sure_stands_in_the_file(tmp_path: Path) -> None:
+    plan = write_config(nameless_columns(tmp_path), tmp_path / "shop.toml", force=False)
+    assert "no column is named like user_id; 'a' was taken" in " ".join(plan.notes)
+    assert "# not sure: no column is named like item_id" in (tmp_path / "shop.toml").read_text()
+
+
+def test_swappable_day_and_month_are_offered(tmp_path: Path) -> None:
+    days = ["03/04/2023", "04/04/2023", "05/04/2023", "06/04/2023"] * 3
+    table = pl.DataFrame({"user": USERS[:12], "item": ITEMS[:12], "date": days})
+    table.write_csv(tmp_path / "events.csv")
+    write_config([tmp_path / "events.csv"], tmp_path / "shop.toml", force=False)
+    text = (tmp_path / "shop.toml").read_text()
+    assert '\ntime_format = "%d/%m/%Y"' in text
+    assert '# time_format = "%m/%d/%Y"' in text
+
+
+def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
+    files, target = json_lines(tmp_path), tmp_path / "shop.toml"
+    target.write_text("mine")
+    with pytest.raises(ValueError, match="is there already"):
+        write_config(files, target, force=False)
+    assert target.read_text() == "mine"
+    write_config(files, target, force=True)
+    assert "visitorId" in target.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.csv", b"", "is empty"),
+        ("one.csv", b"user,item,time\n", "a header and no rows"),
+        ("data.xlsx", b"PK", "known endings are"),
+        ("binary.csv", b"\x00\x01\x02,\x00", "binary"),
+        ("bare.csv", b"196,242,881250949\n186,302,891717742\n", "has no header"),
+        ("plain.csv", b"colour,size\nred,1\nblue,2\n", "no column looks like"),
+        ("broken.parquet", b"PAR1 and no more", "cannot read"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(
+    name: str, content: bytes, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        write_config([tmp_path / name], tmp_path / "shop.toml", force=False)
+    assert name in str(caught.value)
+    assert not (tmp_path / "shop.toml").exists()
+
+
+def test_an_absent_file_offers_its_neighbour(tmp_path: Path) -> None:
+    json_lines(tmp_path)
+    with pytest.raises(ValueError, match=r"did you mean .*log\.jsonl"):
+        write_config([tmp_path / "logs.jsonl"], tmp_path / "shop.toml", force=False)
+
+
+@pytest.mark.mirror
+@pytest.mark.parametrize("name", [name for name in DATASETS if not name.startswith("synthetic")])
+@pytest.mark.usefixtures("real_mirror")
+def test_tables_of_known_data_sets_are_guessed(name: str, tmp_path: Path) -> None:
+    fetched = fetch(DATASETS[name])
+    names = ("users", "items", "events")
+    paths = [path for table in names if (path := fetched.table(table)) is not None]
+    plan = write_config(paths, tmp_path / "shop.toml", force=False)
+    assert {n: g.table.path.stem for n, g in plan.guesses().items()} == {
+        p.stem: p.stem for p in paths
+    }
+    assert all(ours == theirs for ours, theirs in plan.events.columns.items() if theirs)
