@@ -54,7 +54,7 @@ BEYOND_ACCURACY = {
     ),
     "category_diversity": (
         "Diversity by category",
-        "share of the pairs in a list that have no category in common, or nearly so",
+        "0: the items of a list have the same categories; 1: no two have one in common",
     ),
     "miscalibration": (
         "Miscalibration",
