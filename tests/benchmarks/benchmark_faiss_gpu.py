@@ -17,6 +17,7 @@ from results_file import Row, device_name, write_results
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from recsys.kernels.topk_search.op import fused_top_k
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import build_index
@@ -90,6 +91,12 @@ def measured(num_rows: int, options: argparse.Namespace) -> list[Row]:
         "recsys exact_top_k, GPU",
         lambda: exact_top_k(queries_there, items_there, k).item_rows.cpu(),
     )
+    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        held, asked = items_there.to(dtype), queries_there.to(dtype)
+        measure(
+            f"recsys fused_top_k, GPU, {name}",
+            lambda q=asked, v=held: fused_top_k(q, v, k).item_rows.cpu(),
+        )
 
     rows = []
     for name, value in times.items():
@@ -141,8 +148,8 @@ def main() -> None:
 with all its cores). Both sides are the same package, faiss {faiss.__version__} with GPU support,
 beside torch {torch.__version__}. The ratio is the CPU's time over this one. Recall is by scores in
 double precision: an item counts if its score is no more than {TIE:g} below the k-th best, which is
-the rounding of a float32 sum. "float16" holds items and queries in half precision, so it misses
-items by its own rounding.
+the rounding of a float32 sum. "float16" and "bfloat16" hold items and queries in half precision, so
+they miss items by that rounding.
 """
     device = f"{torch.cuda.get_device_name()}; {device_name()}"
     write_results("faiss_gpu", rows, notes=notes, device=device)
