@@ -24,6 +24,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 # time the scheduler reads this file would cost seconds of every minute.
 STAGES = (
     "build_features",
+    "enrich_items",
     "embed_items",
     "fit_baselines",
     "train_two_tower",

@@ -10,8 +10,10 @@ import torch
 
 from pipelines.config import ContentConfig
 from pipelines.config_file import validate
-from pipelines.embed_items import embedding_cache_dir, make_encoder, text_of
+from pipelines.content_models import cache_dir, make_encoder
+from pipelines.enrich_items import text_of
 from recsys.content.embedding_cache import encode_cached
+from recsys.content.encoder import Encoder
 from recsys.data.batch import Jagged, JaggedBatch
 from serving.bundle import Bundle, load_bundle
 from serving.delta import NewItem, write_delta
@@ -69,8 +71,23 @@ def content_config(bundle: Bundle, directory: Path) -> ContentConfig:
         raise ValueError(
             f"{directory} does not say which encoder made its content embeddings; release it again"
         )
-    fields = {"encoder": made.encoder, "text_columns": made.text_columns}
+    fields = made.settings or {"encoder": made.encoder, "text_columns": made.text_columns}
     return validate(ContentConfig, fields, f"{directory}/manifest.json content")
+
+
+def check_encoder(encoder: Encoder, bundle: Bundle, directory: Path) -> None:
+    """Refuse an encoder whose vectors cannot stand beside the bundle's.
+
+    Raises:
+        ValueError: If the model was exchanged since the release.
+    """
+    made = bundle.manifest.content
+    assert made is not None
+    if made.name and made.name != encoder.name:
+        raise ValueError(
+            f"{directory} was encoded by {made.name}, but {made.encoder} is now {encoder.name}; "
+            "put the old model back or run the pipeline again"
+        )
 
 
 def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, int]:
@@ -96,8 +113,9 @@ def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, in
     encoder = make_encoder(config)
     content = np.zeros((len(rows), 0), np.float32)
     if encoder is not None:
+        check_encoder(encoder, bundle, directory)
         texts = [text_of(row, config) for row in rows]
-        content = encode_cached(texts, encoder, embedding_cache_dir())
+        content = encode_cached(texts, encoder, cache_dir("embeddings"))
     new = [
         NewItem(
             item_id=row["item_id"],

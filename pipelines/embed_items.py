@@ -2,59 +2,41 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 
 from pipelines.artifacts import to_json
-from pipelines.config import ContentConfig
+from pipelines.config import RunConfig
 from pipelines.console import log
+from pipelines.content_models import cache_dir, encoder_files, make_encoder
+from pipelines.enrich_items import load_enrichment, text_of
 from pipelines.model_inputs import CONTENT_FILE
 from pipelines.stage import StageContext, StageRows
+from recsys.content.attributes import enriched_text
 from recsys.content.embedding_cache import encode_cached
-from recsys.content.encoder import Encoder, HashEncoder, MiniLMEncoder
-from recsys.content.text import item_text
 
 
-def embedding_cache_dir() -> Path:
-    """Return where encoded texts are kept for all workspaces (RECSYS_DATA_CACHE/embeddings)."""
-    root = Path(os.environ.get("RECSYS_DATA_CACHE", "~/.cache/recsys")).expanduser()
-    return root / "embeddings"
-
-
-def make_encoder(config: ContentConfig) -> Encoder | None:
-    """Build the configured encoder; None where text is left out."""
-    if config.encoder == "none":
-        return None
-    return MiniLMEncoder() if config.encoder == "minilm" else HashEncoder()
-
-
-def text_of(item: Mapping[str, Any], config: ContentConfig) -> str:
-    """Say in one line what a catalogue row is."""
-    known = {name: item.get(name) for name in config.text_columns}
-    further = [str(value) for name, value in known.items() if value and name not in TEXT_PARTS]
-    return item_text(
-        known.get("title"),
-        description=known.get("description"),
-        brand=known.get("brand"),
-        categories=known.get("categories") or (),
-        further=further,
-    )
-
-
-TEXT_PARTS = ("title", "description", "brand", "categories")
+def raw_files(config: RunConfig) -> Mapping[str, Path]:
+    """Name the files of an encoder that is given by path."""
+    return encoder_files(config.content)
 
 
 def embed_items(context: StageContext) -> StageRows:
-    """Write [num_item_rows, D] float32; row 0 and items without text are zeros."""
+    """Write [num_item_rows, D] float32; row 0 and items without text are zeros.
+
+    An item's text gains the topics, summary and queries that enrichment found for it.
+    """
     config = context.config.content
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")
+    known = load_enrichment(context.inputs["enrich_items"])
     encoder = make_encoder(config)
-    texts = [text_of(item, config) for item in items.iter_rows(named=True)]
+    texts = [
+        enriched_text(text_of(item, config), known.get(item["item_row"]))
+        for item in items.iter_rows(named=True)
+    ]
     vectors = np.zeros((len(texts) + 1, encoder.dim if encoder else 0), np.float32)
     if encoder is not None:
 
@@ -62,7 +44,7 @@ def embed_items(context: StageContext) -> StageRows:
             if context.show_progress and log.is_terminal:
                 log.print(f"  {done:,} of {total:,} texts", style="dim")
 
-        vectors[1:] = encode_cached(texts, encoder, embedding_cache_dir(), progress=told)
+        vectors[1:] = encode_cached(texts, encoder, cache_dir("embeddings"), progress=told)
     np.save(context.output / CONTENT_FILE, vectors)
     num_texts = sum(bool(text) for text in texts)
     summary = {
@@ -70,6 +52,7 @@ def embed_items(context: StageContext) -> StageRows:
         "dim": vectors.shape[1],
         "num_items": len(texts),
         "num_texts": num_texts,
+        "num_enriched": len(known),
     }
     (context.output / "content.json").write_text(to_json(summary))
     return StageRows(rows_in=len(texts), rows_out=num_texts)

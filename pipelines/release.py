@@ -115,6 +115,10 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
             content_source=ContentSource(
                 encoder=context.config.content.encoder,
                 text_columns=list(context.config.content.text_columns),
+                settings=plain(context.config.content),
+                name=json.loads((context.inputs["embed_items"] / "content.json").read_text())[
+                    "encoder"
+                ],
             ),
         ),
         user_features={

@@ -16,6 +16,8 @@ from pipelines.presets import PRESETS
 from pipelines.workspace import check_writable
 
 DEFAULT_PRESET = "shop"
+FILE_KEYS = {"data": ("events", "items", "users")}
+MODEL_KEYS = {"content": "encoder", "enrichment": "model"}
 
 
 def preset_named(name: object, source: str) -> RunConfig:
@@ -33,17 +35,27 @@ def preset_named(name: object, source: str) -> RunConfig:
 
 def beside(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Read a TOML file's relative paths as relative to that file."""
-    data = table.get("data")
-    if not isinstance(data, dict):
-        return table
-    files: dict[str, Any] = {}
-    for key in ("events", "items", "users"):
-        value = data.get(key)
-        if isinstance(value, str):
-            files[key] = str(folder / value)
-        elif isinstance(value, list):
-            files[key] = [str(folder / one) if isinstance(one, str) else one for one in value]
-    return {**table, "data": {**data, **files}}
+    moved = dict(table)
+    for section, keys in FILE_KEYS.items():
+        below = table.get(section)
+        if isinstance(below, dict):
+            found = {key: below[key] for key in keys if key in below}
+            moved[section] = below | {key: moved_to(folder, found[key]) for key in found}
+    for section, key in MODEL_KEYS.items():
+        below = table.get(section)
+        value = below.get(key) if isinstance(below, dict) else None
+        # What has no slash is a model's name, or a mistake that its check explains.
+        if isinstance(value, str) and "/" in value:
+            place = (folder / Path(value).expanduser()).absolute()
+            moved[section] = {**moved[section], key: str(place)}
+    return moved
+
+
+def moved_to(folder: Path, value: object) -> object:
+    """Read a path, or each of a list, as relative to a folder."""
+    if isinstance(value, list):
+        return [moved_to(folder, one) for one in value]
+    return str(folder / value) if isinstance(value, str) else value
 
 
 def resolve(

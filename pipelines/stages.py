@@ -5,6 +5,9 @@ from __future__ import annotations
 from pipelines.build_features import build_features, raw_files
 from pipelines.build_index import build_index
 from pipelines.embed_items import embed_items
+from pipelines.embed_items import raw_files as encoder_files
+from pipelines.enrich_items import enrich_items
+from pipelines.enrich_items import raw_files as language_model_files
 from pipelines.evaluate import evaluate
 from pipelines.fit_baselines import fit_baselines
 from pipelines.refit import refit
@@ -31,14 +34,26 @@ STAGES = [
         raw_files=raw_files,
     ),
     Stage(
+        name="enrich_items",
+        description="Describe each item by a language model; off unless one is named",
+        reads=("build_features",),
+        writes="attributes with their origin, items without and why",
+        sections=("enrichment", "content.text_columns"),
+        code=("pipelines/content_models.py", "recsys/content"),
+        libraries=("openai", "polars", "transformers"),
+        function=enrich_items,
+        raw_files=language_model_files,
+    ),
+    Stage(
         name="embed_items",
         description="Turn each item's text into a vector",
-        reads=("build_features",),
+        reads=("build_features", "enrich_items"),
         writes="content embeddings",
         sections=("content",),
-        code=("recsys/content",),
+        code=("pipelines/content_models.py", "pipelines/enrich_items.py", "recsys/content"),
         libraries=("numpy", "sentence-transformers", "torch"),
         function=embed_items,
+        raw_files=encoder_files,
     ),
     Stage(
         name="fit_baselines",

@@ -75,6 +75,10 @@ class ContentSource(_Strict):
 
     encoder: str
     text_columns: list[str]
+    settings: dict[str, Any] = {}
+    """All settings of the encoder, where the two above are not all of them."""
+    name: str = ""
+    """Identity of the vectors: the encoder that appends items must give the same."""
 
 
 class Dimensions(_Strict):

@@ -179,10 +179,18 @@ def checked_text(name: str, value: object) -> str:
     return text
 
 
-def enriched_text(text: str, attributes: Mapping[str, Attribute] | None) -> str:
-    """Add topics, summary and queries to an item's text, for its embedding."""
-    if not attributes:
+def enriched_text(text: str, values: Mapping[str, Value] | None, *, first_chars: int = 500) -> str:
+    """Add topics, summary and queries to an item's text, for its embedding.
+
+    They stand behind the first characters of the text, since encoders do not read to the end of a
+    long one.
+    """
+    if not values:
         return text
-    topics, queries = attributes["topics"].value, attributes["queries"].value
-    parts = [", ".join(topics), str(attributes["summary"].value), ", ".join(queries)]
-    return ". ".join(part.rstrip(".") for part in [text, *parts] if part)
+    begin = text
+    if len(text) > first_chars:
+        cut = text[: first_chars + 1].rfind(" ")
+        begin = text[: cut if cut > 0 else first_chars]
+    added = [", ".join(values["topics"]), str(values["summary"]), ", ".join(values["queries"])]
+    parts = [begin, *added, text[len(begin) :].strip()]
+    return ". ".join(part.rstrip(".") for part in parts if part)

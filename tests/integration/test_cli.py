@@ -56,7 +56,8 @@ def test_every_command_has_help_with_an_example(recsys: Recsys, command: list[st
 
 def test_stages_are_listed_in_order(recsys: Recsys) -> None:
     output = recsys("stages").output
-    names = ["build_features", "embed_items", "fit_baselines", "train_two_tower", "evaluate"]
+    names = ["build_features", "enrich_items", "embed_items", "fit_baselines", "train_two_tower"]
+    names += ["evaluate"]
     places = [output.index(name) for name in [*names, "refit", "build_index"]]
     assert places == sorted(places)
 
