@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from pipelines.analysis import Analysis, SplitAnalysis
 from pipelines.console import log, out
 from pipelines.model_inputs import released_order
 from pipelines.release import bundles_dir, read_json
@@ -23,6 +24,7 @@ from pipelines.resolve import check_places, resolve, with_dataset
 from pipelines.run import StageOutcome, run_stages
 from pipelines.stages import STAGES
 from pipelines.tracking_commands import recorder_of
+from recsys.evaluation.bootstrap import Interval
 from serving.manifest import CURRENT
 from serving.recommend import Recommender
 
@@ -37,14 +39,20 @@ MODEL_NAMES = {
 SHOWN_USERS = 3
 SHOWN_ITEMS = 8
 TITLE_WIDTH = 44
-SPLIT_NAMES = {"validation": "second last (validation)", "test": "last (test)"}
+SPLIT_NAMES = {"validation": ("second last", "(validation)"), "test": ("last", "(test)")}
+"""Lines that name a split in the table."""
 
 Metrics = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Value by split, model and metric."""
 
 
-def metric_table(metrics: Metrics) -> Table:
-    """Lay out each model's metrics on both splits; the best of each split is bold."""
+def metric_table(metrics: Metrics, analysis: Mapping[str, SplitAnalysis], primary: str) -> Table:
+    """Lay out each model's metrics on both splits; the best of each split is bold.
+
+    Args:
+        analysis: By split; empty where none was made, and then no interval is shown.
+        primary: Metric that is shown with its interval.
+    """
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("held-out item", no_wrap=True)
     table.add_column("model", no_wrap=True)
@@ -55,13 +63,23 @@ def metric_table(metrics: Metrics) -> Table:
         best = {name: max(metrics[split][model][name] for model in MODEL_NAMES) for name in shown}
         for place, (model, readable) in enumerate(MODEL_NAMES.items()):
             values = metrics[split][model]
+            known = analysis[split].models[model].intervals if split in analysis else {}
             cells = [
-                Text(f"{values[name]:.4f}", style="bold" if values[name] == best[name] else "")
+                Text(
+                    with_interval(values[name], known.get(name) if name == primary else None),
+                    style="bold" if values[name] == best[name] else "",
+                )
                 for name in shown
             ]
-            table.add_row(readable_split if place == 0 else "", readable, *cells)
+            table.add_row("".join(readable_split[place : place + 1]), readable, *cells)
         table.add_section()
     return table
+
+
+def with_interval(value: float, interval: Interval | None) -> str:
+    """Write a metric as ``0.141 (0.132-0.150)``, or alone where no interval is known."""
+    around = "" if interval is None else f" ({interval.low:.3f}-{interval.high:.3f})"
+    return f"{value:.3f}{around}"
 
 
 def shortened(text: str, width: int = TITLE_WIDTH) -> str:
@@ -148,11 +166,14 @@ def run_demo(
     seconds = time.perf_counter() - begin
 
     order = released_order(config.workspace / "build_features")
-    metrics: dict[str, Any] = read_json(config.workspace / "evaluate" / "metrics.json")
+    evaluated = config.workspace / "evaluate"
+    metrics: dict[str, Any] = read_json(evaluated / "metrics.json")
+    analysis = Analysis.load(evaluated)
     bundle = bundles_dir(config) / CURRENT
     out.print()
-    out.print("All items are ranked for each user; targets are the user's own last two items:")
-    out.print(metric_table(metrics[order]))
+    out.print("All items are ranked for each user; targets are the user's own last two items.")
+    out.print("In brackets: where the mean may lie with other users like these (95%).")
+    out.print(metric_table(metrics[order], analysis.orders[order], analysis.primary_metric))
     for table in histories_and_lists(bundle):
         out.print(table)
     out.print(where_things_are(config.workspace, bundle, seconds))

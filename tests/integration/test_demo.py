@@ -8,6 +8,7 @@ import pytest
 from click.testing import Result
 from rich.console import Console, RenderableType
 
+from pipelines.analysis import Analysis
 from pipelines.demo import chosen_users, histories_and_lists, metric_table, where_things_are
 from serving.recommend import Recommender
 
@@ -24,21 +25,34 @@ def printed(*parts: RenderableType) -> list[str]:
 
 def test_demo_shows_metrics_histories_and_what_to_do_next(shop: Path) -> None:
     metrics = json.loads((shop / "evaluate/metrics.json").read_text())["given"]
+    analysis = Analysis.load(shop / "evaluate").orders["given"]
     bundle = shop / "bundles/current"
     lines = printed(
-        metric_table(metrics), *histories_and_lists(bundle), where_things_are(shop, bundle, 1.0)
+        metric_table(metrics, analysis, "ndcg@10"),
+        *histories_and_lists(bundle),
+        where_things_are(shop, bundle, 1.0),
     )
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 100
     for split in ("validation", "test"):
         for model in ("popularity", "item_to_item", "two_tower", "blend"):
-            assert f"{metrics[split][model]['ndcg@10']:.4f}" in text
+            mean, low, high, _ = analysis[split].models[model].intervals["ndcg@10"]
+            assert metrics[split][model]["ndcg@10"] == pytest.approx(mean)
+            assert f"{mean:.3f} ({low:.3f}-{high:.3f})" in text
+            assert f"{metrics[split][model]['recall@10']:.3f}" in text
     recommender = Recommender.load(bundle)
     for row in chosen_users(recommender.bundle.users.offsets):
         user_id = recommender.bundle.users.user_ids[row]
         assert f"User {user_id}" in text
         assert recommender.recommend([user_id], k=1)["display_text"][0] in text
     assert "curl" in text
+
+
+def test_metrics_are_shown_without_intervals_where_none_were_made(shop: Path) -> None:
+    metrics = json.loads((shop / "evaluate/metrics.json").read_text())["given"]
+    text = "\n".join(printed(metric_table(metrics, {}, "ndcg@10")))
+    assert f"{metrics['test']['blend']['ndcg@10']:.3f} " in text
+    assert "-0." not in text
 
 
 @pytest.mark.mirror
