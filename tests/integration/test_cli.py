@@ -43,6 +43,8 @@ def shop_with(folder: Path, shop: Path, settings: str) -> Path:
         ["append-items"],
         ["demo"],
         ["report"],
+        ["compare"],
+        ["ledger"],
         ["data", "list"],
         ["data", "fetch"],
         ["data", "describe"],

@@ -1,13 +1,9 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 
-import polars as pl
 import pytest
-from typer.testing import CliRunner
 
 from pipelines.analysis import Analysis, ModelAnalysis, SplitAnalysis
-from pipelines.cli import app
 from pipelines.config import EvaluationConfig
 from pipelines.run_record import numbers_of_analysis
 from recsys.evaluation.bootstrap import Interval
@@ -73,34 +69,3 @@ def test_map_and_precision_can_be_asked_for() -> None:
 def test_too_few_resamples_are_refused() -> None:
     with pytest.raises(ValueError, match="0 or at least 100, got 50"):
         EvaluationConfig(num_resamples=50)
-
-
-def evaluated(folder: Path, digest: str) -> Path:
-    """Write what compare reads of a run: 40 users, where b finds each item and a none."""
-    artefact = folder / "evaluate"
-    artefact.mkdir(parents=True)
-    replace(made(), data_digest=digest).save(artefact)
-    rows = {"user_row": range(1, 41), "item_row": [5] * 40, "rank_a": [None] * 40}
-    frame = pl.DataFrame({**rows, "rank_b": [1] * 40}, schema_overrides={"rank_a": pl.Int64})
-    for split in ("validation", "test"):
-        frame.write_parquet(artefact / f"per_user_given_{split}.parquet")
-    return folder
-
-
-def test_models_of_one_run_are_compared_and_a_look_at_test_is_noted(tmp_path: Path) -> None:
-    run = str(evaluated(tmp_path / "x", "d"))
-    command = ["compare", run, "--models", "a,b", "--metric", "recall@10", "--json"]
-    (test,) = json.loads(CliRunner().invoke(app, command).stdout)
-    assert (test["difference"], test["significant"]) == (1.0, True)
-    assert not (tmp_path / "x" / "ledger.jsonl").exists()
-    CliRunner().invoke(app, [*command, "--split", "test"])
-    look = json.loads((tmp_path / "x" / "ledger.jsonl").read_text())
-    assert (look["stage"], look["split"]) == ("compare", "test")
-
-
-def test_runs_on_other_data_are_refused_with_both_digests(tmp_path: Path) -> None:
-    runs = [str(evaluated(tmp_path / name, f"digest-{name}")) for name in ("x", "y")]
-    result = CliRunner().invoke(app, ["compare", *runs, "--models", "a"])
-    assert result.exit_code == 3
-    assert "digest-x" in result.output
-    assert "digest-y" in result.output
