@@ -82,10 +82,12 @@ def write_shop(folder: Path) -> None:
 def test_the_commands_for_ones_own_data_run(tmp_path: Path) -> None:
     write_shop(tmp_path)
     (tmp_path / "shop.toml").write_text(blocks("toml")[0])
-    run, recommend, serve = commands("recsys")
+    run, recommend, serve, compare, ledger = commands("recsys")
     run_recsys(run[1:], tmp_path)
     printed = run_recsys(recommend[1:], tmp_path)
     assert "Garden tool" in printed
+    assert "blend - my-shop:two_tower" in " ".join(run_recsys(compare[1:], tmp_path).split())
+    assert "looks at the test split: 1" in run_recsys(ledger[1:], tmp_path)
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
