@@ -1,0 +1,140 @@
+"""Where many embedding tables of different widths lie in one flat tensor.
+
+Tables are laid out by width. Tables of one width touch each other, so the place of a row follows
+from its key alone: ``start + (key - first_key) * D``. A key numbers the rows of all tables.
+
+Axes: T tables, F features, B batch, M ids, D width, R rows of all tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64
+"""Elements to which the first table of a width is aligned, so that rows load 16 bytes at a time."""
+
+
+class WidthClass(NamedTuple):
+    """All tables of one width."""
+
+    dim: int
+    features: tuple[int, ...]
+    first_key: int
+    end_key: int
+    start: int
+    """Element of the flat tensor where the first row begins."""
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """Tables, and which table each feature looks up; features may share a table.
+
+    Args:
+        num_rows: Rows of each table, [T].
+        dims: Width of each table, [T].
+        feature_tables: Table of each feature, [F].
+    """
+
+    num_rows: tuple[int, ...]
+    dims: tuple[int, ...]
+    feature_tables: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.num_rows) != len(self.dims) or not self.num_rows or not self.feature_tables:
+            raise ValueError(
+                f"{len(self.num_rows)} row counts, {len(self.dims)} widths and "
+                f"{len(self.feature_tables)} features; give each table both, and one feature or more"
+            )
+        if min(self.num_rows) < 0 or min(self.dims) < 1:
+            raise ValueError(
+                f"rows must be >= 0 and widths >= 1, got {self.num_rows} and {self.dims}"
+            )
+        wrong = [table for table in self.feature_tables if not 0 <= table < len(self.dims)]
+        if wrong:
+            raise ValueError(
+                f"features look up tables {wrong}; tables are 0 to {len(self.dims) - 1}"
+            )
+
+    @cached_property
+    def classes(self) -> tuple[WidthClass, ...]:
+        """Widths in ascending order, with the part of the keys and of the memory of each."""
+        classes, key, start = [], 0, 0
+        for dim in sorted(set(self.dims)):
+            tables = [table for table, width in enumerate(self.dims) if width == dim]
+            rows = sum(self.num_rows[table] for table in tables)
+            features = tuple(f for f, table in enumerate(self.feature_tables) if table in tables)
+            classes.append(WidthClass(dim, features, key, key + rows, start))
+            key += rows
+            start += -(-rows * dim // ALIGNMENT) * ALIGNMENT
+        return tuple(classes)
+
+    @cached_property
+    def table_keys(self) -> tuple[int, ...]:
+        """Key of each table's first row, [T]."""
+        keys, key = [0] * len(self.dims), 0
+        for table in sorted(range(len(self.dims)), key=lambda table: self.dims[table]):
+            keys[table] = key
+            key += self.num_rows[table]
+        return tuple(keys)
+
+    @property
+    def total_rows(self) -> int:
+        return self.classes[-1].end_key
+
+    @cached_property
+    def num_elements(self) -> int:
+        """Length of the flat tensor."""
+        last = self.classes[-1]
+        size = last.start + (last.end_key - last.first_key) * last.dim
+        return -(-size // ALIGNMENT) * ALIGNMENT
+
+    @cached_property
+    def columns(self) -> tuple[int, ...]:
+        """First output column of each feature and, last, the number of columns, [F + 1]."""
+        columns = [0]
+        for table in self.feature_tables:
+            columns.append(columns[-1] + self.dims[table])
+        return tuple(columns)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all tables have one width."""
+        return len(self.classes) == 1
+
+    def start(self, table: int) -> int:
+        """First element of a table."""
+        key = self.table_keys[table]
+        own = next(one for one in self.classes if one.dim == self.dims[table])
+        return own.start + (key - own.first_key) * own.dim
+
+    def table(self, weights: Tensor, table: int) -> Tensor:
+        """View one table of a flat tensor, [rows, D]."""
+        start, rows, dim = self.start(table), self.num_rows[table], self.dims[table]
+        return weights[start : start + rows * dim].view(rows, dim)
+
+    def feature_data(self, device: torch.device | str) -> Tensor:
+        """What kernels must know of each feature, [4, F] int64.
+
+        First key, number of rows, first output column; last, the features ordered by width.
+        """
+        tables = self.feature_tables
+        data = [
+            [self.table_keys[table] for table in tables],
+            [self.num_rows[table] for table in tables],
+            list(self.columns[:-1]),
+            [feature for one in self.classes for feature in one.features],
+        ]
+        return torch.tensor(data, dtype=torch.int64, device=device)
+
+
+@lru_cache(maxsize=256)
+def table_layout(
+    num_rows: tuple[int, ...], dims: tuple[int, ...], feature_tables: tuple[int, ...]
+) -> TableLayout:
+    """Make a layout, or the one made before of the same numbers."""
+    return TableLayout(num_rows, dims, feature_tables)

@@ -1,0 +1,259 @@
+"""Embedding bags and their fused updates in plain PyTorch: the truth, and the CPU's path.
+
+Arithmetic is float64 where the tables are, else float32.
+
+Axes: F features, B batch, M ids, D width, U different rows; offsets are [F * B + 1], feature by
+feature.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recsys.kernels.embedding_bag.layout import TableLayout, WidthClass
+from recsys.kernels.embedding_bag.optimizer import (
+    Optimizer,
+    OptimizerConfig,
+    OptimizerState,
+    bias_corrections,
+)
+
+SUM, MEAN, UNPOOLED = 0, 1, 2
+MASK = 0xFFFFFFFF
+
+
+def row_keys(layout: TableLayout, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the key of each id, [M], R where it is out of range, and its bag f * B + b, [M]."""
+    num_features = len(layout.feature_tables)
+    batch = (len(offsets) - 1) // num_features
+    bags = torch.repeat_interleave(torch.arange(len(offsets) - 1), offsets.diff())
+    first, rows = layout.feature_data("cpu")[:2]
+    feature = bags // max(batch, 1)
+    ids = ids[: len(bags)].long()
+    there = (ids >= 0) & (ids < rows[feature])
+    return torch.where(there, first[feature] + ids, layout.total_rows), bags
+
+
+def _scales(offsets: Tensor, bags: Tensor, sample_weights: Tensor | None, pooling: int) -> Tensor:
+    """Compute the factor of each id in its bag's result, [M]."""
+    scale = torch.ones(len(bags), dtype=torch.float32)
+    if sample_weights is not None:
+        scale = sample_weights[: len(bags)]
+    if pooling == MEAN:
+        scale = scale / offsets.diff()[bags].to(scale.dtype)
+    return scale
+
+
+def _rows(weights: Tensor, keys: Tensor, one: WidthClass) -> Tensor:
+    """Read rows of one width, [M, D]."""
+    size = (one.end_key - one.first_key) * one.dim
+    table = weights[one.start : one.start + size].view(-1, one.dim)
+    return table[keys - one.first_key]
+
+
+def _of_class(keys: Tensor, one: WidthClass) -> Tensor:
+    return ((keys >= one.first_key) & (keys < one.end_key)).nonzero().flatten()
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def forward(
+    layout: TableLayout,
+    weights: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    pooling: int,
+) -> Tensor:
+    """Look up and pool: [B, sum of D_f], or unpooled [M, D].
+
+    An empty bag gives zeros; so does an id out of range, which still counts in a mean.
+    """
+    wide = _wide(weights.dtype)
+    keys, bags = row_keys(layout, ids, offsets)
+    scale = _scales(offsets, bags, sample_weights, pooling).to(wide)
+    batch = (len(offsets) - 1) // len(layout.feature_tables)
+    if pooling == UNPOOLED:
+        out = torch.zeros(len(ids), layout.dims[0], dtype=wide)
+    else:
+        out = torch.zeros(batch, layout.columns[-1], dtype=wide)
+    for one in layout.classes:
+        at = _of_class(keys, one)
+        rows = _rows(weights, keys[at], one).to(wide) * scale[at, None]
+        if pooling == UNPOOLED:
+            out[at] = rows
+            continue
+        pooled = torch.zeros(len(offsets) - 1, one.dim, dtype=wide).index_add_(0, bags[at], rows)
+        for feature in one.features:
+            column = layout.columns[feature]
+            part = pooled[feature * batch : (feature + 1) * batch]
+            out[:, column : column + one.dim] = part
+    return out
+
+
+def _row_gradients(
+    layout: TableLayout, grad: Tensor, one: WidthClass, at: Tensor, bags: Tensor, pooling: int
+) -> Tensor:
+    """Read the gradient of each id's bag, [M, D]."""
+    if pooling == UNPOOLED:
+        return grad[at]
+    batch = len(grad)
+    columns = torch.tensor(layout.columns)[bags[at] // batch]
+    return grad[(bags[at] % batch)[:, None], columns[:, None] + torch.arange(one.dim)]
+
+
+def sample_weight_gradient(
+    layout: TableLayout, weights: Tensor, ids: Tensor, offsets: Tensor, grad: Tensor, pooling: int
+) -> Tensor:
+    """Compute each sample weight's gradient, [M]: its row times its bag's gradient."""
+    wide = _wide(weights.dtype)
+    keys, bags = row_keys(layout, ids, offsets)
+    scale = _scales(offsets, bags, None, pooling).to(wide)
+    out = torch.zeros(len(ids), dtype=wide)
+    for one in layout.classes:
+        at = _of_class(keys, one)
+        rows = _rows(weights, keys[at], one).to(wide)
+        row_grad = _row_gradients(layout, grad, one, at, bags, pooling).to(wide)
+        out[at] = (rows * row_grad).sum(1) * scale[at]
+    return out
+
+
+def update(
+    layout: TableLayout,
+    config: OptimizerConfig,
+    weights: Tensor,
+    state: OptimizerState,
+    batch: tuple[Tensor, Tensor, Tensor | None, int],
+    grad: Tensor,
+    grad_scale: Tensor | None = None,
+    skip: Tensor | None = None,
+) -> None:
+    """Add up each row's gradient and apply the optimizer to the rows that occur, in place.
+
+    ``state.step`` must already count this update.
+
+    Args:
+        batch: ids, offsets, sample weights, pooling, as in `forward`.
+        grad: Gradient of the output, [B, sum of D_f] or [M, D].
+        grad_scale: [1], multiplies the gradient.
+        skip: [1], not zero where nothing may change.
+    """
+    if skip is not None and bool(skip != 0):
+        return
+    ids, offsets, sample_weights, pooling = batch
+    wide = _wide(weights.dtype)
+    keys, bags = row_keys(layout, ids, offsets)
+    scale = _scales(offsets, bags, sample_weights, pooling).to(wide)
+    for one in layout.classes:
+        at = _of_class(keys, one)
+        rows = _row_gradients(layout, grad, one, at, bags, pooling).to(wide) * scale[at, None]
+        touched, place = keys[at].unique(return_inverse=True)
+        total = torch.zeros(len(touched), one.dim, dtype=wide).index_add_(0, place, rows)
+        if grad_scale is not None:
+            total = total * grad_scale.to(wide)
+        _apply(config, weights, state, one, touched, total)
+
+
+def _apply(
+    config: OptimizerConfig,
+    weights: Tensor,
+    state: OptimizerState,
+    one: WidthClass,
+    keys: Tensor,
+    grad: Tensor,
+) -> None:
+    """Move rows ``keys`` [U] of one width by their gradient [U, D]."""
+    size = (one.end_key - one.first_key) * one.dim
+    rows = keys - one.first_key
+
+    def table(flat: Tensor) -> Tensor:
+        return flat[one.start : one.start + size].view(-1, one.dim)
+
+    lr = state.learning_rate.to(grad.dtype)
+    if config.rule == Optimizer.SGD:
+        change = lr * grad
+    elif config.rule == Optimizer.ROWWISE_ADAGRAD:
+        second = state.second[keys] + grad.square().mean(1).to(state.second.dtype)
+        state.second[keys] = second
+        change = lr * grad / (second.to(grad.dtype).sqrt() + config.epsilon)[:, None]
+    else:
+        correct = bias_corrections(state.step, config).to(grad.dtype)
+        first = table(state.first)
+        mean = first[rows].to(grad.dtype) * config.beta1 + grad * (1 - config.beta1)
+        first[rows] = mean.to(first.dtype)
+        if config.rule == Optimizer.ADAM:
+            squares, at, square = table(state.second), rows, grad.square()
+        else:
+            squares, at, square = state.second[:, None], keys, grad.square().mean(1, keepdim=True)
+        mean_square = squares[at].to(grad.dtype) * config.beta2 + square * (1 - config.beta2)
+        squares[at] = mean_square.to(squares.dtype)
+        change = lr * (mean / correct[0]) / ((mean_square / correct[1]).sqrt() + config.epsilon)
+    moved = table(weights)[rows].to(grad.dtype) - change
+    if config.stochastic_rounding and weights.dtype in (torch.bfloat16, torch.float16):
+        noise = random_bits(keys, one.dim, state.step, config.seed)
+        moved = round_stochastically(moved, noise, weights.dtype)
+    table(weights)[rows] = moved.to(weights.dtype)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Scramble 32-bit words held in int64 (the finaliser of MurmurHash3)."""
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & MASK
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & MASK
+    return x ^ (x >> 16)
+
+
+def random_bits(keys: Tensor, dim: int, step: Tensor, seed: int) -> Tensor:
+    """Draw 32 bits for each column of rows ``keys``, [U, D], from (seed, step, row, column)."""
+    stream = _mix((step * 0x9E3779B9 + seed) & MASK)
+    row = _mix(_mix((keys & MASK) ^ stream) ^ (keys >> 32))
+    return _mix((row[:, None] + torch.arange(dim) * 0x9E3779B9) & MASK)
+
+
+def round_stochastically(values: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round float32 up or down to bf16 or fp16, up with a probability of the part cut off."""
+    bits = values.float().view(torch.int32).long()
+    drop = 16 if dtype == torch.bfloat16 else 13
+    rounded = ((bits + (noise >> (32 - drop))) >> drop) << drop
+    rounded = ((rounded & MASK) ^ 0x80000000) - 0x80000000
+    out = rounded.to(torch.int32).view(torch.float32)
+    if dtype == torch.float16:
+        # Below 2^-14 fp16's steps stay 2^-24 apart.
+        fine = (values.float() * 2.0**24 + (noise >> 8) * 2.0**-24).floor() * 2.0**-24
+        out = torch.where(values.abs() < 2.0**-14, fine, out)
+    return torch.where(values.isfinite(), out, values.float())
+
+
+def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Write each row as 8-bit steps between its least and greatest element.
+
+    Returns:
+        Codes [N, D] uint8, and scale and offset [N, 2] float32: row = code * scale + offset.
+    """
+    rows = rows.float()
+    low, high = rows.amin(1), rows.amax(1)
+    scale = (high - low) / 255
+    step = torch.where(scale > 0, scale, 1.0)
+    codes = ((rows - low[:, None]) / step[:, None]).round().clamp(0, 255).to(torch.uint8)
+    return codes, torch.stack([scale, low], dim=1)
+
+
+def quantized_forward(
+    layout: TableLayout,
+    codes: Tensor,
+    scale_offset: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    pooling: int,
+) -> Tensor:
+    """Look up and pool rows of int8 tables: codes flat uint8, scale_offset [R, 2] by key."""
+    weights = torch.zeros(layout.num_elements)
+    for one in layout.classes:
+        end = one.start + (one.end_key - one.first_key) * one.dim
+        scale, low = scale_offset[one.first_key : one.end_key].unsqueeze(2).unbind(1)
+        rows = codes[one.start : end].view(-1, one.dim).float()
+        weights[one.start : end] = (rows * scale + low).flatten()
+    return forward(layout, weights, ids, offsets, sample_weights, pooling)

@@ -1,0 +1,325 @@
+"""Embedding bags against float64, the kernels through Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from recsys.kernels.embedding_bag import reference
+from recsys.kernels.embedding_bag.layout import TableLayout
+from recsys.kernels.embedding_bag.op import POOLINGS, EmbeddingBags, QuantizedEmbeddingBags
+from recsys.kernels.embedding_bag.optimizer import Optimizer, OptimizerConfig, OptimizerState
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
+"""Norm of the error over the norm of the truth; of half types, half a step of the row's type."""
+MIXED = TableLayout((50, 7, 90, 30), (48, 1, 100, 3), (0, 2, 1, 3, 0))
+UNIFORM = TableLayout((60, 40), (32, 32), (0, 1, 0))
+RULES = tuple(Optimizer)
+
+
+def batch_of(layout: TableLayout, batch: int = 6, longest: int = 5, seed: int = 0) -> list[Tensor]:
+    """Ids with repeats inside bags, empty bags, and offsets and sample weights of them."""
+    generator = torch.Generator().manual_seed(seed)
+    num_features = len(layout.feature_tables)
+    lengths = torch.randint(0, longest + 1, (num_features * batch,), generator=generator)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    ids = []
+    for feature, table in enumerate(layout.feature_tables):
+        count = int(lengths[feature * batch : (feature + 1) * batch].sum())
+        ids.append(torch.randint(0, layout.num_rows[table], (count,), generator=generator) // 2)
+    weights = torch.randn(int(lengths.sum()), generator=generator)
+    return [torch.cat(ids).to(DEVICE), offsets.to(DEVICE), weights.to(DEVICE)]
+
+
+def bags_of(layout: TableLayout, config: OptimizerConfig, dtype: torch.dtype) -> EmbeddingBags:
+    bags = EmbeddingBags(layout, config, learning_rate=0.1, dtype=dtype, device=DEVICE)
+    generator = torch.Generator().manual_seed(1)
+    bags.weights.copy_(torch.randn(layout.num_elements, generator=generator))
+    return bags
+
+
+def error(found: Tensor, truth: Tensor) -> float:
+    difference = (found.double().cpu() - truth.double().cpu()).norm()
+    return float(difference / truth.double().norm().clamp_min(1e-30))
+
+
+def wide_state(bags: EmbeddingBags) -> OptimizerState:
+    first, second, rate = bags.first, bags.second, bags.learning_rate
+    return OptimizerState(
+        first.double().cpu(), second.double().cpu(), bags.step.cpu().clone(), rate.double().cpu()
+    )
+
+
+def run_both(
+    bags: EmbeddingBags, batch: list[Tensor], pooling: str, weighted: bool, seed: int = 3
+) -> tuple[list[Tensor], list[Tensor]]:
+    """One forward and backward here and in float64: output, sample gradient, rows, state."""
+    ids, offsets, samples = batch
+    samples = samples.clone().requires_grad_() if weighted else None
+    truth = bags.weights.double().cpu()
+    state = wide_state(bags)
+    out = bags(ids, offsets, samples, pooling=pooling)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    out.backward(grad)
+    wide = samples.detach().double().cpu() if weighted else None
+    args = (ids.cpu(), offsets.cpu(), wide, POOLINGS[pooling])
+    expected = [reference.forward(bags.layout, truth, *args)]
+    found = [out.detach()]
+    if samples is not None:
+        found.append(samples.grad)
+        expected.append(
+            reference.sample_weight_gradient(
+                bags.layout, truth, args[0], args[1], grad.double().cpu(), args[3]
+            )
+        )
+    config = replace(bags.config, stochastic_rounding=False)
+    state.step.add_(1)
+    reference.update(bags.layout, config, truth, state, args, grad.double().cpu())
+    return [*found, bags.weights, bags.first, bags.second], [*expected, truth, *state[:2]]
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_reference_agrees_with_torch(pooling: str, dtype: torch.dtype) -> None:
+    layout = TableLayout((20,), (5,), (0,))
+    ids, offsets, _ = (one.cpu() for one in batch_of(layout))
+    weights = torch.randn(layout.num_elements).to(dtype)
+    table = layout.table(weights, 0).float().requires_grad_()
+    truth = torch.nn.functional.embedding_bag(ids, table, offsets[:-1], mode=pooling)
+    out = reference.forward(layout, weights, ids, offsets, None, POOLINGS[pooling])
+    assert torch.allclose(out, truth, atol=1e-6)
+    grad = torch.randn_like(out)
+    truth.backward(grad)
+    moved = weights.float().clone()
+    state = OptimizerState(
+        torch.zeros(0), torch.zeros(0), torch.zeros(1, dtype=torch.int64), torch.ones(1)
+    )
+    batch = (ids, offsets, None, POOLINGS[pooling])
+    reference.update(layout, OptimizerConfig(rule=Optimizer.SGD), moved, state, batch, grad)
+    assert torch.allclose(weights.float()[:100] - moved[:100], table.grad.flatten(), atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("layout", "pooling", "weighted"),
+    [
+        (MIXED, "sum", False),
+        (MIXED, "mean", True),
+        (UNIFORM, "sum", True),
+        (UNIFORM, "none", False),
+        (TableLayout((20,), (257,), (0,)), "mean", False),
+    ],
+    ids=["mixed sum", "mixed weighted mean", "weighted sum", "unpooled", "width 257"],
+)
+def test_agrees_with_float64(
+    rule: Optimizer, layout: TableLayout, pooling: str, weighted: bool
+) -> None:
+    for dtype in TYPES:
+        bags = bags_of(layout, OptimizerConfig(rule=rule), dtype)
+        for step in range(2):
+            found, truth = run_both(bags, batch_of(layout, seed=step), pooling, weighted, step)
+            assert error(found[0], truth[0]) < 2e-6
+            for one, two in zip(found[1:-3], truth[1:-3], strict=True):
+                assert error(one, two) < 1e-5
+            assert error(found[-3], truth[-3]) < TOLERANCE[dtype]
+            assert error(found[-2], truth[-2]) < 1e-5
+            assert error(found[-1], truth[-1]) < 1e-5
+            truth[-3].copy_(found[-3])
+
+
+@pytest.mark.parametrize("layout", [UNIFORM, MIXED], ids=["uniform", "mixed"])
+def test_long_runs_agree_and_repeat_their_bits(layout: TableLayout) -> None:
+    # Row 0 of the first table occurs in runs of several chunks; row 3 ends in the middle of one.
+    ids, offsets, samples = batch_of(layout, batch=40, longest=12)
+    ids = torch.where(torch.arange(len(ids), device=DEVICE) % 3 == 0, 3 % 7, ids * 0)
+    bits = []
+    for _ in range(2 if DEVICE == "cpu" else 20):
+        bags = bags_of(layout, OptimizerConfig(), torch.float32)
+        found, truth = run_both(bags, [ids, offsets, samples], "sum", False)
+        assert error(found[-3], truth[-3]) < 2e-6
+        assert error(found[-1], truth[-1]) < 1e-5
+        bits.append((bags.weights, bags.second))
+    assert all(torch.equal(one[0], bits[0][0]) for one in bits)
+    assert all(torch.equal(one[1], bits[0][1]) for one in bits)
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 127, 128, 129, 300])
+def test_one_hot_id(count: int) -> None:
+    layout = TableLayout((5,), (8,), (0,))
+    bags = bags_of(layout, OptimizerConfig(), torch.float32)
+    ids = torch.full((count,), 2, device=DEVICE)
+    offsets = torch.arange(count + 1, device=DEVICE)
+    found, truth = run_both(bags, [ids, offsets, ids.float()], "sum", False)
+    assert error(found[-3], truth[-3]) < 2e-6
+    assert torch.equal(
+        layout.table(found[-3], 0)[3:], bags_of(layout, bags.config, torch.float32).table(0)[3:]
+    )
+
+
+def test_ids_out_of_range_give_zeros_move_nothing_and_are_named_on_request() -> None:
+    layout = TableLayout((10, 4), (8, 16), (0, 1))
+    bags = bags_of(layout, OptimizerConfig(), torch.float32)
+    before = bags.weights.clone()
+    ids = torch.tensor([10, -1, 2**40, 4, -(2**40)], device=DEVICE)
+    offsets = torch.tensor([0, 2, 3, 4, 5], device=DEVICE)
+    out = bags(ids, offsets)
+    assert not out.any()
+    out.sum().backward()
+    assert torch.equal(bags.weights, before)
+    assert not bags.second.any()
+    with pytest.raises(ValueError, match=r"id 10 at place 0 \(feature 0\) is not in table 0; its"):
+        bags(ids, offsets, check_ids=True)
+    with pytest.raises(ValueError, match="offsets must rise from 0 to the number of ids, 5"):
+        bags(ids, offsets - 1, check_ids=True)
+
+
+@pytest.mark.parametrize("batch", [0, 3])
+def test_no_ids(batch: int) -> None:
+    bags = bags_of(UNIFORM, OptimizerConfig(), torch.float32)
+    before = bags.weights.clone()
+    ids = torch.zeros(0, dtype=torch.int64, device=DEVICE)
+    out = bags(ids, torch.zeros(3 * batch + 1, dtype=torch.int64, device=DEVICE))
+    assert out.shape == (batch, 96)
+    assert not out.any()
+    out.sum().backward()
+    assert torch.equal(bags.weights, before)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_skip_moves_nothing_and_grad_scale_scales(rule: Optimizer) -> None:
+    config = OptimizerConfig(rule=rule)
+    ids, offsets, _ = batch_of(UNIFORM, batch=60)
+    kept, moved, scaled = (bags_of(UNIFORM, config, torch.float32) for _ in range(3))
+    before = {name: one.clone() for name, one in kept.state_dict().items()}
+    out = kept(ids, offsets, skip=torch.ones(1, dtype=torch.int32, device=DEVICE))
+    (out * torch.nan).sum().backward()
+    assert all(torch.equal(one, before[name]) for name, one in kept.state_dict().items())
+    scale = torch.full((1,), 0.25, device=DEVICE)
+    moved(ids, offsets).sum().backward()
+    no_skip = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    (scaled(ids, offsets, grad_scale=scale, skip=no_skip) * 4).sum().backward()
+    assert not torch.equal(moved.weights, kept.weights)
+    assert torch.equal(moved.weights, scaled.weights)
+
+
+@pytest.mark.parametrize("dtype", TYPES[1:])
+def test_stochastic_rounding_follows_its_key_and_is_right_on_average(dtype: torch.dtype) -> None:
+    layout = TableLayout((300,), (64,), (0,))
+    config = OptimizerConfig(rule=Optimizer.SGD, stochastic_rounding=True, seed=5)
+    bags = bags_of(layout, config, dtype)
+    bags.weights.fill_(1.0)
+    ids, offsets = torch.arange(300, device=DEVICE), torch.arange(301, device=DEVICE)
+    bags(ids, offsets).backward(torch.full((300, 64), 1e-3, device=DEVICE))
+    exact = 1 - 1e-4
+    spread = float(bags.weights.float().std())
+    assert bags.weights.unique().numel() == 2
+    assert abs(float(bags.weights.double().mean()) - exact) < 4 * spread / 19200**0.5
+    noise = reference.random_bits(torch.arange(300), 64, torch.ones(1, dtype=torch.int64), 5)
+    moved = torch.full((300, 64), 1.0) - 0.1 * torch.full((300, 64), 1e-3)
+    truth = reference.round_stochastically(moved, noise, dtype).to(dtype)
+    assert torch.equal(bags.table(0).cpu(), truth)
+    tiny = reference.round_stochastically(
+        torch.full((1, 4000), 3e-8), noise.view(1, -1)[:, :4000], torch.float16
+    )
+    assert abs(float(tiny.mean()) / 3e-8 - 1) < 0.05
+
+
+@pytest.mark.parametrize("layout", [UNIFORM, MIXED], ids=["uniform", "mixed"])
+def test_int8_is_within_half_a_step(layout: TableLayout) -> None:
+    bags = bags_of(layout, OptimizerConfig(), torch.float32)
+    small = QuantizedEmbeddingBags(bags)
+    ids, offsets, samples = batch_of(layout)
+    truth = reference.quantized_forward(
+        layout, small.codes.cpu(), small.scale_offset.cpu(), ids.cpu(), offsets.cpu(),
+        samples.cpu(), POOLINGS["mean"],
+    )  # fmt: skip
+    assert error(small(ids, offsets, samples, pooling="mean"), truth) < 2e-6
+    one_each = torch.arange(min(layout.num_rows), device=DEVICE).repeat(len(layout.feature_tables))
+    each = torch.arange(len(one_each) + 1, device=DEVICE)
+    step = float(small.scale_offset[:, 0].max())
+    difference = (small(one_each, each) - bags(one_each, each).detach()).abs().max()
+    assert float(difference) <= 0.51 * step
+
+
+@pytest.mark.parametrize("ids_type", [torch.int32, torch.int64])
+def test_unwritten_memory_does_not_reach_the_result(
+    ids_type: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bags = bags_of(MIXED, OptimizerConfig(), torch.float32)
+    ids, offsets, samples = batch_of(MIXED, batch=40)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        found, truth = run_both(bags, [ids.to(ids_type), offsets, samples], "sum", True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for one, two in zip(found, truth, strict=True):
+        assert error(one, two) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ids": torch.ones(3)}, r"ids must be \[n\] int32 or int64"),
+        ({"offsets": torch.zeros(3, dtype=torch.int64)}, "F \\* B \\+ 1 entries with F = 5, got 3"),
+        ({"pooling": "max"}, "pooling must be one of"),
+        ({"pooling": "none"}, "unpooled lookups need tables of one width"),
+        ({"sample_weights": torch.ones(1)}, "sample_weights must be contiguous float32"),
+    ],
+)
+def test_says_what_is_wrong(change: dict[str, object], message: str) -> None:
+    bags = EmbeddingBags(MIXED, OptimizerConfig())
+    arguments = {"ids": torch.zeros(3).long(), "offsets": torch.zeros(6).long(), **change}
+    with pytest.raises(ValueError, match=message):
+        bags(**arguments)
+    with pytest.raises(ValueError, match="features look up tables"):
+        TableLayout((3,), (4,), (1,))
+
+
+def test_compiled_with_changing_sizes_keeps_one_graph() -> None:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("one of the two paths is enough")
+    compiled_bags, eager_bags = (bags_of(MIXED, OptimizerConfig(), torch.float32) for _ in range(2))
+    graphs = []
+
+    def counting(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    def step(ids: Tensor, offsets: Tensor) -> Tensor:
+        return (compiled_bags(ids, offsets) * 2).square().sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        step, backend=aot_autograd(fw_compiler=counting), dynamic=True, fullgraph=True
+    )
+    for batch in (4, 9, 17):
+        ids, offsets, _ = batch_of(MIXED, batch=batch, seed=batch)
+        compiled(ids, offsets).backward()
+        (eager_bags(ids, offsets) * 2).square().sum().backward()
+        assert torch.equal(compiled_bags.weights, eager_bags.weights)
+    assert len(graphs) == 2  # the forward and the backward, once
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the kernels themselves run on this machine")
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is the inner run")
+def test_kernels_agree_in_the_interpreter() -> None:
+    """Run this file again with the Triton kernels on the CPU."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
