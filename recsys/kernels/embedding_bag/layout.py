@@ -48,7 +48,7 @@ class TableLayout:
         if len(self.num_rows) != len(self.dims) or not self.num_rows or not self.feature_tables:
             raise ValueError(
                 f"{len(self.num_rows)} row counts, {len(self.dims)} widths and "
-                f"{len(self.feature_tables)} features; give each table both, and one feature or more"
+                f"{len(self.feature_tables)} features; each table needs both, a feature is needed"
             )
         if min(self.num_rows) < 0 or min(self.dims) < 1:
             raise ValueError(

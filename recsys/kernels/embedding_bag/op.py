@@ -203,7 +203,7 @@ def _sample_weight_gradient(
 def _(  # type: ignore[no-untyped-def]
     weights, feature_data, ids, offsets, grad, num_rows, dims, feature_tables, pooling,
 ) -> Tensor:  # fmt: skip
-    return ids.new_empty(ids.shape[0], dtype=torch.float32)
+    return torch.empty_like(ids, dtype=torch.float32)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -150,7 +150,7 @@ def update(
     for one in layout.classes:
         at = _of_class(keys, one)
         rows = _row_gradients(layout, grad, one, at, bags, pooling).to(wide) * scale[at, None]
-        touched, place = keys[at].unique(return_inverse=True)
+        touched, place = torch.unique(keys[at], return_inverse=True)
         total = torch.zeros(len(touched), one.dim, dtype=wide).index_add_(0, place, rows)
         if grad_scale is not None:
             total = total * grad_scale.to(wide)

@@ -6,7 +6,6 @@ Axes: F features, B batch, M ids, D width. Programs handle ``block_b`` bags of o
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

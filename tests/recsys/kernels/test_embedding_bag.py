@@ -1,4 +1,4 @@
-"""Embedding bags against float64, the kernels through Triton's interpreter where there is no GPU."""
+"""Embedding bags against float64; without a GPU, the kernels run in Triton's interpreter."""
 
 from __future__ import annotations
 
