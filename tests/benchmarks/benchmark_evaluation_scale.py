@@ -221,7 +221,7 @@ def main() -> None:
         return
 
     few = in_fresh_process("score", options.few_users, options.items)
-    num_scored = round(options.few_users * options.score_seconds / few["seconds"], -3)
+    num_scored = int(options.few_users * options.score_seconds / few["seconds"]) // 1000 * 1000
     num_scored = max(2 * options.few_users, min(options.all_users, num_scored))
     measured = {
         "few": few,
