@@ -240,6 +240,12 @@ def rows_of(case: Case, found: dict[str, float]) -> list[Row]:
                 met=ratio <= 1.25,
             )
         )
+    return rows + other_modes(case, found)
+
+
+def other_modes(case: Case, found: dict[str, float]) -> list[Row]:
+    """Rows of FBGEMM's deterministic mode and of our int8 tables."""
+    rows = []
     if "strict_step" in found:
         rows.append(
             Row(

@@ -136,13 +136,15 @@ def update(
     corrections = bias_corrections(state.step, config) if adam else None
     uniform = layout.uniform or batch[3] == UNPOOLED
     half = weights.dtype in (torch.bfloat16, torch.float16)
+    aligned = all(dim % 8 == 0 for dim in layout.dims)
     for one in layout.classes:
         _update_width(
             one,
             runs,
-            (grad, feature_data[2], len(layout.feature_tables), uniform),
+            (grad, feature_data[2], len(layout.feature_tables)),
             (weights, *state, corrections, *scalars),
             config,
+            places={"uniform": uniform, "aligned": aligned},
             stochastic=config.stochastic_rounding and half,
         )
 
@@ -150,10 +152,11 @@ def update(
 def _update_width(
     one: WidthClass,
     runs: Runs,
-    gradient: tuple[Tensor, Tensor, int, bool],
+    gradient: tuple[Tensor, Tensor, int],
     tables: tuple[Tensor | None, ...],
     config: OptimizerConfig,
     *,
+    places: dict[str, bool],
     stochastic: bool,
 ) -> None:
     from recsys.kernels.embedding_bag.triton_backward import (
@@ -162,7 +165,7 @@ def _update_width(
         _sum_chunks,
     )
 
-    grad, columns, num_features, uniform = gradient
+    grad, columns, num_features = gradient
     weights, first, second, step, learning_rate, corrections, grad_scale, skip = tables
     num_ids, num_chunks = len(runs.keys), len(runs.chunk_runs)
     num_runs = runs.counts[-1:]
@@ -179,7 +182,7 @@ def _update_width(
     _apply_short[(min(programs, _blocks(num_ids, block_r)),)](
         runs.keys, runs.places, runs.scales, runs.starts, num_runs, grad, columns, *rows,
         num_features, grad.stride(0), one.first_key, one.end_key, one.start, *constants,
-        block_r=block_r, unroll=4, uniform=uniform, **shape, **rule, num_warps=4,
+        block_r=block_r, unroll=4, **places, **shape, **rule, num_warps=4,
     )  # fmt: skip
     if num_ids <= CHUNK:
         return
@@ -187,7 +190,7 @@ def _update_width(
     _sum_chunks[(num_chunks,)](
         runs.keys, runs.places, runs.scales, runs.starts, runs.chunk_runs, num_runs, grad, columns,
         partials, num_features, grad.stride(0), num_chunks, one.first_key, one.end_key,
-        block_r=min(16, 2 * block_r), uniform=uniform, **shape, num_warps=4,
+        block_r=min(16, 2 * block_r), **places, **shape, num_warps=4,
     )  # fmt: skip
     _apply_long[(num_chunks,)](
         runs.keys, runs.starts, runs.chunk_runs, num_runs, partials, *rows,

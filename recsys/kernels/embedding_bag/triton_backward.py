@@ -14,8 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-MEAN, UNPOOLED = 1, 2
-SGD, ROWWISE_ADAGRAD, ADAM, ROWWISE_ADAM = 0, 1, 2, 3
+MEAN, UNPOOLED = tl.constexpr(1), tl.constexpr(2)
+SGD, ROWWISE_ADAGRAD, ADAM = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
@@ -171,6 +171,7 @@ def _gradients(
     grad_stride,
     dim: tl.constexpr,
     uniform: tl.constexpr,
+    aligned: tl.constexpr,
 ):
     """Read the gradient of the sorted ids i, [len(i), block_d] float32."""
     place = tl.load(sorted_places + i, mask=live, other=0).to(tl.int64)
@@ -178,6 +179,8 @@ def _gradients(
         at = place * dim
     else:
         column = tl.load(columns + place % num_features, mask=live, other=0)
+        if aligned:
+            column = tl.multiple_of(column, 8)
         at = (place // num_features) * grad_stride + column
     mask = live[:, None] & (d[None, :] < dim)
     g = tl.load(grad + at[:, None] + d[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -203,8 +206,8 @@ def _apply(
     first_key,
     start,
     epsilon,
-    beta1,
-    beta2,
+    beta1: tl.constexpr,
+    beta2: tl.constexpr,
     seed,
     dim: tl.constexpr,
     rule: tl.constexpr,
@@ -264,8 +267,8 @@ def _apply_short(
     end_key,
     start,
     epsilon,
-    beta1,
-    beta2,
+    beta1: tl.constexpr,
+    beta2: tl.constexpr,
     seed,
     dim: tl.constexpr,
     block_d: tl.constexpr,
@@ -273,6 +276,7 @@ def _apply_short(
     unroll: tl.constexpr,
     chunk: tl.constexpr,
     uniform: tl.constexpr,
+    aligned: tl.constexpr,
     rule: tl.constexpr,
     stochastic: tl.constexpr,
 ):
@@ -293,13 +297,14 @@ def _apply_short(
         length = tl.where(live, length, 0)
         g = _gradients(
             grad, columns, sorted_places, sorted_scales, begin, live, d, num_features, grad_stride,
-            dim, uniform,
+            dim, uniform, aligned,
         )  # fmt: skip
         for done in range(1, tl.max(length, 0), unroll):
             for u in tl.static_range(unroll):
                 g += _gradients(
                     grad, columns, sorted_places, sorted_scales, begin + done + u,
                     done + u < length, d, num_features, grad_stride, dim, uniform,
+                    aligned,
                 )  # fmt: skip
         _apply(
             g, w, key, live, d, weights, first, second, step, learning_rate, corrections,
@@ -337,6 +342,7 @@ def _sum_chunks(
     block_r: tl.constexpr,
     chunk: tl.constexpr,
     uniform: tl.constexpr,
+    aligned: tl.constexpr,
 ):
     """Add up a chunk's ids of its first run, and of its last, where these runs are long."""
     c = tl.program_id(0)
@@ -357,7 +363,7 @@ def _sum_chunks(
                 at = i + tl.arange(0, block_r)
                 acc += _gradients(
                     grad, columns, sorted_places, sorted_scales, at, at < stop, d, num_features,
-                    grad_stride, dim, uniform,
+                    grad_stride, dim, uniform, aligned,
                 )  # fmt: skip
             place = (c.to(tl.int64) * 2 + slot) * dim + d
             tl.store(partials + place, tl.sum(acc, axis=0), mask=d < dim)
@@ -383,8 +389,8 @@ def _apply_long(
     end_key,
     start,
     epsilon,
-    beta1,
-    beta2,
+    beta1: tl.constexpr,
+    beta2: tl.constexpr,
     seed,
     dim: tl.constexpr,
     block_d: tl.constexpr,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recsys.kernels.embedding_bag.layout import TableLayout, WidthClass
 
-MEAN, UNPOOLED = 1, 2
+MEAN, UNPOOLED = tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
