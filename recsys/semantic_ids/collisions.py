@@ -1,0 +1,270 @@
+"""Make codes unique: to the nearest free code, or with a level more.
+
+``nearest_free`` keeps a prefix wherever there is room behind it. Level by level, a code takes as
+many items as there are free IDs behind it, nearest first; the others go to their next nearest code
+with room. Behind a full code its items move; everybody else keeps all codes. It always succeeds
+where there are at least as many free IDs as items.
+
+Axes: N items, L levels, K codes of a level, G groups (different prefixes), R rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from recsys.semantic_ids.codes import Quantizer, SemanticIds, id_keys
+
+CHUNK_CELLS = 2**26
+"""Distances held at once."""
+Method = Literal["nearest_free", "extra_level"]
+
+
+class UniqueCodes(NamedTuple):
+    """Codes [N, L] int32 without repeats, and the sizes of their levels."""
+
+    codes: Tensor
+    level_sizes: tuple[int, ...]
+
+
+def rows_with_content(vectors: Tensor) -> Tensor:
+    """Say which vectors [N, D] are finite and not zero, [N] bool: those that can have an ID."""
+    length = vectors.abs().sum(1)
+    return torch.isfinite(length) & (length > 0)
+
+
+def resolve_collisions(
+    quantizer: Quantizer,
+    vectors: Tensor,
+    codes: Tensor,
+    *,
+    method: Method = "nearest_free",
+    taken: Tensor | None = None,
+    extra_size: int | None = None,
+) -> UniqueCodes:
+    """Give each item codes that no other item has.
+
+    Args:
+        vectors: What was encoded, [N, D].
+        codes: Their codes, [N, L], repeats included.
+        method: ``nearest_free``, or ``extra_level``: one level more, that counts the items of
+            equal codes.
+        taken: Published codes that stay as they are, [M, L], or [M, L + 1] for ``extra_level``.
+        extra_size: Codes of the extra level; None takes as many as are needed.
+
+    Raises:
+        ValueError: There are fewer free IDs than items, or an item shares its codes with more
+            items than the extra level has room for.
+    """
+    if len(vectors) != len(codes) or codes.shape[1] != len(quantizer.level_sizes):
+        raise ValueError(
+            f"codes {tuple(codes.shape)} must have a row for each of {len(vectors)} vectors and "
+            f"{len(quantizer.level_sizes)} levels"
+        )
+    if method == "extra_level":
+        return _with_extra_level(codes, quantizer.level_sizes, taken, extra_size)
+    if method != "nearest_free":
+        raise ValueError(f"method {method!r} must be 'nearest_free' or 'extra_level'")
+    sizes = quantizer.level_sizes
+    held = codes.new_empty(0, len(sizes)) if taken is None else taken.to(codes)
+    if len(codes) + len(held) > prod(sizes):
+        raise ValueError(
+            f"{len(codes)} items and {len(held)} published IDs do not fit the {prod(sizes)} IDs "
+            f"of levels {sizes}; use more or larger levels, or method 'extra_level'"
+        )
+    resolved = codes.clone()
+    for level in range(len(sizes)):
+        _resolve_level(quantizer, vectors, resolved, held, level)
+    return UniqueCodes(resolved, sizes)
+
+
+def assign_semantic_ids(
+    quantizer: Quantizer,
+    vectors: Tensor,
+    *,
+    method: Method = "nearest_free",
+    extra_size: int | None = None,
+) -> SemanticIds:
+    """Encode a catalogue and make its IDs unique.
+
+    Args:
+        vectors: One per item row, [num_item_rows, D]; row 0 is the padding. Rows whose vector is
+            zero or not finite have no content: they get no ID.
+    """
+    has_content = rows_with_content(vectors)
+    has_content[0] = False
+    rows = has_content.nonzero().flatten()
+    # A copy of all vectors but a few would double the memory of a large catalogue.
+    dense = vectors[1:] if len(rows) == len(vectors) - 1 else vectors[rows]
+    codes = quantizer.encode(dense)
+    unique = resolve_collisions(quantizer, dense, codes, method=method, extra_size=extra_size)
+    return SemanticIds.of_items(
+        unique.codes,
+        level_sizes=unique.level_sizes,
+        quantizer_digest=quantizer.digest,
+        item_rows=rows,
+        num_item_rows=len(vectors),
+    )
+
+
+def _rank_within(keys: Tensor, order: Tensor) -> Tensor:
+    """Number the items of each key 0, 1, ... in ``order``, which puts equal keys together."""
+    in_order = keys[order]
+    is_first = torch.ones_like(in_order, dtype=torch.bool)
+    is_first[1:] = in_order[1:] != in_order[:-1]
+    position = torch.arange(len(keys), device=keys.device)
+    start = torch.where(is_first, position, 0).cummax(0).values
+    rank = torch.empty_like(position)
+    rank[order] = position - start
+    return rank
+
+
+def _order_by(keys: Tensor, distance: Tensor) -> Tensor:
+    """Sort by key, then distance, then row."""
+    by_distance = distance.argsort(stable=True)
+    return by_distance[keys[by_distance].argsort(stable=True)]
+
+
+def _resolve_level(
+    quantizer: Quantizer, vectors: Tensor, codes: Tensor, held: Tensor, level: int
+) -> None:
+    """Move items out of codes with more items than IDs behind them; changes ``codes``."""
+    sizes = quantizer.level_sizes
+    room = prod(sizes[level + 1 :])
+    keys = id_keys(codes[:, : level + 1], sizes)
+    held_keys = id_keys(held[:, : level + 1], sizes)
+    distinct, of_item, load = torch.unique(keys, return_inverse=True, return_counts=True)
+    left = room - _occurrences(held_keys.sort().values, distinct)
+    if bool((load <= left).all()):
+        return
+    crowded = (load > left)[of_item].nonzero().flatten()
+    distance = _own_distances(quantizer, vectors, codes, crowded, level)
+    rank = _rank_within(keys[crowded], _order_by(keys[crowded], distance))
+    losing = rank >= left[of_item[crowded]]
+    losers = crowded[losing]
+    stays = torch.ones(len(codes), dtype=torch.bool, device=codes.device)
+    stays[losers] = False
+    occupied = torch.cat([keys[stays], held_keys]).sort().values
+    by_prefix = (keys[losers] // sizes[level]).argsort(stable=True)
+    losers = losers[by_prefix]
+    before = codes[losers, level].clone()
+    _seat_all(quantizer, vectors, codes, losers, occupied, level)
+    moved = losers[codes[losers, level] != before]
+    if level + 1 < len(sizes):
+        _encode_rest(quantizer, vectors, codes, moved, level + 1)
+
+
+def _own_distances(
+    quantizer: Quantizer, vectors: Tensor, codes: Tensor, items: Tensor, level: int
+) -> Tensor:
+    """Measure how far each item is from its code at this level, [M]."""
+    chunks = [torch.empty(0, device=codes.device)]
+    for some in torch.split(items, max(1, CHUNK_CELLS // quantizer.level_sizes[level])):
+        distances = quantizer.level_distances(vectors[some], codes[some, :level]).to(codes.device)
+        chunks.append(distances.gather(1, codes[some, level, None].long())[:, 0])
+    return torch.cat(chunks)
+
+
+def _encode_rest(
+    quantizer: Quantizer, vectors: Tensor, codes: Tensor, items: Tensor, level: int
+) -> None:
+    """Choose the codes of the levels from ``level`` on anew, behind a changed prefix."""
+    for index in range(level, len(quantizer.level_sizes)):
+        for some in torch.split(items, max(1, CHUNK_CELLS // quantizer.level_sizes[index])):
+            distances = quantizer.level_distances(vectors[some], codes[some, :index])
+            codes[some, index] = distances.argmin(1).to(codes)
+
+
+def _occurrences(sorted_keys: Tensor, wanted: Tensor) -> Tensor:
+    first = torch.searchsorted(sorted_keys, wanted)
+    return torch.searchsorted(sorted_keys, wanted, right=True) - first
+
+
+def _seat_all(
+    quantizer: Quantizer,
+    vectors: Tensor,
+    codes: Tensor,
+    losers: Tensor,
+    occupied: Tensor,
+    level: int,
+) -> None:
+    """Give each loser the nearest code with room behind its prefix; losers are in prefix order."""
+    size = quantizer.level_sizes[level]
+    room = prod(quantizer.level_sizes[level + 1 :])
+    last_prefix, last_free = -1, None
+    for items in torch.split(losers, max(1, CHUNK_CELLS // size)):
+        prefixes = id_keys(codes[items, :level], quantizer.level_sizes)
+        groups, group = torch.unique(prefixes, return_inverse=True)
+        low = torch.searchsorted(occupied, groups[:1] * size)
+        high = torch.searchsorted(occupied, groups[-1:] * size + size)
+        near = occupied[int(low) : int(high)]
+        at = torch.searchsorted(groups, near // size).clamp(max=len(groups) - 1)
+        cells = (at * size + near % size)[groups[at] == near // size]
+        free = (room - torch.bincount(cells, minlength=len(groups) * size)).view(-1, size)
+        if last_free is not None and int(groups[0]) == last_prefix:
+            free[0] = last_free
+        distances = quantizer.level_distances(vectors[items], codes[items, :level])
+        codes[items, level] = _seat(distances.to(codes.device), group, free).to(codes)
+        last_prefix, last_free = int(groups[-1]), free[-1].clone()
+
+
+def _seat(distances: Tensor, group: Tensor, free: Tensor) -> Tensor:
+    """Seat rows in rounds: all ask for their nearest free code, the nearest askers get it.
+
+    Args:
+        distances: [R, K]; changed.
+        group: Whose codes a row shares, [R] in [0, G).
+        free: Room behind each code, [G, K]; lowered by what is taken.
+
+    Returns:
+        Code of each row, [R] int64.
+    """
+    size = free.shape[1]
+    seat = torch.full_like(group, -1)
+    waiting = torch.arange(len(group), device=group.device)
+    distances.masked_fill_((free <= 0)[group], torch.inf)
+    while len(waiting):
+        distance, choice = distances.min(1)
+        cell = group[waiting] * size + choice
+        rank = _rank_within(cell, _order_by(cell, distance))
+        granted = rank < free.view(-1)[cell]
+        seat[waiting[granted]] = choice[granted]
+        free.view(-1).index_add_(0, cell[granted], -torch.ones_like(cell[granted]))
+        distances, waiting = distances[~granted], waiting[~granted]
+        distances.masked_fill_((free <= 0)[group[waiting]], torch.inf)
+    return seat
+
+
+def _with_extra_level(
+    codes: Tensor, sizes: tuple[int, ...], taken: Tensor | None, extra_size: int | None
+) -> UniqueCodes:
+    """Add a level that tells items of equal codes apart, lowest free number first."""
+    keys = id_keys(codes, sizes)
+    distinct, group, load = torch.unique(keys, return_inverse=True, return_counts=True)
+    order = keys.argsort(stable=True)
+    rank = _rank_within(keys, order)
+    held = codes.new_empty(0, len(sizes) + 1) if taken is None else taken.to(codes)
+    held_keys = id_keys(held[:, :-1], sizes)
+    held_load = _occurrences(held_keys.sort().values, distinct)
+    highest = int(held[:, -1].max()) + 1 if len(held) else 0
+    needed = max(int((load + held_load).max()) if len(codes) else 1, highest)
+    size = extra_size or needed
+    if needed > size:
+        raise ValueError(
+            f"{needed} items share one prefix, the extra level has {size} codes; use a larger "
+            "extra_size, or method 'nearest_free'"
+        )
+    if len(held) == 0 or len(codes) == 0:
+        number = rank
+    else:
+        at = torch.searchsorted(distinct, held_keys).clamp(max=len(distinct) - 1)
+        shared = distinct[at] == held_keys
+        free = torch.ones(len(distinct), size, dtype=torch.bool, device=codes.device)
+        free[at[shared], held[shared, -1].long()] = False
+        # The r-th item of a prefix takes its r-th free number.
+        begin = free.sum(1).cumsum(0) - free.sum(1)
+        number = free.nonzero()[begin[group] + rank, 1]
+    return UniqueCodes(torch.cat([codes, number[:, None].to(codes)], dim=1), (*sizes, size))

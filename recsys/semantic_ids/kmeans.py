@@ -1,0 +1,188 @@
+"""k-means on batches: the codebook of one level.
+
+Every step assigns a batch and moves each centre to the running mean of what it was assigned
+(Sculley 2010, with a decay instead of a count since the beginning, so that early assignments are
+forgotten). Where the rows fit one batch, each step is Lloyd's. Deterministic with a seed on CPU and
+GPU: sums are matrix products or serial, never atomics.
+
+Axes: N rows, B batch rows, K centres, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+DECAY = 0.5
+"""Share of the running sums that a batch leaves standing."""
+SEED_ROWS_PER_CENTRE = 32
+"""k-means++ looks at so many rows per centre."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KMeansConfig:
+    """How the centres of one level are found.
+
+    ``balanced`` adds a penalty to the distance of each centre such that all take their share, and
+    keeps it for encoding; ``balance_temperature`` blurs the choice that the penalties are found
+    with, in shares of the spread of a row's distances. ``start_weight`` says how many
+    average loads of rows an earlier centre counts for in a warm start: 0 forgets it, more moves it
+    less.
+    """
+
+    num_steps: int = 30
+    batch_rows: int = 65_536
+    initialisation: Literal["k-means++", "sampled"] = "k-means++"
+    balanced: bool = False
+    balance_temperature: float = 0.2
+    start_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 0 or self.batch_rows < 1:
+            raise ValueError(
+                f"num_steps {self.num_steps} must be >= 0 and batch_rows {self.batch_rows} >= 1"
+            )
+        if self.initialisation not in ("k-means++", "sampled"):
+            raise ValueError(
+                f"initialisation {self.initialisation!r} must be 'k-means++' or 'sampled'"
+            )
+        if self.balance_temperature <= 0 or self.start_weight < 0:
+            raise ValueError(
+                f"balance_temperature {self.balance_temperature} must be > 0 and start_weight "
+                f"{self.start_weight} >= 0"
+            )
+
+
+class Centres(NamedTuple):
+    """Centres [K, D] and what is added to each one's squared distance, [K]."""
+
+    vectors: Tensor
+    penalties: Tensor
+
+
+def partial_distances(rows: Tensor, centres: Centres) -> Tensor:
+    """Measure [B, K]: squared distances plus penalties, less each row's own squared norm."""
+    offset = centres.vectors.square().sum(1) + centres.penalties
+    return torch.addmm(offset, rows, centres.vectors.T, alpha=-2)
+
+
+def nearest(rows: Tensor, centres: Centres, chunk_rows: int = 65_536) -> Tensor:
+    """Find each row's centre, [N] int64; the lowest where several are as near."""
+    chunks = [
+        partial_distances(chunk, centres).argmin(1) for chunk in torch.split(rows, chunk_rows)
+    ]
+    return torch.cat(chunks) if chunks else torch.empty(0, dtype=torch.int64, device=rows.device)
+
+
+def sums_by_code(rows: Tensor, codes: Tensor, num_codes: int) -> Tensor:
+    """Add up the rows of each code, [K, D], in an order that does not vary."""
+    if rows.is_cuda:
+        out = torch.zeros(num_codes, rows.shape[1], device=rows.device)
+        for some_rows, some_codes in zip(
+            torch.split(rows, 65_536), torch.split(codes, 65_536), strict=True
+        ):
+            one_hot = torch.zeros(num_codes, len(some_rows), device=rows.device)
+            one_hot[some_codes, torch.arange(len(some_rows), device=rows.device)] = 1
+            out.addmm_(one_hot, some_rows)
+        return out
+    return torch.zeros(num_codes, rows.shape[1]).index_add_(0, codes, rows)
+
+
+def k_means_plus_plus(rows: Tensor, num_centres: int, generator: torch.Generator) -> Tensor:
+    """Choose rows as centres, each with a chance that grows with its squared distance.
+
+    Arthur and Vassilvitskii (2007). The draw is a race of exponential waiting times, which needs no
+    running sum.
+    """
+    distance = torch.full((len(rows),), torch.inf, device=rows.device)
+    squares = rows.square().sum(1)
+    chosen = torch.empty(num_centres, dtype=torch.int64)
+    pick = int(torch.randint(len(rows), (1,), generator=generator))
+    for index in range(num_centres):
+        chosen[index] = pick
+        centre = rows[pick]
+        to_centre = (squares - 2 * (rows @ centre) + centre.square().sum()).clamp(min=0)
+        distance = torch.minimum(distance, to_centre)
+        distance[pick] = 0
+        waiting = torch.empty(len(rows)).exponential_(generator=generator).to(rows.device)
+        pick = int((distance / waiting).argmax())
+    return rows[chosen.to(rows.device)]
+
+
+def initial_centres(
+    rows: Tensor, num_centres: int, config: KMeansConfig, generator: torch.Generator
+) -> Tensor:
+    """Choose the centres that the steps begin with, [K, D]."""
+    count = num_centres
+    if config.initialisation == "k-means++":
+        count = min(len(rows), num_centres * SEED_ROWS_PER_CENTRE)
+    some = torch.randperm(len(rows), generator=generator)[:count].to(rows.device)
+    if config.initialisation == "sampled":
+        return rows[some].clone()
+    return k_means_plus_plus(rows[some], num_centres, generator)
+
+
+def _restart_dead(vectors: Tensor, dead: Tensor, batch: Tensor, codes: Tensor) -> Tensor:
+    """Put centres that have no rows onto the rows farthest from theirs."""
+    indices = dead.nonzero().flatten()
+    error = (batch - vectors[codes]).square().sum(1)
+    farthest = error.argsort(descending=True, stable=True)[: len(indices)]
+    moved = vectors.clone()
+    moved[indices[: len(farthest)]] = batch[farthest]
+    return moved
+
+
+def _balanced(batch: Tensor, centres: Centres, temperature: float) -> Tensor:
+    """Move the penalties towards those by which every centre takes its share of the batch.
+
+    Two rounds of Sinkhorn's algorithm (Cuturi, arXiv:1306.0895); the next step goes on from here.
+    """
+    penalties = centres.penalties
+    for _ in range(2):
+        partial = partial_distances(batch, Centres(centres.vectors, penalties))
+        blur = (temperature * (partial - penalties).std(1).mean()).clamp(min=1e-12)
+        share = (-partial / blur).softmax(1).mean(0)
+        penalties = penalties + blur * (share * len(share)).clamp(min=1e-6).log()
+    return penalties - penalties.mean()
+
+
+def fit_centres(
+    rows: Tensor,
+    num_centres: int,
+    config: KMeansConfig,
+    generator: torch.Generator,
+    start: Centres | None = None,
+) -> Centres:
+    """Find centres of rows [N, D] float32, from those of ``start`` where given.
+
+    A warm start keeps each old centre as so many rows that never leave it, so that codes keep
+    their meaning and centres without rows stay where they are.
+    """
+    vectors = initial_centres(rows, num_centres, config, generator) if start is None else start[0]
+    prior = vectors.clone()
+    penalties = torch.zeros(num_centres, device=rows.device) if start is None else start[1].clone()
+    is_whole = len(rows) <= config.batch_rows
+    decay = 0.0 if is_whole else DECAY
+    sums, counts = torch.zeros_like(vectors), torch.zeros(num_centres, device=rows.device)
+    for _ in range(config.num_steps):
+        batch = rows
+        if not is_whole:
+            drawn = torch.randint(len(rows), (config.batch_rows,), generator=generator)
+            batch = rows[drawn.to(rows.device)]
+        codes = nearest(batch, Centres(vectors, penalties))
+        load = torch.bincount(codes, minlength=num_centres).float()
+        sums = decay * sums + sums_by_code(batch, codes, num_centres)
+        counts = decay * counts + load
+        weight = 0.0 if start is None else config.start_weight * float(counts.sum()) / num_centres
+        total = (counts + weight)[:, None]
+        moved = (sums + weight * prior) / total.clamp(min=1e-6)
+        vectors = torch.where(total > 1e-3, moved, vectors)
+        dead = total.flatten() <= 1e-3
+        if bool(dead.any()):
+            vectors = _restart_dead(vectors, dead, batch, codes)
+        if config.balanced:
+            penalties = _balanced(batch, Centres(vectors, penalties), config.balance_temperature)
+    return Centres(vectors, penalties)
