@@ -1,0 +1,353 @@
+"""Trie of semantic IDs: which codes may follow a prefix, and which item an ID is.
+
+The leaves are the IDs in ascending order, so the items below a node are one range of leaves. The
+first levels are dense (a node is its prefix, read as a number); behind them a level lists its nodes
+by prefix and says where each one's children begin. A beam steps from state to state, one code a
+level, and never walks a prefix again. Nothing here waits for the device or has a shape that depends
+on data, so a search can be captured as a CUDA graph.
+
+Axes: N leaves (items with an ID), L levels, K codes of a level, B states, R requests, M most
+children of a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from recsys.data.item_mask import ItemMask
+from recsys.semantic_ids.codes import SemanticIds, id_keys
+from recsys.semantic_ids.tensor_file import digest_of, read_tensors, write_tensors
+from recsys.semantic_ids.trie_tables import build_tables, check_codes, check_leaves, head_tables
+
+DEAD = -1
+"""State of a prefix that no item has; nothing may follow it."""
+FILE_NAME = "trie"
+
+
+class Restriction(NamedTuple):
+    """What the item masks of R requests leave of a trie.
+
+    ``before`` counts the allowed leaves in front of each leaf, [R, N + 1] int32: a node is live
+    where the count grows over its range. ``head`` has the allowed next codes of each dense level.
+    """
+
+    before: Tensor
+    head: tuple[Tensor, ...]
+
+
+class Trie:
+    """An immutable trie on one device; ``add`` and ``remove`` return another one.
+
+    A state is an int64 that is only meaningful together with its level: the number of codes taken.
+    """
+
+    def __init__(
+        self,
+        keys: Tensor,
+        leaf_rows: Tensor,
+        level_sizes: Sequence[int],
+        *,
+        num_item_rows: int,
+        version: str | None = None,
+    ) -> None:
+        """Take IDs as numbers [N] in ascending order and their item rows [N]; see ``build``."""
+        check_leaves(keys, leaf_rows, prod(level_sizes), num_item_rows)
+        self.level_sizes = tuple(level_sizes)
+        self.num_item_rows = num_item_rows
+        self.version = version
+        self._leaf_rows = leaf_rows.to(torch.int32)
+        self._tables = build_tables(keys, self.level_sizes)
+        # The leaves are the children of the last level: one copy serves both.
+        tail = self._tables.tail
+        self._leaf_keys = tail[-1].keys[: len(keys)] if tail else keys
+
+    @classmethod
+    def build(
+        cls,
+        codes: Tensor,
+        level_sizes: Sequence[int],
+        *,
+        item_rows: Tensor | None = None,
+        num_item_rows: int | None = None,
+        version: str | None = None,
+    ) -> Self:
+        """Build from unique codes [N, L] in any order, on their device.
+
+        Args:
+            item_rows: Row of each, [N]; None means 1 .. N.
+            num_item_rows: Rows of the catalogue with the padding; None means up to the last.
+            version: Version of the semantic IDs.
+
+        Raises:
+            ValueError: Wrong number of levels, a code out of range, an ID or a row twice.
+        """
+        rows = torch.arange(1, len(codes) + 1) if item_rows is None else item_rows
+        check_codes(codes, level_sizes, rows)
+        rows = rows.to(codes.device, torch.int32)
+        keys, order = id_keys(codes, level_sizes).sort()
+        size = num_item_rows or (int(rows.max()) + 1 if len(rows) else 1)
+        return cls(keys, rows[order], level_sizes, num_item_rows=size, version=version)
+
+    @classmethod
+    def of_ids(cls, ids: SemanticIds) -> Self:
+        """Build from a version of the semantic IDs."""
+        return cls.build(
+            ids.codes[ids.item_rows],
+            ids.level_sizes,
+            item_rows=ids.item_rows,
+            num_item_rows=ids.num_item_rows,
+            version=ids.version,
+        )
+
+    @property
+    def num_levels(self) -> int:
+        return len(self.level_sizes)
+
+    @property
+    def num_items(self) -> int:
+        return len(self._leaf_keys)
+
+    @property
+    def device(self) -> torch.device:
+        return self._leaf_keys.device
+
+    @property
+    def num_head_levels(self) -> int:
+        """Levels that are dense."""
+        return len(self._tables.head)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all tables."""
+        tables = [self._leaf_rows, self._leaf_keys, self._tables.head_start, *self._tables.head]
+        for level in self._tables.tail:
+            tables += [level.first_child, level.keys, level.leaf_start]
+        storages = {table.untyped_storage().data_ptr(): table.untyped_storage() for table in tables}
+        return sum(storage.nbytes() for storage in storages.values())
+
+    def to(self, device: torch.device | str) -> Self:
+        """Copy to a device."""
+        return type(self)(
+            self._leaf_keys.to(device),
+            self._leaf_rows.to(device),
+            self.level_sizes,
+            num_item_rows=self.num_item_rows,
+            version=self.version,
+        )
+
+    def start(self, batch_size: int) -> Tensor:
+        """Return the state before the first code, [B]."""
+        return torch.zeros(batch_size, dtype=torch.int64, device=self.device)
+
+    def mask(
+        self,
+        states: Tensor,
+        level: int,
+        restriction: Restriction | None = None,
+        requests: Tensor | None = None,
+    ) -> Tensor:
+        """Say which codes of a level may follow: some allowed item lies behind them.
+
+        Args:
+            states: After ``level`` codes, [B].
+            restriction: From ``restrict``; None allows every item.
+            requests: Which request of the restriction a state belongs to, [B] in [0, R); None
+                where R is 1.
+
+        Returns:
+            [B, K] bool; all False for a dead state.
+        """
+        if level >= self.num_head_levels:
+            return self._tail_mask(states, level, restriction, requests)
+        tables = self._tables.head if restriction is None else restriction.head
+        row = states.clamp(min=0)
+        if restriction is not None and requests is not None:
+            row = row + requests * prod(self.level_sizes[:level])
+        return tables[level].index_select(0, row) & (states >= 0)[:, None]
+
+    def _tail_mask(
+        self,
+        states: Tensor,
+        level: int,
+        restriction: Restriction | None,
+        requests: Tensor | None,
+    ) -> Tensor:
+        size = self.level_sizes[level]
+        table = self._tables.tail[level - self.num_head_levels]
+        base, first = self._key_and_place_of_children(states, level)
+        window = torch.arange(table.max_children + 1, device=self.device)
+        at = first[:, None] + window  # [B, M + 1]
+        # Children of later nodes, and the padding, come out as size or more.
+        codes = (table.keys[at[:, :-1]] - base[:, None]).clamp_(max=size)
+        if restriction is not None:
+            leaf = table.leaf_start.index_select(0, at.view(-1)).view_as(at)
+            if requests is not None:
+                leaf = leaf + requests[:, None] * restriction.before.shape[1]
+            count = restriction.before.view(-1).index_select(0, leaf.view(-1)).view_as(at)
+            codes.masked_fill_(count[:, 1:] == count[:, :-1], size)
+        allowed = torch.zeros(len(states), size + 1, dtype=torch.bool, device=self.device)
+        return allowed.scatter_(1, codes, True)[:, :size]
+
+    def _key_and_place_of_children(self, states: Tensor, level: int) -> tuple[Tensor, Tensor]:
+        """Find the key that a child with code 0 has and where the children begin, [B] each."""
+        index = level - self.num_head_levels
+        table = self._tables.tail[index]
+        row, dead = states.clamp(min=0), states < 0
+        prefix = row if index == 0 else self._tables.tail[index - 1].keys[row]
+        base = (prefix * self.level_sizes[level]).masked_fill(dead, 0)
+        return base, table.first_child[row].long().masked_fill(dead, table.num_children)
+
+    def step(self, states: Tensor, codes: Tensor, level: int) -> Tensor:
+        """Take one code each, [B]: states after ``level + 1`` codes, dead where no item has them.
+
+        Codes must be in [0, K).
+        """
+        if level < self.num_head_levels:
+            following = states.clamp(min=0) * self.level_sizes[level] + codes
+            exists = self._tables.head[level].view(-1)[following] & (states >= 0)
+            return torch.where(exists, following, DEAD)
+        keys = self._tables.tail[level - self.num_head_levels].keys
+        base, _ = self._key_and_place_of_children(states, level)
+        wanted = base + codes
+        at = torch.searchsorted(keys, wanted)
+        return torch.where((keys[at] == wanted) & (states >= 0), at, DEAD)
+
+    def walk(self, codes: Tensor) -> Tensor:
+        """Step from the start through codes [B, l] in range: states after l codes, [B]."""
+        states = self.start(len(codes))
+        for level in range(codes.shape[1]):
+            states = self.step(states, codes[:, level].long(), level)
+        return states
+
+    def item_rows(self, states: Tensor) -> Tensor:
+        """Name the items of states after all L codes, [B] int64; 0 for dead ones."""
+        if self.num_items == 0:
+            return torch.zeros_like(states)
+        leaf = states.clamp(min=0)
+        if self.num_head_levels == self.num_levels:
+            leaf = self._tables.head_start[leaf].long()
+        return self._leaf_rows[leaf].long().masked_fill(states < 0, 0)
+
+    def restrict(self, masks: Sequence[ItemMask]) -> Restriction:
+        """Compose item masks, one a request, into the trie: O(N) a request, once per request.
+
+        Raises:
+            ValueError: A mask knows fewer item rows than the trie has.
+        """
+        for mask in masks:
+            if mask.num_item_rows < self.num_item_rows:
+                raise ValueError(
+                    f"the item mask has {mask.num_item_rows} item rows, the trie "
+                    f"{self.num_item_rows}; build both from the same catalogue"
+                )
+        allowed = [mask.as_bool()[: self.num_item_rows] for mask in masks]
+        return self.restrict_rows(torch.stack(allowed).to(self.device))
+
+    def restrict_rows(self, allowed: Tensor) -> Restriction:
+        """Do what ``restrict`` does with a bool per item row, [R, num_item_rows]."""
+        before = torch.zeros(
+            len(allowed), self.num_items + 1, dtype=torch.int32, device=self.device
+        )
+        bits = allowed.index_select(1, self._leaf_rows)
+        torch.cumsum(bits, 1, dtype=torch.int32, out=before[:, 1:])
+        edges = before.index_select(1, self._tables.head_start)
+        head_sizes = self.level_sizes[: self.num_head_levels]
+        return Restriction(before, head_tables(edges, head_sizes))
+
+    def add(self, codes: Tensor, item_rows: Tensor, *, version: str | None = None) -> Self:
+        """Return the trie with more items, which is of another ``version``.
+
+        Raises:
+            ValueError: As ``build``, or an ID or a row that the trie has already.
+        """
+        check_codes(codes, self.level_sizes, item_rows)
+        rows = item_rows.to(self.device, torch.int32)
+        keys, order = id_keys(codes.to(self.device), self.level_sizes).sort()
+        known = torch.isin(rows, self._leaf_rows)
+        if known.any():
+            raise ValueError(
+                f"item row {int(rows[known][0])} is in the trie already; remove it before it gets "
+                "another ID"
+            )
+        at = torch.searchsorted(self._leaf_keys, keys)
+        new_at = at + torch.arange(len(keys), device=self.device)
+        old = torch.ones(self.num_items + len(keys), dtype=torch.bool, device=self.device)
+        old[new_at] = False
+        merged_keys = torch.empty(len(old), dtype=torch.int64, device=self.device)
+        merged_rows = torch.empty(len(old), dtype=torch.int32, device=self.device)
+        merged_keys[old], merged_rows[old] = self._leaf_keys, self._leaf_rows
+        merged_keys[new_at], merged_rows[new_at] = keys, rows[order]
+        most = int(rows.max()) + 1 if len(rows) else 0
+        return type(self)(
+            merged_keys,
+            merged_rows,
+            self.level_sizes,
+            num_item_rows=max(self.num_item_rows, most),
+            version=version,
+        )
+
+    def remove(self, item_rows: Tensor, *, version: str | None = None) -> Self:
+        """Return the trie without these items, which is of another ``version``.
+
+        Raises:
+            ValueError: A row that is not in the trie.
+        """
+        rows = item_rows.to(self.device, torch.int32)
+        unknown = ~torch.isin(rows, self._leaf_rows)
+        if unknown.any():
+            raise ValueError(f"item row {int(rows[unknown][0])} is not in the trie")
+        stays = ~torch.isin(self._leaf_rows, rows)
+        return type(self)(
+            self._leaf_keys[stays],
+            self._leaf_rows[stays],
+            self.level_sizes,
+            num_item_rows=self.num_item_rows,
+            version=version,
+        )
+
+    def save(self, directory: Path) -> None:
+        tensors = {"keys": self._leaf_keys, "item_rows": self._leaf_rows}
+        description = {
+            "level_sizes": list(self.level_sizes),
+            "num_item_rows": self.num_item_rows,
+            "version": self.version,
+        }
+        digest = digest_of(description, tensors)
+        write_tensors(
+            directory, FILE_NAME, tensors, {**description, "kind": FILE_NAME, "digest": digest}
+        )
+
+    @classmethod
+    def load(cls, directory: Path, expected_version: str | None = None) -> Self:
+        """Read back on the CPU.
+
+        Raises:
+            ValueError: Damaged, or of other semantic IDs than ``expected_version``.
+        """
+        tensors, description = read_tensors(directory, FILE_NAME, FILE_NAME)
+        names = ("level_sizes", "num_item_rows", "version")
+        if digest_of({n: description.get(n) for n in names}, tensors) != description.get("digest"):
+            raise ValueError(f"{directory} holds an altered trie; build it again")
+        if expected_version is not None and description["version"] != expected_version:
+            raise ValueError(
+                f"{directory} holds a trie of semantic IDs {description['version']}, expected "
+                f"{expected_version}; build the trie from the IDs in use"
+            )
+        return cls(
+            tensors["keys"],
+            tensors["item_rows"],
+            description["level_sizes"],
+            num_item_rows=description["num_item_rows"],
+            version=description["version"],
+        )
+
+
+def additive(mask: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Turn a mask into what is added to logits: 0 where allowed, minus infinity elsewhere."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)

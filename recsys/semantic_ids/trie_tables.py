@@ -1,0 +1,148 @@
+"""Tables of a trie, laid out from its sorted leaves.
+
+The first levels are dense: a node is its prefix, read as a number, and the table says which codes
+follow it. Behind them each level lists its nodes in order.
+
+Axes: N leaves, L levels, K codes of a level, P dense prefixes, R requests, M most children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recsys.semantic_ids.codes import check_level_sizes
+
+HEAD_CELLS_PER_ITEM = 2
+"""Levels are dense while there are at most so many prefixes an item, or for the first level."""
+PAD_KEY = 2**63 - 1
+
+
+class TailLevel(NamedTuple):
+    """A level behind the dense ones: where its nodes' children begin, and the children, in order.
+
+    The children are padded, so that a window of M never runs past the end.
+    """
+
+    first_child: Tensor
+    """Position of each node's first child, [nodes + 1] int32."""
+    max_children: int
+    keys: Tensor
+    """Each child's prefix read as a number, [children + M] int64."""
+    leaf_start: Tensor
+    """Each child's first leaf, [children + 1 + M] int32."""
+    num_children: int
+
+
+class TrieTables(NamedTuple):
+    """All levels; ``tail[0]`` is the level after the dense ones."""
+
+    head: tuple[Tensor, ...]
+    """Which codes of each dense level follow each prefix, [P, K] bool."""
+    head_start: Tensor
+    """First leaf of each prefix that is dense to the end, [P + 1] int32."""
+    tail: tuple[TailLevel, ...]
+
+
+def build_tables(leaf_keys: Tensor, level_sizes: Sequence[int]) -> TrieTables:
+    """Build from IDs read as numbers, ascending, [N]."""
+    limit = max(level_sizes[0], HEAD_CELLS_PER_ITEM * len(leaf_keys))
+    num_levels = len(level_sizes)
+    depth = max(d for d in range(1, num_levels + 1) if prod(level_sizes[:d]) <= limit)
+    edges = torch.arange(prod(level_sizes[:depth]) + 1, device=leaf_keys.device)
+    head_start = torch.searchsorted(leaf_keys, edges * prod(level_sizes[depth:])).int()
+    tail: list[TailLevel] = []
+    parent_start = head_start
+    for next_depth in range(depth + 1, num_levels + 1):
+        level = _tail_level(leaf_keys, parent_start, prod(level_sizes[next_depth:]))
+        tail.append(level)
+        parent_start = level.leaf_start[: level.num_children + 1]
+    head = head_tables(head_start[None], level_sizes[:depth])
+    return TrieTables(head, head_start, tuple(tail))
+
+
+def head_tables(before: Tensor, head_sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Say which codes may follow each dense prefix.
+
+    Args:
+        before: Allowed leaves in front of each edge between prefixes, [R, P + 1].
+        head_sizes: Codes of the dense levels.
+
+    Returns:
+        For each level, [R * prefixes, K] bool.
+    """
+    live = before[:, 1:] > before[:, :-1]
+    tables = []
+    for size in reversed(head_sizes):
+        table = live.reshape(-1, size)
+        tables.append(table)
+        live = table.any(1)
+    return tuple(reversed(tables))
+
+
+def _tail_level(leaf_keys: Tensor, parent_start: Tensor, ids_per_child: int) -> TailLevel:
+    device = leaf_keys.device
+    prefix = leaf_keys // ids_per_child
+    is_first = torch.ones_like(prefix, dtype=torch.bool)
+    is_first[1:] = prefix[1:] != prefix[:-1]
+    starts = is_first.nonzero().flatten()
+    count = len(starts)
+    child_of_leaf = torch.cat([is_first.cumsum(0) - 1, torch.tensor([count], device=device)])
+    first_child = child_of_leaf[parent_start.long()].int()
+    most = max(1, int(first_child.diff().max())) if len(first_child) > 1 else 1
+    keys = torch.full((count + most,), PAD_KEY, device=device)
+    keys[:count] = prefix[starts]
+    shape = (count + 1 + most,)
+    leaf_start = torch.full(shape, len(leaf_keys), dtype=torch.int32, device=device)
+    leaf_start[:count] = starts
+    return TailLevel(first_child, most, keys, leaf_start, count)
+
+
+def check_codes(codes: Tensor, level_sizes: Sequence[int], item_rows: Tensor) -> None:
+    """Refuse codes [N, L] of other levels or out of range, and rows that are not one each."""
+    check_level_sizes(level_sizes)
+    if codes.ndim != 2 or codes.shape[1] != len(level_sizes) or codes.is_floating_point():
+        raise ValueError(
+            f"codes {tuple(codes.shape)} {codes.dtype} must be whole numbers, [N, "
+            f"{len(level_sizes)}]: a column for each of the levels {tuple(level_sizes)}"
+        )
+    if item_rows.shape != (len(codes),):
+        raise ValueError(
+            f"item_rows {tuple(item_rows.shape)} must name one row for each of {len(codes)} codes"
+        )
+    wrong = ((codes < 0) | (codes >= torch.tensor(level_sizes, device=codes.device))).any(1)
+    if wrong.any():
+        at = int(wrong.int().argmax())
+        raise ValueError(
+            f"item row {int(item_rows[at])} has codes {codes[at].tolist()}; each must be in "
+            f"[0, {tuple(level_sizes)}). Were they made with other level sizes?"
+        )
+
+
+def check_leaves(keys: Tensor, rows: Tensor, num_ids: int, num_item_rows: int) -> None:
+    """Refuse leaves that are out of order or range, and an ID or a row that occurs twice."""
+    if len(keys) != len(rows) or keys.dtype != torch.int64 or keys.ndim != 1:
+        raise ValueError(f"{len(keys)} keys {keys.dtype} and {len(rows)} item rows do not fit")
+    if len(keys) == 0:
+        return
+    if int(keys[0]) < 0 or int(keys[-1]) >= num_ids or bool((keys[1:] < keys[:-1]).any()):
+        raise ValueError(f"keys must ascend within [0, {num_ids})")
+    repeated = keys[1:] == keys[:-1]
+    if repeated.any():
+        at = int(repeated.int().argmax())
+        raise ValueError(
+            f"item rows {int(rows[at])} and {int(rows[at + 1])} share one semantic ID "
+            f"({int(repeated.sum())} such pairs); resolve_collisions makes IDs unique"
+        )
+    low, high = int(rows.min()), int(rows.max())
+    if low < 1 or high >= num_item_rows:
+        raise ValueError(
+            f"item rows {low} to {high} must be in [1, {num_item_rows}); row 0 is the padding"
+        )
+    counts = torch.bincount(rows, minlength=num_item_rows)
+    if int(counts.max()) > 1:
+        raise ValueError(f"item row {int(counts.argmax())} has {int(counts.max())} semantic IDs")

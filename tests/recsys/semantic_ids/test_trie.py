@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.data.item_mask import ItemMask
+from recsys.semantic_ids.codes import SemanticIds
+from recsys.semantic_ids.trie import DEAD, Trie, additive
+
+Catalogue = tuple[tuple[int, ...], list[tuple[int, ...]], list[int]]
+
+
+@st.composite
+def catalogues(draw: st.DrawFn) -> Catalogue:
+    """Level sizes, unique IDs and their rows, in any order; often few IDs in many cells."""
+    sizes = draw(st.lists(st.integers(1, 7), min_size=1, max_size=4).map(tuple))
+    one_id = st.tuples(*(st.integers(0, size - 1) for size in sizes))
+    ids = draw(st.lists(one_id, unique=True, max_size=40))
+    rows = draw(st.permutations(range(1, len(ids) + 4)))[: len(ids)]
+    return sizes, ids, list(rows)
+
+
+def tensor_of(ids: list[tuple[int, ...]], sizes: tuple[int, ...]) -> torch.Tensor:
+    return torch.tensor(ids, dtype=torch.int32).view(len(ids), len(sizes))
+
+
+def build(catalogue: Catalogue) -> Trie:
+    sizes, ids, rows = catalogue
+    return Trie.build(tensor_of(ids, sizes), sizes, item_rows=torch.tensor(rows), num_item_rows=44)
+
+
+def check_against_all_items(trie: Trie, ids: dict[int, tuple[int, ...]], random: int) -> None:
+    """Compare with a look at every item: all prefixes there are, dead ones, two requests."""
+    generator = np.random.default_rng(random)
+    allowed = generator.random((2, trie.num_item_rows)) < 0.4
+    restriction = trie.restrict([ItemMask(mask) for mask in allowed])
+    for level, size in enumerate(trie.level_sizes):
+        prefixes = sorted({codes[:level] for codes in ids.values()}) or [()] * (level == 0)
+        states = torch.cat([trie.walk(tensor_of(prefixes, (0,) * level)), torch.tensor([DEAD])])
+        for request in (None, 0, 1):
+            expected = torch.zeros(len(states), size, dtype=torch.bool)
+            for row, codes in ids.items():
+                if request is None or allowed[request, row]:
+                    expected[prefixes.index(codes[:level]), codes[level]] = True
+            if request is None:
+                found = trie.mask(states, level)
+            else:
+                found = trie.mask(states, level, restriction, torch.full_like(states, request))
+            assert torch.equal(found, expected)
+        everywhere = states.repeat_interleave(size)
+        codes = torch.arange(size).repeat(len(states))
+        lives = trie.step(everywhere, codes, level) != DEAD
+        assert torch.equal(lives.view(-1, size), trie.mask(states, level))
+    every = tensor_of(list(ids.values()), trie.level_sizes)
+    assert trie.item_rows(trie.walk(every)).tolist() == list(ids)
+
+
+@given(catalogues(), st.integers(0, 1_000))
+@settings(max_examples=150, deadline=None)
+def test_masks_and_steps_agree_with_a_look_at_every_item(catalogue: Catalogue, random: int) -> None:
+    _, ids, rows = catalogue
+    trie = build(catalogue)
+    check_against_all_items(trie, dict(zip(rows, ids, strict=True)), random)
+
+
+@given(catalogues(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_after_adding_and_removing_the_trie_is_the_one_built_at_once(
+    catalogue: Catalogue, data: st.DataObject
+) -> None:
+    sizes, ids, rows = catalogue
+    first = data.draw(st.integers(0, len(ids)))
+    gone = data.draw(st.sets(st.sampled_from(rows))) if rows else set()
+    trie = build((sizes, ids[:first], rows[:first]))
+    trie = trie.add(tensor_of(ids[first:], sizes), torch.tensor(rows[first:], dtype=torch.int64))
+    trie = trie.remove(torch.tensor(sorted(gone), dtype=torch.int64))
+    left = {row: codes for row, codes in zip(rows, ids, strict=True) if row not in gone}
+    assert trie.num_items == len(left)
+    check_against_all_items(trie, left, 3)
+
+
+def test_states_end_at_the_item_and_dead_ones_at_the_padding() -> None:
+    codes = torch.tensor([[0, 1, 2], [0, 1, 0], [3, 3, 3]])
+    trie = Trie.build(codes, (4, 4, 4), item_rows=torch.tensor([5, 9, 2]))
+    states = trie.walk(torch.tensor([[0, 1, 2], [0, 1, 1], [3, 3, 3], [0, 1, 0]]))
+    assert trie.item_rows(states).tolist() == [5, 0, 2, 9]
+    logits = additive(trie.mask(trie.walk(torch.tensor([[0, 1]])), 2))
+    assert logits.tolist() == [[0.0, -torch.inf, 0.0, -torch.inf]]
+
+
+def test_everything_forbidden_leaves_nothing_at_any_level() -> None:
+    codes = torch.cartesian_prod(torch.arange(3), torch.arange(300))
+    trie = Trie.build(codes, (3, 300))
+    restriction = trie.restrict([ItemMask.none(trie.num_item_rows)])
+    assert not trie.mask(trie.start(2), 0, restriction).any()
+    assert not trie.mask(trie.walk(torch.tensor([[1], [2]])), 1, restriction).any()
+
+
+@pytest.mark.parametrize(
+    ("codes", "rows", "message"),
+    [
+        ([[0, 1], [0, 1]], [1, 2], "item rows 1 and 2 share one semantic ID"),
+        ([[0, 4], [1, 1]], [1, 2], r"item row 1 has codes \[0, 4\]"),
+        ([[0, -1], [1, 1]], [1, 2], r"item row 1 has codes \[0, -1\]"),
+        ([[0, 1, 1]], [1], "a column for each of the levels"),
+        ([[0, 1], [1, 1]], [3, 3], "item row 3 has 2 semantic IDs"),
+        ([[0, 1]], [0], "row 0 is the padding"),
+        ([[0, 1]], [1, 2], "one row for each of 1 codes"),
+        ([[0.5, 1]], [1], "whole numbers"),
+    ],
+)
+def test_bad_codes_are_refused(codes: list, rows: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Trie.build(torch.tensor(codes), (4, 4), item_rows=torch.tensor(rows))
+
+
+def test_a_used_id_a_used_row_and_an_unknown_row_are_refused() -> None:
+    trie = Trie.build(torch.tensor([[0, 1], [1, 1]]), (4, 4))
+    with pytest.raises(ValueError, match=r"item rows (1 and 3|3 and 1) share"):
+        trie.add(torch.tensor([[0, 1]]), torch.tensor([3]))
+    with pytest.raises(ValueError, match="item row 2 is in the trie already"):
+        trie.add(torch.tensor([[3, 1]]), torch.tensor([2]))
+    with pytest.raises(ValueError, match="item row 7 is not in the trie"):
+        trie.remove(torch.tensor([7]))
+    with pytest.raises(ValueError, match="the item mask has 2 item rows, the trie 3"):
+        trie.restrict([ItemMask.all(2)])
+
+
+def test_saved_trie_comes_back_and_damage_or_another_version_is_refused(tmp_path: Path) -> None:
+    codes = torch.randint(0, 9, (200, 3)).unique(dim=0).int()
+    table = torch.cat([torch.full((1, 3), -1, dtype=torch.int32), codes])
+    ids = SemanticIds(codes=table, level_sizes=(9, 9, 9), quantizer_digest="q")
+    trie = Trie.of_ids(ids)
+    trie.save(tmp_path)
+    again = Trie.load(tmp_path, expected_version=ids.version)
+    assert torch.equal(again.item_rows(again.walk(codes)), ids.item_rows_of(codes))
+    with pytest.raises(ValueError, match=f"{ids.version}, expected other"):
+        Trie.load(tmp_path, expected_version="other")
+    description = json.loads((tmp_path / "trie.json").read_text())
+    (tmp_path / "trie.json").write_text(json.dumps({**description, "version": "other"}))
+    with pytest.raises(ValueError, match="altered"):
+        Trie.load(tmp_path, expected_version="other")
+    (tmp_path / "trie.safetensors").write_bytes(b"short")
+    with pytest.raises(ValueError, match="sha256"):
+        Trie.load(tmp_path)
