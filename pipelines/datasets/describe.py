@@ -9,11 +9,12 @@ import polars as pl
 
 from features.events import check_types, typed_columns
 from features.scan import naming, renamed, scan_file
-from features.schema import EVENT_COLUMNS, SourceConfig
+from features.schema import EVENT_COLUMNS, FilterConfig, SourceConfig
 
 SUSPICIOUS_SHARE = 0.05
 MANY_USERS_SHARE = 0.3
 DOMINANT_SHARE = 0.2
+EARLIEST_YEAR = FilterConfig().earliest_year
 MIN_EVENTS_FOR_SHARES = 10
 """Shares of fewer events say nothing."""
 
@@ -61,13 +62,19 @@ def describe(events: pl.DataFrame, items: pl.DataFrame | None = None) -> Descrip
         facts.append(("catalogue", f"{items.height:,} items: {', '.join(items.columns)}"))
     warnings = []
     if repeated := events.height - pairs:
-        warnings.append(f"{repeated:,} events repeat a user and item seen before")
+        warnings.append(
+            f"{repeated:,} events repeat a user and item seen before; lists leave out what a user "
+            "took, so where people take things again set evaluation.exclude_history = false"
+        )
     warnings += shape_warnings(events, per_user, per_item)
     if "event_time" in events.columns:
         facts.append(time_span(events))
         warnings += time_warnings(events)
     else:
-        warnings.append("no event_time: only the order is known, time-aware parts are off")
+        warnings.append(
+            "no event_time: only the order is known, time-aware parts are off; name the column in "
+            "[data.columns] if there is one"
+        )
     return Description(facts=facts, warnings=warnings)
 
 
@@ -90,7 +97,7 @@ def shape_warnings(events: pl.DataFrame, per_user: pl.Series, per_item: pl.Serie
             "bag, a voucher, a default), remove its rows"
         )
     if "value" in events.columns and events.height > 1 and events["value"].n_unique() == 1:
-        warnings.append("value is the same in every event; filters.min_value can do nothing")
+        warnings.append("value is the same in every event; leave filters.min_value unset")
     return warnings
 
 
@@ -136,9 +143,20 @@ def time_warnings(events: pl.DataFrame) -> list[str]:
             )
     whole_days = (events["event_time"] == events["event_time"].dt.truncate("1d")).all()
     if whole_days and events.height > 0:
-        warnings.append("event_time has the resolution of a day")
+        warnings.append(
+            "event_time has the resolution of a day, so the order within one is unknown; if the "
+            "source has the time, export it, or name the column of the order as sequence_index"
+        )
     if future := events.filter(pl.col("event_time") > datetime.now(UTC)).height:
-        warnings.append(f"{future:,} events lie in the future")
+        warnings.append(
+            f"{future:,} events lie in the future and will be quarantined; is data.time_unit right "
+            "(s, ms, us), or data.time_zone?"
+        )
+    if early := events.filter(pl.col("event_time").dt.year() < EARLIEST_YEAR).height:
+        warnings.append(
+            f"{early:,} events lie before {EARLIEST_YEAR} and will be quarantined; is "
+            "data.time_unit right, or is 0 written where a time is unknown?"
+        )
     return warnings
 
 

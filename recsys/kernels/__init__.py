@@ -1,1 +1,1 @@
-"""GPU kernels; each has a reference in plain PyTorch, the kernel, and the operation that picks one."""
+"""GPU kernels: each has a reference in plain PyTorch, the kernel and the op that picks one."""

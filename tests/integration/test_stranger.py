@@ -5,9 +5,12 @@ from pathlib import Path
 
 import polars as pl
 from click.testing import Result
+from fastapi.testclient import TestClient
 
 from recsys.testing.synthetic import World, write_csv
+from serving.app import create_app
 from serving.recommend import Recommender
+from serving.settings import Settings
 
 TINY = ("content.encoder=hash", "training.max_epochs=1.0", "training.device=cpu",
         "tracking.enabled=false", "release.min_gain_over_popularity=-1")  # fmt: skip
@@ -38,5 +41,11 @@ def test_strangers_files_become_recommendations(
     assert result.exit_code == 0, result.output
     lists = Recommender.load(workspace / "bundles/current").recommend(["user-0"], k=5)
     assert lists.height == 5
+    assert set(lists["display_text"]) == {title}
     page = next(workspace.rglob("*.html")).read_text(encoding="utf-8")
     assert title not in page
+    assert "\U0001f375" in page
+    with TestClient(create_app(Settings(bundles=workspace / "bundles"))) as client:
+        assert client.get("/").status_code == 200
+        found = client.get("/v1/search", params={"q": "tea"}).json()
+    assert title in str(found)

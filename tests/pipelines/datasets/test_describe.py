@@ -36,10 +36,12 @@ def test_ties_sorted_by_id_at_day_resolution_are_noticed() -> None:
 def test_repeats_and_future_dates_are_noticed() -> None:
     later = datetime.now(UTC) + timedelta(days=400)
     warnings = describe(events([MONDAY, later], ["a", "a"])).warnings
-    assert warnings == [
+    assert [warning.split(";")[0].split(" and will")[0] for warning in warnings] == [
         "1 events repeat a user and item seen before",
         "1 events lie in the future",
     ]
+    assert "evaluation.exclude_history = false" in warnings[0]
+    assert "data.time_unit" in warnings[1]
 
 
 def test_order_without_times_is_said() -> None:
@@ -61,7 +63,7 @@ def test_users_of_one_event_and_a_dominant_item_are_noticed() -> None:
 
 
 def test_planted_defects_are_read_as_the_run_reads_them(tmp_path: Path) -> None:
-    made = world(WorldConfig(seed=5, defects=Defects(duplicates=7, future_times=4)))
+    made = world(WorldConfig(seed=5, defects=Defects(duplicates=7, future_times=4, early_times=3)))
     table = pl.DataFrame({
         "user_id": made.events.user_ids, "item_id": made.events.item_ids,
         "when": made.events.times,
@@ -70,6 +72,8 @@ def test_planted_defects_are_read_as_the_run_reads_them(tmp_path: Path) -> None:
     source = SourceConfig(paths=(tmp_path / "events.csv",), columns={"event_time": "when"})
     warnings = describe(typed_events(source)).warnings
     assert any(warning.startswith("4 events lie in the future") for warning in warnings)
+    assert any(warning.startswith("3 events lie before 1990") for warning in warnings)
+    assert any("events repeat a user and item" in warning for warning in warnings)
     with (tmp_path / "events.csv").open("a") as file:
         file.write("u,i,yesterday\n")
     again = " ".join(describe(typed_events(source)).warnings)

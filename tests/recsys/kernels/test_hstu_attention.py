@@ -1,0 +1,178 @@
+"""HSTU attention against float64; through Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from recsys.kernels.hstu_attention.op import hstu_attention
+from recsys.kernels.hstu_attention.reference import (
+    PositionBias,
+    TimeBias,
+    attention_mask,
+    distance_buckets,
+    reference_attention,
+    time_buckets,
+)
+
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+"""Largest error by the largest true value."""
+
+
+def test_weights_are_silu_over_the_longest_length() -> None:
+    q, k, v = (torch.tensor(x).view(2, 1, 1) for x in ([1.0, 2.0], [3.0, -1.0], [5.0, 7.0]))
+    out = hstu_attention(q, k, v, torch.tensor([0, 2]), 4).flatten()
+    silu = torch.nn.functional.silu
+    first = silu(torch.tensor(3.0)) * 5 / 4
+    second = (silu(torch.tensor(6.0)) * 5 + silu(torch.tensor(-2.0)) * 7) / 4
+    assert torch.allclose(out, torch.stack([first, second]))
+
+
+def test_targets_see_the_history_and_themselves() -> None:
+    expected = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
+    assert attention_mask(4, 2, torch.device("cpu")).int().tolist() == expected
+
+
+def test_buckets_ascend_and_stay_in_range() -> None:
+    buckets = distance_buckets(1000, 32)
+    assert buckets[:16].tolist() == list(range(16))
+    assert (buckets.diff() >= 0).all()
+    assert buckets.max() == 31
+    assert time_buckets(torch.tensor([-5, 0, 1, 2, 3, 7, 1 << 40]), 8).tolist() == [
+        0, 0, 1, 1, 2, 3, 7,
+    ]  # fmt: skip
+
+
+def test_one_sequence_does_not_see_another() -> None:
+    q, k, v = (torch.randn(6, 2, 4) for _ in range(3))
+    both = hstu_attention(q, k, v, torch.tensor([0, 4, 6]), 8)
+    alone = hstu_attention(q[4:], k[4:], v[4:], torch.tensor([0, 2]), 8)
+    assert torch.allclose(both[4:], alone)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": torch.ones(6, 2, 5)}, r"q and k must be \[M, H, D\]"),
+        ({"v": torch.ones(6, 2, 4).half()}, "of one type"),
+        ({"max_length": 0}, "max_length must be >= 1, got 0"),
+        ({"offsets": torch.tensor([0.0, 6.0])}, "offsets must be"),
+        ({"q": torch.ones(2, 6, 4).transpose(0, 1)}, "contiguous heads"),
+        (
+            {"position_bias": PositionBias(weights=torch.ones(2, 4), buckets=torch.zeros(3))},
+            "a bucket for each of 8 distances",
+        ),
+    ],
+)
+def test_says_what_is_wrong(change: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {
+        **{name: torch.ones(6, 2, 4) for name in "qkv"},
+        "offsets": torch.tensor([0, 6]),
+        "max_length": 8,
+    }
+    with pytest.raises(ValueError, match=message):
+        hstu_attention(**{**arguments, **change})  # type: ignore[arg-type]
+
+
+def inputs(
+    lengths: list[int], heads: int, dim: int, dim_v: int, dtype: torch.dtype, device: str
+) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(len(lengths) * dim)
+    total = sum(lengths)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    gaps = torch.randint(0, 100_000, (total + 1,), generator=generator).cumsum(0)
+    made = {
+        "q": random(total, heads, dim).to(dtype),
+        "k": random(total, heads, dim).to(dtype),
+        "v": random(total, heads, dim_v).to(dtype),
+        "do": random(total, heads, dim_v).to(dtype),
+        "offsets": torch.tensor([0, *lengths]).cumsum(0),
+        "targets": torch.tensor([min(n, 3) for n in lengths]),
+        "positions": random(heads, 8),
+        "times": random(heads, 12),
+        "asked": gaps[1:],
+        "known": gaps[:-1],
+    }
+    return {name: tensor.to(device) for name, tensor in made.items()}
+
+
+def run(
+    made: dict[str, Tensor], max_length: int, attention: object, *, biased: bool, targets: bool
+) -> list[Tensor]:
+    """Attend and differentiate; out, dq, dk, dv and the bias gradients."""
+    leaves = [made[name].clone().requires_grad_() for name in ("q", "k", "v")]
+    position = time = None
+    if biased:
+        weights = [made[name].clone().requires_grad_() for name in ("positions", "times")]
+        buckets = distance_buckets(max_length, 8).to(made["q"].device)
+        position = PositionBias(weights=weights[0], buckets=buckets)
+        time = TimeBias(weights=weights[1], query_times=made["asked"], key_times=made["known"])
+        leaves += weights
+    out = attention(  # type: ignore[operator]
+        *leaves[:3], made["offsets"], max_length,
+        num_targets=made["targets"] if targets else None, position_bias=position, time_bias=time,
+    )  # fmt: skip
+    out.backward(made["do"])
+    return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+def in_double(made: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.double() if x.is_floating_point() else x for name, x in made.items()}
+
+
+def check_kernel(device: str, shapes: list[tuple[list[int], int, int, int]], repeats: int) -> None:
+    """Run every case on a device; the test below calls it in a process with the interpreter."""
+    for lengths, heads, dim, dim_v in shapes:
+        for dtype, tolerance in TOLERANCES.items():
+            if device == "cpu" and dtype == torch.bfloat16:
+                continue  # Triton's interpreter multiplies the bit patterns of bf16.
+            made = inputs(lengths, heads, dim, dim_v, dtype, device)
+            for biased, targets in ((False, False), (True, True)):
+                max_length = max(lengths) + 5
+                options = {"biased": biased, "targets": targets}
+                found = run(made, max_length, hstu_attention, **options)
+                truth = run(in_double(made), max_length, reference_attention, **options)
+                assert len(found) == len(truth) == (6 if biased else 4)
+                for place, (one, true) in enumerate(zip(found, truth, strict=True)):
+                    error = (one.double() - true).abs().max() / true.abs().max().clamp_min(1e-30)
+                    assert error < tolerance, (lengths, dim, dtype, options, place, float(error))
+                for _ in range(repeats):
+                    again = run(made, max_length, hstu_attention, **options)
+                    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+SMALL = [([5, 0, 37, 1], 2, 16, 8)]
+LARGE = [
+    ([5, 0, 130, 1, 64], 2, 16, 24),
+    ([700, 3, 257], 3, 64, 64),
+    ([300, 511], 2, 128, 128),
+    ([90], 1, 33, 100),
+    ([200, 10], 1, 256, 256),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_kernel_on_the_gpu() -> None:
+    check_kernel("cuda", SMALL + LARGE, repeats=5)
+
+
+def test_kernel_in_the_interpreter() -> None:
+    code = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('cases', {__file__!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "sys.modules['cases'] = module\n"
+        "spec.loader.exec_module(module)\n"
+        "module.check_kernel('cpu', module.SMALL, repeats=1)\n"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=300)
