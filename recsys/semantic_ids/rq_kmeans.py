@@ -73,12 +73,10 @@ def check_vectors(vectors: Tensor, dim: int | None = None, at_least: int = 0) ->
             f"{len(vectors)} vectors are fewer than the {at_least} codes of the largest level; "
             f"use level_sizes of at most {len(vectors)} codes each"
         )
-    for first, chunk in zip(
-        range(0, len(vectors), CHUNK_ROWS), torch.split(vectors, CHUNK_ROWS), strict=True
-    ):
-        finite = torch.isfinite(chunk.sum(1))
+    for index, chunk in enumerate(torch.split(vectors, CHUNK_ROWS)):
+        finite = torch.isfinite(chunk.float().sum(1))
         if not bool(finite.all()):
-            row = first + int((~finite).int().argmax())
+            row = index * CHUNK_ROWS + int((~finite).int().argmax())
             raise ValueError(
                 f"vector {row} is not finite; drop items without content or give them a vector "
                 "(rows_with_content finds those that have one)"

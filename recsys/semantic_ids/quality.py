@@ -1,0 +1,230 @@
+"""How good semantic IDs are, in numbers, before any model is trained on them.
+
+Axes: N items, L levels, K codes of a level, D width, Q sampled items, n neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recsys.semantic_ids.codes import NO_CODE, Quantizer, SemanticIds, id_keys
+from recsys.semantic_ids.rq_kmeans import CHUNK_ROWS
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelQuality:
+    """One level, as encoded, before collisions are resolved.
+
+    ``entropy_bits`` of the codes' shares and ``perplexity`` = 2^entropy, the number of codes used
+    as if evenly. ``purity``: share of items in the commonest category of their prefix up to this
+    level. ``neighbour_agreement``: share of an item's nearest neighbours by content that have its
+    prefix; ``agreement_by_chance``: the same for items drawn at random.
+    """
+
+    size: int
+    num_used: int
+    utilisation: float
+    entropy_bits: float
+    perplexity: float
+    num_prefixes: int
+    purity: float | None
+    neighbour_agreement: float
+    agreement_by_chance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """What changed since an earlier version, over items that have an ID in both.
+
+    ``prefix_kept[l]``: share whose first l + 1 codes are the same; the last is the full ID.
+    """
+
+    previous_version: str
+    version: str
+    num_common: int
+    num_added: int
+    num_removed: int
+    prefix_kept: tuple[float, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityReport:
+    """One version of IDs.
+
+    ``collisions_before``: items that share their codes with an earlier item, as encoded.
+    ``largest_group``: most items with one code sequence. ``moved[l]``: share of items whose code
+    at level l was changed to make IDs unique. ``reconstruction_error``: squared error over the
+    variance, 1 where all items are replaced by their mean.
+    """
+
+    version: str
+    num_items: int
+    levels: tuple[LevelQuality, ...]
+    collisions_before: int
+    largest_group: int
+    collisions_after: int
+    moved: tuple[float, ...]
+    reconstruction_error: float
+    drift: Drift | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def reconstruction_error(quantizer: Quantizer, vectors: Tensor, codes: Tensor) -> float:
+    """Compute the squared error of [N, D] over the variance; 0 where both are 0."""
+    mean = vectors.float().mean(0)
+    error, variance = 0.0, 0.0
+    for rows, of_rows in zip(
+        torch.split(vectors, CHUNK_ROWS), torch.split(codes, CHUNK_ROWS), strict=True
+    ):
+        rebuilt = quantizer.decode(of_rows).to(rows.device)
+        error += float((rows.float() - rebuilt).square().sum(dtype=torch.float64))
+        variance += float((rows.float() - mean).square().sum(dtype=torch.float64))
+    return error / variance if variance > 0 else float(error > 0)
+
+
+def purity(prefix_keys: Tensor, categories: Tensor) -> float:
+    """Share of items in the commonest category of their prefix; both [N] int64, categories >= 0."""
+    _, prefix = torch.unique(prefix_keys, return_inverse=True)
+    num_categories = int(categories.max()) + 1
+    cells, counts = torch.unique(prefix * num_categories + categories, return_counts=True)
+    best = torch.zeros(int(prefix.max()) + 1, dtype=torch.int64, device=counts.device)
+    best.scatter_reduce_(0, cells // num_categories, counts, "amax")
+    return float(best.sum() / len(prefix))
+
+
+def content_neighbours(vectors: Tensor, queries: Tensor, num_neighbours: int) -> Tensor:
+    """Find the nearest other items, by cosine, of rows ``queries`` [Q]: [Q, n]."""
+    unit = functional.normalize(vectors.float(), dim=1)
+    found = []
+    for some in torch.split(queries, max(1, 2**27 // len(unit))):
+        scores = unit[some] @ unit.T
+        scores[torch.arange(len(some), device=scores.device), some] = -torch.inf
+        found.append(scores.topk(num_neighbours, dim=1).indices)
+    return torch.cat(found)
+
+
+def level_qualities(
+    codes: Tensor,
+    level_sizes: tuple[int, ...],
+    neighbours: Tensor,
+    queries: Tensor,
+    categories: Tensor | None = None,
+) -> tuple[LevelQuality, ...]:
+    """Describe each level of codes [N, L]; see ``LevelQuality``."""
+    qualities = []
+    for level, size in enumerate(level_sizes):
+        counts = torch.bincount(codes[:, level], minlength=size)
+        share = counts[counts > 0].double() / len(codes)
+        entropy = float(-(share * share.log2()).sum())
+        keys = id_keys(codes[:, : level + 1], level_sizes)
+        prefix_counts = torch.unique(keys, return_counts=True)[1].double()
+        pairs = len(codes) * (len(codes) - 1)
+        same = float((prefix_counts * (prefix_counts - 1)).sum())
+        num_used = int((counts > 0).sum())
+        qualities.append(
+            LevelQuality(
+                size=size,
+                num_used=num_used,
+                utilisation=num_used / size,
+                entropy_bits=abs(entropy),
+                perplexity=2**entropy,
+                num_prefixes=len(prefix_counts),
+                purity=None if categories is None else purity(keys, categories),
+                neighbour_agreement=float((keys[neighbours] == keys[queries, None]).double().mean())
+                if neighbours.numel()
+                else 0.0,
+                agreement_by_chance=same / max(1, pairs),
+            )
+        )
+    return tuple(qualities)
+
+
+def drift(ids: SemanticIds, previous: SemanticIds) -> Drift:
+    """Compare two versions by item row.
+
+    Raises:
+        ValueError: If their levels differ, so that no code means the same.
+    """
+    if ids.level_sizes != previous.level_sizes:
+        raise ValueError(
+            f"version {ids.version[:12]} has levels {ids.level_sizes}, version "
+            f"{previous.version[:12]} {previous.level_sizes}; only equal levels can be compared"
+        )
+    common_rows = min(len(ids.codes), len(previous.codes))
+    new, old = ids.codes[:common_rows].cpu(), previous.codes[:common_rows].cpu()
+    both = (new[:, 0] != NO_CODE) & (old[:, 0] != NO_CODE)
+    num_common = int(both.sum())
+    kept = (new[both] == old[both]).int().cumprod(1).sum(0).tolist()
+    return Drift(
+        previous_version=previous.version,
+        version=ids.version,
+        num_common=num_common,
+        num_added=len(ids.item_rows) - num_common,
+        num_removed=len(previous.item_rows) - num_common,
+        prefix_kept=tuple(count / max(1, num_common) for count in kept),
+    )
+
+
+def quality_report(
+    quantizer: Quantizer,
+    vectors: Tensor,
+    ids: SemanticIds,
+    *,
+    categories: Tensor | None = None,
+    previous: SemanticIds | None = None,
+    num_sampled: int = 2000,
+    num_neighbours: int = 10,
+) -> QualityReport:
+    """Measure IDs that ``quantizer`` made of vectors.
+
+    Args:
+        vectors: One per item row, [num_item_rows, D], row 0 the padding.
+        categories: A category's number >= 0 per item row, [num_item_rows].
+
+    Raises:
+        ValueError: The IDs are of another quantiser, or no item has one.
+    """
+    if ids.quantizer_digest != quantizer.digest:
+        raise ValueError(
+            f"version {ids.version[:12]} was made by quantiser {ids.quantizer_digest[:12]}, this "
+            f"is {quantizer.digest[:12]}; load the quantiser saved with the IDs"
+        )
+    rows = ids.item_rows.to(vectors.device)
+    if len(rows) == 0:
+        raise ValueError(f"version {ids.version[:12]} has no item with an ID, nothing to measure")
+    content = vectors[rows]
+    codes = quantizer.encode(content).long()
+    sizes = quantizer.level_sizes
+    groups = torch.unique(id_keys(codes, sizes), return_counts=True)[1]
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randperm(len(rows), generator=generator)[:num_sampled].to(vectors.device)
+    neighbours = content_neighbours(content, queries, min(num_neighbours, len(rows) - 1))
+    published = ids.codes.to(rows.device)[rows, : len(sizes)]
+    final = id_keys(ids.codes[ids.item_rows], ids.level_sizes)
+    return QualityReport(
+        version=ids.version,
+        num_items=len(rows),
+        levels=level_qualities(
+            codes,
+            sizes,
+            neighbours,
+            queries,
+            None if categories is None else categories.to(rows.device)[rows],
+        ),
+        collisions_before=len(rows) - len(groups),
+        largest_group=int(groups.max()),
+        collisions_after=len(rows) - len(torch.unique(final)),
+        moved=tuple((published != codes).double().mean(0).tolist()),
+        reconstruction_error=reconstruction_error(quantizer, content, codes),
+        drift=None if previous is None else drift(ids, previous),
+    )

@@ -1,0 +1,152 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from recsys.semantic_ids import collisions
+from recsys.semantic_ids.collisions import (
+    assign_semantic_ids,
+    resolve_collisions,
+    rows_with_content,
+)
+from recsys.semantic_ids.kmeans import Centres
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans
+
+
+def random_quantizer(sizes: tuple[int, ...], dim: int = 4, seed: int = 0) -> ResidualKMeans:
+    generator = torch.Generator().manual_seed(seed)
+    return ResidualKMeans(
+        [
+            Centres(torch.randn(size, dim, generator=generator) / 2**level, torch.zeros(size))
+            for level, size in enumerate(sizes)
+        ]
+    )
+
+
+def num_distinct(codes: Tensor) -> int:
+    return len(torch.unique(codes, dim=0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple),
+    fill=st.floats(0, 1),
+    kind=st.sampled_from(["equal", "random", "two points", "zero"]),
+    published=st.floats(0, 1),
+    cells=st.sampled_from([1, 7, 2**26]),
+)
+def test_ids_are_unique_up_to_the_last_free_one(
+    sizes: tuple[int, ...], fill: float, kind: str, published: float, cells: int
+) -> None:
+    capacity = int(torch.tensor(sizes).prod())
+    generator = torch.Generator().manual_seed(0)
+    num_taken = int(published * capacity)
+    everything = torch.cartesian_prod(*[torch.arange(size) for size in sizes]).view(capacity, -1)
+    taken = everything[torch.randperm(capacity, generator=generator)[:num_taken]].int()
+    count = round(fill * (capacity - num_taken))
+    vectors = {
+        "equal": torch.ones(count, 4),
+        "zero": torch.zeros(count, 4),
+        "random": torch.randn(count, 4, generator=generator),
+        "two points": (torch.arange(count) % 2)[:, None].float().expand(-1, 4),
+    }[kind]
+    quantizer = random_quantizer(sizes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collisions, "CHUNK_CELLS", cells)
+        codes = quantizer.encode(vectors)
+        unique = resolve_collisions(quantizer, vectors, codes, taken=taken)
+    assert unique.level_sizes == sizes
+    assert num_distinct(torch.cat([unique.codes, taken])) == count + num_taken
+    assert bool(((unique.codes >= 0) & (unique.codes < torch.tensor(sizes))).all())
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_exactly_as_many_items_as_ids_fit_and_one_more_is_refused(equal: bool) -> None:
+    quantizer = random_quantizer((16, 16))
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.ones(257, 4) if equal else torch.randn(257, 4, generator=generator)
+    codes = quantizer.encode(vectors)
+    full = resolve_collisions(quantizer, vectors[:256], codes[:256])
+    assert num_distinct(full.codes) == 256
+    with pytest.raises(ValueError, match="257 items and 0 published IDs do not fit the 256 IDs"):
+        resolve_collisions(quantizer, vectors, codes)
+
+
+def test_items_keep_their_prefix_while_there_is_room_behind_it() -> None:
+    quantizer = random_quantizer((4, 8))
+    vectors = quantizer.decode(torch.tensor([[2, 5]])).expand(8, 4)
+    codes = quantizer.encode(vectors)
+    unique = resolve_collisions(quantizer, vectors, codes).codes
+    assert unique[:, 0].tolist() == codes[:, 0].tolist()
+    assert sorted(unique[:, 1].tolist()) == list(range(8))
+
+
+def test_the_nearest_item_keeps_its_code_and_the_next_gets_the_nearest_free() -> None:
+    book = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
+    quantizer = ResidualKMeans([Centres(book, torch.zeros(4))])
+    vectors = torch.tensor([[0.3], [0.1], [0.2]])
+    codes = quantizer.encode(vectors)
+    unique = resolve_collisions(quantizer, vectors, codes).codes
+    # 0.1 keeps code 0; 0.3 is nearer to code 1 than 0.2 is; 0.2 goes on to code 2.
+    assert unique[:, 0].tolist() == [1, 0, 2]
+
+
+def test_without_collisions_nothing_moves() -> None:
+    quantizer = random_quantizer((8, 8))
+    everything = torch.cartesian_prod(torch.arange(8), torch.arange(8)).int()
+    vectors = quantizer.decode(everything)
+    codes = torch.unique(quantizer.encode(vectors), dim=0)
+    vectors = quantizer.decode(codes)
+    assert torch.equal(resolve_collisions(quantizer, vectors, codes).codes, codes)
+
+
+def test_resolving_twice_gives_the_same_codes() -> None:
+    quantizer = random_quantizer((4, 4, 4))
+    vectors = torch.randn(50, 4, generator=torch.Generator().manual_seed(2))
+    codes = quantizer.encode(vectors)
+    first, second = (resolve_collisions(quantizer, vectors, codes).codes for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_an_extra_level_counts_items_of_equal_codes_from_zero() -> None:
+    quantizer = random_quantizer((4, 4))
+    codes = torch.tensor([[1, 2], [0, 0], [1, 2], [1, 2]], dtype=torch.int32)
+    unique = resolve_collisions(quantizer, torch.zeros(4, 4), codes, method="extra_level")
+    assert unique.codes.tolist() == [[1, 2, 0], [0, 0, 0], [1, 2, 1], [1, 2, 2]]
+    assert unique.level_sizes == (4, 4, 3)
+
+
+def test_an_extra_level_leaves_published_ids_alone_and_fills_gaps() -> None:
+    quantizer = random_quantizer((4, 4))
+    codes = torch.tensor([[1, 2], [3, 3], [1, 2]], dtype=torch.int32)
+    taken = torch.tensor([[1, 2, 0], [1, 2, 2], [0, 0, 1]], dtype=torch.int32)
+    unique = resolve_collisions(
+        quantizer, torch.zeros(3, 4), codes, method="extra_level", taken=taken, extra_size=4
+    )
+    assert unique.codes.tolist() == [[1, 2, 1], [3, 3, 0], [1, 2, 3]]
+    with pytest.raises(ValueError, match="4 items share one prefix, the extra level has 3"):
+        resolve_collisions(
+            quantizer, torch.zeros(3, 4), codes, method="extra_level", taken=taken, extra_size=3
+        )
+
+
+def test_rows_without_content_get_no_id() -> None:
+    quantizer = random_quantizer((4, 4))
+    vectors = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    vectors[3] = 0
+    vectors[5, 1] = torch.nan
+    assert rows_with_content(vectors).tolist() == [True] * 3 + [False, True, False, True, True]
+    ids = assign_semantic_ids(quantizer, vectors)
+    assert ids.item_rows.tolist() == [1, 2, 4, 6, 7]
+    assert ids.quantizer_digest == quantizer.digest
+
+
+def test_an_unknown_method_and_a_wrong_shape_are_refused() -> None:
+    quantizer = random_quantizer((4, 4))
+    vectors = torch.zeros(2, 4)
+    codes = quantizer.encode(vectors)
+    with pytest.raises(ValueError, match="'nearest_free' or 'extra_level'"):
+        resolve_collisions(quantizer, vectors, codes, method="luck")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a row for each of 2 vectors"):
+        resolve_collisions(quantizer, vectors, codes[:1])

@@ -1,0 +1,83 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recsys.semantic_ids.codes import SemanticIds
+from recsys.semantic_ids.collisions import assign_semantic_ids
+from recsys.semantic_ids.kmeans import Centres
+from recsys.semantic_ids.quality import drift, level_qualities, purity, quality_report
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans
+
+
+def square_world() -> tuple[ResidualKMeans, torch.Tensor]:
+    """Return 2 x 2 codes and items: two in each of three cells, row 0 padding."""
+    quantizer = ResidualKMeans(
+        [
+            Centres(torch.tensor([[10.0, 0.0], [0.0, 10.0]]), torch.zeros(2)),
+            Centres(torch.tensor([[0.0, 1.0], [0.0, -1.0]]), torch.zeros(2)),
+        ]
+    )
+    items = quantizer.decode(torch.tensor([[0, 0], [0, 0], [0, 1], [1, 0]]))
+    return quantizer, torch.cat([torch.zeros(1, 2), items])
+
+
+def test_the_report_of_four_items_worked_out_by_hand() -> None:
+    quantizer, vectors = square_world()
+    ids = assign_semantic_ids(quantizer, vectors, method="extra_level")
+    categories = torch.tensor([0, 1, 1, 2, 3])
+    report = quality_report(quantizer, vectors, ids, categories=categories, num_neighbours=1)
+    first, second = report.levels
+    assert (report.num_items, report.collisions_before, report.largest_group) == (4, 1, 2)
+    assert report.collisions_after == 0
+    assert report.moved == (0, 0)
+    assert report.reconstruction_error == pytest.approx(0, abs=1e-9)
+    assert (first.num_used, first.utilisation) == (2, 1)
+    assert first.entropy_bits == pytest.approx(0.8113, abs=1e-4)
+    assert first.perplexity == pytest.approx(2**0.811278, abs=1e-4)
+    # Of the three items of prefix 0 two have category 1; prefix 1 is pure.
+    assert (first.purity, second.purity) == (0.75, 1.0)
+    assert (first.num_prefixes, second.num_prefixes) == (2, 3)
+    # Three of six pairs share the first code, one of six both.
+    assert first.agreement_by_chance == pytest.approx(0.5)
+    assert second.agreement_by_chance == pytest.approx(1 / 6)
+    assert first.neighbour_agreement == 0.75
+    json.dumps(report.as_json())
+
+
+def test_codes_that_ignore_content_agree_with_neighbours_by_chance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(4, (2000, 1), generator=generator)
+    neighbours = torch.randint(2000, (500, 10), generator=generator)
+    quality = level_qualities(codes, (4,), neighbours, torch.arange(500))[0]
+    assert quality.neighbour_agreement == pytest.approx(quality.agreement_by_chance, abs=0.02)
+    assert quality.perplexity == pytest.approx(4, abs=0.05)
+
+
+def test_purity_counts_the_commonest_category_of_each_prefix() -> None:
+    keys = torch.tensor([5, 5, 5, 9, 9])
+    assert purity(keys, torch.tensor([1, 1, 0, 2, 0])) == pytest.approx(3 / 5)
+
+
+def ids_of(rows: list[list[int]]) -> SemanticIds:
+    codes = torch.tensor([[-1, -1], *rows], dtype=torch.int32)
+    return SemanticIds(codes=codes, level_sizes=(4, 4), quantizer_digest="q")
+
+
+def test_drift_counts_prefixes_kept_added_and_removed() -> None:
+    old = ids_of([[0, 0], [1, 1], [2, 2], [3, 3]])
+    new = ids_of([[0, 0], [1, 2], [0, 2], [-1, -1], [3, 0]])
+    found = drift(new, old)
+    assert (found.num_common, found.num_added, found.num_removed) == (3, 1, 1)
+    assert found.prefix_kept == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+    with pytest.raises(ValueError, match="only equal levels"):
+        drift(new, replace(old, level_sizes=(4, 5)))
+
+
+def test_ids_of_another_quantizer_are_refused_with_both_named() -> None:
+    quantizer, vectors = square_world()
+    ids = assign_semantic_ids(quantizer, vectors)
+    other = quantizer.relabelled([torch.tensor([1, 0]), torch.tensor([0, 1])])
+    with pytest.raises(ValueError, match=f"{quantizer.digest[:12]}, this is {other.digest[:12]}"):
+        quality_report(other, vectors, ids)

@@ -1,0 +1,186 @@
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from recsys.semantic_ids.kmeans import KMeansConfig
+from recsys.semantic_ids.quantizers import load_quantizer
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+
+SMALL = ResidualKMeansConfig(level_sizes=(8, 8), kmeans=KMeansConfig(num_steps=10))
+
+
+def two_level_world(repeats: int = 20, seed: int = 0) -> Tensor:
+    """Return rows that are exactly one of 4 far centres plus one of 3 near offsets."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = 100 * torch.eye(8)[:4]
+    fine = torch.eye(8)[4:7]
+    rows = (coarse[:, None] + fine[None]).reshape(12, 8).repeat(repeats, 1)
+    return rows[torch.randperm(len(rows), generator=generator)]
+
+
+def clustered(num_rows: int = 2000, dim: int = 16, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(40, dim, generator=generator)
+    chosen = torch.randint(40, (num_rows,), generator=generator)
+    return centres[chosen] + 0.3 * torch.randn(num_rows, dim, generator=generator)
+
+
+def error(quantizer: ResidualKMeans, vectors: Tensor) -> float:
+    rebuilt = quantizer.decode(quantizer.encode(vectors))
+    return float((vectors - rebuilt).square().sum() / (vectors - vectors.mean(0)).square().sum())
+
+
+@pytest.mark.parametrize("initialisation", ["k-means++", "sampled"])
+@pytest.mark.parametrize("balanced", [True, False])
+def test_a_world_of_two_levels_is_rebuilt_exactly(initialisation: str, balanced: bool) -> None:
+    vectors = two_level_world()
+    kmeans = KMeansConfig(initialisation=initialisation, balanced=balanced)  # type: ignore[arg-type]
+    quantizer = ResidualKMeans.fit(
+        vectors, ResidualKMeansConfig(level_sizes=(12, 2), kmeans=kmeans)
+    )
+    assert error(quantizer, vectors) < (0.02 if balanced else 1e-6) or initialisation == "sampled"
+    assert error(quantizer, vectors) < 0.3
+
+
+def test_encoding_is_the_nearest_code_level_by_level() -> None:
+    vectors = clustered(300)
+    quantizer = ResidualKMeans.fit(vectors, SMALL)
+    residual = vectors.double()
+    expected = []
+    for level in quantizer.levels:
+        book = level.vectors.double()
+        code = torch.cdist(residual, book).argmin(1)
+        residual = residual - book[code]
+        expected.append(code)
+    assert torch.equal(quantizer.encode(vectors).long(), torch.stack(expected, dim=1))
+
+
+def test_the_chosen_code_has_the_least_level_distance_also_when_balanced() -> None:
+    vectors = clustered(300)
+    config = ResidualKMeansConfig(level_sizes=(8, 8), kmeans=KMeansConfig(balanced=True))
+    quantizer = ResidualKMeans.fit(vectors, config)
+    codes = quantizer.encode(vectors)
+    for level in range(2):
+        distances = quantizer.level_distances(vectors, codes[:, :level])
+        assert torch.equal(distances.argmin(1).int(), codes[:, level])
+
+
+def test_more_levels_leave_less_error() -> None:
+    vectors = clustered()
+    errors = [
+        error(ResidualKMeans.fit(vectors, ResidualKMeansConfig(level_sizes=(16,) * n)), vectors)
+        for n in (1, 2, 3)
+    ]
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 0.12
+
+
+def test_balanced_codes_are_used_more_evenly() -> None:
+    generator = torch.Generator().manual_seed(1)
+    # Nine tenths of the rows lie in one of ten clusters.
+    centres = torch.randn(10, 16, generator=generator)
+    chosen = torch.cat([torch.zeros(3600, dtype=torch.int64), torch.arange(400) % 10])
+    vectors = 3 * centres[chosen] + torch.randn(4000, 16, generator=generator)
+    largest = []
+    for balanced in (False, True):
+        config = ResidualKMeansConfig(level_sizes=(16,), kmeans=KMeansConfig(balanced=balanced))
+        codes = ResidualKMeans.fit(vectors, config).encode(vectors)[:, 0]
+        largest.append(int(torch.bincount(codes, minlength=16).max()))
+    assert largest[1] < largest[0]
+    assert largest[1] < 2 * 4000 / 16
+
+
+def test_the_same_seed_gives_the_same_quantizer_in_batches_too() -> None:
+    vectors = clustered()
+    config = ResidualKMeansConfig(level_sizes=(16, 16), kmeans=KMeansConfig(batch_rows=500))
+    digests = [ResidualKMeans.fit(vectors, config).digest for _ in range(2)]
+    other = ResidualKMeansConfig(level_sizes=(16, 16), kmeans=KMeansConfig(batch_rows=500), seed=1)
+    assert digests[0] == digests[1] != ResidualKMeans.fit(vectors, other).digest
+
+
+def test_batches_come_close_to_whole_steps() -> None:
+    vectors = clustered(4000)
+    errors = [
+        error(
+            ResidualKMeans.fit(
+                vectors,
+                ResidualKMeansConfig(level_sizes=(16, 16), kmeans=KMeansConfig(batch_rows=rows)),
+            ),
+            vectors,
+        )
+        for rows in (4000, 800)
+    ]
+    assert errors[1] < 1.15 * errors[0]
+
+
+def test_a_warm_start_keeps_most_full_ids_and_a_cold_one_does_not() -> None:
+    vectors = clustered(3000)
+    config = ResidualKMeansConfig(level_sizes=(32, 32))
+    first = ResidualKMeans.fit(vectors, config)
+    again = vectors[torch.randperm(3000, generator=torch.Generator().manual_seed(3))[:2700]]
+    warm = ResidualKMeans.fit(again, config, start=first)
+    cold = ResidualKMeans.fit(again, ResidualKMeansConfig(level_sizes=(32, 32), seed=5))
+    before = first.encode(vectors)
+    kept = [float((q.encode(vectors) == before).all(1).float().mean()) for q in (warm, cold)]
+    assert kept[0] > 0.8
+    assert kept[1] < 0.2
+
+
+def test_a_start_of_another_shape_is_refused() -> None:
+    vectors = clustered(300)
+    start = ResidualKMeans.fit(vectors, SMALL)
+    with pytest.raises(ValueError, match=r"start has levels \(8, 8\) x 16"):
+        ResidualKMeans.fit(vectors, ResidualKMeansConfig(level_sizes=(8, 4)), start=start)
+    with pytest.raises(ValueError, match="start has levels"):
+        ResidualKMeans.fit(vectors[:, :8], SMALL, start=start)
+
+
+def test_renamed_codes_encode_to_the_new_names_and_decode_alike() -> None:
+    vectors = clustered(300)
+    quantizer = ResidualKMeans.fit(vectors, SMALL)
+    names = [torch.arange(8).flip(0), (torch.arange(8) + 3) % 8]
+    renamed = quantizer.relabelled(names)
+    codes = quantizer.encode(vectors).long()
+    expected = torch.stack([names[level][codes[:, level]] for level in range(2)], dim=1)
+    assert torch.equal(renamed.encode(vectors).long(), expected)
+    assert torch.equal(renamed.decode(expected), quantizer.decode(codes))
+    with pytest.raises(ValueError, match="each of 0 to 7 once"):
+        quantizer.relabelled([names[0], torch.zeros(8, dtype=torch.int64)])
+
+
+def test_a_saved_quantizer_encodes_alike(tmp_path: Path) -> None:
+    vectors = clustered(300)
+    quantizer = ResidualKMeans.fit(vectors, SMALL)
+    quantizer.save(tmp_path)
+    loaded = load_quantizer(tmp_path)
+    assert loaded.digest == quantizer.digest
+    assert torch.equal(loaded.encode(vectors), quantizer.encode(vectors))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_vector_that_is_not_finite_is_named(value: float) -> None:
+    vectors = clustered(300)
+    quantizer = ResidualKMeans.fit(vectors, SMALL)
+    vectors[17, 3] = value
+    with pytest.raises(ValueError, match="vector 17 is not finite"):
+        quantizer.encode(vectors)
+    with pytest.raises(ValueError, match="vector 17 is not finite"):
+        ResidualKMeans.fit(vectors, SMALL)
+
+
+def test_too_few_vectors_and_another_width_are_refused() -> None:
+    vectors = clustered(300)
+    with pytest.raises(ValueError, match="7 vectors are fewer than the 8 codes"):
+        ResidualKMeans.fit(vectors[:7], SMALL)
+    with pytest.raises(ValueError, match="8 wide, the quantiser was fitted on 16"):
+        ResidualKMeans.fit(vectors, SMALL).encode(vectors[:, :8])
+
+
+def test_equal_and_half_precision_vectors_are_fitted() -> None:
+    equal = torch.ones(50, 16)
+    quantizer = ResidualKMeans.fit(equal, SMALL)
+    assert torch.allclose(quantizer.decode(quantizer.encode(equal)), equal, atol=1e-5)
+    half = clustered(300).half()
+    assert ResidualKMeans.fit(half, SMALL).encode(half).shape == (300, 2)
