@@ -88,7 +88,8 @@ def measure(
     if all((workspace / f"{model}.json").exists() for model in wanted):
         return
     config = config_of(name, order, seed, workspace)
-    fit = ["fit_baselines"] if baselines_only else ["enrich_items", "embed_items", "train_two_tower"]
+    two_tower = ["enrich_items", "embed_items", "train_two_tower"]
+    fit = ["fit_baselines"] if baselines_only else two_tower
     outcomes = run_stages(pick_stages(STAGES, ["build_features", *fit], None), config)
     by_stage = {outcome.stage: outcome for outcome in outcomes}
     features = workspace / "build_features"
