@@ -180,11 +180,12 @@ class Trie:
     ) -> Tensor:
         size = self.level_sizes[level]
         table = self._tables.tail[level - self.num_head_levels]
-        base, first = self._key_and_place_of_children(states, level)
-        window = torch.arange(table.max_children + 1, device=self.device)
-        at = first[:, None] + window  # [B, M + 1]
+        base = self._first_key(states, level)
+        # Index -1, a dead state, is the end of the table: the padding behind all children.
+        at = table.first_child[states][:, None] + table.window  # [B, M + 1]
+        keys = table.keys.index_select(0, at.view(-1)).view_as(at)
         # Children of later nodes, and the padding, come out as size or more.
-        codes = (table.keys[at[:, :-1]] - base[:, None]).clamp_(max=size)
+        codes = (keys[:, :-1] - base[:, None]).clamp_(max=size)
         if restriction is not None:
             leaf = table.leaf_start.index_select(0, at.view(-1)).view_as(at)
             if requests is not None:
@@ -194,14 +195,11 @@ class Trie:
         allowed = torch.zeros(len(states), size + 1, dtype=torch.bool, device=self.device)
         return allowed.scatter_(1, codes, True)[:, :size]
 
-    def _key_and_place_of_children(self, states: Tensor, level: int) -> tuple[Tensor, Tensor]:
-        """Find the key that a child with code 0 has and where the children begin, [B] each."""
+    def _first_key(self, states: Tensor, level: int) -> Tensor:
+        """Compute the key that each state's child with code 0 would have, [B]."""
         index = level - self.num_head_levels
-        table = self._tables.tail[index]
-        row, dead = states.clamp(min=0), states < 0
-        prefix = row if index == 0 else self._tables.tail[index - 1].keys[row]
-        base = (prefix * self.level_sizes[level]).masked_fill(dead, 0)
-        return base, table.first_child[row].long().masked_fill(dead, table.num_children)
+        prefix = states if index == 0 else self._tables.tail[index - 1].keys[states]
+        return prefix * self.level_sizes[level]
 
     def step(self, states: Tensor, codes: Tensor, level: int) -> Tensor:
         """Take one code each, [B]: states after ``level + 1`` codes, dead where no item has them.
@@ -213,8 +211,7 @@ class Trie:
             exists = self._tables.head[level].view(-1)[following] & (states >= 0)
             return torch.where(exists, following, DEAD)
         keys = self._tables.tail[level - self.num_head_levels].keys
-        base, _ = self._key_and_place_of_children(states, level)
-        wanted = base + codes
+        wanted = self._first_key(states, level) + codes
         at = torch.searchsorted(keys, wanted)
         return torch.where((keys[at] == wanted) & (states >= 0), at, DEAD)
 

@@ -19,20 +19,21 @@ from recsys.semantic_ids.codes import check_level_sizes
 
 HEAD_CELLS_PER_ITEM = 2
 """Levels are dense while there are at most so many prefixes an item, or for the first level."""
-PAD_KEY = 2**63 - 1
 
 
 class TailLevel(NamedTuple):
     """A level behind the dense ones: where its nodes' children begin, and the children, in order.
 
-    The children are padded, so that a window of M never runs past the end.
+    The children are padded, so that a window of M + 1 never runs past the end. The padding's keys
+    are so large that they are nobody's children, also not those of the padding one level up.
     """
 
     first_child: Tensor
     """Position of each node's first child, [nodes + 1] int32."""
-    max_children: int
+    window: Tensor
+    """0 to M, the most children of a node, int32."""
     keys: Tensor
-    """Each child's prefix read as a number, [children + M] int64."""
+    """Each child's prefix read as a number, [children + 1 + M] int64."""
     leaf_start: Tensor
     """Each child's first leaf, [children + 1 + M] int32."""
     num_children: int
@@ -56,9 +57,10 @@ def build_tables(leaf_keys: Tensor, level_sizes: Sequence[int]) -> TrieTables:
     edges = torch.arange(prod(level_sizes[:depth]) + 1, device=leaf_keys.device)
     head_start = torch.searchsorted(leaf_keys, edges * prod(level_sizes[depth:])).int()
     tail: list[TailLevel] = []
-    parent_start = head_start
+    parent_start, pad_key = head_start, prod(level_sizes[:depth])
     for next_depth in range(depth + 1, num_levels + 1):
-        level = _tail_level(leaf_keys, parent_start, prod(level_sizes[next_depth:]))
+        pad_key = (pad_key + 1) * level_sizes[next_depth - 1]
+        level = _tail_level(leaf_keys, parent_start, prod(level_sizes[next_depth:]), pad_key)
         tail.append(level)
         parent_start = level.leaf_start[: level.num_children + 1]
     head = head_tables(head_start[None], level_sizes[:depth])
@@ -84,7 +86,9 @@ def head_tables(before: Tensor, head_sizes: Sequence[int]) -> tuple[Tensor, ...]
     return tuple(reversed(tables))
 
 
-def _tail_level(leaf_keys: Tensor, parent_start: Tensor, ids_per_child: int) -> TailLevel:
+def _tail_level(
+    leaf_keys: Tensor, parent_start: Tensor, ids_per_child: int, pad_key: int
+) -> TailLevel:
     device = leaf_keys.device
     prefix = leaf_keys // ids_per_child
     is_first = torch.ones_like(prefix, dtype=torch.bool)
@@ -94,12 +98,12 @@ def _tail_level(leaf_keys: Tensor, parent_start: Tensor, ids_per_child: int) -> 
     child_of_leaf = torch.cat([is_first.cumsum(0) - 1, torch.tensor([count], device=device)])
     first_child = child_of_leaf[parent_start.long()].int()
     most = max(1, int(first_child.diff().max())) if len(first_child) > 1 else 1
-    keys = torch.full((count + most,), PAD_KEY, device=device)
+    keys = torch.full((count + 1 + most,), pad_key, device=device)
     keys[:count] = prefix[starts]
-    shape = (count + 1 + most,)
-    leaf_start = torch.full(shape, len(leaf_keys), dtype=torch.int32, device=device)
+    leaf_start = torch.full_like(keys, len(leaf_keys), dtype=torch.int32)
     leaf_start[:count] = starts
-    return TailLevel(first_child, most, keys, leaf_start, count)
+    window = torch.arange(most + 1, dtype=torch.int32, device=device)
+    return TailLevel(first_child, window, keys, leaf_start, count)
 
 
 def check_codes(codes: Tensor, level_sizes: Sequence[int], item_rows: Tensor) -> None:
