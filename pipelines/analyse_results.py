@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import torch
 from torch import Tensor
 
 from pipelines.analysis import ModelAnalysis, SplitAnalysis
@@ -68,6 +69,10 @@ class Background:
     category_names: Sequence[str]
     """Name of each category row, [C]; row 0 is none."""
     data_digest: str
+    domains: Jagged | None = None
+    """Domain row of each item row, [N]; None where the catalogue has no domains."""
+    domain_names: Sequence[str] = ()
+    """Name of each domain row; row 0 is none."""
 
     @classmethod
     def of(cls, inputs: ModelInputs, features: Path, data_digest: str) -> Background:
@@ -77,6 +82,7 @@ class Background:
         lengths = np.asarray(sequences.train_end) - starts
         rows = np.asarray(sequences.item_rows)[concatenated(starts, lengths)]
         histories = ragged(rows, lengths)
+        domains, domain_names = item_domains(features, inputs.sizes.num_item_rows)
         return cls(
             inputs=inputs,
             histories=histories,
@@ -84,6 +90,8 @@ class Background:
             num_users=max(1, int((histories.lengths() > 0).sum())),
             category_names=category_names(features, inputs.sizes.num_categories),
             data_digest=data_digest,
+            domains=domains,
+            domain_names=domain_names,
         )
 
 
@@ -97,10 +105,25 @@ def category_names(features: Path, num_categories: int) -> list[str]:
     return names
 
 
+def item_domains(features: Path, num_item_rows: int) -> tuple[Jagged | None, list[str]]:
+    """Number the domains that the catalogue's items are in, by name."""
+    path = features / "items.parquet"
+    if not path.exists() or "domain" not in pl.read_parquet_schema(path):
+        return None, []
+    items = pl.read_parquet(path, columns=["item_row", "domain"]).drop_nulls("domain")
+    names = ["", *items["domain"].cast(pl.String).unique().sort()]
+    row_of = {name: row for row, name in enumerate(names)}
+    rows = torch.zeros(num_item_rows, dtype=torch.int64)
+    rows[items["item_row"].to_torch()] = torch.tensor(
+        [row_of[name] for name in items["domain"].cast(pl.String)], dtype=torch.int64
+    )
+    return Jagged.one_each(rows), names
+
+
 def cut(
     result: RankingResult, known: Background, config: EvaluationConfig, lengths: Tensor
 ) -> list[Slice]:
-    """Cut a split's targets by item popularity, activity, history length and category.
+    """Cut a split's targets by item popularity, activity, history length, domain and category.
 
     Args:
         lengths: Events of each user before the split, [U].
@@ -112,6 +135,8 @@ def cut(
         *user_activity_slices(targets, num_events),
         *history_length_slices(targets, lengths),
     ]
+    if known.domains is not None:
+        slices += category_slices(targets, "domain", known.domains, known.domain_names)
     categories = known.inputs.catalogue.categories
     by_category = category_slices(targets, "category", categories, known.category_names)
     by_category.sort(key=lambda part: -int(part.targets.sum()))

@@ -17,7 +17,7 @@ import polars as pl
 import pytest
 import torch
 
-from pipelines.analyse_results import Background, analyse_split, best_single
+from pipelines.analyse_results import Background, analyse_split, best_single, item_domains
 from pipelines.analysis import SplitAnalysis
 from pipelines.config import EvaluationConfig
 from pipelines.model_inputs import ModelInputs
@@ -163,3 +163,15 @@ def test_the_best_single_model_is_no_blend() -> None:
     results = {"popularity": POOR, "two_tower": GOOD, "blend": PERFECT}
     assert best_single(results, "ndcg@2", "blend") == "two_tower"
     assert best_single({"blend": PERFECT}, "ndcg@2", "blend") == "blend"
+
+
+def test_items_are_cut_by_the_domain_of_the_catalogue(tmp_path: Path) -> None:
+    assert item_domains(tmp_path, 4) == (None, [])
+    items = pl.DataFrame({"item_row": [1, 2, 3], "domain": ["toys", None, "books"]})
+    items.write_parquet(tmp_path / "items.parquet")
+    domains, names = item_domains(tmp_path, 4)
+    assert domains is not None
+    assert names == ["", "books", "toys"]
+    assert domains.values.tolist() == [0, 2, 0, 1]
+    items.drop("domain").write_parquet(tmp_path / "items.parquet")
+    assert item_domains(tmp_path, 4) == (None, [])
