@@ -1,0 +1,129 @@
+"""Difference between two versions of the semantic IDs, small enough to send to what serves them.
+
+Axes: N item rows, M changed rows, L levels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from recsys.semantic_ids.codes import NO_CODE, SemanticIds
+from recsys.semantic_ids.tensor_file import read_tensors, write_tensors
+
+FILE_NAME = "semantic_ids_delta"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Delta:
+    """What turns the version ``parent`` into ``version``."""
+
+    parent: str
+    version: str
+    level_sizes: tuple[int, ...]
+    quantizer_digest: str
+    num_item_rows: int
+    declared_parent: str | None
+    """The parent that ``version`` itself names; another one where distant versions are compared."""
+    added: Tensor
+    """Rows that get an ID, [A] int64, ascending."""
+    moved: Tensor
+    """Rows whose ID becomes another, [B] int64; none after an append."""
+    retired: Tensor
+    """Rows that lose their ID, [C] int64."""
+    codes: Tensor
+    """New codes of ``added`` and then of ``moved``, [A + B, L] int32."""
+
+    def save(self, directory: Path) -> None:
+        description = {
+            "kind": FILE_NAME,
+            "parent": self.parent,
+            "version": self.version,
+            "level_sizes": list(self.level_sizes),
+            "quantizer_digest": self.quantizer_digest,
+            "num_item_rows": self.num_item_rows,
+            "declared_parent": self.declared_parent,
+        }
+        tensors = {name: getattr(self, name) for name in ("added", "moved", "retired", "codes")}
+        write_tensors(directory, FILE_NAME, tensors, description)
+
+    @classmethod
+    def load(cls, directory: Path) -> Delta:
+        """Read back; raises a ValueError where the files are damaged or of another kind."""
+        tensors, description = read_tensors(directory, FILE_NAME, FILE_NAME)
+        return cls(
+            parent=description["parent"],
+            version=description["version"],
+            level_sizes=tuple(description["level_sizes"]),
+            quantizer_digest=description["quantizer_digest"],
+            num_item_rows=description["num_item_rows"],
+            declared_parent=description["declared_parent"],
+            **{name: tensors[name] for name in ("added", "moved", "retired", "codes")},
+        )
+
+
+def diff(parent: SemanticIds, child: SemanticIds) -> Delta:
+    """Find what ``child`` adds, moves and retires.
+
+    Raises:
+        ValueError: The number of levels differs, or rows are missing: rows only ever grow.
+    """
+    if parent.num_levels != child.num_levels or child.num_item_rows < parent.num_item_rows:
+        raise ValueError(
+            f"version {child.version} has {child.num_item_rows} rows x {child.num_levels} levels, "
+            f"version {parent.version} {parent.num_item_rows} x {parent.num_levels}; a delta needs "
+            "the same levels and as many rows or more"
+        )
+    before = torch.full_like(child.codes, NO_CODE)
+    before[: parent.num_item_rows] = parent.codes
+    differs = (before != child.codes).any(1)
+    had, has = before[:, 0] != NO_CODE, child.codes[:, 0] != NO_CODE
+    added, moved, retired = (
+        (differs & kind).nonzero().flatten() for kind in (~had & has, had & has, had & ~has)
+    )
+    return Delta(
+        parent=parent.version,
+        version=child.version,
+        level_sizes=child.level_sizes,
+        quantizer_digest=child.quantizer_digest,
+        num_item_rows=child.num_item_rows,
+        declared_parent=child.parent,
+        added=added,
+        moved=moved,
+        retired=retired,
+        codes=child.codes[torch.cat([added, moved])],
+    )
+
+
+def apply(parent: SemanticIds, delta: Delta) -> SemanticIds:
+    """Rebuild the version that a delta leads to.
+
+    Raises:
+        ValueError: The delta was made for another version, or does not lead to what it says.
+    """
+    if parent.version != delta.parent:
+        raise ValueError(
+            f"the delta to {delta.version} was made for semantic IDs {delta.parent}, these are "
+            f"{parent.version}; apply the deltas in between first, or load the whole version"
+        )
+    codes = torch.full(
+        (delta.num_item_rows, len(delta.level_sizes)), NO_CODE, dtype=parent.codes.dtype
+    )
+    codes[: parent.num_item_rows] = parent.codes
+    codes[delta.retired] = NO_CODE
+    codes[torch.cat([delta.added, delta.moved])] = delta.codes
+    child = SemanticIds(
+        codes=codes,
+        level_sizes=delta.level_sizes,
+        quantizer_digest=delta.quantizer_digest,
+        parent=delta.declared_parent,
+    )
+    if child.version != delta.version:
+        raise ValueError(
+            f"the delta says it leads to semantic IDs {delta.version}, it leads to "
+            f"{child.version}; fetch it again"
+        )
+    return child

@@ -1,0 +1,246 @@
+"""Life of published semantic IDs: append items, retire items, align a refit to the old vocabulary.
+
+A published ID never moves by ``append`` and ``retire``. A refit moves codes; ``align`` renames them
+by optimal matching, level by level, so that a model trained on the old IDs stays warm.
+
+Axes: N item rows, M items, L levels, K codes of a level, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recsys.semantic_ids.assignment import best_matching
+from recsys.semantic_ids.codes import NO_CODE, Quantizer, SemanticIds
+from recsys.semantic_ids.collisions import resolve_collisions
+
+
+def append(
+    ids: SemanticIds,
+    quantizer: Quantizer,
+    vectors: Tensor,
+    *,
+    item_rows: Tensor | None = None,
+    reserved: Tensor | None = None,
+) -> SemanticIds:
+    """Give IDs to items that have none; no other ID changes.
+
+    Args:
+        quantizer: The one that made ``ids``.
+        vectors: Content of the new items, [M, D].
+        item_rows: Their rows, [M]; None means those after the last.
+        reserved: IDs of retired items, which nobody else gets, [R, L].
+
+    Returns:
+        The next version, with ``ids`` as parent.
+
+    Raises:
+        ValueError: Another quantiser, a row that has an ID, or no free ID is left.
+    """
+    if quantizer.digest != ids.quantizer_digest:
+        raise ValueError(
+            f"semantic IDs {ids.version} were made by quantiser {ids.quantizer_digest}, this is "
+            f"{quantizer.digest}; append with the one they were made by, or align a refit"
+        )
+    rows = _new_rows(ids, len(vectors), item_rows)
+    taken = ids.codes[ids.item_rows]
+    if reserved is not None:
+        taken = torch.unique(torch.cat([taken, reserved.to(taken)]), dim=0)
+    has_extra_level = ids.num_levels == len(quantizer.level_sizes) + 1
+    unique = resolve_collisions(
+        quantizer,
+        vectors,
+        quantizer.encode(vectors).to(taken.device),
+        method="extra_level" if has_extra_level else "nearest_free",
+        taken=taken,
+        extra_size=ids.level_sizes[-1] if has_extra_level else None,
+    )
+    size = max(ids.num_item_rows, int(rows.max()) + 1 if len(rows) else 1)
+    codes = torch.full((size, ids.num_levels), NO_CODE, dtype=torch.int32)
+    codes[: ids.num_item_rows] = ids.codes
+    codes[rows] = unique.codes.to(codes)
+    return _child(ids, codes)
+
+
+def retire(ids: SemanticIds, item_rows: Tensor) -> SemanticIds:
+    """Take the IDs of items away; pass them on as ``reserved`` so that nobody inherits one.
+
+    Raises:
+        ValueError: A row without an ID.
+    """
+    known = torch.isin(item_rows, ids.item_rows)
+    if not known.all():
+        raise ValueError(
+            f"item row {int(item_rows[~known][0])} has no semantic ID in version {ids.version}"
+        )
+    codes = ids.codes.clone()
+    codes[item_rows] = NO_CODE
+    return _child(ids, codes)
+
+
+def _child(parent: SemanticIds, codes: Tensor) -> SemanticIds:
+    return SemanticIds(
+        codes=codes,
+        level_sizes=parent.level_sizes,
+        quantizer_digest=parent.quantizer_digest,
+        parent=parent.version,
+    )
+
+
+def _new_rows(ids: SemanticIds, count: int, item_rows: Tensor | None) -> Tensor:
+    if item_rows is None:
+        return torch.arange(ids.num_item_rows, ids.num_item_rows + count)
+    rows = item_rows.cpu().long()
+    if rows.shape != (count,) or len(torch.unique(rows)) != count or bool((rows < 1).any()):
+        raise ValueError(
+            f"item_rows {tuple(rows.shape)} must be {count} different rows >= 1, one a vector"
+        )
+    published = rows[torch.isin(rows, ids.item_rows)]
+    if len(published):
+        raise ValueError(
+            f"item row {int(published[0])} has the ID {ids.text(int(published[0]))} already, and "
+            "a published ID never moves; append only items without one"
+        )
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptShares:
+    """How much of an old version a new one keeps, over the items that both have."""
+
+    num_items: int
+    full: float
+    """Share of items whose whole ID is the same; 1 where no item is in both."""
+    per_level: tuple[float, ...]
+    """Share of items with the same code at a level, whatever stands before it."""
+    per_prefix: tuple[float, ...]
+    """Share of items with the same codes up to a level."""
+
+
+def kept_shares(new: SemanticIds, old: SemanticIds) -> KeptShares:
+    """Compare two versions with the same levels, item by item.
+
+    Raises:
+        ValueError: The level sizes differ.
+    """
+    before, after = _shared_codes(new, old)
+    same = before == after  # [M, L]
+    prefix = same.int().cumprod(1)
+    if len(same) == 0:
+        same, prefix = torch.ones(1, new.num_levels), torch.ones(1, new.num_levels)
+    return KeptShares(
+        num_items=len(before),
+        full=float(prefix[:, -1].double().mean()),
+        per_level=tuple(same.double().mean(0).tolist()),
+        per_prefix=tuple(prefix.double().mean(0).tolist()),
+    )
+
+
+def _shared_codes(new: SemanticIds, old: SemanticIds) -> tuple[Tensor, Tensor]:
+    """Return the old and the new codes of the items in both, [M, L] each."""
+    if new.level_sizes != old.level_sizes:
+        raise ValueError(
+            f"version {new.version} has levels {new.level_sizes}, version {old.version} "
+            f"{old.level_sizes}; IDs of other levels cannot be aligned or compared"
+        )
+    rows = old.item_rows[old.item_rows < new.num_item_rows]
+    rows = rows[new.codes[rows, 0] != NO_CODE]
+    return old.codes[rows], new.codes[rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alignment:
+    """A refit in the vocabulary of the version before it."""
+
+    ids: SemanticIds
+    quantizer: Quantizer
+    """The refit with its codes renamed: it made ``ids`` and appends to them."""
+    new_codes: tuple[Tensor, ...]
+    """What each code of a level became, [K] a level."""
+    before: KeptShares
+    kept: KeptShares
+
+
+def align(new: SemanticIds, quantizer: Quantizer, old: SemanticIds) -> Alignment:
+    """Rename the codes of a refit so that as many items as possible keep their old ID.
+
+    Each level is an optimal matching of new codes to old ones. An item counts in full where all
+    levels before it match, and as a tie-break where they do not. In a level against collisions the
+    items of an unchanged prefix take their old numbers back.
+
+    Args:
+        new: The refit's IDs.
+        quantizer: The refit, which made ``new``.
+        old: The published version.
+
+    Raises:
+        ValueError: Other level sizes, or a quantiser that did not make ``new``.
+    """
+    if quantizer.digest != new.quantizer_digest:
+        raise ValueError(
+            f"semantic IDs {new.version} were made by quantiser {new.quantizer_digest}, this is "
+            f"{quantizer.digest}; align IDs together with what made them"
+        )
+    before, after = _shared_codes(new, old)
+    kept_so_far = torch.ones(len(before), dtype=torch.bool)
+    codes = new.codes.clone()
+    has_id = new.item_rows
+    renamings = []
+    for level, size in enumerate(quantizer.level_sizes):
+        renaming = _match_level(before[:, level], after[:, level], kept_so_far, size)
+        kept_so_far &= renaming[after[:, level].long()] == before[:, level]
+        codes[has_id, level] = renaming[codes[has_id, level].long()].int()
+        renamings.append(renaming)
+    if new.num_levels > len(quantizer.level_sizes):
+        _take_numbers_back(codes, old, quantizer)
+    renamed = quantizer.relabelled(renamings)
+    ids = SemanticIds(
+        codes=codes,
+        level_sizes=new.level_sizes,
+        quantizer_digest=renamed.digest,
+        parent=old.version,
+    )
+    return Alignment(
+        ids=ids,
+        quantizer=renamed,
+        new_codes=tuple(renamings),
+        before=kept_shares(new, old),
+        kept=kept_shares(ids, old),
+    )
+
+
+def _match_level(before: Tensor, after: Tensor, counts: Tensor, size: int) -> Tensor:
+    """Find which old code each new one becomes, [K] int64; ``counts`` [M] says who counts fully."""
+    cell = after.long() * size + before.long()
+    everyone = torch.bincount(cell, minlength=size * size)
+    fully = torch.bincount(cell[counts], minlength=size * size)
+    gain = fully.double() + everyone.double() / (len(before) + 1)
+    # A code that nobody uses keeps its own name where that costs nothing.
+    own_name = torch.eye(size, dtype=torch.float64) / (2 * size * (len(before) + 1))
+    return torch.from_numpy(best_matching((gain.view(size, size) + own_name).numpy()))
+
+
+def _take_numbers_back(codes: Tensor, old: SemanticIds, quantizer: Quantizer) -> None:
+    """Give items of an unchanged prefix their old number in the last level; changes ``codes``."""
+    shared = min(len(codes), old.num_item_rows)
+    has_id = codes[:, 0] != NO_CODE
+    stays = torch.zeros(len(codes), dtype=torch.bool)
+    stays[:shared] = (codes[:shared, :-1] == old.codes[:shared, :-1]).all(1)
+    stays &= has_id
+    kept = stays.nonzero().flatten()
+    codes[kept, -1] = old.codes[kept, -1]
+    others = (has_id & ~stays).nonzero().flatten()
+    prefixes = codes[others, :-1]
+    numbered = resolve_collisions(
+        quantizer,
+        # An extra level counts and looks at no vector.
+        prefixes.float(),
+        prefixes,
+        method="extra_level",
+        taken=codes[kept],
+        extra_size=old.level_sizes[-1],
+    )
+    codes[others] = numbered.codes

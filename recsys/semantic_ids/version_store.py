@@ -1,0 +1,184 @@
+"""Published versions of the semantic IDs in a directory, with one of them current.
+
+versions/<version>/   semantic_ids.*, quantizer/, and the delta from the parent if that is here
+current               the current version's digest and those before it, newest last, as JSON
+
+A version is written beside its place, forced to disk and renamed: a kill leaves it absent or whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from recsys.semantic_ids.codes import Quantizer, SemanticIds
+from recsys.semantic_ids.delta import Delta, diff
+
+CURRENT = "current"
+VERSIONS = "versions"
+QUANTIZER = "quantizer"
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class VersionStore:
+    """Semantic IDs by version. One process writes at a time; readers need no lock."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def _place(self, version: str) -> Path:
+        return self.directory / VERSIONS / version
+
+    def history(self) -> list[str]:
+        """List the versions that were current, the current one last; empty where there is none.
+
+        Raises:
+            ValueError: The file is damaged.
+        """
+        path = self.directory / CURRENT
+        if not path.exists():
+            return []
+        try:
+            history = json.loads(path.read_text(encoding="utf-8"))["history"]
+        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} is damaged ({error}); publish the version in use again"
+            ) from error
+        return [str(version) for version in history]
+
+    def versions(self) -> list[str]:
+        """List all versions that are here, sorted by digest."""
+        places = (self.directory / VERSIONS).glob("[!.]*/semantic_ids.json")
+        return sorted(path.parent.name for path in places)
+
+    def publish(self, ids: SemanticIds, quantizer: Quantizer) -> Path:
+        """Write a version and make it current; one that is here already is made current again.
+
+        Raises:
+            ValueError: The quantiser did not make the IDs.
+        """
+        if quantizer.digest != ids.quantizer_digest:
+            raise ValueError(
+                f"semantic IDs {ids.version} were made by quantiser {ids.quantizer_digest}, this "
+                f"is {quantizer.digest}; publish IDs together with what made them"
+            )
+        final = self._place(ids.version)
+        if not final.exists():
+            partial = final.with_name(f".partial-{final.name}")
+            if partial.exists():
+                shutil.rmtree(partial)
+            ids.save(partial)
+            quantizer.save(partial / QUANTIZER)
+            if ids.parent is not None and self._place(ids.parent).exists():
+                self._write_delta(partial, ids, self.load(ids.parent))
+            for path in [*partial.rglob("*"), partial]:
+                _fsync(path)
+            partial.rename(final)
+            _fsync(final.parent)
+        self._set_history([*self.history(), ids.version])
+        return final
+
+    @staticmethod
+    def _write_delta(directory: Path, ids: SemanticIds, parent: SemanticIds) -> None:
+        same_shape = parent.num_levels == ids.num_levels
+        if same_shape and parent.num_item_rows <= ids.num_item_rows:
+            diff(parent, ids).save(directory)
+
+    def _set_history(self, history: list[str]) -> None:
+        partial = self.directory / f".partial-{CURRENT}"
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(json.dumps({"history": history}, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.directory / CURRENT)
+        _fsync(self.directory)
+
+    def load(self, version: str | None = None) -> SemanticIds:
+        """Read a version, or the current one; verified.
+
+        Raises:
+            ValueError: It is not here, or not what its name says.
+        """
+        return SemanticIds.load(self.path_of(version), self._known(version))
+
+    def path_of(self, version: str | None = None) -> Path:
+        """Name the directory of a version, or of the current one."""
+        return self._place(self._known(version))
+
+    def quantizer_path(self, version: str | None = None) -> Path:
+        """Name the directory that the version's quantiser is loaded from."""
+        return self.path_of(version) / QUANTIZER
+
+    def _known(self, version: str | None) -> str:
+        history = self.history()
+        wanted = version if version is not None else (history[-1] if history else None)
+        if wanted is None:
+            raise ValueError(f"{self.directory} has no current semantic IDs; publish a version")
+        if wanted not in self.versions():
+            raise ValueError(
+                f"semantic IDs {wanted} are not in {self.directory}, which has {self.versions()}"
+            )
+        return wanted
+
+    def load_delta(self, version: str | None = None) -> Delta:
+        """Read what changed from a version's parent.
+
+        Raises:
+            ValueError: There is none: the parent was not here when it was published.
+        """
+        return Delta.load(self.path_of(version))
+
+    def rollback(self, version: str | None = None) -> str:
+        """Make an earlier version current: the one before, or the one named.
+
+        Raises:
+            ValueError: There is none before, or the version is not here or damaged.
+        """
+        history = self.history()
+        if version is None:
+            if len(history) < 2:
+                raise ValueError(f"{self.directory} has no version before the current one")
+            history = history[:-1]
+        else:
+            history = [*history, version]
+        self.load(history[-1])
+        self._set_history(history)
+        return history[-1]
+
+    def lineage(self, version: str | None = None) -> Iterator[SemanticIds]:
+        """Walk from a version to its oldest ancestor that is here."""
+        wanted: str | None = self._known(version)
+        while wanted is not None and self._place(wanted).exists():
+            ids = self.load(wanted)
+            yield ids
+            wanted = ids.parent
+
+    def retired_codes(self, version: str | None = None) -> Tensor:
+        """Collect IDs that ancestors had and a version has not: nobody may inherit them.
+
+        Counts ancestors of the same quantiser only; returns [R, L] int32.
+        """
+        found: list[Tensor] = []
+        newest: SemanticIds | None = None
+        for ids in self.lineage(version):
+            newest = ids if newest is None else newest
+            if ids.quantizer_digest != newest.quantizer_digest:
+                break
+            codes = ids.codes[ids.item_rows]
+            found.append(codes[newest.item_rows_of(codes) == 0])
+        return (
+            torch.unique(torch.cat(found), dim=0) if found else torch.empty(0, 0, dtype=torch.int32)
+        )

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise, permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from recsys.semantic_ids.assignment import best_matching
+from recsys.semantic_ids.codes import SemanticIds
+from recsys.semantic_ids.collisions import Method, assign_semantic_ids
+from recsys.semantic_ids.delta import Delta, apply, diff
+from recsys.semantic_ids.kmeans import KMeansConfig
+from recsys.semantic_ids.lifecycle import align, append, kept_shares, retire
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+from recsys.semantic_ids.version_store import VersionStore
+
+SIZES = (8, 8, 8)
+METHODS: list[Method] = ["nearest_free", "extra_level"]
+
+
+@cache
+def vectors() -> Tensor:
+    """Content of 300 items in 40 clusters, row 0 zero, [301, 6]."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(40, 6, generator=generator)
+    items = centres[torch.randint(40, (300,), generator=generator)]
+    items = items + 0.2 * torch.randn(300, 6, generator=generator)
+    return torch.cat([torch.zeros(1, 6), items])
+
+
+def fit(rows: Tensor, seed: int = 0, start: ResidualKMeans | None = None) -> ResidualKMeans:
+    config = ResidualKMeansConfig(level_sizes=SIZES, seed=seed, kmeans=KMeansConfig(num_steps=8))
+    return ResidualKMeans.fit(rows[1:], config, start=start)
+
+
+@cache
+def quantizer() -> ResidualKMeans:
+    return fit(vectors())
+
+
+def published(count: int, method: Method = "nearest_free") -> SemanticIds:
+    return assign_semantic_ids(quantizer(), vectors()[: count + 1], method=method, extra_size=60)
+
+
+@given(st.integers(1, 6), st.integers(0, 1_000))
+@settings(max_examples=60, deadline=None)
+def test_matching_is_the_best_of_all_permutations(size: int, seed: int) -> None:
+    gain = np.random.default_rng(seed).integers(0, 6, (size, size)).astype(float)
+    columns = best_matching(gain)
+    assert sorted(columns) == list(range(size))
+    best = max(gain[range(size), list(order)].sum() for order in permutations(range(size)))
+    assert gain[range(size), columns].sum() == best
+
+
+def test_matching_agrees_with_scipy_on_a_large_matrix() -> None:
+    optimize = pytest.importorskip("scipy.optimize")
+    gain = np.random.default_rng(3).random((200, 200)) ** 3
+    rows, columns = optimize.linear_sum_assignment(gain, maximize=True)
+    ours = gain[range(200), best_matching(gain)].sum()
+    assert ours == pytest.approx(gain[rows, columns].sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(cuts=st.lists(st.integers(1, 300), min_size=2, max_size=4, unique=True).map(sorted))
+@settings(max_examples=25, deadline=None)
+def test_append_never_moves_an_id(method: Method, cuts: list[int]) -> None:
+    ids = published(cuts[0], method)
+    for before, after in pairwise(cuts):
+        grown = append(ids, quantizer(), vectors()[before + 1 : after + 1])
+        assert torch.equal(grown.codes[: before + 1], ids.codes)
+        assert len(grown.item_rows) == after
+        assert grown.parent == ids.version
+        ids = grown
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nobody_inherits_a_retired_id(method: Method, tmp_path: Path) -> None:
+    store = VersionStore(tmp_path)
+    ids = published(100, method)
+    store.publish(ids, quantizer())
+    fewer = retire(ids, torch.arange(1, 51))
+    store.publish(fewer, quantizer())
+    assert fewer.text(1) == ""
+    reserved = store.retired_codes()
+    assert len(reserved) == 50
+    twins = vectors()[1:51]
+    heirs = append(fewer, quantizer(), twins)
+    assert (ids.item_rows_of(heirs.codes[101:]) > 0).any()
+    strangers = append(fewer, quantizer(), twins, reserved=reserved)
+    assert not (ids.item_rows_of(strangers.codes[101:]) > 0).any()
+    with pytest.raises(ValueError, match="item row 3 has no semantic ID"):
+        retire(fewer, torch.tensor([60, 3]))
+
+
+def test_append_fills_rows_that_have_no_id_and_refuses_published_ones() -> None:
+    ids = retire(published(20), torch.tensor([4, 7]))
+    content = vectors()[[7, 4]]
+    grown = append(ids, quantizer(), content, item_rows=torch.tensor([7, 4]))
+    assert grown.num_item_rows == 21
+    assert grown.item_rows.tolist() == list(range(1, 21))
+    with pytest.raises(ValueError, match=f"item row 3 has the ID {ids.text(3)} already"):
+        append(ids, quantizer(), content, item_rows=torch.tensor([7, 3]))
+    with pytest.raises(ValueError, match="must be 2 different rows"):
+        append(ids, quantizer(), content, item_rows=torch.tensor([7, 7]))
+    other = fit(vectors(), seed=5)
+    with pytest.raises(ValueError, match=f"{ids.quantizer_digest}, this is {other.digest}"):
+        append(ids, other, content)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_align_undoes_a_renaming_of_all_codes(method: Method) -> None:
+    old = published(300, method)
+    generator = torch.Generator().manual_seed(9)
+    shuffled = quantizer().relabelled([torch.randperm(8, generator=generator) for _ in SIZES])
+    new = assign_semantic_ids(shuffled, vectors(), method=method, extra_size=60)
+    assert kept_shares(new, old).full < 0.1
+    found = align(new, shuffled, old)
+    # Codes that are equally near or equally used may end in another order.
+    assert found.kept.full > 0.95
+    assert found.ids.parent == old.version
+    assert found.ids.quantizer_digest == found.quantizer.digest
+    raw = found.quantizer.encode(vectors()[1:])
+    assert torch.equal(raw, quantizer().encode(vectors()[1:]))
+
+
+def test_align_counts_only_items_in_both_and_reports_what_it_improves() -> None:
+    old = published(250)
+    refit = fit(vectors()[30:], seed=4)
+    content = vectors().clone()
+    content[:30] = 0
+    found = align(assign_semantic_ids(refit, content), refit, old)
+    assert found.kept.num_items == 250 - 29
+    assert found.kept.full >= found.before.full
+    assert found.kept.per_prefix[0] > 0.4 > found.before.per_prefix[0]
+    assert found.kept.per_prefix[-1] == found.kept.full
+    with pytest.raises(ValueError, match="cannot be aligned"):
+        align(published(250, "extra_level"), quantizer(), old)
+
+
+@given(st.integers(1, 299), st.data())
+@settings(max_examples=25, deadline=None)
+def test_a_delta_leads_from_one_version_to_the_other(count: int, data: st.DataObject) -> None:
+    old = published(count)
+    new = append(old, quantizer(), vectors()[count + 1 :])
+    gone = data.draw(st.sets(st.integers(1, count), min_size=1, max_size=5))
+    newest = retire(new, torch.tensor(sorted(gone)))
+    delta = diff(old, newest)
+    assert delta.added.tolist() == list(range(count + 1, 301))
+    assert set(delta.retired.tolist()) == gone
+    assert len(delta.moved) == 0
+    again = apply(old, delta)
+    assert again.version == newest.version
+    assert torch.equal(again.codes, newest.codes)
+    with pytest.raises(ValueError, match=f"{old.version}, these are {new.version}"):
+        apply(new, delta)
+
+
+def test_a_delta_moves_ids_of_a_refit_and_refuses_a_wrong_end(tmp_path: Path) -> None:
+    old, other = published(200), fit(vectors(), seed=2)
+    new = assign_semantic_ids(other, vectors())
+    delta = diff(old, new)
+    delta.save(tmp_path)
+    loaded = Delta.load(tmp_path)
+    assert apply(old, loaded).version == new.version
+    assert len(loaded.moved) > 0
+    loaded.codes[0] = loaded.codes[-1]
+    with pytest.raises(ValueError, match=r"share the semantic ID|leads to"):
+        apply(old, loaded)
+    with pytest.raises(ValueError, match="as many rows or more"):
+        diff(new, old)
+
+
+def test_store_publishes_rolls_back_and_keeps_every_version(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path)
+    with pytest.raises(ValueError, match="no current semantic IDs"):
+        store.load()
+    first = published(100)
+    second = append(first, quantizer(), vectors()[101:])
+    store.publish(first, quantizer())
+    store.publish(second, quantizer())
+    assert store.load().version == second.version
+    assert apply(first, store.load_delta()).version == second.version
+    assert ResidualKMeans.load(store.quantizer_path()).digest == quantizer().digest
+    assert [ids.version for ids in store.lineage()] == [second.version, first.version]
+    assert store.rollback() == first.version
+    assert store.load().text(7) == second.text(7)
+    assert store.load(second.version).version == second.version
+    with pytest.raises(ValueError, match="no version before"):
+        store.rollback()
+    assert store.rollback(second.version) == second.version
+    with pytest.raises(ValueError, match="semantic IDs nonsense are not in"):
+        store.rollback("nonsense")
+    assert store.history() == [first.version, second.version]
+
+
+def test_store_refuses_damage_and_a_kill_leaves_the_old_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = VersionStore(tmp_path)
+    first = published(100)
+    second = append(first, quantizer(), vectors()[101:])
+    store.publish(first, quantizer())
+    with monkeypatch.context() as patch:
+        patch.setattr(ResidualKMeans, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            store.publish(second, quantizer())
+    assert store.load().version == first.version
+    assert store.versions() == [first.version]
+    store.publish(second, quantizer())
+    with pytest.raises(ValueError, match="publish IDs together"):
+        store.publish(first, fit(vectors(), seed=5))
+    place = store.path_of(first.version)
+    for path in store.path_of(second.version).glob("semantic_ids.*"):
+        (place / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(ValueError, match=f"{second.version}, expected {first.version}"):
+        store.rollback()
+    assert store.load().version == second.version
+    (tmp_path / "current").write_text("[")
+    with pytest.raises(ValueError, match="damaged"):
+        store.load()
