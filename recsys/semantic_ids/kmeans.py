@@ -2,8 +2,9 @@
 
 Every step assigns a batch and moves each centre to the running mean of what it was assigned
 (Sculley 2010, with a decay instead of a count since the beginning, so that early assignments are
-forgotten). Where the rows fit one batch, each step is Lloyd's. Deterministic with a seed on CPU and
-GPU: sums are matrix products or serial, never atomics.
+forgotten). Where the rows fit one batch, each step is Lloyd's. All draws are made on the CPU from
+one seed. On a CPU equal inputs give equal bits; on a GPU sums are matrix products instead of
+atomics, and equal bits are as sure as those of its matrix products are.
 
 Axes: N rows, B batch rows, K centres, D width.
 """

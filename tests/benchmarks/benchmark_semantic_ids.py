@@ -207,7 +207,7 @@ def main() -> None:
     sizes = (256, 256, 256)
     if device == "cuda":
         warm_up = made_vectors(20_000, 64, device)
-        ours(warm_up, (64, 64), device, goal=None, balanced=True)
+        ours(warm_up, (64, 64, 64), device, goal=None, balanced=True)
     vectors = made_vectors(options.num_rows, 384, device)
     goal = 180.0 if device == "cpu" else 10.0
     rows = ours(vectors, sizes, device, goal=goal, balanced=False)
