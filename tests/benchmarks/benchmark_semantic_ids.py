@@ -193,6 +193,9 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--num-rows", type=int, default=1_000_000)
     parser.add_argument("--peer-steps", type=int, default=60, help="training steps of ResidualVQ")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=["plain", "balanced"], default=["plain", "balanced"]
+    )
     parser.add_argument("--without-peers", action="store_true")
     parser.add_argument(
         "--large", action="store_true", help="also 10 times the rows x 256, 4 x 1024"
@@ -210,9 +213,10 @@ def main() -> None:
         ours(warm_up, (64, 64, 64), device, goal=None, balanced=True)
     vectors = made_vectors(options.num_rows, 384, device)
     goal = 180.0 if device == "cpu" else 10.0
-    rows = ours(vectors, sizes, device, goal=goal, balanced=False)
+    rows: list[Row] = []
+    for kind in options.kinds:
+        rows += ours(vectors, sizes, device, goal=goal, balanced=kind == "balanced")
     total = rows[0].value + rows[1].value
-    rows += ours(vectors, sizes, device, goal=goal, balanced=True)
     if not options.without_peers:
         if device == "cpu":
             rows += faiss_rows(vectors, sizes, min(524_288, len(vectors)), total)
