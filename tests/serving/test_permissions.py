@@ -12,16 +12,20 @@ import pytest
 from serving.manifest import publish
 from serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
-# Imports first: the user it becomes may not be allowed to read the sources.
+ROOT = Path(__file__).parents[2]
+
+# Loads once as root, so that every module is imported: the user it becomes may not be allowed to
+# read the sources.
 CHILD = """
 import os, sys
 from pathlib import Path
 from serving.hot_swap import BundleWatcher
 from serving.settings import Settings
 from serving.app import create_app
-if os.geteuid() == 0:
-    os.setuid(65534)
 bundles = Path(sys.argv[1])
+if os.geteuid() == 0:
+    create_app(Settings(bundles=bundles))
+    os.setuid(65534)
 for line in sys.stdin:
     try:
         if line.strip() == "start":
@@ -39,6 +43,7 @@ class Server:
     """A process without root's rights that is asked to start, or to look at ``current``."""
 
     def __init__(self, bundles):
+        sources = bundles.parent / "sources"
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", CHILD, str(bundles)],
             stdin=subprocess.PIPE,
@@ -47,9 +52,10 @@ class Server:
             text=True,
             env={
                 **os.environ,
-                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "PYTHONPATH": str(sources),
                 "OMP_NUM_THREADS": "1",
             },
+            cwd=sources,
         )
 
     def ask(self, what):
@@ -72,6 +78,9 @@ def readable():
         bundles.mkdir(mode=0o755)
         write_synthetic_bundle(bundles, "v1")
         publish(bundles, "v1")
+        # A checkout may be closed to others too.
+        for package in ("recsys", "serving"):
+            shutil.copytree(ROOT / package, Path(folder) / "sources" / package)
         yield bundles
 
 
