@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LOG_BUCKETS_PER_OCTAVE = 1.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class PositionBias:

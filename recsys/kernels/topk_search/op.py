@@ -17,9 +17,8 @@ from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import NO_ROW, TopK
-from recsys.kernels.topk_search.reference import reference_top_k
+from recsys.kernels.topk_search.reference import GROUP, reference_top_k
 
-GROUP = 32
 MAX_ITEM_ROWS = 1 << 32
 MAX_DIM = 512
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -7,11 +7,14 @@ from torch import Tensor
 
 from recsys.data.top_k import NO_ROW, TopK
 
+GROUP = 32
+"""Item rows per group: the bits of one mask word."""
+
 
 def reference_top_k(queries: Tensor, items: Tensor, k: int, words: Tensor) -> TopK:
     """Rank by float64 inner products; same arguments and reply as `fused_top_k`, any device."""
     num_items = items.shape[0]
-    bits = torch.arange(32, device=words.device, dtype=torch.int32)
+    bits = torch.arange(GROUP, device=words.device, dtype=torch.int32)
     allowed = ((words[..., None] >> bits) & 1).bool().flatten(-2)[..., :num_items]
     # Rounded to float32, because a matrix product gives equal items scores a few bits apart.
     scores = (queries.double() @ items.double().T).float()  # [B, N]

@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-GROUP = 32
-"""Item rows per group: the bits of one mask word."""
+from recsys.kernels.topk_search.reference import GROUP
 
 
 @triton.jit
