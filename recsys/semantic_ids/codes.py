@@ -55,7 +55,7 @@ class Quantizer(Protocol):
         """
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Rebuild vectors [N, D] from codes [N, L]."""
+        """Rebuild vectors [N, D] from the first l codes of each, [N, l] with l <= L."""
 
     def level_distances(self, vectors: Tensor, prefix: Tensor) -> Tensor:
         """Measure how far each code of the next level would leave each vector.

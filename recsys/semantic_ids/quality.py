@@ -5,6 +5,7 @@ Axes: N items, L levels, K codes of a level, D width, Q sampled items, n neighbo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,17 +14,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.semantic_ids.codes import NO_CODE, Quantizer, SemanticIds, id_keys
+from recsys.semantic_ids.purity import purity, purity_by_chance
 from recsys.semantic_ids.rq_kmeans import CHUNK_ROWS
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelQuality:
-    """One level, as encoded, before collisions are resolved.
+    """One level.
 
     ``entropy_bits`` of the codes' shares and ``perplexity`` = 2^entropy, the number of codes used
     as if evenly. ``purity``: share of items in the commonest category of their prefix up to this
-    level. ``neighbour_agreement``: share of an item's nearest neighbours by content that have its
-    prefix; ``agreement_by_chance``: the same for items drawn at random.
+    level; ``purity_by_chance``: the same with the categories shuffled. ``neighbour_agreement``:
+    share of an item's nearest neighbours by content that have its prefix; ``agreement_by_chance``:
+    the same for items drawn at random.
     """
 
     size: int
@@ -33,6 +36,7 @@ class LevelQuality:
     perplexity: float
     num_prefixes: int
     purity: float | None
+    purity_by_chance: float | None
     neighbour_agreement: float
     agreement_by_chance: float
 
@@ -59,20 +63,26 @@ class Drift:
 class QualityReport:
     """One version of IDs.
 
-    ``collisions_before``: items that share their codes with an earlier item, as encoded.
-    ``largest_group``: most items with one code sequence. ``moved[l]``: share of items whose code
-    at level l was changed to make IDs unique. ``reconstruction_error``: squared error over the
-    variance, 1 where all items are replaced by their mean.
+    ``levels``: as encoded, before collisions are resolved; ``published``: as they are, with a level
+    against collisions where there is one. ``collisions_before``: items that share their codes with
+    an earlier item, as encoded. ``largest_group``: most items with one code sequence. ``moved[l]``:
+    share of items whose code at level l was changed to make IDs unique. ``reconstruction_error``:
+    squared error over the variance, 1 where all items are replaced by their mean;
+    ``errors_by_level[l]``: the same of the first l + 1 codes alone; ``published_error``: of the
+    published codes.
     """
 
     version: str
     num_items: int
     levels: tuple[LevelQuality, ...]
+    published: tuple[LevelQuality, ...]
     collisions_before: int
     largest_group: int
     collisions_after: int
     moved: tuple[float, ...]
     reconstruction_error: float
+    errors_by_level: tuple[float, ...]
+    published_error: float
     drift: Drift | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -80,7 +90,11 @@ class QualityReport:
 
 
 def reconstruction_error(quantizer: Quantizer, vectors: Tensor, codes: Tensor) -> float:
-    """Compute the squared error of [N, D] over the variance; 0 where both are 0."""
+    """Compute the squared error of [N, D] over the variance; 0 where both are 0.
+
+    Args:
+        codes: [N, l]; the first l levels rebuild the vectors alone.
+    """
     mean = vectors.float().mean(0)
     error, variance = 0.0, 0.0
     for rows, of_rows in zip(
@@ -90,16 +104,6 @@ def reconstruction_error(quantizer: Quantizer, vectors: Tensor, codes: Tensor) -
         error += float((rows.float() - rebuilt).square().sum(dtype=torch.float64))
         variance += float((rows.float() - mean).square().sum(dtype=torch.float64))
     return error / variance if variance > 0 else float(error > 0)
-
-
-def purity(prefix_keys: Tensor, categories: Tensor) -> float:
-    """Share of items in the commonest category of their prefix; both [N] int64, categories >= 0."""
-    _, prefix = torch.unique(prefix_keys, return_inverse=True)
-    num_categories = int(categories.max()) + 1
-    cells, counts = torch.unique(prefix * num_categories + categories, return_counts=True)
-    best = torch.zeros(int(prefix.max()) + 1, dtype=torch.int64, device=counts.device)
-    best.scatter_reduce_(0, cells // num_categories, counts, "amax")
-    return float(best.sum() / len(prefix))
 
 
 def content_neighbours(vectors: Tensor, queries: Tensor, num_neighbours: int) -> Tensor:
@@ -127,9 +131,9 @@ def level_qualities(
         share = counts[counts > 0].double() / len(codes)
         entropy = float(-(share * share.log2()).sum())
         keys = id_keys(codes[:, : level + 1], level_sizes)
-        prefix_counts = torch.unique(keys, return_counts=True)[1].double()
+        group_sizes = torch.unique(keys, return_counts=True)[1].double()
         pairs = len(codes) * (len(codes) - 1)
-        same = float((prefix_counts * (prefix_counts - 1)).sum())
+        same = float((group_sizes * (group_sizes - 1)).sum())
         num_used = int((counts > 0).sum())
         qualities.append(
             LevelQuality(
@@ -138,8 +142,9 @@ def level_qualities(
                 utilisation=num_used / size,
                 entropy_bits=abs(entropy),
                 perplexity=2**entropy,
-                num_prefixes=len(prefix_counts),
+                num_prefixes=len(group_sizes),
                 purity=None if categories is None else purity(keys, categories),
+                purity_by_chance=None if categories is None else purity_by_chance(keys, categories),
                 neighbour_agreement=float((keys[neighbours] == keys[queries, None]).double().mean())
                 if neighbours.numel()
                 else 0.0,
@@ -175,6 +180,24 @@ def drift(ids: SemanticIds, previous: SemanticIds) -> Drift:
     )
 
 
+def code_counts(codes: Tensor, level_sizes: Sequence[int]) -> list[Tensor]:
+    """Count the items of each code, one [K] int64 a level."""
+    return [
+        torch.bincount(codes[:, level].long(), minlength=size)
+        for level, size in enumerate(level_sizes)
+    ]
+
+
+def prefix_counts(codes: Tensor, level_sizes: Sequence[int]) -> Tensor:
+    """Count the items with the first l + 1 codes of each item, itself included, [N, L] int64."""
+    found = []
+    for level in range(len(level_sizes)):
+        keys = id_keys(codes[:, : level + 1], level_sizes)
+        _, prefix, counts = torch.unique(keys, return_inverse=True, return_counts=True)
+        found.append(counts[prefix])
+    return torch.stack(found, dim=1)
+
+
 def quality_report(
     quantizer: Quantizer,
     vectors: Tensor,
@@ -182,6 +205,7 @@ def quality_report(
     *,
     categories: Tensor | None = None,
     previous: SemanticIds | None = None,
+    item_rows: Tensor | None = None,
     num_sampled: int = 2000,
     num_neighbours: int = 10,
 ) -> QualityReport:
@@ -189,7 +213,11 @@ def quality_report(
 
     Args:
         vectors: One per item row, [num_item_rows, D], row 0 the padding.
-        categories: A category's number >= 0 per item row, [num_item_rows].
+        categories: A category's number per item row, [num_item_rows], -1 for none, as
+            `main_categories` gives it.
+        previous: What ``drift`` compares with; it needs the same levels.
+        item_rows: Measure these rows alone, [M]; None means all that have an ID. Rows of items
+            that are no longer sold keep their ID and have no vector.
 
     Raises:
         ValueError: The IDs are of another quantiser, or no item has one.
@@ -199,7 +227,8 @@ def quality_report(
             f"version {ids.version[:12]} was made by quantiser {ids.quantizer_digest[:12]}, this "
             f"is {quantizer.digest[:12]}; load the quantiser saved with the IDs"
         )
-    rows = ids.item_rows.to(vectors.device)
+    rows = ids.item_rows if item_rows is None else item_rows.to(ids.item_rows)
+    rows = rows[ids.codes[rows, 0] != NO_CODE].to(vectors.device)
     if len(rows) == 0:
         raise ValueError(f"version {ids.version[:12]} has no item with an ID, nothing to measure")
     content = vectors[rows]
@@ -209,22 +238,24 @@ def quality_report(
     generator = torch.Generator().manual_seed(0)
     queries = torch.randperm(len(rows), generator=generator)[:num_sampled].to(vectors.device)
     neighbours = content_neighbours(content, queries, min(num_neighbours, len(rows) - 1))
-    published = ids.codes.to(rows.device)[rows, : len(sizes)]
-    final = id_keys(ids.codes[ids.item_rows], ids.level_sizes)
+    published = ids.codes.to(rows.device)[rows].long()
+    of_rows = None if categories is None else categories.to(rows.device)[rows]
+    kept_levels = published[:, : len(sizes)]
+    errors = [
+        reconstruction_error(quantizer, content, codes[:, : level + 1])
+        for level in range(len(sizes))
+    ]
     return QualityReport(
         version=ids.version,
         num_items=len(rows),
-        levels=level_qualities(
-            codes,
-            sizes,
-            neighbours,
-            queries,
-            None if categories is None else categories.to(rows.device)[rows],
-        ),
+        levels=level_qualities(codes, sizes, neighbours, queries, of_rows),
+        published=level_qualities(published, ids.level_sizes, neighbours, queries, of_rows),
         collisions_before=len(rows) - len(groups),
         largest_group=int(groups.max()),
-        collisions_after=len(rows) - len(torch.unique(final)),
-        moved=tuple((published != codes).double().mean(0).tolist()),
-        reconstruction_error=reconstruction_error(quantizer, content, codes),
+        collisions_after=len(rows) - len(torch.unique(id_keys(published, ids.level_sizes))),
+        moved=tuple((kept_levels != codes).double().mean(0).tolist()),
+        reconstruction_error=errors[-1],
+        errors_by_level=tuple(errors),
+        published_error=reconstruction_error(quantizer, content, kept_levels),
         drift=None if previous is None else drift(ids, previous),
     )

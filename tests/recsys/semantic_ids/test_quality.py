@@ -7,7 +7,13 @@ import torch
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.kmeans import Centres
-from recsys.semantic_ids.quality import drift, level_qualities, purity, quality_report
+from recsys.semantic_ids.quality import (
+    code_counts,
+    drift,
+    level_qualities,
+    prefix_counts,
+    quality_report,
+)
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
 
 
@@ -55,11 +61,6 @@ def test_codes_that_ignore_content_agree_with_neighbours_by_chance() -> None:
     assert quality.perplexity == pytest.approx(4, abs=0.05)
 
 
-def test_purity_counts_the_commonest_category_of_each_prefix() -> None:
-    keys = torch.tensor([5, 5, 5, 9, 9])
-    assert purity(keys, torch.tensor([1, 1, 0, 2, 0])) == pytest.approx(3 / 5)
-
-
 def ids_of(rows: list[list[int]]) -> SemanticIds:
     codes = torch.tensor([[-1, -1], *rows], dtype=torch.int32)
     return SemanticIds(codes=codes, level_sizes=(4, 4), quantizer_digest="q")
@@ -81,3 +82,34 @@ def test_ids_of_another_quantizer_are_refused_with_both_named() -> None:
     other = quantizer.relabelled([torch.tensor([1, 0]), torch.tensor([0, 1])])
     with pytest.raises(ValueError, match=f"{quantizer.digest[:12]}, this is {other.digest[:12]}"):
         quality_report(other, vectors, ids)
+
+
+def test_published_codes_are_measured_with_their_level_against_collisions() -> None:
+    quantizer, vectors = square_world()
+    ids = assign_semantic_ids(quantizer, vectors, method="extra_level")
+    report = quality_report(quantizer, vectors, ids, num_neighbours=1)
+    assert [level.num_prefixes for level in report.published] == [2, 3, 4]
+    assert report.published[:2] == report.levels
+    # Codes of the first level alone miss the +-1 of the second; the variance is known.
+    content = vectors[1:]
+    variance = float((content - content.mean(0)).square().sum())
+    assert report.errors_by_level == (pytest.approx(4 / variance), pytest.approx(0, abs=1e-9))
+    assert report.published_error == report.reconstruction_error
+
+
+def test_only_the_rows_asked_for_are_measured() -> None:
+    quantizer, vectors = square_world()
+    ids = assign_semantic_ids(quantizer, vectors, method="extra_level")
+    gone = vectors.clone()
+    gone[4] = 0
+    report = quality_report(quantizer, gone, ids, item_rows=torch.tensor([1, 2, 3]))
+    assert report.num_items == 3
+    assert report.version == ids.version
+    assert report.levels[0].num_used == 1
+
+
+def test_items_are_counted_by_code_and_by_prefix() -> None:
+    codes = torch.tensor([[0, 0], [0, 1], [0, 0], [2, 1]])
+    first, second = code_counts(codes, (3, 2))
+    assert (first.tolist(), second.tolist()) == ([3, 0, 1], [2, 2])
+    assert prefix_counts(codes, (3, 2)).tolist() == [[3, 2], [3, 1], [3, 2], [1, 1]]
