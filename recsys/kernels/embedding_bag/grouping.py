@@ -169,7 +169,7 @@ def _update_width(
     weights, first, second, step, learning_rate, corrections, grad_scale, skip = tables
     num_ids, num_chunks = len(runs.keys), len(runs.chunk_runs)
     num_runs = runs.counts[-1:]
-    constants = (config.epsilon, config.beta1, config.beta2, config.seed)
+    constants = (config.epsilon, config.beta1, config.beta2, config.seed, config.max_row_norm)
     block_d = 1 << (one.dim - 1).bit_length()
     block_r = max(1, 1024 // block_d)
     programs = 8

@@ -44,6 +44,7 @@ def _config(rule: int, constants: Sequence[float], seed: int, stochastic: bool) 
         epsilon=constants[0],
         beta1=constants[1],
         beta2=constants[2],
+        max_row_norm=constants[3] or None,
         stochastic_rounding=stochastic,
         seed=seed,
     )
@@ -319,7 +320,8 @@ class EmbeddingBags(nn.Module):
             self.weights, self.feature_data, ids, offsets, sample_weights, self.anchor,
             [self.first, self.second, self.step, self.learning_rate], grad_scale, skip,
             self.layout.num_rows, self.layout.dims, self.layout.feature_tables, POOLINGS[pooling],
-            int(config.rule), (config.epsilon, config.beta1, config.beta2), config.seed,
+            int(config.rule),
+            (config.epsilon, config.beta1, config.beta2, config.max_row_norm or 0.0), config.seed,
             config.stochastic_rounding,
         )  # fmt: skip
 

@@ -37,8 +37,13 @@ class OptimizerConfig:
     stochastic_rounding: bool = False
     """Round bf16 and fp16 rows up or down at random, keyed on (seed, step, row, column)."""
     seed: int = 0
+    max_row_norm: float | None = None
+    """Greatest length of a row's gradient, summed over the batch; longer ones are scaled down to it,
+    and a row whose gradient is not finite stays as it is. None does neither."""
 
     def __post_init__(self) -> None:
+        if self.max_row_norm is not None and not self.max_row_norm > 0:
+            raise ValueError(f"max_row_norm must be > 0 or None, got {self.max_row_norm}")
         if self.epsilon < 0 or not 0 <= self.beta1 < 1 or not 0 <= self.beta2 < 1:
             raise ValueError(
                 f"epsilon must be >= 0 and the betas in [0, 1), got {self.epsilon}, {self.beta1} "

@@ -154,7 +154,17 @@ def update(
         total = torch.zeros(len(touched), one.dim, dtype=wide).index_add_(0, place, rows)
         if grad_scale is not None:
             total = total * grad_scale.to(wide)
+        if config.max_row_norm is not None:
+            touched, total = clip_rows(touched, total, config.max_row_norm)
         _apply(config, weights, state, one, touched, total)
+
+
+def clip_rows(rows: Tensor, grad: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
+    """Scale row gradients [U, D] to a norm of at most ``max_norm``; drop those not finite."""
+    norm = grad.norm(dim=1)
+    finite = norm.isfinite()
+    factor = (max_norm / (norm[finite] + 1e-6)).clamp(max=1)
+    return rows[finite], grad[finite] * factor[:, None]
 
 
 def _apply(

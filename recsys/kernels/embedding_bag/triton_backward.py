@@ -209,6 +209,7 @@ def _apply(
     beta1: tl.constexpr,
     beta2: tl.constexpr,
     seed,
+    max_row_norm,
     dim: tl.constexpr,
     rule: tl.constexpr,
     stochastic: tl.constexpr,
@@ -219,6 +220,11 @@ def _apply(
     lr = tl.load(learning_rate)
     if grad_scale is not None:
         g = g * tl.load(grad_scale)
+    if max_row_norm is not None:
+        norm = tl.sqrt_rn(tl.sum(g * g, axis=1))
+        live = live & (norm < float("inf"))
+        mask = mask & live[:, None]
+        g = g * tl.minimum(max_row_norm / (norm + 1e-6), 1.0)[:, None]
     if rule == SGD:
         w = w - lr * g
     elif rule == ROWWISE_ADAGRAD:
@@ -270,6 +276,7 @@ def _apply_short(
     beta1: tl.constexpr,
     beta2: tl.constexpr,
     seed,
+    max_row_norm,
     dim: tl.constexpr,
     block_d: tl.constexpr,
     block_r: tl.constexpr,
@@ -308,7 +315,8 @@ def _apply_short(
                 )  # fmt: skip
         _apply(
             g, w, key, live, d, weights, first, second, step, learning_rate, corrections,
-            grad_scale, first_key, start, epsilon, beta1, beta2, seed, dim, rule, stochastic,
+            grad_scale, first_key, start, epsilon, beta1, beta2, seed, max_row_norm, dim, rule,
+            stochastic,
         )  # fmt: skip
 
 
@@ -392,6 +400,7 @@ def _apply_long(
     beta1: tl.constexpr,
     beta2: tl.constexpr,
     seed,
+    max_row_norm,
     dim: tl.constexpr,
     block_d: tl.constexpr,
     block_r: tl.constexpr,
@@ -427,6 +436,6 @@ def _apply_long(
         w = tl.load(at, mask=d[None, :] < dim, other=0.0).to(tl.float32)
         _apply(
             g, w, key + lane, lane == 0, d, weights, first, second, step, learning_rate,
-            corrections, grad_scale, first_key, start, epsilon, beta1, beta2, seed, dim, rule,
-            stochastic,
+            corrections, grad_scale, first_key, start, epsilon, beta1, beta2, seed, max_row_norm,
+            dim, rule, stochastic,
         )  # fmt: skip

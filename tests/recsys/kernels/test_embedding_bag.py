@@ -210,6 +210,30 @@ def test_skip_moves_nothing_and_grad_scale_scales(rule: Optimizer) -> None:
     assert torch.equal(moved.weights, scaled.weights)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_rows_are_clipped_and_a_row_without_a_finite_gradient_stays(rule: Optimizer) -> None:
+    """Bags of one id, a hot id (a long run) and an id with NaN; clipped by hand in the truth."""
+    layout = TableLayout((9,), (20,), (0,))
+    ids = torch.tensor([3, 4, 5, *[7] * 90], device=DEVICE)
+    offsets = torch.arange(len(ids) + 1, device=DEVICE)
+    grad = torch.randn(len(ids), 20, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    grad[0], grad[1] = 100 * grad[0], 1e-3 * grad[1]
+    grad[2, 3] = torch.nan
+    clipped = bags_of(layout, OptimizerConfig(rule=rule, max_row_norm=0.5), torch.float32)
+    plain = bags_of(layout, OptimizerConfig(rule=rule), torch.float32)
+    before = clipped.table(0).clone()
+    for _ in range(2):
+        clipped(ids, offsets).backward(grad)
+        by_hand = grad[[0, 1]]
+        by_hand = torch.cat([by_hand, grad[3:].sum(0, keepdim=True)])
+        by_hand *= (0.5 / by_hand.norm(dim=1, keepdim=True)).clamp(max=1)
+        plain(ids[[0, 1, 3]], offsets[:4]).backward(by_hand)
+    assert torch.equal(clipped.table(0)[5], before[5])
+    assert clipped.weights.isfinite().all()
+    assert error(clipped.weights, plain.weights) < 2e-6
+    assert error(clipped.first, plain.first) < 2e-5
+
+
 @pytest.mark.parametrize("dtype", TYPES[1:])
 def test_stochastic_rounding_follows_its_key_and_is_right_on_average(dtype: torch.dtype) -> None:
     layout = TableLayout((300,), (64,), (0,))
