@@ -24,7 +24,7 @@ from pipelines.promotion import note_release
 from pipelines.release_checks import Metrics, release_verdicts
 from pipelines.stage import StageContext, StageRows
 from pipelines.stage_errors import RefusedError
-from serving.bundle import BundleParts, TwoTowerParts, write_bundle
+from serving.bundle import BundleParts, write_bundle
 from serving.catalogue import Catalogue
 from serving.delta import chain_of
 from serving.manifest import (
@@ -34,6 +34,7 @@ from serving.manifest import (
     bundle_directory,
     read_manifest,
 )
+from serving.retriever import TwoTowerParts
 from serving.users import Users
 
 REFUSED = "refused.json"

@@ -173,6 +173,7 @@ def _add_health(app: FastAPI, watcher: BundleWatcher) -> None:
                 "bundle": bundle.version,
                 "digest": bundle.digest,
                 "num_items": bundle.num_item_rows - 1,
+                "semantic_ids": bundle.semantic_ids.version if bundle.semantic_ids else None,
                 "loaded_at": state.loaded_at,
                 "num_swaps": state.num_swaps,
                 "num_refused": state.num_refused,

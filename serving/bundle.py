@@ -6,44 +6,35 @@
         histories/      what each user did, oldest first
         popularity/     the fallback                                  recsys/models/popularity.py
         item_to_item/   neighbours (may be absent)                    recsys/models/item_to_item.py
-        two_tower/      model, content.npy, item_vectors.npy (may be absent, with index/)
-        index/          items.faiss and its description
+        two_tower/      model, content.npy, item_vectors.npy          serving/retriever.py
+        index/          items.faiss and its description (both may be absent)
+        semantic_ids/   codes, id rows (may be absent, with quantizer/)
+        quantizer/      gives new items their IDs                     serving/semantic_ids.py
         manifest.json   digests, dimensions, versions; written last   serving/manifest.py
     bundle-<version>+<n>/   a delta: rows appended to its parent      serving/delta.py
     current             link to the one that is served
 
 Pipelines write bundles with `write_bundle` and `publish`; serving and batch scoring read them with
 `load_bundle`, which refuses whatever is not exactly what was written.
-
-Axes: N item rows, U user rows, D width of item vectors, F width of content embeddings.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from recsys.data.batch import Jagged
 from recsys.models.item_to_item import ItemToItem, Neighbours
 from recsys.models.popularity import Popularity
-from recsys.models.two_tower import ItemCatalogue, TwoTower
-from recsys.retrieval.faiss_index import FaissIndex
-from recsys.retrieval.index_file import meta_path
-from serving.catalogue import Catalogue, load_array, reading
+from serving.catalogue import Catalogue, reading
 from serving.context import check_context_features
-from serving.delta import Delta, chain_of
+from serving.delta import Delta, chain_of, semantic_ids_of
 from serving.manifest import (
     VERSION_PATTERN,
     BundleManifest,
-    ContentSource,
     Dimensions,
     Verdict,
     bundle_directory,
@@ -52,28 +43,16 @@ from serving.manifest import (
     vocabulary_digests,
     whole_directory,
 )
+from serving.retriever import (
+    Retriever,
+    TwoTowerParts,
+    check_rows,
+    copy_model,
+    load_retriever,
+    write_two_tower,
+)
+from serving.semantic_ids import ItemSemanticIds, SemanticIdParts
 from serving.users import Users
-
-Vectors = NDArray[np.float32]
-INDEX_FILE = Path("index") / "items.faiss"
-CONTENT = Path("two_tower") / "content.npy"
-ITEM_VECTORS = Path("two_tower") / "item_vectors.npy"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TwoTowerParts:
-    """Where the trained two-tower and its index lie, and what they were built from."""
-
-    model: Path
-    """Directory that TwoTower.save wrote."""
-    index: Path
-    """File that FaissIndex.save wrote, its JSON beside it."""
-    content: Vectors
-    """[N, F] content embeddings, F = 0 without; the history's items are encoded from them."""
-    item_vectors: Vectors
-    """[N, D]; row 0 is not looked at."""
-    content_source: ContentSource | None = None
-    """How the content was made; without it no items can be appended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,17 +66,10 @@ class BundleParts:
     item_to_item: Path | None = None
     """Directory that ItemToItem.save wrote."""
     two_tower: TwoTowerParts | None = None
+    semantic_ids: SemanticIdParts | None = None
     user_features: Mapping[str, int] = field(default_factory=dict)
     """Cardinality of each of users.features."""
     context_features: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Retriever:
-    """The two-tower with its index."""
-
-    model: TwoTower
-    index: FaissIndex
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +84,7 @@ class Bundle:
     popularity: Popularity
     item_to_item: ItemToItem | None
     retriever: Retriever | None
+    semantic_ids: ItemSemanticIds | None
     context_features: Mapping[str, int]
 
     @property
@@ -154,14 +127,16 @@ def write_bundle(
     with whole_directory(final) as directory:
         parts.catalogue.save(directory)
         parts.users.save(directory)
-        _copy_model(parts.popularity, directory / "popularity")
+        copy_model(parts.popularity, directory / "popularity")
         models = ["popularity"]
         if parts.item_to_item is not None:
-            _copy_model(parts.item_to_item, directory / "item_to_item")
+            copy_model(parts.item_to_item, directory / "item_to_item")
             models.append("item_to_item")
         if parts.two_tower is not None:
-            _write_two_tower(parts.two_tower, directory)
+            write_two_tower(parts.two_tower, directory)
             models.append("two_tower")
+        if parts.semantic_ids is not None:
+            parts.semantic_ids.copy_to(directory)
         seal(
             directory,
             kind="bundle",
@@ -174,6 +149,7 @@ def write_bundle(
             verdicts=list(verdicts),
             config_digest=config_digest,
             content=parts.two_tower.content_source if parts.two_tower else None,
+            semantic_ids=ItemSemanticIds.load(directory).source if parts.semantic_ids else None,
         )
         load_bundle(directory)
     return final
@@ -188,25 +164,6 @@ def _dimensions(parts: BundleParts) -> Dimensions:
         num_events=len(parts.users.item_rows),
         embedding_dim=0 if two_tower is None else two_tower.item_vectors.shape[1],
     )
-
-
-def _copy_model(source: Path, target: Path) -> None:
-    """Copy the regular files of a model's directory."""
-    if not source.is_dir():
-        raise ValueError(f"{source} is not the directory of a saved model; run its stage first")
-    target.mkdir()
-    for path in sorted(source.iterdir()):
-        if path.is_file():
-            shutil.copyfile(path, target / path.name)
-
-
-def _write_two_tower(parts: TwoTowerParts, directory: Path) -> None:
-    _copy_model(parts.model, directory / "two_tower")
-    (directory / INDEX_FILE).parent.mkdir()
-    shutil.copyfile(parts.index, directory / INDEX_FILE)
-    shutil.copyfile(meta_path(parts.index), meta_path(directory / INDEX_FILE))
-    np.save(directory / CONTENT, np.asarray(parts.content, np.float32))
-    np.save(directory / ITEM_VECTORS, np.asarray(parts.item_vectors, np.float32))
 
 
 def load_bundle(path: Path) -> Bundle:
@@ -249,7 +206,8 @@ def load_bundle(path: Path) -> Bundle:
         users=users,
         popularity=_load_popularity(base.directory, base.manifest, catalogue.num_item_rows),
         item_to_item=_load_item_to_item(base.directory, base.manifest, catalogue.num_item_rows),
-        retriever=_load_retriever(base.directory, base.manifest, catalogue, deltas),
+        retriever=load_retriever(base.directory, base.manifest, catalogue, deltas),
+        semantic_ids=semantic_ids_of(chain),
         context_features=base.manifest.context_features,
     )
 
@@ -263,21 +221,12 @@ def _check_count(directory: Path, name: str, found: int, manifest: BundleManifes
         )
 
 
-def _check_rows(path: Path, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    if found != expected:
-        raise ValueError(
-            f"{path} is {' x '.join(map(str, found))}, the rest of the bundle needs "
-            f"{' x '.join(map(str, expected))}; its parts come from different runs, release the "
-            "bundle again"
-        )
-
-
 def _load_popularity(directory: Path, manifest: BundleManifest, num_item_rows: int) -> Popularity:
     """Load popularity; rows that a delta adds have score 0."""
     path = directory / "popularity"
     with reading(path):
         model = Popularity.load(path)
-    _check_rows(path, (model.num_item_rows,), (manifest.dimensions.num_item_rows,))
+    check_rows(path, (model.num_item_rows,), (manifest.dimensions.num_item_rows,))
     if torch.isnan(model.item_scores).any():
         raise ValueError(f"{path} holds NaN; fit the baselines and release the bundle again")
     added = torch.zeros(num_item_rows - model.num_item_rows)
@@ -302,72 +251,6 @@ def _load_item_to_item(
                 f"it names item rows {int(rows.min())} to {int(rows.max())} of "
                 f"{model.num_item_rows}; release the bundle again"
             )
-    _check_rows(path, (model.num_item_rows,), (manifest.dimensions.num_item_rows,))
+    check_rows(path, (model.num_item_rows,), (manifest.dimensions.num_item_rows,))
     added = offsets[-1:].expand(num_item_rows - model.num_item_rows)
     return ItemToItem(model.config, Neighbours(torch.cat([offsets, added]), rows, weights))
-
-
-def _load_retriever(
-    directory: Path, manifest: BundleManifest, catalogue: Catalogue, deltas: Sequence[Delta]
-) -> Retriever | None:
-    """Load the two-tower and its index, and append what deltas add to both."""
-    if "two_tower" not in manifest.models:
-        return None
-    num_rows, dim = manifest.dimensions.num_item_rows, manifest.dimensions.embedding_dim
-    vectors = load_array(directory / ITEM_VECTORS, np.float32, 2)
-    _check_rows(directory / ITEM_VECTORS, vectors.shape, (num_rows, dim))
-    path = directory / INDEX_FILE
-    with reading(path):
-        sha256 = manifest.files[INDEX_FILE.as_posix()].sha256
-        index = FaissIndex.load(path, sha256=sha256, num_threads=1)
-    _check_rows(path, (index.num_item_rows, index.dim), (num_rows, dim))
-    content = load_array(directory / CONTENT, np.float32, 2)
-    num_features = _check_inputs(directory / "two_tower" / "config.json", manifest, content)
-    for delta in deltas:
-        _check_rows(delta.directory, delta.item_vectors.shape, (delta.num_new_items, dim))
-        _check_rows(delta.directory, delta.content.shape, (delta.num_new_items, num_features))
-        index.add(torch.from_numpy(delta.item_vectors))
-
-    contents = [torch.from_numpy(part) for part in (content, *(delta.content for delta in deltas))]
-    with reading(directory / "two_tower"), torch.no_grad():
-        known = _known_categories(catalogue, manifest.dimensions.num_category_rows)
-        items = ItemCatalogue(torch.cat(contents) if deltas else contents[0], known)
-        model = TwoTower.load(directory / "two_tower", items, backend="torch")
-        # Encoded here once, so that requests in many threads only read it.
-        if not bool(torch.isfinite(model.all_item_inputs()).all()):
-            raise ValueError("its item vectors are not finite; train and release it again")
-    if model.config.embedding_dim != dim:
-        _check_rows(directory / "two_tower", (model.config.embedding_dim,), (dim,))
-    return Retriever(model=model, index=index)
-
-
-def _check_inputs(path: Path, manifest: BundleManifest, content: NDArray[np.generic]) -> int:
-    """Hold what the model was built to read against what the bundle has; return F."""
-    num_rows = manifest.dimensions.num_item_rows
-    with reading(path):
-        inputs = json.loads(path.read_text())["inputs"]
-        expected = {
-            "num_item_rows": num_rows,
-            "content_dim": content.shape[1],
-            "user_features": manifest.user_features,
-            "context_features": manifest.context_features,
-        }
-        if inputs["num_categories"]:
-            expected["num_categories"] = manifest.dimensions.num_category_rows
-        for name, value in expected.items():
-            if inputs[name] != value:
-                raise ValueError(
-                    f"the model was trained with {name} {inputs[name]}, the bundle has {value}; "
-                    "its parts come from different runs, release the bundle again"
-                )
-    _check_rows(path.parent / CONTENT.name, content.shape, (num_rows, inputs["content_dim"]))
-    return int(inputs["content_dim"])
-
-
-def _known_categories(catalogue: Catalogue, num_category_rows: int) -> Jagged:
-    """Each item's categories, without those that a delta added after training."""
-    values = torch.from_numpy(np.asarray(catalogue.category_values))
-    offsets = torch.from_numpy(np.asarray(catalogue.category_offsets))
-    known = values < num_category_rows
-    before = torch.cat([torch.zeros(1, dtype=torch.int64), known.cumsum(0)])
-    return Jagged(values[known], before[offsets])

@@ -2,10 +2,11 @@
 
 ``bundle-<v>+<n>`` holds the new items' ids, texts, categories and vectors and names its parent
 (``bundle-<v>`` or ``bundle-<v>+<n - 1>``, in the same folder) by digest. Rows are only ever
-appended: nothing a delta says changes an older row. New items have no neighbours and popularity 0,
-so they are found by the two-tower, through content and categories.
+appended: nothing a delta says changes an older row. New items have nothing that they were taken
+together with and popularity 0; they are found by their content: through the two-tower, and through
+their semantic IDs where the parent has any.
 
-Axes: R new items, D width of item vectors, F width of content embeddings.
+Axes: R new items, D width of item vectors, F width of content embeddings, L levels.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.catalogue import Catalogue, load_array
+from serving.catalogue import Catalogue, load_array, reading
 from serving.manifest import (
     BundleManifest,
     Dimensions,
@@ -27,6 +28,7 @@ from serving.manifest import (
     seal,
     whole_directory,
 )
+from serving.semantic_ids import ItemSemanticIds, NewIds, check_source
 
 Vectors = NDArray[np.float32]
 MAX_CHAIN = 1_000
@@ -78,6 +80,32 @@ def chain_of(directory: Path) -> list[Link]:
     if chain[0].manifest.kind != "bundle":
         raise ValueError(f"{chain[0].directory} is a delta without a parent; do not use it")
     return chain
+
+
+def semantic_ids_of(chain: Sequence[Link]) -> ItemSemanticIds | None:
+    """Read the semantic IDs of a chain and hold each link's version against its manifest.
+
+    Raises:
+        ValueError: Names the directory and the two versions or counts that differ.
+    """
+    found: ItemSemanticIds | None = None
+    num_item_rows = 0
+    for link in chain:
+        directory, says = link.directory, link.manifest.semantic_ids
+        num_before, num_item_rows = num_item_rows, link.manifest.dimensions.num_item_rows
+        if link.manifest.kind == "bundle":
+            found = None if says is None else ItemSemanticIds.load(directory, says.version)
+        elif found is not None:
+            nobody = NewIds.none(num_item_rows - num_before, found.ids.num_levels)
+            with reading(directory / "semantic_ids"):
+                found = found.extended(NewIds.load(directory) or nobody)
+        if found is not None and found.num_item_rows != num_item_rows:
+            raise ValueError(
+                f"{directory} has semantic IDs for {found.num_item_rows} item rows, the rest of it "
+                f"needs {num_item_rows}; its parts come from different runs, release it again"
+            )
+        check_source(directory, found, says)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +161,7 @@ def write_delta(
     *,
     content: Vectors,
     item_vectors: Vectors,
+    semantic_ids: NewIds | None = None,
 ) -> Path:
     """Write the delta that follows a bundle or a delta.
 
@@ -142,6 +171,7 @@ def write_delta(
         items: At least one, with ids that the parent does not have.
         content: Content embeddings of the new items, [R, F].
         item_vectors: TwoTower.item_vectors of the new items (item row 0), [R, D].
+        semantic_ids: IDs of the new items; None leaves them without.
 
     Returns:
         The delta's directory, ``bundle-<v>+<n>``.
@@ -163,6 +193,11 @@ def write_delta(
         expected = (len(items), load_array(path, np.float32, 2).shape[1])
         if vectors.shape != expected:
             raise ValueError(f"{name} of the new items must be {expected}, got {vectors.shape}")
+    ids = semantic_ids_of(chain)
+    if semantic_ids is not None:
+        if ids is None:
+            raise ValueError(f"bundle {parent_version} has no semantic IDs that could be extended")
+        ids = ids.extended(semantic_ids)
     parent = Catalogue.load(chain[0].directory)
     for link in chain[1:]:
         parent = Delta.load(link).extend(parent)
@@ -183,6 +218,8 @@ def write_delta(
         (directory / "two_tower").mkdir()
         np.save(directory / "two_tower" / "content.npy", np.asarray(content, np.float32))
         np.save(directory / "two_tower" / "item_vectors.npy", np.asarray(item_vectors, np.float32))
+        if semantic_ids is not None:
+            semantic_ids.save(directory)
         manifest = seal(
             directory,
             kind="delta",
@@ -191,6 +228,7 @@ def write_delta(
             dimensions=dimensions,
             models=newest.manifest.models,
             content=newest.manifest.content,
+            semantic_ids=None if ids is None else ids.source,
         )
         Delta.load(Link(directory, manifest, "")).extend(parent)
     return final

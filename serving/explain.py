@@ -42,6 +42,8 @@ def reasons(
         if source == "item_to_item" and seed:
             named = names_history or seed in sent
             found.append(f"goes with {texts[seed] if named else 'the history'}")
+        elif source == "content":
+            found.append(f"is about the same as {texts[query.item_row]}")
         elif source == "two_tower" and query.item_row:
             found.append(f"is like {texts[query.item_row]}")
         else:

@@ -32,6 +32,8 @@ FILES_ALLOWED = {
     "item_to_item": {".json", ".safetensors"},
     "two_tower": {".json", ".safetensors", ".npy"},
     "index": {".json", ".faiss"},
+    "semantic_ids": {".json", ".safetensors", ".npy"},
+    "quantizer": {".json", ".safetensors"},
 }
 """Kinds of file by folder. Nothing else may lie in a bundle, least of all a pickle."""
 
@@ -70,6 +72,16 @@ class Verdict(_Strict):
     reason: str = ""
 
 
+class EnrichmentSource(_Strict):
+    """How a language model described items: new ones must be described alike."""
+
+    settings: dict[str, Any]
+    """All settings of enrichment."""
+    model: str
+    """Identity of the model that answered."""
+    prompt_version: str
+
+
 class ContentSource(_Strict):
     """How item text became content embeddings."""
 
@@ -79,6 +91,18 @@ class ContentSource(_Strict):
     """All settings of the encoder, where the two above are not all of them."""
     name: str = ""
     """Identity of the vectors: the encoder that appends items must give the same."""
+    enrichment: EnrichmentSource | None = None
+    """Who described the items before they were encoded; None where nobody did."""
+
+
+class SemanticIdSource(_Strict):
+    """Which semantic IDs the items have; of a delta, after it is applied."""
+
+    version: Sha256
+    quantizer_digest: Sha256
+    level_sizes: list[Count]
+    num_with_id: Count
+    """Item rows that have an ID."""
 
 
 class Dimensions(_Strict):
@@ -113,6 +137,8 @@ class BundleManifest(_Strict):
     config_digest: str = ""
     content: ContentSource | None = None
     """What the content embeddings were made from; needed to append items."""
+    semantic_ids: SemanticIdSource | None = None
+    """None where items have no semantic IDs."""
     files: dict[str, FileEntry]
 
 

@@ -55,7 +55,11 @@ class Recommender:
         self.bundle = bundle
         self._surfaces = surfaces
         self._sources = sources_of(bundle)
-        self._served_by = ServedBy(bundle=bundle.version, index=_index_name(bundle))
+        self._served_by = ServedBy(
+            bundle=bundle.version,
+            index=_index_name(bundle),
+            semantic_ids=bundle.semantic_ids.version if bundle.semantic_ids else None,
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Recommender:
@@ -108,21 +112,24 @@ class Recommender:
             unix_time: Answer as of this second, by default now.
 
         Returns:
-            Columns user_id, rank (from 1), item_id, display_text, score, source.
+            Columns user_id, rank (from 1), item_id, display_text, score, source, semantic_id
+            (null where the item has none).
 
         Raises:
             ValueError: If there is no such column, or k is out of range.
         """
         import polars as pl
 
-        rows: list[tuple[str, int, str, str, float, str]] = []
+        rows: list[tuple[str, int, str, str, float, str, str | None]] = []
         context = Context(unix_time=unix_time)
         texts, row_of = self.bundle.catalogue.display_texts, self.bundle.catalogue.row_of
         for user_id in _user_ids(users):
             request = Request(user_id=user_id, k=k, context=context)
             for rank, item in enumerate(self.answer(request).items, start=1):
                 text = texts[row_of(item.item_id) or 0]
-                rows.append((user_id, rank, item.item_id, text, item.score, item.source))
+                rows.append(
+                    (user_id, rank, item.item_id, text, item.score, item.source, item.semantic_id)
+                )
         schema = {
             "user_id": pl.String,
             "rank": pl.Int64,
@@ -130,6 +137,7 @@ class Recommender:
             "display_text": pl.String,
             "score": pl.Float64,
             "source": pl.String,
+            "semantic_id": pl.String,
         }
         return pl.DataFrame(rows, schema=schema, orient="row")
 
@@ -161,10 +169,13 @@ class Recommender:
         why: Sequence[str | None] = [None] * len(rows)
         if query.request.explain:
             why = reasons(rows, sources, query, self.bundle, names_history=names_history)
-        item_ids = self.bundle.catalogue.item_ids
+        item_ids, semantic_ids = self.bundle.catalogue.item_ids, self.bundle.semantic_ids
+        codes = [None] * len(rows) if semantic_ids is None else semantic_ids.texts(rows)
         return [
-            RecommendedItem(item_id=item_ids[row], score=score, source=source, reason=reason)
-            for row, score, source, reason in zip(rows, scores, sources, why, strict=False)
+            RecommendedItem(item_ids[row], score, source, reason, semantic_id)
+            for row, score, source, reason, semantic_id in zip(
+                rows, scores, sources, why, codes, strict=False
+            )
         ]
 
 

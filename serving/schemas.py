@@ -17,7 +17,7 @@ MAX_EXCLUDE = 10_000
 MAX_CATEGORIES = 100
 MAX_BATCH = 1_000
 
-Source = Literal["two_tower", "item_to_item", "popular"]
+Source = Literal["two_tower", "item_to_item", "content", "popular"]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 
 
@@ -86,6 +86,8 @@ class RecommendedItem:
     source: Source
     """The source that contributed most to the score."""
     reason: str | None = None
+    semantic_id: str | None = None
+    """Codes, coarse to fine, as ``12-250-3``; null without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ class ServedBy:
 
     bundle: str
     index: str | None
-    semantic_ids: None = None
+    semantic_ids: str | None = None
+    """Version of the items' semantic IDs."""
     adapter: None = None
 
 

@@ -10,14 +10,17 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import top_k_of_scores
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
-from serving.bundle import Bundle, Retriever
+from serving.bundle import Bundle
+from serving.content_neighbours import ContentNeighbours
 from serving.query import Query
+from serving.retriever import Retriever
 
 
 class CandidateSource(Protocol):
@@ -57,6 +60,17 @@ class ItemToItemSource:
         return top_k_of_scores(self._model.score(query.features), k, mask).item_rows
 
 
+class ContentSource:
+    """Items whose content is alike, for surface ``similar``; see ContentNeighbours."""
+
+    def __init__(self, neighbours: ContentNeighbours) -> None:
+        self._neighbours = neighbours
+
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> Tensor | None:
+        rows = self._neighbours.nearest(query.item_row, k, mask) if query.item_row else None
+        return None if rows is None else _padded(rows, k)
+
+
 class PopularSource:
     """What everyone takes lately; always has a list."""
 
@@ -65,9 +79,12 @@ class PopularSource:
         self._by_popularity = order.numpy()
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> Tensor:
-        allowed = self._by_popularity[mask.allows(self._by_popularity)][:k]
-        padded = np.pad(allowed, (0, k - len(allowed)), constant_values=-1)
-        return torch.from_numpy(padded)[None]
+        return _padded(self._by_popularity[mask.allows(self._by_popularity)][:k], k)
+
+
+def _padded(rows: NDArray[np.int64], k: int) -> Tensor:
+    """Write rows as a list of one query, [1, k]."""
+    return torch.from_numpy(np.pad(rows, (0, k - len(rows)), constant_values=-1))[None]
 
 
 def sources_of(bundle: Bundle) -> dict[str, CandidateSource]:
@@ -77,4 +94,7 @@ def sources_of(bundle: Bundle) -> dict[str, CandidateSource]:
         sources["item_to_item"] = ItemToItemSource(bundle.item_to_item)
     if bundle.retriever is not None:
         sources["two_tower"] = TwoTowerSource(bundle.retriever)
+        if bundle.semantic_ids is not None:
+            content = bundle.retriever.content
+            sources["content"] = ContentSource(ContentNeighbours(bundle.semantic_ids, content))
     return sources

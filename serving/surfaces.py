@@ -37,7 +37,7 @@ HOME = Surface(
 )
 SIMILAR = Surface(
     name="similar",
-    weights={"item_to_item": 1.0, "two_tower": 1.0, "popular": FILL},
+    weights={"item_to_item": 1.0, "two_tower": 1.0, "content": 1.0, "popular": FILL},
     exclude_seen=False,
 )
 SURFACES = {surface.name: surface for surface in (HOME, SIMILAR)}

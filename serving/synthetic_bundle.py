@@ -20,13 +20,19 @@ from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
 from recsys.models.popularity import Popularity, PopularityConfig
 from recsys.models.two_tower import ItemCatalogue, TwoTower, TwoTowerConfig, TwoTowerInputs
 from recsys.retrieval.faiss_index import build_index
-from serving.bundle import BundleParts, TwoTowerParts, write_bundle
+from recsys.semantic_ids.codes import SemanticIds
+from recsys.semantic_ids.collisions import resolve_collisions
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+from serving.bundle import BundleParts, write_bundle
 from serving.catalogue import Catalogue
+from serving.retriever import TwoTowerParts
+from serving.semantic_ids import ID_ROWS, QUANTIZER, SemanticIdParts
 from serving.users import Users
 
 Rows = NDArray[np.int64]
 CATEGORIES = ("even", "odd", "tens")
 NUM_AGE_ROWS = 4
+NUM_LEVELS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,7 @@ class SyntheticSize:
     content_dim: int = 4
     context_features: tuple[str, ...] = ("user_num_events",)
     """Of features.point_in_time; the events are from November 2023."""
+    semantic_ids: bool = True
     seed: int = 0
 
 
@@ -65,12 +72,14 @@ def synthetic_parts(scratch: Path, size: SyntheticSize) -> BundleParts:
     popularity.save(scratch / "popularity")
     neighbours = ItemToItem.fit(users.item_rows, starts, ends, num_item_rows, ItemToItemConfig())
     neighbours.save(scratch / "item_to_item")
+    two_tower = _two_tower(scratch, catalogue, size)
     return BundleParts(
         catalogue=catalogue,
         users=users,
         popularity=scratch / "popularity",
         item_to_item=scratch / "item_to_item",
-        two_tower=_two_tower(scratch, catalogue, size),
+        two_tower=two_tower,
+        semantic_ids=_semantic_ids(scratch, two_tower.content) if size.semantic_ids else None,
         user_features={"age": NUM_AGE_ROWS},
         context_features=_cardinalities(size),
     )
@@ -141,3 +150,25 @@ def _two_tower(scratch: Path, catalogue: Catalogue, size: SyntheticSize) -> TwoT
         content=content.numpy(),
         item_vectors=vectors.numpy(),
     )
+
+
+def _semantic_ids(scratch: Path, content: NDArray[np.float32]) -> SemanticIdParts:
+    """Give every item an ID; the last item has the first id row, so that none is its item row."""
+    vectors = torch.from_numpy(content[1:])
+    codes_per_level = min(256, max(4, len(vectors) // 8))
+    config = ResidualKMeansConfig(level_sizes=(codes_per_level,) * NUM_LEVELS)
+    quantizer = ResidualKMeans.fit(vectors, config)
+    unique = resolve_collisions(quantizer, vectors, quantizer.encode(vectors))
+    id_rows = np.arange(len(content), 0, -1)
+    ids = SemanticIds.of_items(
+        unique.codes,
+        level_sizes=unique.level_sizes,
+        quantizer_digest=quantizer.digest,
+        item_rows=torch.from_numpy(id_rows[1:].copy()),
+    )
+    directory = scratch / "semantic_ids"
+    ids.save(directory)
+    quantizer.save(directory / QUANTIZER)
+    id_rows[0] = 0
+    np.save(directory / ID_ROWS, id_rows)
+    return SemanticIdParts(directory=directory)

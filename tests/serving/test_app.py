@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from serving.app import create_app
 from serving.log import LOGGER, JsonLines
+from serving.manifest import read_manifest
 from serving.recommend import Recommender
 from serving.settings import Settings
 
@@ -31,7 +32,7 @@ def refused(response, status):
     return error["message"]
 
 
-def test_reply_has_every_field_of_the_contract(client):
+def test_reply_has_every_field_of_the_contract(client, released):
     reply = client.post("/v1/recommend", json={"user_id": "user-1", "k": 3}).json()
     assert list(reply) == [
         "request_id",
@@ -42,11 +43,17 @@ def test_reply_has_every_field_of_the_contract(client):
         "timings_ms",
     ]
     assert len(reply["items"]) == 3
-    assert list(reply["items"][0]) == ["item_id", "score", "source", "reason"]
+    assert list(reply["items"][0]) == [
+        "item_id",
+        "score",
+        "source",
+        "reason",
+        "semantic_id",
+    ]
     assert reply["served_by"] == {
         "bundle": "v1",
         "index": "flat-40x8",
-        "semantic_ids": None,
+        "semantic_ids": read_manifest(released / "current")[0].semantic_ids.version,
         "adapter": None,
     }
     assert reply["degraded"] == []
@@ -66,6 +73,7 @@ def test_http_python_and_batch_scores_are_bit_equal(client, released):
         assert [item["item_id"] for item in items] == frame["item_id"].to_list()
         assert [item["score"] for item in items] == frame["score"].to_list()
         assert [item["source"] for item in items] == frame["source"].to_list()
+        assert [item["semantic_id"] for item in items] == frame["semantic_id"].to_list()
 
 
 def test_similar_over_http_equals_the_surface(client):

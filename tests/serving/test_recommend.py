@@ -84,7 +84,15 @@ def test_frame_list_and_single_answers_are_bit_equal(recommender):
     users = [f"user-{row}" for row in range(1, 13)] + ["nobody"]
     frame = recommender.recommend(pl.DataFrame({"user_id": users}), k=7)
     assert frame.equals(recommender.recommend(users, k=7))
-    assert frame.columns == ["user_id", "rank", "item_id", "display_text", "score", "source"]
+    assert frame.columns == [
+        "user_id",
+        "rank",
+        "item_id",
+        "display_text",
+        "score",
+        "source",
+        "semantic_id",
+    ]
     assert frame["rank"].to_list() == list(range(1, 8)) * 13
     for user_id in users:
         rows = frame.filter(pl.col("user_id") == user_id)

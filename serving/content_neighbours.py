@@ -1,0 +1,73 @@
+"""Items whose content is alike: those behind the same first codes, nearest content first.
+
+Codes go from coarse to fine, so the items that share a prefix are a small part of the catalogue,
+found by two binary searches; among them the content embeddings decide. An item needs nothing but
+its text for this, so one that was appended a second ago finds neighbours, and they find it.
+
+Axes: N item rows, M items with an ID, L levels, F width of content embeddings, P items of a prefix.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from recsys.data.item_mask import ItemMask
+from recsys.semantic_ids.codes import NO_CODE, id_keys
+from serving.semantic_ids import ItemSemanticIds
+
+Rows = NDArray[np.int64]
+
+
+class ContentNeighbours:
+    """Finds the items like one; safe to share between threads."""
+
+    def __init__(self, semantic_ids: ItemSemanticIds, content: Tensor) -> None:
+        """Sort the IDs.
+
+        Args:
+            content: Content embeddings, [N, F].
+        """
+        sizes = semantic_ids.ids.level_sizes
+        codes = semantic_ids.codes
+        rows = (codes[:, 0] != NO_CODE).nonzero().flatten()
+        keys, order = id_keys(codes[rows], sizes).sort()
+        self._keys, self._item_rows = keys.numpy(), rows[order].numpy()  # [M] each
+        self._place = np.full(len(codes), -1)
+        self._place[self._item_rows] = np.arange(len(rows))
+        self._strides = [prod(sizes[level:]) for level in range(len(sizes), 0, -1)]
+        self._content = content
+
+    def nearest(self, item_row: int, k: int, mask: ItemMask) -> Rows | None:
+        """List up to k allowed items that share the first code, best first; None without an ID.
+
+        They are those behind the longest prefix that has k of them, else behind the first code,
+        in order of the cosine of their content; equals by item row.
+        """
+        place = self._place[item_row]
+        if place < 0:
+            return None
+        rows = self._item_rows[:0]
+        for stride in self._strides:
+            rows = self._behind(int(self._keys[place]), stride)
+            rows = rows[(rows != item_row) & mask.allows(rows)]
+            if len(rows) >= k:
+                break
+        rows = np.sort(rows)
+        found = torch.from_numpy(rows)
+        own = functional.normalize(self._content[item_row], dim=0)
+        cosines = functional.normalize(self._content[found], dim=1) @ own  # [P]
+        order = cosines.sort(descending=True, stable=True).indices[:k]
+        best: Rows = found[order].numpy()
+        return best
+
+    def _behind(self, key: int, stride: int) -> Rows:
+        """Item rows whose key is the same after division by ``stride``."""
+        first = key // stride * stride
+        begin, end = np.searchsorted(self._keys, [first, first + stride])
+        return self._item_rows[begin:end]
