@@ -154,6 +154,7 @@ def line_chart(
     marked: Sequence[Point] = (),
     x_values: Sequence[float] | None = None,
     y_format: str = "",
+    from_zero: bool = False,
 ) -> dict[str, Any]:
     """Draw a line for each series.
 
@@ -161,6 +162,7 @@ def line_chart(
         marked: Points to ring.
         x_values: The only places to measure at; they are put on a logarithmic axis.
         y_format: Such as ".0%".
+        from_zero: Let the y axis begin at 0, where a height is an amount.
     """
     axis = alt.Axis(values=list(x_values), grid=False) if x_values else alt.Axis(grid=False)
     scale = alt.Scale(type="log" if x_values else "linear", nice=False, zero=False)
@@ -169,7 +171,7 @@ def line_chart(
         y=alt.Y(
             "y:Q",
             title=y_title,
-            scale=alt.Scale(zero=False, nice=True),
+            scale=alt.Scale(zero=from_zero, nice=True),
             axis=alt.Axis(tickCount=5, titlePadding=8, format=y_format),
         ),
         color=colored(colors),
@@ -182,6 +184,36 @@ def line_chart(
         ring = alt.Chart(values(marked)).mark_point(size=220, strokeWidth=2, color=INK)
         layers.append(ring.encode(x="x:Q", y="y:Q", tooltip=alt.Tooltip("note:N")))
     return compiled(alt.layer(*layers).properties(height=LINES_HEIGHT))
+
+
+def gap_chart(
+    dots: Sequence[Dot], colors: Mapping[str, str], *, x_title: str, labels: Sequence[str]
+) -> dict[str, Any]:
+    """Draw the dots of a row on one line, joined, so that the gap between shares is seen."""
+    rows: dict[str, list[float]] = {}
+    for dot in dots:
+        rows.setdefault(dot.label, []).append(dot.mean)
+    gaps = [
+        {"label": label, "low": min(means), "high": max(means)} for label, means in rows.items()
+    ]
+    y = alt.Y("label:N", title=None, scale=alt.Scale(domain=list(labels)))
+    scale, axis = alt.Scale(domain=[0, 1]), alt.Axis(format=".0%")
+    joined = (
+        alt.Chart({"values": gaps})
+        .mark_rule(strokeWidth=3, color=LINE)
+        .encode(y=y, x=alt.X("low:Q", title=x_title, scale=scale, axis=axis), x2="high:Q")
+    )
+    ends = (
+        alt.Chart(values(dots))
+        .mark_point(filled=True, size=110, opacity=1)
+        .encode(
+            y=y,
+            x=alt.X("mean:Q", scale=scale, axis=axis),
+            color=colored(colors),
+            tooltip=alt.Tooltip("note:N"),
+        )
+    )
+    return compiled(alt.layer(joined, ends).properties(height=alt.Step(34)))
 
 
 def share_chart(

@@ -65,8 +65,9 @@ class QualityReport:
 
     ``levels``: as encoded, before collisions are resolved; ``published``: as they are, with a level
     against collisions where there is one. ``collisions_before``: items that share their codes with
-    an earlier item, as encoded. ``largest_group``: most items with one code sequence. ``moved[l]``:
-    share of items whose code at level l was changed to make IDs unique. ``reconstruction_error``:
+    an earlier item, as encoded. ``largest_group``: most items with one code sequence;
+    ``groups_before``: (items, number of sequences that so many items share), ascending.
+    ``moved[l]``: share of items whose code at level l was changed to make IDs unique. ``reconstruction_error``:
     squared error over the variance, 1 where all items are replaced by their mean;
     ``errors_by_level[l]``: the same of the first l + 1 codes alone; ``published_error``: of the
     published codes.
@@ -78,6 +79,7 @@ class QualityReport:
     published: tuple[LevelQuality, ...]
     collisions_before: int
     largest_group: int
+    groups_before: tuple[tuple[int, int], ...]
     collisions_after: int
     moved: tuple[float, ...]
     reconstruction_error: float
@@ -252,6 +254,10 @@ def quality_report(
         published=level_qualities(published, ids.level_sizes, neighbours, queries, of_rows),
         collisions_before=len(rows) - len(groups),
         largest_group=int(groups.max()),
+        groups_before=tuple(
+            (int(size), int(count))
+            for size, count in zip(*torch.unique(groups, return_counts=True), strict=True)
+        ),
         collisions_after=len(rows) - len(torch.unique(id_keys(published, ids.level_sizes))),
         moved=tuple((kept_levels != codes).double().mean(0).tolist()),
         reconstruction_error=errors[-1],

@@ -36,6 +36,7 @@ def test_the_report_of_four_items_worked_out_by_hand() -> None:
     report = quality_report(quantizer, vectors, ids, categories=categories, num_neighbours=1)
     first, second = report.levels
     assert (report.num_items, report.collisions_before, report.largest_group) == (4, 1, 2)
+    assert report.groups_before == ((1, 2), (2, 1))
     assert report.collisions_after == 0
     assert report.moved == (0, 0)
     assert report.reconstruction_error == pytest.approx(0, abs=1e-9)
