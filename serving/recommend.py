@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
-from recsys.retrieval.blend import ABSENT, Blended, reciprocal_rank_fusion
+from recsys.retrieval.blend import ABSENT, CONSTANT, Blended, reciprocal_rank_fusion
 from serving.bundle import Bundle, load_bundle
 from serving.explain import reasons
 from serving.filters import eligible_items
 from serving.query import Query, hydrate
 from serving.schemas import Context, RecommendedItem, Reply, Request, ServedBy, Source
 from serving.sources import sources_of
-from serving.surfaces import FILL, SURFACES, Surface
+from serving.surfaces import SURFACES, Surface
 
 if TYPE_CHECKING:
     import polars as pl
@@ -194,7 +194,7 @@ def _leading_source(
 ) -> Source:
     """Name the source that contributed most to an item; the surface's order settles ties."""
     present = [(name, rank) for name, rank in zip(sources, ranks, strict=True) if rank != ABSENT]
-    name, _ = min(present, key=lambda pair: (weights[pair[0]] <= FILL, pair[1]))
+    name, _ = max(present, key=lambda pair: weights[pair[0]] / (CONSTANT + pair[1]))
     return cast(Source, name)
 
 

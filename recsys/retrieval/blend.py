@@ -19,6 +19,8 @@ from recsys.data.top_k import NO_ROW, no_items
 
 ABSENT = 0
 """Rank of an item in a source that does not have it."""
+CONSTANT = 60.0
+"""Added to every rank; the paper's."""
 
 
 class Blended(NamedTuple):
@@ -39,7 +41,7 @@ def reciprocal_rank_fusion(
     k: int,
     weights: Mapping[str, float] | None = None,
     *,
-    constant: float = 60.0,
+    constant: float = CONSTANT,
 ) -> Blended:
     """Merge ranked lists; ties by item_row ascending.
 
@@ -49,8 +51,7 @@ def reciprocal_rank_fusion(
         k: List length; lists with fewer distinct items end in row -1, score -inf.
         weights: By source, >= 0; sources left out weigh 1. At 0 a source's items come last,
             which lets it fill lists up.
-        constant: Above 0; greater values let agreement count more and top ranks less. 60 is the
-            paper's.
+        constant: Above 0; greater values let agreement count more and top ranks less.
 
     Raises:
         ValueError: No source, lists of different queries, a weight for no source or below 0.
