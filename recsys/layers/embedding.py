@@ -1,8 +1,12 @@
-"""Embedding tables and their pooled lookups, through TorchRec where it is installed.
+"""Embedding tables and their pooled lookups: TorchRec and FBGEMM, our Triton kernels, plain torch.
 
-The one place that knows TorchRec. Both backends keep their weights in modules of the same shape
-and name, so a state dict has exactly one ``[num_rows, embedding_dim]`` tensor per table, under
-``collection.embedding_bags.<table>.weight``, and loads into either.
+The one place that knows TorchRec and FBGEMM. All backends keep their weights in modules of the
+same shape and name, so a state dict has exactly one ``[num_rows, embedding_dim]`` tensor per table,
+under ``collection.embedding_bags.<table>.weight``, and loads into any of them.
+
+Tables train in one of two ways. *Dense*: autograd makes a gradient as large as the table, for an
+optimizer that moves every row. *By rows* (``update_rows``): the backward itself moves the rows that
+occurred, which is what large tables need.
 
 Row 0 of every table stands for "unknown". It starts at zero, so a value never met in training
 adds nothing, and it learns like any other row where training data holds unknown values. Ragged
@@ -16,106 +20,40 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.layers.row_updates import (
+    SLOTS,
+    KernelRowUpdates,
+    RowUpdateConfig,
+    RowUpdates,
+    State,
+    TorchRowUpdates,
+    joined,
+    load_named_state,
+    named_state,
+    same_places,
+)
+from recsys.layers.tables import (
+    PlainCollection,
+    TableConfig,
+    check_rows,
+    check_tables,
+    pooling_weights,
+)
 
 if TYPE_CHECKING:
     from torchrec import EmbeddingBagCollection
 
-Backend = Literal["auto", "torchrec", "torch"]
+__all__ = ["Backend", "EmbeddingBags", "RowUpdateConfig", "TableConfig", "check_rows"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class TableConfig:
-    """One table and the features that look up their rows in it.
-
-    Raises:
-        ValueError: If a size is not positive, the pooling is unknown, or a feature is named twice.
-    """
-
-    name: str
-    num_rows: int
-    """Rows with row 0, the unknown value; ids are in [0, num_rows)."""
-    embedding_dim: int
-    features: tuple[str, ...]
-    pooling: Literal["sum", "mean"] = "sum"
-    """``mean`` divides by the sum of the weights, which is the count where none are given."""
-
-    def __post_init__(self) -> None:
-        if not self.name or "." in self.name:
-            raise ValueError(f"a table's name must be non-empty without dots, got {self.name!r}")
-        if self.num_rows < 1 or self.embedding_dim < 1:
-            raise ValueError(
-                f"table {self.name!r} needs num_rows >= 1 and embedding_dim >= 1, "
-                f"got {self.num_rows} and {self.embedding_dim}"
-            )
-        if self.pooling not in ("sum", "mean"):
-            raise ValueError(
-                f"pooling of table {self.name!r} is 'sum' or 'mean', got {self.pooling!r}"
-            )
-        if not self.features or len(set(self.features)) != len(self.features):
-            raise ValueError(
-                f"table {self.name!r} needs one or more distinct features, got {self.features}"
-            )
-
-
-def check_rows(feature: str, values: Tensor, num_rows: int) -> None:
-    """Refuse ids outside a table; waits for the device that holds ``values``.
-
-    Raises:
-        ValueError: If an id is negative or not below ``num_rows``.
-    """
-    if values.numel() == 0:
-        return
-    low, high = (int(bound) for bound in torch.aminmax(values))
-    if low < 0 or high >= num_rows:
-        raise ValueError(
-            f"feature {feature!r} has id {low if low < 0 else high}; its table allows "
-            f"[0, {num_rows}). Was it encoded with another vocabulary than the model's?"
-        )
-
-
-def pooling_weights(values: Jagged, pooling: str, dtype: torch.dtype) -> Tensor:
-    """Weigh each value such that a weighted sum is the wanted pooling, [M].
-
-    An example whose weights sum to zero has the mean zero.
-    """
-    if values.weights is None:
-        weights = torch.ones(len(values.values), dtype=dtype, device=values.values.device)
-    else:
-        weights = values.weights.to(dtype)
-    if pooling == "sum":
-        return weights
-    segments = values.segments()  # [M]
-    totals = weights.new_zeros(values.batch_size).index_add(0, segments, weights)  # [B]
-    return torch.where(totals == 0, totals, 1 / totals)[segments] * weights
-
-
-class PlainCollection(nn.Module):
-    """The weights of all tables in plain torch, named as TorchRec names them."""
-
-    def __init__(self, tables: Sequence[TableConfig]) -> None:
-        super().__init__()
-        self.embedding_bags = nn.ModuleDict(
-            {
-                table.name: nn.EmbeddingBag(
-                    table.num_rows,
-                    table.embedding_dim,
-                    mode="sum",
-                    include_last_offset=True,
-                    # Drawing into a meta tensor would import torch's compiler, for two seconds.
-                    _weight=torch.empty(table.num_rows, table.embedding_dim, device="meta"),
-                )
-                for table in tables
-            }
-        )
+Backend = Literal["auto", "torchrec", "triton", "torch"]
 
 
 def torchrec_collection(tables: Sequence[TableConfig]) -> EmbeddingBagCollection:
@@ -137,48 +75,183 @@ def torchrec_collection(tables: Sequence[TableConfig]) -> EmbeddingBagCollection
     return EmbeddingBagCollection(configs, is_weighted=True, device=torch.device("meta"))
 
 
+class FbgemmRowUpdates:
+    """By FBGEMM's fused tables: every rule on CUDA, SGD and row-wise Adagrad on CPU too."""
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        weights: Mapping[str, nn.Parameter],
+        config: RowUpdateConfig,
+    ) -> None:
+        if config.max_row_norm is not None:
+            raise ValueError(
+                "FBGEMM does not clip rows: set max_row_norm to None, or take backend 'triton' or "
+                "'torch'"
+            )
+        self.config, self.weights = config, weights
+        self.features = [feature for table in tables for feature in table.features]
+        feature_tables = [place for place, table in enumerate(tables) for _ in table.features]
+        self.dims = [tables[place].embedding_dim for place in feature_tables]
+        device = weights[tables[0].name].device
+        self.tbe = fbgemm_tables(tables, feature_tables, config, device)
+        names = [table.name for table in tables]
+        self.views = dict(zip(names, self.tbe.split_embedding_weights(), strict=True))
+        for name, view in self.views.items():
+            view.data.copy_(weights[name].data)
+            weights[name].data = view.data
+        self.grad_scale: Tensor | None = None
+        self._steps_before = 0
+
+    def begin(self, learning_rate: float) -> None:
+        self.tbe.set_learning_rate(learning_rate)
+
+    def pool(self, values: Mapping[str, Jagged], weights: Tensor | None) -> dict[str, Tensor]:
+        same_places(self.weights, self.views)
+        ids, offsets = joined(values, self.features)
+        self._steps_before = self.num_steps()
+        pooled: Tensor = self.tbe(ids.long(), offsets.long(), weights)
+        if self.grad_scale is not None:
+            scale = self.grad_scale
+            pooled.register_hook(lambda grad: grad * scale)  # type: ignore[no-untyped-call]
+        return dict(zip(self.features, torch.split(pooled, self.dims, dim=1), strict=True))
+
+    def may_move(self, loss: Tensor) -> bool:
+        """Wait for the loss: FBGEMM's backward has no switch on the device."""
+        finite = bool(torch.isfinite(loss.detach()))
+        if not finite:
+            # The lookup may have counted this step already.
+            self.set_num_steps(self._steps_before)
+        return finite
+
+    def state(self) -> State:
+        slots = SLOTS[self.config.rule]
+        if not slots:
+            return {}
+        by_table = self.tbe.split_optimizer_states()
+        return {
+            slot: {name: by_table[place][number] for place, name in enumerate(self.views)}
+            for number, slot in enumerate(slots)
+        }
+
+    def num_steps(self) -> int:
+        return int(self.tbe.iter_cpu)
+
+    def set_num_steps(self, num_steps: int) -> None:
+        self.tbe.iter.fill_(num_steps)
+        self.tbe.iter_cpu.fill_(num_steps)
+
+
+def fbgemm_tables(
+    tables: Sequence[TableConfig],
+    feature_tables: list[int],
+    config: RowUpdateConfig,
+    device: torch.device,
+) -> Any:
+    """Build FBGEMM's fused tables, on CPU or CUDA.
+
+    Raises:
+        ValueError: If FBGEMM is absent, or cannot do this rule or width on the device.
+    """
+    if not find_spec("fbgemm_gpu"):
+        raise ValueError(
+            "row updates of backend 'torchrec' need FBGEMM, which is not installed; install the "
+            "extra torchrec-cpu or torchrec-gpu, or take backend 'triton' or 'torch'"
+        )
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    rules = {
+        "sgd": EmbOptimType.EXACT_SGD,
+        "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        "adam": EmbOptimType.ADAM,
+        "rowwise_adam": EmbOptimType.PARTIAL_ROWWISE_ADAM,
+    }
+    cuda = device.type == "cuda"
+    if not cuda and config.rule in ("adam", "rowwise_adam"):
+        raise ValueError(
+            f"FBGEMM has rule {config.rule!r} on CUDA only; on {device} take 'sgd' or "
+            "'rowwise_adagrad', or backend 'torch'"
+        )
+    odd = [table.name for table in tables if table.embedding_dim % 4]
+    if odd:
+        raise ValueError(
+            f"FBGEMM needs widths that are multiples of 4, tables {odd} are not; pad them or take "
+            "backend 'triton' or 'torch'"
+        )
+    place = (
+        (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+        if cuda
+        else (EmbeddingLocation.HOST, ComputeDevice.CPU)
+    )
+    return SplitTableBatchedEmbeddingBagsCodegen(
+        [(table.num_rows, table.embedding_dim, *place) for table in tables],
+        feature_table_map=feature_tables,
+        optimizer=rules[config.rule],
+        learning_rate=0.0,
+        eps=config.eps,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        weights_precision=SparseType.FP32,
+        output_dtype=SparseType.FP32,
+        stochastic_rounding=False,
+        device=device,
+    )
+
+
 class EmbeddingBags(nn.Module):
     """Several embedding tables, looked up and pooled for all their features at once.
 
-    Backends agree to 1e-6 in float32, forward and gradients. Weighted and mean pooling are both a
-    weighted sum (on CPU it costs no more than a plain one), so one collection serves a batch
-    whether or not its features carry weights.
+    Backends agree to 1e-6 in float32, forward, gradients and row updates. Weighted and mean pooling
+    are both a weighted sum (on CPU it costs no more than a plain one), so one collection serves a
+    batch whether or not its features carry weights.
 
     Args:
         tables: The tables; every feature belongs to exactly one.
-        backend: ``auto`` takes TorchRec where it is installed, which is what sharded training
-            needs, and plain torch elsewhere.
+        backend: ``torchrec`` looks up by TorchRec, which is what sharded training needs, and moves
+            rows by FBGEMM. ``triton`` moves rows by our kernels; lookups with dense gradients are
+            plain torch's. ``auto`` is ``triton`` for tables on CUDA where it is installed, else
+            TorchRec where that is, else plain torch.
 
     Raises:
-        ValueError: If two tables share a name or a feature, or TorchRec is asked for and absent.
+        ValueError: If two tables share a name or a feature, or a backend is asked for and absent.
     """
 
     def __init__(self, tables: Sequence[TableConfig], backend: Backend = "auto") -> None:
         super().__init__()
-        features = [feature for table in tables for feature in table.features]
-        names = [table.name for table in tables]
-        for kind, listed in (("table", names), ("feature", features)):
-            twice = sorted({name for name in listed if listed.count(name) > 1})
-            if twice or not listed:
-                raise ValueError(f"each {kind} must be there once, got {listed}; twice: {twice}")
-        if backend == "auto":
-            backend = "torchrec" if find_spec("torchrec") else "torch"
-        elif backend == "torchrec" and not find_spec("torchrec"):
+        check_tables(tables)
+        if backend not in get_args(Backend):
+            raise ValueError(f"backend is one of {get_args(Backend)}, got {backend!r}")
+        if backend == "torchrec" and not (find_spec("torchrec") or find_spec("fbgemm_gpu")):
             raise ValueError(
                 "backend 'torchrec' needs TorchRec, which is not installed; install the extra "
                 "torchrec-cpu or torchrec-gpu, or take backend 'torch'"
             )
-        elif backend not in ("torchrec", "torch"):
-            raise ValueError(f"backend is 'auto', 'torchrec' or 'torch', got {backend!r}")
         self.tables = {table.name: table for table in tables}
-        self.backend = backend
+        self._wanted: Backend = backend
+        self.updates: RowUpdates | None = None
+        self._looked_up = False
+        self._by_torchrec = backend in ("auto", "torchrec") and find_spec("torchrec") is not None
         self.collection: nn.Module = (
-            torchrec_collection(tables) if backend == "torchrec" else PlainCollection(tables)
+            torchrec_collection(tables) if self._by_torchrec else PlainCollection(tables)
         )
         # Made on the meta device and filled here: equal seeds then give equal weights, and leave
         # the generator in the same state, whatever the backend.
         self.collection.to_empty(device="cpu")
         self.reset_parameters()
+
+    @property
+    def backend(self) -> str:
+        """The backend in use where the tables are; ``auto`` depends on their device."""
+        if self._wanted != "auto":
+            return self._wanted
+        if next(self.parameters()).is_cuda:
+            return "triton" if find_spec("triton") else "torch"
+        return "torchrec" if self._by_torchrec else "torch"
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -199,9 +272,15 @@ class EmbeddingBags(nn.Module):
         """Take rows of a table one by one, [...] -> [..., embedding_dim].
 
         Raises:
-            ValueError: If there is no such table or, on CPU, a row lies outside it.
+            ValueError: If there is no such table or, on CPU, a row lies outside it; or if the
+                tables move by rows and a gradient is asked for.
         """
         weight = self.weight(table)
+        if self.updates is not None and torch.is_grad_enabled():
+            raise ValueError(
+                f"rows of table {table!r} move inside the backward of forward(); give this lookup "
+                "a feature of its own, or train the tables dense"
+            )
         if rows.device.type == "cpu":
             check_rows(table, rows, len(weight))
         return functional.embedding(rows, weight)
@@ -215,19 +294,21 @@ class EmbeddingBags(nn.Module):
 
         Raises:
             KeyError: If the batch lacks a feature.
-            ValueError: If, on CPU, an id lies outside its table.
+            ValueError: If, on CPU, an id lies outside its table; or if tables that move by rows
+                are looked up twice in one step.
         """
-        values: dict[str, Jagged] = {}
-        for table in self.tables.values():
-            dtype = self.weight(table.name).dtype
-            for feature in table.features:
-                jagged = batch[feature]
-                if jagged.values.device.type == "cpu":
-                    check_rows(feature, jagged.values, table.num_rows)
-                values[feature] = jagged._replace(
-                    weights=pooling_weights(jagged, table.pooling, dtype)
-                )
-        if self.backend == "torchrec":
+        values = {
+            feature: batch[feature] for table in self.tables.values() for feature in table.features
+        }
+        for feature, table in self._feature_tables():
+            if values[feature].values.device.type == "cpu":
+                check_rows(feature, values[feature].values, table.num_rows)
+        if self.updates is not None and torch.is_grad_enabled():
+            return self._pool_by_rows(self.updates, values)
+        for feature, table in self._feature_tables():
+            weights = pooling_weights(values[feature], table.pooling, self.weight(table.name).dtype)
+            values[feature] = values[feature]._replace(weights=weights)
+        if self.backend == "torchrec" and self._by_torchrec and self.updates is None:
             return self._pool_by_torchrec(values)
         return {
             feature: functional.embedding_bag(
@@ -238,9 +319,11 @@ class EmbeddingBags(nn.Module):
                 per_sample_weights=values[feature].weights,
                 include_last_offset=True,
             )
-            for table in self.tables.values()
-            for feature in table.features
+            for feature, table in self._feature_tables()
         }
+
+    def _feature_tables(self) -> list[tuple[str, TableConfig]]:
+        return [(feature, table) for table in self.tables.values() for feature in table.features]
 
     def _pool_by_torchrec(self, values: Mapping[str, Jagged]) -> dict[str, Tensor]:
         from torchrec import KeyedJaggedTensor
@@ -253,3 +336,72 @@ class EmbeddingBags(nn.Module):
         )
         pooled: dict[str, Tensor] = self.collection(keyed).to_dict()
         return pooled
+
+    def _pool_by_rows(self, updates: RowUpdates, values: dict[str, Jagged]) -> dict[str, Tensor]:
+        if self._looked_up:
+            raise ValueError(
+                "these tables move by rows and were looked up twice in one step, which would be "
+                "two updates; join the rows in one batch, call begin_step() before each step, or "
+                "train the tables dense"
+            )
+        self._looked_up = True
+        features = self._feature_tables()
+        if any(value.weights is not None for value in values.values()):
+            weights = [
+                pooling_weights(values[name], table.pooling, torch.float32)
+                for name, table in features
+            ]
+            return updates.pool(values, torch.cat(weights))
+        pooled = updates.pool(values, None)
+        for name, table in features:
+            if table.pooling == "mean":
+                # Of the result, not of each value: then no value needs a weight.
+                lengths = values[name].lengths().clamp(min=1)
+                pooled[name] = pooled[name] / lengths[:, None]
+        return pooled
+
+    def update_rows(self, config: RowUpdateConfig | None) -> None:
+        """Move rows inside the backward from here on, or with None give dense gradients again.
+
+        Call ``begin_step`` before each forward and ``may_move`` before each backward, as the
+        training loop does. State starts at zero. Move the layer to its device first.
+        """
+        if isinstance(self.updates, TorchRowUpdates):
+            self.updates.remove()
+        self.updates, self._looked_up = None, False
+        if config is None:
+            return
+        tables = list(self.tables.values())
+        weights = {table.name: self.weight(table.name) for table in tables}
+        kinds: dict[str, Any] = {
+            "torchrec": FbgemmRowUpdates,
+            "triton": KernelRowUpdates,
+            "torch": TorchRowUpdates,
+        }
+        self.updates = cast("RowUpdates", kinds[self.backend](tables, weights, config))
+
+    def begin_step(self, learning_rate: float) -> None:
+        """Tell row updates the learning rate of the step that begins."""
+        assert self.updates is not None
+        self._looked_up = False
+        self.updates.begin(learning_rate)
+
+    def may_move(self, loss: Tensor) -> bool:
+        """Say whether the backward may run; a loss that is not finite will move no row."""
+        assert self.updates is not None
+        return self.updates.may_move(loss)
+
+    def update_state(self) -> dict[str, Tensor]:
+        """Name the row updates' tensors as an optimizer's: ``<slot>/<parameter>``, and the step."""
+        return {} if self.updates is None else named_state(self.updates)
+
+    @torch.no_grad()
+    def load_update_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what ``update_state`` gave, of any backend, or a dense optimizer's same slots.
+
+        Raises:
+            ValueError: If a tensor is missing or of another shape, as another rule's is.
+        """
+        if self.updates is None:
+            raise ValueError("these tables do not move by rows; call update_rows first")
+        load_named_state(self.updates, tensors)

@@ -31,6 +31,7 @@ from recsys.training.checkpoint import (
     set_random_states,
 )
 from recsys.training.optim import (
+    RowTables,
     ScheduleConfig,
     clip_gradients,
     load_optimizer_tensors,
@@ -317,7 +318,7 @@ def train(
     tracker = SilentTracker() if tracker is None else tracker
     progress = StderrProgress() if progress is None else progress
     device = next(model.parameters()).device
-    run = Run(model, optimizer, config, checkpoint_dir)
+    run, tables = Run(model, optimizer, config, checkpoint_dir), RowTables(model)
     run.resume()
     state, bad_in_a_row = run.state, 0
     model.train()
@@ -328,13 +329,16 @@ def train(
             learning_rate = lr_at(state.step, config.schedule, config.num_steps)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
+            tables.begin_step(learning_rate)
             with autocast(device, config.precision):
                 loss = loss_at(state.step)
-            loss.backward()  # type: ignore[no-untyped-call]
+            # Tables that move by rows do so in here, so they hear of the loss first.
+            if tables.may_move(loss):
+                loss.backward()  # type: ignore[no-untyped-call]
             grad_norm = clip_gradients(model.parameters(), config.max_grad_norm)
 
-            # The only wait for the device in a step: weights move after loss and gradient are known
-            # to be finite, and a step that is skipped leaves them and the optimizer alone.
+            # The only wait for the device in a step: dense weights move after loss and gradient are
+            # known to be finite, and a step that is skipped leaves them and the optimizer alone.
             if bool(torch.isfinite(loss.detach() + grad_norm)):
                 optimizer.step()
                 bad_in_a_row = 0

@@ -1,6 +1,7 @@
 """AdamW with decay groups (arXiv:1711.05101), learning-rate schedules and gradient clipping.
 
-Schedules are plain functions of the step, so a resumed run needs no scheduler state.
+Schedules are plain functions of the step, so a resumed run needs no scheduler state. Embedding
+tables may be taken out of AdamW and moved by rows, inside the backward (``layers/embedding.py``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
+
+from recsys.layers.embedding import EmbeddingBags, RowUpdateConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +82,25 @@ class AdamWConfig:
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
+    tables: Literal["auto", "dense", "adam", "rowwise_adam"] = "auto"
+    """How embedding tables move. ``dense``: as any other weight, every row at every step. ``adam``:
+    only rows of the batch, inside the backward; a row's moments then rest while it does not occur.
+    ``rowwise_adam``: so too, with one word of squares a row. ``auto``: by rows where our kernels
+    do it, on CUDA, else dense."""
+    max_row_norm: float | None = 1.0
+    """What each row's gradient is clipped to where tables move by rows: a global norm is known
+    only after they have moved."""
 
     def __post_init__(self) -> None:
+        if self.tables not in ("auto", "dense", "adam", "rowwise_adam"):
+            raise ValueError(
+                f"tables is 'auto', 'dense', 'adam' or 'rowwise_adam', got {self.tables!r}"
+            )
+        if self.decay_embeddings and self.tables in ("adam", "rowwise_adam"):
+            raise ValueError(
+                f"tables that move by rows ({self.tables!r}) cannot decay; set decay_embeddings "
+                "to false, or tables to 'dense'"
+            )
         if self.weight_decay < 0:
             raise ValueError(f"weight_decay must be >= 0, got {self.weight_decay}")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
@@ -94,8 +114,10 @@ def decay_groups(
 ) -> list[dict[str, Any]]:
     """Split the trainable parameters: matrices decay, biases and norms never, embeddings by choice.
 
-    Order is that of ``named_parameters`` within each group, so it is the same in every run.
+    Order is that of ``named_parameters`` within each group, so it is the same in every run. Tables
+    that move by rows are in neither.
     """
+    by_rows = {id(one) for _, layer in row_tables(model) for one in layer.parameters()}
     tables = {
         id(parameter)
         for module in model.modules()
@@ -105,7 +127,7 @@ def decay_groups(
     decaying: list[nn.Parameter] = []
     free: list[nn.Parameter] = []
     for parameter in model.parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and id(parameter) not in by_rows:
             decays = decay_embeddings if id(parameter) in tables else parameter.ndim >= 2
             (decaying if decays else free).append(parameter)
     groups = [
@@ -115,8 +137,62 @@ def decay_groups(
     return [group for group in groups if group["params"]]
 
 
+def row_tables(model: nn.Module) -> list[tuple[str, EmbeddingBags]]:
+    """List the layers whose tables move by rows, with their place in the model."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, EmbeddingBags) and module.updates is not None
+    ]
+
+
+def row_updates(layer: EmbeddingBags, config: AdamWConfig) -> RowUpdateConfig | None:
+    """Choose how a layer's tables move; None is dense."""
+    frozen = [name for name in layer.tables if not layer.weight(name).requires_grad]
+    rule = config.tables
+    if rule == "auto":
+        rows = layer.backend == "triton" and next(layer.parameters()).is_cuda
+        rule = "adam" if rows and not frozen and not config.decay_embeddings else "dense"
+    if rule == "dense" or len(frozen) == len(layer.tables):
+        return None
+    if frozen:
+        raise ValueError(
+            f"tables {frozen} are frozen and share a layer with others that move by rows; unfreeze "
+            "them, or set tables to 'dense'"
+        )
+    return RowUpdateConfig(
+        rule=rule,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        eps=config.eps,
+        max_row_norm=config.max_row_norm,
+    )
+
+
+class RowTables:
+    """The tables of a model that move by rows, told of each step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers = [layer for _, layer in row_tables(model)]
+
+    def begin_step(self, learning_rate: float) -> None:
+        for layer in self.layers:
+            layer.begin_step(learning_rate)
+
+    def may_move(self, loss: Tensor) -> bool:
+        """Say whether the backward may run: a loss that is not finite moves no row."""
+        answers = [layer.may_move(loss) for layer in self.layers]
+        return all(answers)
+
+
 def adamw(model: nn.Module, config: AdamWConfig) -> AdamW:
-    """Build the optimizer of a model; move the model to its device first."""
+    """Build the optimizer of a model, and let its tables move as configured.
+
+    Move the model to its device first.
+    """
+    for module in model.modules():
+        if isinstance(module, EmbeddingBags):
+            module.update_rows(row_updates(module, config))
     groups = decay_groups(model, config.weight_decay, decay_embeddings=config.decay_embeddings)
     if not groups:
         raise ValueError("the model has no trainable parameter; unfreeze some")
@@ -154,17 +230,27 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
         for slot, value in slots.items():
             assert isinstance(value, Tensor), f"optimizer slot {slot} is {type(value)}"
             tensors[f"{slot}/{names[parameter]}"] = value
+    for place, layer in row_tables(model):
+        for key, value in layer.update_state().items():
+            slot, name = key.split("/", 1)
+            tensors[f"{slot}/{joined_name(place, name)}"] = value
     return tensors
+
+
+def joined_name(place: str, name: str) -> str:
+    """Name a parameter of a module within the model; the model's own place is empty."""
+    return f"{place}.{name}" if place else name
 
 
 def load_optimizer_tensors(
     model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put back the state that ``optimizer_tensors`` took.
+    """Put back the state that ``optimizer_tensors`` took, of tables that moved either way.
 
     Raises:
         ValueError: If a tensor belongs to no parameter of the optimizer.
     """
+    tensors = load_row_tables(model, tensors)
     names = {parameter: name for name, parameter in model.named_parameters()}
     # The index is the place in the groups, as Optimizer.state_dict numbers them.
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -181,3 +267,18 @@ def load_optimizer_tensors(
     optimizer.load_state_dict(
         {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
     )
+
+
+def load_row_tables(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give the tables that move by rows their state; return the tensors of all else."""
+    rest = dict(tensors)
+    for place, layer in row_tables(model):
+        names = [name for name, _ in layer.named_parameters()]
+        own = {
+            f"{slot}/{name}": rest.pop(f"{slot}/{joined_name(place, name)}")
+            for slot in {key.split("/", 1)[0] for key in tensors}
+            for name in names
+            if f"{slot}/{joined_name(place, name)}" in rest
+        }
+        layer.load_update_state(own)
+    return rest

@@ -1,0 +1,111 @@
+"""What embedding tables are: names, sizes, and how the values of a feature are pooled.
+
+Axes: B examples, M values of one feature in the whole batch, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from recsys.data.batch import Jagged
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableConfig:
+    """One table and the features that look up their rows in it.
+
+    Raises:
+        ValueError: If a size is not positive, the pooling is unknown, or a feature is named twice.
+    """
+
+    name: str
+    num_rows: int
+    """Rows with row 0, the unknown value; ids are in [0, num_rows)."""
+    embedding_dim: int
+    features: tuple[str, ...]
+    pooling: Literal["sum", "mean"] = "sum"
+    """``mean`` divides by the sum of the weights, which is the count where none are given."""
+
+    def __post_init__(self) -> None:
+        if not self.name or "." in self.name:
+            raise ValueError(f"a table's name must be non-empty without dots, got {self.name!r}")
+        if self.num_rows < 1 or self.embedding_dim < 1:
+            raise ValueError(
+                f"table {self.name!r} needs num_rows >= 1 and embedding_dim >= 1, "
+                f"got {self.num_rows} and {self.embedding_dim}"
+            )
+        if self.pooling not in ("sum", "mean"):
+            raise ValueError(
+                f"pooling of table {self.name!r} is 'sum' or 'mean', got {self.pooling!r}"
+            )
+        if not self.features or len(set(self.features)) != len(self.features):
+            raise ValueError(
+                f"table {self.name!r} needs one or more distinct features, got {self.features}"
+            )
+
+
+def check_tables(tables: Sequence[TableConfig]) -> None:
+    """Refuse tables that share a name or a feature, and no tables at all."""
+    features = [feature for table in tables for feature in table.features]
+    names = [table.name for table in tables]
+    for kind, listed in (("table", names), ("feature", features)):
+        twice = sorted({name for name in listed if listed.count(name) > 1})
+        if twice or not listed:
+            raise ValueError(f"each {kind} must be there once, got {listed}; twice: {twice}")
+
+
+def check_rows(feature: str, values: Tensor, num_rows: int) -> None:
+    """Refuse ids outside a table; waits for the device that holds ``values``.
+
+    Raises:
+        ValueError: If an id is negative or not below ``num_rows``.
+    """
+    if values.numel() == 0:
+        return
+    low, high = (int(bound) for bound in torch.aminmax(values))
+    if low < 0 or high >= num_rows:
+        raise ValueError(
+            f"feature {feature!r} has id {low if low < 0 else high}; its table allows "
+            f"[0, {num_rows}). Was it encoded with another vocabulary than the model's?"
+        )
+
+
+def pooling_weights(values: Jagged, pooling: str, dtype: torch.dtype) -> Tensor:
+    """Weigh each value such that a weighted sum is the wanted pooling, [M].
+
+    An example whose weights sum to zero has the mean zero.
+    """
+    if values.weights is None:
+        weights = torch.ones(len(values.values), dtype=dtype, device=values.values.device)
+    else:
+        weights = values.weights.to(dtype)
+    if pooling == "sum":
+        return weights
+    segments = values.segments()  # [M]
+    totals = weights.new_zeros(values.batch_size).index_add(0, segments, weights)  # [B]
+    return torch.where(totals == 0, totals, 1 / totals)[segments] * weights
+
+
+class PlainCollection(nn.Module):
+    """The weights of all tables in plain torch, named as TorchRec names them."""
+
+    def __init__(self, tables: Sequence[TableConfig]) -> None:
+        super().__init__()
+        self.embedding_bags = nn.ModuleDict(
+            {
+                table.name: nn.EmbeddingBag(
+                    table.num_rows,
+                    table.embedding_dim,
+                    mode="sum",
+                    include_last_offset=True,
+                    # Drawing into a meta tensor would import torch's compiler, for two seconds.
+                    _weight=torch.empty(table.num_rows, table.embedding_dim, device="meta"),
+                )
+                for table in tables
+            }
+        )
