@@ -38,7 +38,7 @@ class OptimizerConfig:
     """Round bf16 and fp16 rows up or down at random, keyed on (seed, step, row, column)."""
     seed: int = 0
     max_row_norm: float | None = None
-    """Greatest length of a row's gradient, summed over the batch; longer ones are scaled down to it,
+    """Greatest length of a row's gradient, summed over the batch; longer ones are scaled to it,
     and a row whose gradient is not finite stays as it is. None does neither."""
 
     def __post_init__(self) -> None:
