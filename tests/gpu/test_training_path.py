@@ -1,6 +1,7 @@
 """The whole training path on a GPU with torch, numpy and safetensors alone."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -54,11 +55,11 @@ def catalogue() -> ItemCatalogue:
     return ItemCatalogue(content, Jagged.from_lists(lists))
 
 
-def model_on(device: torch.device | str) -> TwoTower:
+def model_on(device: torch.device | str, backend: str = "torch") -> TwoTower:
     torch.manual_seed(3)
     labels = world().item_rows[world().label_positions("train")]
     counts = torch.from_numpy(np.bincount(labels, minlength=NUM_ITEMS + 1))
-    return TwoTower(SMALL, INPUTS, catalogue(), counts).to(device)
+    return TwoTower(replace(SMALL, backend=backend), INPUTS, catalogue(), counts).to(device)
 
 
 def queries(split: str) -> JaggedBatch:
@@ -77,9 +78,14 @@ def evaluated(model: nn.Module, device: torch.device | str, split: str) -> Ranki
 
 
 def fit(
-    device: torch.device, folder: Path, *, precision: str = "auto", killed_at: int | None = None
+    device: torch.device,
+    folder: Path,
+    *,
+    precision: str = "auto",
+    backend: str = "torch",
+    killed_at: int | None = None,
 ) -> tuple[TwoTower, TrainResult]:
-    model = model_on(device)
+    model = model_on(device, backend)
     positions = world().label_positions("train")
     order = BatchOrder(len(positions), 256, 3)
 
@@ -118,21 +124,27 @@ def end_of_run(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(newest.glob("*.safetensors"))}
 
 
-def test_training_on_cuda_learns_the_world(cuda: torch.device, tmp_path: Path):
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_training_on_cuda_learns_the_world(cuda: torch.device, tmp_path: Path, backend: str):
     untrained = evaluated(model_on(cuda).eval(), cuda, "test").metrics["ndcg@10"]
-    model, result = fit(cuda, tmp_path)
+    model, result = fit(cuda, tmp_path, backend=backend)
     assert next(model.parameters()).device == cuda
     assert result.bad_steps == 0
     # The last item alone decides the next, so a model that learned the cycle is right.
     assert evaluated(model, cuda, "test").metrics["ndcg@10"] > max(0.8, 2 * untrained)
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_killed_run_resumes_to_the_same_bits(cuda: torch.device, tmp_path: Path, precision: str):
-    fit(cuda, tmp_path / "whole", precision=precision)
+def test_a_killed_run_resumes_to_the_same_bits(
+    cuda: torch.device, tmp_path: Path, precision: str, backend: str
+):
+    """With ``triton``, tables move by rows and their state is part of the checkpoint."""
+    how = {"precision": precision, "backend": backend}
+    fit(cuda, tmp_path / "whole", **how)
     with pytest.raises(Killed):
-        fit(cuda, tmp_path / "killed", precision=precision, killed_at=70)
-    fit(cuda, tmp_path / "killed", precision=precision)
+        fit(cuda, tmp_path / "killed", killed_at=70, **how)
+    fit(cuda, tmp_path / "killed", **how)
     whole, resumed = end_of_run(tmp_path / "whole"), end_of_run(tmp_path / "killed")
     assert set(whole) == {
         f"{name}.safetensors" for name in ("best", "model", "optimizer", "random")
