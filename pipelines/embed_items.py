@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +23,12 @@ from recsys.content.embedding_cache import encode_cached
 def raw_files(config: RunConfig) -> Mapping[str, Path]:
     """Name the files of an encoder that is given by path."""
     return encoder_files(config.content)
+
+
+def described_by(folder: Path) -> dict[str, str]:
+    """Name the language model and the prompt behind the attributes of items."""
+    summary = json.loads((folder / "enrichment.json").read_text())
+    return {name: summary[name] for name in ("model", "prompt_version")}
 
 
 def embed_items(context: StageContext) -> StageRows:
@@ -53,6 +60,7 @@ def embed_items(context: StageContext) -> StageRows:
         "num_items": len(texts),
         "num_texts": num_texts,
         "num_enriched": len(known),
+        "described_by": described_by(context.inputs["enrich_items"]) if known else None,
     }
     (context.output / "content.json").write_text(to_json(summary))
     return StageRows(rows_in=len(texts), rows_out=num_texts)

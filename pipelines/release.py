@@ -30,6 +30,7 @@ from serving.delta import chain_of
 from serving.manifest import (
     CURRENT,
     ContentSource,
+    EnrichmentSource,
     Verdict,
     bundle_directory,
     read_manifest,
@@ -81,6 +82,23 @@ def digest_of_config(config: RunConfig) -> str:
     return digest_of_json(table)
 
 
+def content_source(context: StageContext) -> ContentSource:
+    """Tell how item text became vectors, so that new items can be treated alike."""
+    config = context.config
+    made = read_json(context.inputs["embed_items"] / "content.json")
+    enrichment = None
+    if made["described_by"] is not None:
+        settings = plain(config.enrichment)
+        enrichment = EnrichmentSource(settings=settings, **made["described_by"])
+    return ContentSource(
+        encoder=config.content.encoder,
+        text_columns=list(config.content.text_columns),
+        settings=plain(config.content),
+        name=made["encoder"],
+        enrichment=enrichment,
+    )
+
+
 def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     """Gather what a request needs from the artefacts."""
     features = context.inputs["build_features"]
@@ -113,14 +131,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
             item_vectors=np.load(
                 context.inputs["build_index"] / "item_vectors.npy", allow_pickle=False
             ),
-            content_source=ContentSource(
-                encoder=context.config.content.encoder,
-                text_columns=list(context.config.content.text_columns),
-                settings=plain(context.config.content),
-                name=json.loads((context.inputs["embed_items"] / "content.json").read_text())[
-                    "encoder"
-                ],
-            ),
+            content_source=content_source(context),
         ),
         user_features={
             feature["name"]: feature["cardinality"] for feature in described["user_features"]

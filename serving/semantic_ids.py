@@ -210,7 +210,7 @@ class ItemSemanticIds:
         if bool(((codes[:, 0] != NO_CODE) != given).any()):
             raise ValueError("a new item has an ID without an id row, or an id row without an ID")
         extended = type(self)(
-            ids=_with_codes(self.ids, rows[given], codes[given]),
+            ids=with_codes(self.ids, rows[given], codes[given]),
             id_rows=np.concatenate([self.id_rows, new.id_rows]),
             quantizer_directory=self.quantizer_directory,
         )
@@ -218,10 +218,18 @@ class ItemSemanticIds:
         return extended
 
 
-def _with_codes(ids: SemanticIds, rows: Tensor, codes: Tensor) -> SemanticIds:
-    """Return the version that follows by appending; ``ids`` itself where nothing is new.
+def with_codes(ids: SemanticIds, rows: Tensor, codes: Tensor) -> SemanticIds:
+    """Append codes that are known: what recsys.semantic_ids.lifecycle.append gives.
 
-    The same as recsys.semantic_ids.lifecycle.append gives, without a quantiser.
+    Args:
+        rows: Id rows of the codes, [R] int64.
+        codes: [R, L] int32.
+
+    Returns:
+        The version that follows; ``ids`` itself where it has all of them.
+
+    Raises:
+        ValueError: An ID would move, or two id rows would share one.
     """
     size = max(ids.num_item_rows, int(rows.max()) + 1 if len(rows) else 1)
     grown = torch.full((size, ids.num_levels), NO_CODE, dtype=torch.int32)
@@ -250,14 +258,16 @@ def check_source(
     Raises:
         ValueError: Names the directory and what differs, both versions where they do.
     """
-    source = None if found is None else found.source
-    if source == says:
+    if says is None and (found is not None or (directory / FOLDER).exists()):
+        raise ValueError(f"{directory}: its manifest names no semantic IDs; release it again")
+    if found is None or says is None:
+        if says is not None:
+            raise ValueError(
+                f"{directory} is to have semantic IDs {says.version}, but its parent has no "
+                "semantic IDs; make it again"
+            )
         return
-    if source is None or says is None:
-        raise ValueError(
-            f"{directory} leads to {source and source.version} as its semantic IDs, its manifest "
-            f"says {says and says.version}; release it again"
-        )
+    source = found.source
     for name, value in source.model_dump().items():
         if value != (said := getattr(says, name)):
             raise ValueError(
