@@ -193,11 +193,7 @@ def write_delta(
         expected = (len(items), load_array(path, np.float32, 2).shape[1])
         if vectors.shape != expected:
             raise ValueError(f"{name} of the new items must be {expected}, got {vectors.shape}")
-    ids = semantic_ids_of(chain)
-    if semantic_ids is not None:
-        if ids is None:
-            raise ValueError(f"bundle {parent_version} has no semantic IDs that could be extended")
-        ids = ids.extended(semantic_ids)
+    ids = _extended(semantic_ids_of(chain), semantic_ids, parent_version)
     parent = Catalogue.load(chain[0].directory)
     for link in chain[1:]:
         parent = Delta.load(link).extend(parent)
@@ -228,10 +224,20 @@ def write_delta(
             dimensions=dimensions,
             models=newest.manifest.models,
             content=newest.manifest.content,
-            semantic_ids=None if ids is None else ids.source,
+            semantic_ids=ids.source if ids else None,
         )
         Delta.load(Link(directory, manifest, "")).extend(parent)
     return final
+
+
+def _extended(
+    parent: ItemSemanticIds | None, new: NewIds | None, parent_version: str
+) -> ItemSemanticIds | None:
+    if new is None:
+        return parent
+    if parent is None:
+        raise ValueError(f"bundle {parent_version} has no semantic IDs that could be extended")
+    return parent.extended(new)
 
 
 def _catalogue_of(items: Sequence[NewItem], parent: Catalogue) -> Catalogue:
