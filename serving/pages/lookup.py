@@ -34,6 +34,8 @@ class ItemCard:
     title: str
     """The item's id where it has no title."""
     categories: list[str]
+    semantic_id: str | None
+    """Codes of its content, coarse to fine; null without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,12 @@ class UserCard:
 
 def item_card(bundle: Bundle, item_row: int) -> ItemCard:
     """Describe an item."""
-    catalogue = bundle.catalogue
+    catalogue, semantic_ids = bundle.catalogue, bundle.semantic_ids
     return ItemCard(
         item_id=catalogue.item_ids[item_row],
         title=catalogue.title_of(item_row),
         categories=catalogue.categories_of(item_row),
+        semantic_id=semantic_ids.text(item_row) or None if semantic_ids else None,
     )
 
 
@@ -68,7 +71,7 @@ def past_items(bundle: Bundle, user_row: int, k: int) -> list[PastItem]:
     for place in range(len(rows) - 1, max(len(rows) - 1 - k, -1), -1):
         card = item_card(bundle, int(rows[place]))
         moment = None if times is None else int(times[place])
-        found.append(PastItem(card.item_id, card.title, card.categories, moment))
+        found.append(PastItem(card.item_id, card.title, card.categories, card.semantic_id, moment))
     return found
 
 

@@ -3,7 +3,7 @@
 import { Combobox } from "./combobox.js";
 import { showHistory, showList, showVisit } from "./lists.js";
 import * as server from "./server.js";
-import { changeInWords, curlOf, items, notesOf, users } from "./words.js";
+import { changeInWords, curlOf, detailsOf, items, notesOf, users } from "./words.js";
 
 const at = (id) => document.getElementById(id);
 const state = { user: "", session: [], category: "", k: 10, explain: true };
@@ -166,6 +166,7 @@ async function similar(id, from) {
   const dialog = at("similar");
   const [card] = await server.titled([id]);
   at("similar-title").textContent = `Similar to ${card.title}`;
+  at("similar-details").textContent = detailsOf(card);
   at("similar-note").textContent = "";
   at("similar-list").replaceChildren();
   dialog.onclose = () => from?.isConnected && from.focus();

@@ -1,6 +1,6 @@
 // What the page asks of the server. Texts that come back are data: they are only ever set as text.
 
-const cards = new Map(); // item_id -> {item_id, title, categories}
+const cards = new Map(); // item_id -> {item_id, title, categories, semantic_id}
 const MAX_IDS = 50;
 let bundle = null;
 

@@ -3,6 +3,7 @@
 export const SOURCES = {
   two_tower: { label: "taste", told: "two-tower model" },
   item_to_item: { label: "together", told: "taken together" },
+  content: { label: "alike", told: "content is alike: the semantic IDs begin alike" },
   popular: { label: "popular", told: "popular with everyone" },
 };
 
@@ -27,7 +28,7 @@ function degradedInWords(note, asked, titles) {
     case "stale_data":
       return "The newest event is long past, so times are counted from then.";
     case "everything_filtered":
-      return which.startswith("categories")
+      return which.startsWith("categories")
         ? "Nothing new is left in this category, so the list ignores it."
         : "Everything was seen already, so seen items are shown again.";
     case "everything_excluded":
@@ -44,6 +45,14 @@ export function notesOf(reply, asked, titles = new Map()) {
   }
   if (!reply.items.length) notes.push("There is nothing to show.");
   return notes;
+}
+
+// What is known of one item, for the head of its dialog.
+export function detailsOf({ item_id, categories, semantic_id }) {
+  const parts = [`item ${item_id}`];
+  if (categories.length) parts.push(categories.join(", "));
+  if (semantic_id) parts.push(`semantic ID ${semantic_id}`);
+  return parts.join(" \u00b7 ");
 }
 
 export function changeInWords({ entered, up, down, left }) {

@@ -305,6 +305,8 @@ def test_similar_items_open_and_escape_gives_the_focus_back(open_page, address):
     ids = "rows => rows.map(row => row.dataset.id)"
     shown = page.eval_on_selector_all("#similar-list .item", ids)
     assert shown == [item["item_id"] for item in reply["items"]]
+    [card] = asked(address, f"/v1/items?id={listed(page)[1]}")["items"]
+    assert page.inner_text("#similar-details").endswith(f"semantic ID {card['semantic_id']}")
     page.keyboard.press("Escape")
     assert more.evaluate("one => one === document.activeElement")
     more.click()

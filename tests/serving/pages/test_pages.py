@@ -5,6 +5,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from serving.app import create_app
+from serving.bundle import load_bundle
 from serving.manifest import publish
 from serving.pages.pages import STATIC
 from serving.settings import Settings
@@ -102,12 +103,14 @@ def test_scripts_set_texts_only_as_texts():
 # ---- items
 
 
-def test_search_finds_titles_with_their_categories(client):
+def test_search_finds_titles_with_their_categories(client, released):
+    own = load_bundle(released / "bundle-v1").semantic_ids
     items = client.get("/v1/search", params={"q": "TITLE 10"}).json()["items"]
     assert items[0] == {
         "item_id": "item-10",
         "title": "Title 10 \u00fc\u4e16\U0001f600",
         "categories": ["even", "tens"],
+        "semantic_id": own.text(10),
     }
     assert len(client.get("/v1/search", params={"q": "", "k": 3}).json()["items"]) == 3
 
