@@ -22,6 +22,8 @@ LOW_ROW = 15
 """Height of one model's line within a group, in pixels."""
 LINES_HEIGHT = 220
 """Of a chart of lines, in pixels."""
+QUARTERS = [0, 0.25, 0.5, 0.75, 1]
+"""Ticks of an axis of shares: as many as a phone has room for."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 INK, QUIET, LINE = "var(--ink)", "var(--quiet)", "var(--line)"
 SHARED, NOBODY, SECOND = "var(--shared)", "var(--nobody)", "var(--second)"
@@ -88,6 +90,11 @@ class Bar:
 def color_of(place: int) -> str:
     """Name the page's colour of the model at a place of the list of models."""
     return f"var(--m{place % NUM_COLORS})"
+
+
+def crowd_color(place: int) -> str:
+    """Name the page's colour of a part of five, the first the strongest."""
+    return f"var(--crowd{place})"
 
 
 def compiled(chart: Any) -> dict[str, Any]:
@@ -197,7 +204,7 @@ def gap_chart(
         {"label": label, "low": min(means), "high": max(means)} for label, means in rows.items()
     ]
     y = alt.Y("label:N", title=None, scale=alt.Scale(domain=list(labels)))
-    scale, axis = alt.Scale(domain=[0, 1]), alt.Axis(format=".0%")
+    scale, axis = alt.Scale(domain=[0, 1]), alt.Axis(format=".0%", values=QUARTERS)
     joined = (
         alt.Chart({"values": gaps})
         .mark_rule(strokeWidth=3, color=LINE)
@@ -231,7 +238,7 @@ def share_chart(
                 "share:Q",
                 title=x_title,
                 scale=alt.Scale(domain=[0, 1]),
-                axis=alt.Axis(format=".0%"),
+                axis=alt.Axis(format=".0%", values=QUARTERS),
             ),
             color=colored(colors),
             order=alt.Order("order:Q"),

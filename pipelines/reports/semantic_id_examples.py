@@ -179,18 +179,19 @@ def moved_items(now: Neighbourhood, before: Neighbourhood) -> list[MovedItem]:
     both = (now.codes[:, 0] >= 0) & (before.codes[:, 0] >= 0)
     kept = (now.codes == before.codes).int().cumprod(1).sum(1)
     popularity = now.reported.catalogue.popularity
-    found = []
+    chosen: list[tuple[int, int]] = []
     for level in range(now.codes.shape[1]):
         rows = (both & (kept == level)).nonzero().flatten().tolist()
-        for row in sorted(rows, key=lambda row: (-int(popularity[row]), row))[:MOVED_EACH]:
-            found.append(
-                MovedItem(
-                    title=now.title(row),
-                    before=before.text(row),
-                    after=now.text(row),
-                    num_kept=level,
-                    beside_before=before.companions(row),
-                    beside_after=now.companions(row),
-                )
-            )
-    return found
+        rows.sort(key=lambda row: (-int(popularity[row]), row))
+        chosen += [(row, level) for row in rows[:MOVED_EACH]]
+    return [
+        MovedItem(
+            title=now.title(row),
+            before=before.text(row),
+            after=now.text(row),
+            num_kept=level,
+            beside_before=before.companions(row),
+            beside_after=now.companions(row),
+        )
+        for row, level in chosen
+    ]

@@ -19,7 +19,9 @@ MOST_ITEMS = 0.5
 
 
 def main_categories(categories: Sequence[Sequence[str]]) -> tuple[Tensor, list[str]]:
-    """Choose one category for each item: the commonest of its own that at most half of them have.
+    """Choose one category for each item: the commonest of its own.
+
+    One that more than half of the items have counts only where an item has no other.
 
     Args:
         categories: Of each item, [N] lists; equal counts are told apart by name.
@@ -28,14 +30,10 @@ def main_categories(categories: Sequence[Sequence[str]]) -> tuple[Tensor, list[s
         The category's number per item, [N] int64, -1 without one, and the names by number.
     """
     counts = Counter(name for names in categories for name in set(names))
-    most = max(1.0, MOST_ITEMS * sum(bool(names) for names in categories))
-    order = sorted(counts, key=lambda name: (-counts[name], name))
-    names = [name for name in order if counts[name] <= most]
+    most = MOST_ITEMS * sum(bool(names) for names in categories)
+    names = sorted(counts, key=lambda name: (counts[name] > most, -counts[name], name))
     place = {name: number for number, name in enumerate(names)}
-    found = [
-        min((place[name] for name in own if name in place), default=NO_CATEGORY)
-        for own in categories
-    ]
+    found = [min((place[name] for name in own), default=NO_CATEGORY) for own in categories]
     return torch.tensor(found, dtype=torch.int64), names
 
 

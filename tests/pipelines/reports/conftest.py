@@ -1,11 +1,18 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from pipelines.reports.report_data import Provenance, ReportData, read_report_data
+from pipelines.reports.semantic_id_data import Catalogue, ReportedIds
 from pipelines.reports.synthetic_evaluation import SyntheticEvaluation, write_synthetic_evaluation
+from recsys.semantic_ids.collisions import assign_semantic_ids
+from recsys.semantic_ids.kmeans import Centres
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans
 
 Reported = Callable[..., ReportData]
 
@@ -51,3 +58,59 @@ def reported(tmp_path: Path) -> Reported:
 @pytest.fixture(scope="session")
 def plain_report(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
     return read(tmp_path_factory.mktemp("evaluation"), SyntheticEvaluation())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlantedIds:
+    """Eight items whose codes, categories and popularity are known; see ``planted``.
+
+    Items 1 to 8 have codes 0-0 0-0 0-1 0-1 1-0 1-0 1-1 1-1 as encoded: each shares them with one
+    other item, and the third code numbers the two. Categories follow the first code, but for item
+    4, which has none, and item 8, which has the other one.
+    """
+
+    titles: tuple[str, ...] = tuple("ABCDEFGH")
+    has_popularity: bool = True
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def planted(made: PlantedIds) -> ReportedIds:
+    quantizer = ResidualKMeans(
+        [
+            Centres(torch.tensor([[10.0, 0.0], [0.0, 10.0]]), torch.zeros(2)),
+            Centres(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.zeros(2)),
+        ]
+    )
+    pairs = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]).repeat_interleave(2, 0)
+    nudge = torch.tensor([[0.1, 0.0], [0.0, 0.1]]).repeat(4, 1)
+    vectors = torch.cat([torch.zeros(1, 2), quantizer.decode(pairs) + nudge])
+    ids = assign_semantic_ids(quantizer, vectors, method="extra_level")
+    popularity = [0, 90, 80, 70, 60, 5, 4, 3, 2] if made.has_popularity else [0] * 9
+    values: dict[str, Any] = {
+        "ids": ids,
+        "quantizer": quantizer,
+        "id_rows": np.arange(9),
+        "vectors": vectors,
+        "catalogue": Catalogue(
+            titles=["", *made.titles, *"ABCDEFGH"[len(made.titles) :]],
+            categories=[[], ["x"], ["x"], ["x"], [], ["y"], ["y"], ["y"], ["x"]],
+            popularity=np.array(popularity),
+        ),
+        "title": "planted",
+        "method": "rq_kmeans",
+        "how": "trained",
+        "encoder": "by hand",
+        "settings": {"method": "rq_kmeans", "num_levels": 2},
+    }
+    return ReportedIds(**(values | dict(made.changes)))
+
+
+@pytest.fixture
+def planted_ids() -> Callable[..., ReportedIds]:
+    """Make a version of semantic IDs whose report is known: planted_ids(how="kept")."""
+
+    def made(**options: Any) -> ReportedIds:
+        size = {name: options.pop(name) for name in ("titles", "has_popularity") if name in options}
+        return planted(PlantedIds(**size, changes=options))
+
+    return made

@@ -38,6 +38,8 @@ def test_main_category_is_the_commonest_that_still_tells_items_apart() -> None:
     ]
     numbers, names = main_categories(lists)
     found = [names[number] if number >= 0 else None for number in numbers.tolist()]
-    assert found == ["hair", "hair", "skin", "skin", None, None]
-    assert "shop" not in names
+    assert found == ["hair", "hair", "skin", "skin", "shop", None]
+    assert names[-1] == "shop"
+    numbers, names = main_categories([["x"], ["x"], ["y"]])
+    assert [names[number] for number in numbers.tolist()] == ["x", "x", "y"]
     assert main_categories([[], []])[0].tolist() == [-1, -1]
