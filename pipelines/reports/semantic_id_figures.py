@@ -289,8 +289,8 @@ def purity_figure(report: SemanticIdReport) -> Figure | None:
             f"{percent(pure)} of items are of their first code's main category; by chance "
             f"{percent(chance)} would be",
             "Share of items in the commonest category of their prefix, against the same with the "
-            "categories dealt out at random: a prefix of one item is pure whatever it means. An item "
-            "with several categories counts with the commonest that not most items have.",
+            "categories dealt out at random: a prefix of one item is pure whatever it means. Each "
+            "item counts with its commonest category, one of most items only if it has no other.",
             "Share of items in the commonest category of their prefix, and the same by chance.",
         ),
         rows,

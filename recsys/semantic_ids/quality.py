@@ -229,7 +229,8 @@ def quality_report(
             f"version {ids.version[:12]} was made by quantiser {ids.quantizer_digest[:12]}, this "
             f"is {quantizer.digest[:12]}; load the quantiser saved with the IDs"
         )
-    rows = ids.item_rows if item_rows is None else item_rows.to(ids.item_rows)
+    # Sorted, so that the sampled items do not depend on the order in which rows are named.
+    rows = ids.item_rows if item_rows is None else torch.unique(item_rows.to(ids.item_rows))
     rows = rows[ids.codes[rows, 0] != NO_CODE].to(vectors.device)
     if len(rows) == 0:
         raise ValueError(f"version {ids.version[:12]} has no item with an ID, nothing to measure")
