@@ -40,7 +40,8 @@ class Jagged(NamedTuple):
     def segments(self) -> Tensor:
         """Name the example that owns each value, [M] int64."""
         examples = torch.arange(self.batch_size, device=self.offsets.device)
-        return torch.repeat_interleave(examples, self.lengths())
+        # Told the size, it need not wait for the device to find it out.
+        return torch.repeat_interleave(examples, self.lengths(), output_size=len(self.values))
 
     def padded(self, length: int, *, fill: int = 0) -> Tensor:
         """Lay the last ``length`` values of each example right-aligned, [B, length]."""

@@ -13,6 +13,7 @@ Axes: B examples, M values of all features, U different rows, D width.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
@@ -293,11 +294,15 @@ class TorchRowUpdates(DeviceScalars):
         return pooled
 
     def _hook(self, name: str) -> object:
+        # Weak: the weight holds the hook out of the garbage collector's sight, so a hook that held
+        # this object, which holds the weight, would keep both for ever.
+        this = weakref.ref(self)
+
         def apply(weight: Tensor) -> None:
-            grad, weight.grad = weight.grad, None
-            if grad is not None:
+            updates, grad, weight.grad = this(), weight.grad, None
+            if updates is not None and grad is not None:
                 with torch.no_grad():
-                    self._move(name, grad.coalesce())
+                    updates._move(name, grad.coalesce())
 
         return apply
 

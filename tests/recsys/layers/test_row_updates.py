@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -260,3 +263,13 @@ def test_batches_without_values_move_nothing() -> None:
         before = weights_of(bags)
         step(bags, batch)
         assert all(torch.equal(value, before[name]) for name, value in bags.state_dict().items())
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_layer_that_nobody_holds_is_freed(backend: str) -> None:
+    bags = layer_of(backend, "adam")
+    step(bags, random_batch(0))
+    weight = weakref.ref(bags.weight("item"))
+    del bags
+    gc.collect()
+    assert weight() is None

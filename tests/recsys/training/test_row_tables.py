@@ -1,0 +1,167 @@
+"""Training with tables that move by rows, through the loop and its checkpoints."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.layers.embedding import EmbeddingBags, TableConfig
+from recsys.training.loop import TrainConfig, train
+from recsys.training.optim import (
+    AdamWConfig,
+    ScheduleConfig,
+    adamw,
+    decay_groups,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    row_tables,
+)
+from recsys.training.progress import SilentTracker
+
+NUM_ROWS = 31
+WEIGHT = "bags.collection.embedding_bags.item.weight"
+
+
+class Quiet:
+    def show(self, step, num_steps, **values): ...
+
+
+class Tower(nn.Module):
+    """Item i is followed by item i + 3; pooled history against every item."""
+
+    def __init__(self, backend="torch"):
+        super().__init__()
+        torch.manual_seed(4)
+        tables = [
+            TableConfig(name="item", num_rows=NUM_ROWS, embedding_dim=8, features=("history",)),
+            TableConfig(name="out", num_rows=NUM_ROWS, embedding_dim=8, features=("label",)),
+        ]
+        self.bags = EmbeddingBags(tables, backend)
+        self.query = nn.Linear(8, 8)
+
+    def loss_at(self, step):
+        start = torch.arange(step * 5, step * 5 + 12) % 30
+        history = JaggedBatch(
+            {
+                "history": Jagged(
+                    (start[:, None] + torch.tensor([0, 3])).flatten() % 30 + 1,
+                    torch.arange(0, 25, 2),
+                ),
+                "label": Jagged.one_each((start + 6) % 30 + 1),
+            }
+        )
+        pooled = self.bags(history)
+        scores = self.query(pooled["history"]) @ pooled["label"].T
+        return functional.cross_entropy(scores, torch.arange(12))
+
+
+def config_of(num_steps, **settings):
+    defaults = {"schedule": ScheduleConfig(learning_rate=0.02), "checkpoint_every": 5}
+    return TrainConfig(num_steps=num_steps, **{**defaults, **settings})
+
+
+def run(model, num_steps, *, loss_at=None, folder=None, tables="adam", **settings):
+    optimizer = adamw(model, AdamWConfig(tables=tables))
+    result = train(
+        model,
+        loss_at or model.loss_at,
+        optimizer,
+        config_of(num_steps, **settings),
+        tracker=SilentTracker(),
+        progress=Quiet(),
+        checkpoint_dir=folder,
+    )
+    return optimizer, result
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_loss_falls_and_both_backends_end_alike(backend):
+    model, other = Tower(backend), Tower("torch")
+    before = sum(model.loss_at(step).item() for step in range(6))
+    for one in (model, other):
+        run(one, 60)
+    with torch.no_grad():
+        after = sum(model.loss_at(step).item() for step in range(6))
+    assert after < 0.5 * before
+    for name, value in other.state_dict().items():
+        # Sixty steps of Adam, whose first ones divide rounding by rounding.
+        torch.testing.assert_close(model.state_dict()[name], value, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_step_with_a_bad_loss_moves_no_table(backend):
+    model, states = Tower(backend), {}
+
+    def loss_at(step):
+        states[step] = {name: value.clone() for name, value in model.state_dict().items()}
+        loss = model.loss_at(step)
+        return loss * math.nan if step in (3, 4) else loss
+
+    _, result = run(model, 7, loss_at=loss_at)
+    assert result.bad_steps == 2
+    for name in states[3]:
+        assert torch.equal(states[5][name], states[3][name]), name
+        assert not torch.equal(states[6][name], states[5][name]), name
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_run_that_was_stopped_ends_with_the_same_bits(backend, tmp_path):
+    whole = Tower(backend)
+    run(whole, 17, folder=tmp_path / "whole")
+
+    def stopped(step):
+        if step == 12:
+            raise KeyboardInterrupt
+        return first.loss_at(step)
+
+    first = Tower(backend)
+    with pytest.raises(KeyboardInterrupt):
+        run(first, 17, loss_at=stopped, folder=tmp_path / "stopped")
+    resumed = Tower(backend)
+    run(resumed, 17, folder=tmp_path / "stopped")
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize(("source", "target"), [("dense", "adam"), ("adam", "dense")])
+def test_a_run_goes_on_with_tables_that_move_the_other_way(source, target):
+    model = Tower()
+    optimizer, _ = run(model, 9, tables=source)
+    saved = {name: value.clone() for name, value in optimizer_tensors(model, optimizer).items()}
+    shapes = {name: tuple(value.shape) for name, value in saved.items()}
+    assert shapes[f"exp_avg/{WEIGHT}"] == shapes[f"exp_avg_sq/{WEIGHT}"] == (NUM_ROWS, 8)
+    assert saved[f"step/{WEIGHT}"] == 9
+    other = Tower("triton")
+    other_optimizer = adamw(other, AdamWConfig(tables=target))
+    load_optimizer_tensors(other, other_optimizer, saved)
+    again = optimizer_tensors(other, other_optimizer)
+    assert again.keys() == saved.keys()
+    assert all(torch.equal(again[name], value) for name, value in saved.items())
+
+
+def test_tables_that_move_by_rows_are_in_no_group_of_the_optimizer():
+    model = Tower()
+    optimizer = adamw(model, AdamWConfig(tables="adam"))
+    held = [one for group in optimizer.param_groups for one in group["params"]]
+    assert {id(one) for one in held} == {id(one) for one in model.query.parameters()}
+    assert [name for name, _ in row_tables(model)] == ["bags"]
+    adamw(model, AdamWConfig(tables="auto"))
+    assert row_tables(model) == [], "on CPU tables are dense"
+    assert len(decay_groups(model, 0.1, decay_embeddings=False)[1]["params"]) == 3
+
+
+def test_what_does_not_go_together_is_refused():
+    with pytest.raises(ValueError, match="cannot decay"):
+        AdamWConfig(tables="adam", decay_embeddings=True)
+    with pytest.raises(ValueError, match="tables is 'auto', 'dense'"):
+        AdamWConfig(tables="lazy")
+    model = Tower()
+    model.bags.weight("item").requires_grad_(False)
+    with pytest.raises(ValueError, match=r"tables \['item'\] are frozen"):
+        adamw(model, AdamWConfig(tables="adam"))
+    model.bags.requires_grad_(False)
+    adamw(model, AdamWConfig(tables="adam"))
+    assert row_tables(model) == []
