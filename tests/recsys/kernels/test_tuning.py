@@ -1,0 +1,198 @@
+"""The tuned configurations: found, kept on disk, shared by processes, never trusted blindly."""
+
+import json
+import logging
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+
+from recsys.kernels import tuning
+from recsys.kernels.tuning import (
+    Measured,
+    Question,
+    asking,
+    cache_folder,
+    climb,
+    config_for,
+    file_name,
+    lookup,
+    neighbours,
+    shape_class,
+    store,
+    trying,
+)
+
+DEVICE = "NVIDIA Example 9000 (test)"
+DEFAULT = {"block_b": 8, "num_warps": 4}
+TUNED = {"block_b": 32, "num_warps": 2}
+SHAPES = shape_class(dim=64, length=20)
+
+
+def question(shapes: str = SHAPES, default: dict[str, int] = DEFAULT) -> Question:
+    return Question(
+        kernel="topk_search.group_maxima", shapes=shapes, dtype=torch.bfloat16, default=default
+    )
+
+
+def measured(shapes: str = SHAPES) -> Measured:
+    return Measured(question=question(shapes), config=TUNED, ms=0.5, default_ms=0.75)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RECSYS_KERNEL_CACHE", str(tmp_path / "kernels"))
+    tuning.forget()
+    return tmp_path / "kernels"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: DEVICE)
+
+
+def ask(default: dict[str, int] = DEFAULT) -> dict[str, int]:
+    return config_for("topk_search.group_maxima", SHAPES, torch.bfloat16, default)
+
+
+def test_near_shapes_share_a_class() -> None:
+    assert shape_class(dim=48, length=19.5) == shape_class(dim=64, length=20) == "dim64-length32"
+    assert shape_class(dim=65, length=0) == "dim128-length1"
+
+
+def test_what_was_stored_is_what_a_launch_gets(gpu: None, folder: Path) -> None:
+    assert ask() == DEFAULT
+    path = store([measured()], DEVICE)
+    assert path == folder / "nvidia-example-9000-test.json"
+    assert ask() == TUNED
+    tuning.forget()
+    assert ask({"another_number": 1}) == {"another_number": 1}, "of another kernel's numbers"
+    assert lookup(question("dim128-length32"), DEVICE) is None
+    assert lookup(question(), "NVIDIA Other") is None
+
+
+def test_without_a_gpu_the_default_stands() -> None:
+    store([measured()], DEVICE)
+    assert ask() == DEFAULT
+
+
+def test_entries_of_other_sources_do_not_count(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    store([measured()], DEVICE)
+    monkeypatch.setattr(tuning, "source_digest", lambda kernel: "changed")
+    assert ask() == DEFAULT
+
+
+def test_the_users_own_measurements_go_before_the_shipped_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "shipped")
+    shipped = Measured(question=question(), config=DEFAULT, ms=1, default_ms=1)
+    store([shipped], DEVICE, tmp_path / "shipped")
+    assert lookup(question(), DEVICE) == DEFAULT
+    store([measured()], DEVICE)
+    assert lookup(question(), DEVICE) == TUNED
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"format": 99, "entries": {}}',
+        '{"format": 1, "entries": {"a": {"source": "x", "config": {"block": "8"}}}}',
+        '{"format": 1, "entries": {"a": {"config": {"block": 8}}}}',
+        '{"format": 1, "entries": [1]}',
+        "\udc80",
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_once_and_replaced(
+    content: str, gpu: None, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.mkdir()
+    path = folder / file_name(DEVICE)
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with caplog.at_level(logging.WARNING):
+        assert ask() == DEFAULT
+        assert config_for("topk_search.x", SHAPES, torch.float32, DEFAULT) == DEFAULT
+    assert len(caplog.records) == 1
+    assert str(path) in caplog.text
+    assert "recsys kernels tune" in caplog.text
+    store([measured()], DEVICE)
+    assert ask() == TUNED
+
+
+def test_a_kernel_without_sources_is_named() -> None:
+    with pytest.raises(ValueError, match="'nothing' has no Triton sources"):
+        tuning.source_digest("nothing")
+
+
+def write_many(number: int) -> None:
+    for place in range(5):
+        store([measured(f"writer{number}-{place}")], DEVICE)
+
+
+def test_processes_that_write_at_once_lose_nothing(folder: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=write_many, args=(number,)) for number in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    document = json.loads((folder / file_name(DEVICE)).read_text())
+    assert len(document["entries"]) == 20
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".lock"}
+
+
+def test_launches_can_be_asked_and_told() -> None:
+    with asking() as questions:
+        assert ask() == DEFAULT
+    assert questions == [question()]
+    with trying("topk_search.group_maxima", TUNED):
+        assert ask() == TUNED
+    assert ask() == DEFAULT
+
+
+def test_neighbours_differ_in_one_number_and_stay_in_bounds() -> None:
+    found = list(neighbours({"block": 1, "num_warps": 16, "num_stages": 2}))
+    assert found == [
+        {"block": 2, "num_warps": 16, "num_stages": 2},
+        {"block": 1, "num_warps": 8, "num_stages": 2},
+        {"block": 1, "num_warps": 16, "num_stages": 1},
+        {"block": 1, "num_warps": 16, "num_stages": 3},
+    ]
+
+
+def test_climbing_finds_the_best_and_passes_over_what_fails_or_is_wrong() -> None:
+    """Fastest at 64 and 2 warps; 128 does not compile, 1 warp computes something else."""
+
+    def time_ms() -> float:
+        config = ask()
+        if config["block_b"] >= 128:
+            raise RuntimeError("out of resource: shared memory")
+        return 1 + abs(config["block_b"] - 64) / 64 + abs(config["num_warps"] - 1)
+
+    best = climb(question(), time_ms, lambda: ask()["num_warps"] > 1)
+    assert best.config == {"block_b": 64, "num_warps": 2}
+    assert best.ms == 2
+    assert best.default_ms == 1 + 56 / 64 + 3
+
+
+def test_the_default_stays_where_nothing_is_clearly_faster() -> None:
+    best = climb(question(), lambda: 1.0 - 0.001 * ask()["block_b"], lambda: True)
+    assert best.config == DEFAULT
+
+
+def test_what_is_shipped_can_be_read() -> None:
+    for path in tuning.SHIPPED.glob("*.json"):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        assert tuning.checked_entries(document)
+        assert path.name == file_name(document["device"])
+
+
+def test_the_cache_lies_in_the_users_folder_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RECSYS_KERNEL_CACHE")
+    assert cache_folder() == Path.home() / ".cache/recsys/kernels"
