@@ -21,8 +21,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     """0 takes any free port."""
-    poll_seconds: float = 2.0
-    """How often ``current`` is looked at; SIGHUP looks at once."""
+    poll_seconds: float = 0.5
+    """How often ``current`` is looked at (a link and a file's times); SIGHUP looks at once."""
     max_body_bytes: int = 8 << 20
     """A larger request body is refused with 413."""
     body_timeout_seconds: float = 10.0
