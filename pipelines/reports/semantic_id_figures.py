@@ -97,7 +97,7 @@ def usage_figure(report: SemanticIdReport) -> Figure:
             colors,
             x_title="codes, busiest first",
             y_title="items",
-            y_format=",",
+            y_format=",.0f",
             from_zero=True,
         ),
         legend=colors,
@@ -150,7 +150,9 @@ def crowd_figure(
         title=words[0],
         note=words[1],
         description=words[2],
-        spec=share_chart(bars, colors, x_title="share of items", labels=list(rows)),
+        spec=share_chart(
+            [bar for bar in bars if bar.share], colors, x_title="share of items", labels=list(rows)
+        ),
         legend=colors,
         columns=("codes", "items together", "share of items"),
         rows=[(bar.label, bar.series, percent(bar.share)) for bar in bars],
