@@ -1,6 +1,7 @@
 """Published versions of the semantic IDs in a directory, with one of them current.
 
-versions/<version>/   semantic_ids.*, quantizer/, and the delta from the parent if that is here
+versions/<version>/   semantic_ids.*, quantizer/, origin.json (how they were made), and the delta from
+                      the parent if that is here
 current               the current version's digest and those before it, newest last, as JSON
 
 A version is written beside its place, forced to disk and renamed: a kill leaves it absent or whole.
@@ -11,8 +12,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ from recsys.semantic_ids.delta import Delta, diff
 CURRENT = "current"
 VERSIONS = "versions"
 QUANTIZER = "quantizer"
+ORIGIN = "origin.json"
 
 
 def _fsync(path: Path) -> None:
@@ -64,8 +67,13 @@ class VersionStore:
         places = (self.directory / VERSIONS).glob("[!.]*/semantic_ids.json")
         return sorted(path.parent.name for path in places)
 
-    def publish(self, ids: SemanticIds, quantizer: Quantizer) -> Path:
+    def publish(
+        self, ids: SemanticIds, quantizer: Quantizer, origin: Mapping[str, Any] | None = None
+    ) -> Path:
         """Write a version and make it current; one that is here already is made current again.
+
+        Args:
+            origin: How the version was made, as JSON takes it.
 
         Raises:
             ValueError: The quantiser did not make the IDs.
@@ -82,13 +90,17 @@ class VersionStore:
                 shutil.rmtree(partial)
             ids.save(partial)
             quantizer.save(partial / QUANTIZER)
+            text = json.dumps(dict(origin or {}), indent=2, sort_keys=True) + "\n"
+            (partial / ORIGIN).write_text(text, encoding="utf-8")
             if ids.parent is not None and self._place(ids.parent).exists():
                 self._write_delta(partial, ids, self.load(ids.parent))
             for path in [*partial.rglob("*"), partial]:
                 _fsync(path)
             partial.rename(final)
             _fsync(final.parent)
-        self._set_history([*self.history(), ids.version])
+        history = self.history()
+        if history[-1:] != [ids.version]:
+            self._set_history([*history, ids.version])
         return final
 
     @staticmethod
@@ -121,6 +133,18 @@ class VersionStore:
     def quantizer_path(self, version: str | None = None) -> Path:
         """Name the directory that the version's quantiser is loaded from."""
         return self.path_of(version) / QUANTIZER
+
+    def origin(self, version: str | None = None) -> dict[str, Any]:
+        """Read how a version was made, as `publish` was told.
+
+        Raises:
+            ValueError: The version is not here, or its file is damaged.
+        """
+        path = self.path_of(version) / ORIGIN
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError, ValueError, TypeError) as error:
+            raise ValueError(f"{path} is damaged ({error}); publish the version again") from error
 
     def _known(self, version: str | None) -> str:
         history = self.history()
