@@ -2,9 +2,10 @@
 
 Every step assigns a batch and moves each centre to the running mean of what it was assigned
 (Sculley 2010, with a decay instead of a count since the beginning, so that early assignments are
-forgotten). Where the rows fit one batch, each step is Lloyd's. All draws are made on the CPU from
-one seed. On a CPU equal inputs give equal bits; on a GPU sums are matrix products instead of
-atomics, and equal bits are as sure as those of its matrix products are.
+forgotten). Where the rows fill no more than a few batches, each step is Lloyd's: small batches lead
+out of poor minima, all rows give the better mean. All draws are made on the CPU from one seed. On a
+CPU equal inputs give equal bits; on a GPU sums are matrix products instead of atomics, and equal
+bits are as sure as those of its matrix products are.
 
 Axes: N rows, B batch rows, K centres, D width.
 """
@@ -21,30 +22,39 @@ DECAY = 0.5
 """Share of the running sums that a batch leaves standing."""
 SEED_ROWS_PER_CENTRE = 32
 """k-means++ looks at so many rows per centre."""
+WHOLE_BATCHES = 4
+"""Up to so many batches of rows, each step takes all rows."""
+SINKHORN_ROUNDS = 8
+"""Rounds a step that the penalties of balanced centres are solved in; with 2 they swing."""
+CPU_CHUNK_ROWS, GPU_CHUNK_ROWS = 8_192, 131_072
+"""Rows measured at a time: what a CPU's allocator takes from its heap; what fills a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KMeansConfig:
     """How the centres of one level are found.
 
+    ``num_steps`` of all rows, or ``num_batches`` of ``batch_rows`` where they are many.
     ``balanced`` adds a penalty to the distance of each centre such that all take their share, and
     keeps it for encoding; ``balance_temperature`` blurs the choice that the penalties are found
-    with, in shares of the spread of a row's distances. ``start_weight`` says how many
-    average loads of rows an earlier centre counts for in a warm start: 0 forgets it, more moves it
-    less.
+    with, in shares of the spread of a row's distances (0.2 makes the loads swing). ``start_weight``
+    says how many average loads of rows an earlier centre counts for in a warm start: 0 forgets it,
+    more moves it less.
     """
 
     num_steps: int = 30
-    batch_rows: int = 65_536
+    num_batches: int = 60
+    batch_rows: int = 16_384
     initialisation: Literal["k-means++", "sampled"] = "k-means++"
     balanced: bool = False
-    balance_temperature: float = 0.2
+    balance_temperature: float = 0.3
     start_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.num_steps < 0 or self.batch_rows < 1:
+        if min(self.num_steps, self.num_batches) < 0 or self.batch_rows < 1:
             raise ValueError(
-                f"num_steps {self.num_steps} must be >= 0 and batch_rows {self.batch_rows} >= 1"
+                f"num_steps {self.num_steps} and num_batches {self.num_batches} must be >= 0 and "
+                f"batch_rows {self.batch_rows} >= 1"
             )
         if self.initialisation not in ("k-means++", "sampled"):
             raise ValueError(
@@ -70,12 +80,24 @@ def partial_distances(rows: Tensor, centres: Centres) -> Tensor:
     return torch.addmm(offset, rows, centres.vectors.T, alpha=-2)
 
 
-def nearest(rows: Tensor, centres: Centres, chunk_rows: int = 65_536) -> Tensor:
+def chunk_rows(device: torch.device) -> int:
+    """Say how many rows are measured at a time."""
+    return CPU_CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS
+
+
+def nearest(rows: Tensor, centres: Centres) -> Tensor:
     """Find each row's centre, [N] int64; the lowest where several are as near."""
-    chunks = [
-        partial_distances(chunk, centres).argmin(1) for chunk in torch.split(rows, chunk_rows)
+    found = [
+        partial_distances(chunk, centres).argmin(1)
+        for chunk in torch.split(rows, chunk_rows(rows.device))
     ]
-    return torch.cat(chunks) if chunks else torch.empty(0, dtype=torch.int64, device=rows.device)
+    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=rows.device)
+
+
+def subtract_nearest(rows: Tensor, centres: Centres) -> None:
+    """Leave of each row what its centre does not say; changes ``rows`` [N, D]."""
+    for chunk in torch.split(rows, chunk_rows(rows.device)):
+        chunk -= centres.vectors.index_select(0, nearest(chunk, centres))
 
 
 def sums_by_code(rows: Tensor, codes: Tensor, num_codes: int) -> Tensor:
@@ -98,19 +120,19 @@ def k_means_plus_plus(rows: Tensor, num_centres: int, generator: torch.Generator
     Arthur and Vassilvitskii (2007). The draw is a race of exponential waiting times, which needs no
     running sum.
     """
-    distance = torch.full((len(rows),), torch.inf, device=rows.device)
     squares = rows.square().sum(1)
-    chosen = torch.empty(num_centres, dtype=torch.int64)
-    pick = int(torch.randint(len(rows), (1,), generator=generator))
-    for index in range(num_centres):
-        chosen[index] = pick
-        centre = rows[pick]
-        to_centre = (squares - 2 * (rows @ centre) + centre.square().sum()).clamp(min=0)
-        distance = torch.minimum(distance, to_centre)
-        distance[pick] = 0
-        waiting = torch.empty(len(rows)).exponential_(generator=generator).to(rows.device)
-        pick = int((distance / waiting).argmax())
-    return rows[chosen.to(rows.device)]
+    distance = torch.full_like(squares, torch.inf)
+    first = torch.randint(len(rows), (1,), generator=generator)
+    chosen = [first.to(rows.device)]
+    # Many draws at once, and picks that stay on the device: nothing waits for it.
+    for some in torch.arange(1, num_centres).split(64):
+        waits = torch.empty(len(some), len(rows)).exponential_(generator=generator)
+        for waiting in waits.to(rows.device):
+            centre = rows.index_select(0, chosen[-1])[0]
+            to_centre = (squares - 2 * (rows @ centre) + centre.square().sum()).clamp(min=0)
+            distance = torch.minimum(distance, to_centre).index_fill(0, chosen[-1], 0)
+            chosen.append((distance / waiting).argmax(0, keepdim=True))
+    return rows.index_select(0, torch.cat(chosen))
 
 
 def initial_centres(
@@ -136,18 +158,27 @@ def _restart_dead(vectors: Tensor, dead: Tensor, batch: Tensor, codes: Tensor) -
     return moved
 
 
-def _balanced(batch: Tensor, centres: Centres, temperature: float) -> Tensor:
-    """Move the penalties towards those by which every centre takes its share of the batch.
+def _balanced(distances: Tensor, penalties: Tensor, temperature: float) -> Tensor:
+    """Find the penalties by which every centre takes its share of the rows, from those before.
 
-    Two rounds of Sinkhorn's algorithm (Cuturi, arXiv:1306.0895); the next step goes on from here.
+    Sinkhorn's algorithm (Cuturi, arXiv:1306.0895) on distances without penalties, [B, K].
     """
-    penalties = centres.penalties
-    for _ in range(2):
-        partial = partial_distances(batch, Centres(centres.vectors, penalties))
-        blur = (temperature * (partial - penalties).std(1).mean()).clamp(min=1e-12)
-        share = (-partial / blur).softmax(1).mean(0)
+    blur = (temperature * distances.std(1).mean()).clamp(min=1e-12)
+    scores = distances / -blur
+    # Fresh memory of this size costs a CPU more than the arithmetic.
+    shifted, choice = torch.empty_like(scores), torch.empty_like(scores)
+    for _ in range(SINKHORN_ROUNDS):
+        torch.sub(scores, penalties / blur, out=shifted)
+        share = torch.softmax(shifted, 1, out=choice).mean(0)
         penalties = penalties + blur * (share * len(share)).clamp(min=1e-6).log()
     return penalties - penalties.mean()
+
+
+def _batch(rows: Tensor, size: int, step: int) -> Tensor:
+    """Take the rows of a step, [B, D], going round."""
+    begin = step * size % len(rows)
+    batch = rows[begin : begin + size]
+    return batch if len(batch) == size else torch.cat([batch, rows[: size - len(batch)]])
 
 
 def fit_centres(
@@ -159,31 +190,37 @@ def fit_centres(
 ) -> Centres:
     """Find centres of rows [N, D] float32, from those of ``start`` where given.
 
+    Batches are taken in the rows' order, which must be random where they are many.
     A warm start keeps each old centre as so many rows that never leave it, so that codes keep
     their meaning and centres without rows stay where they are.
     """
     vectors = initial_centres(rows, num_centres, config, generator) if start is None else start[0]
     prior = vectors.clone()
     penalties = torch.zeros(num_centres, device=rows.device) if start is None else start[1].clone()
-    is_whole = len(rows) <= config.batch_rows
+    is_whole = len(rows) <= WHOLE_BATCHES * config.batch_rows
     decay = 0.0 if is_whole else DECAY
     sums, counts = torch.zeros_like(vectors), torch.zeros(num_centres, device=rows.device)
-    for _ in range(config.num_steps):
-        batch = rows
+    unbiased, batch = torch.zeros_like(penalties), rows
+    for step in range(config.num_steps if is_whole else config.num_batches):
         if not is_whole:
-            drawn = torch.randint(len(rows), (config.batch_rows,), generator=generator)
-            batch = rows[drawn.to(rows.device)]
-        codes = nearest(batch, Centres(vectors, penalties))
+            batch = _batch(rows, config.batch_rows, step)
+        if config.balanced:
+            distances = partial_distances(batch, Centres(vectors, unbiased))
+            penalties = _balanced(distances, penalties, config.balance_temperature)
+            codes = distances.add_(penalties).argmin(1)
+        else:
+            codes = nearest(batch, Centres(vectors, penalties))
         load = torch.bincount(codes, minlength=num_centres).float()
         sums = decay * sums + sums_by_code(batch, codes, num_centres)
         counts = decay * counts + load
-        weight = 0.0 if start is None else config.start_weight * float(counts.sum()) / num_centres
+        weight = 0.0 if start is None else config.start_weight * counts.mean()
         total = (counts + weight)[:, None]
         moved = (sums + weight * prior) / total.clamp(min=1e-6)
         vectors = torch.where(total > 1e-3, moved, vectors)
         dead = total.flatten() <= 1e-3
         if bool(dead.any()):
             vectors = _restart_dead(vectors, dead, batch, codes)
-        if config.balanced:
-            penalties = _balanced(batch, Centres(vectors, penalties), config.balance_temperature)
+    if config.balanced and len(batch):
+        distances = partial_distances(batch, Centres(vectors, unbiased))
+        penalties = _balanced(distances, penalties, config.balance_temperature)
     return Centres(vectors, penalties)

@@ -22,16 +22,18 @@ from recsys.semantic_ids.codes import Quantizer, check_level_sizes
 from recsys.semantic_ids.kmeans import (
     Centres,
     KMeansConfig,
+    chunk_rows,
     fit_centres,
     nearest,
     partial_distances,
+    subtract_nearest,
 )
 from recsys.semantic_ids.tensor_file import digest_of, read_tensors, write_tensors
 
 KIND = "rq_kmeans"
 FILE_NAME = "quantizer"
 CHUNK_ROWS = 131_072
-"""Rows encoded at a time, so that scores of all codes never exist for all rows."""
+"""Rows checked and compared at a time, so that no copy exists of all rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +112,9 @@ class ResidualKMeans:
             if start is not None:
                 old = Centres(*(part.to(residual.device) for part in start.levels[index]))
             level = fit_centres(residual, size, config.kmeans, generator, old)
-            residual = residual - level.vectors[nearest(residual, level)]
             levels.append(level)
+            if index + 1 < len(config.level_sizes):
+                subtract_nearest(residual, level)
         return cls(levels)
 
     @property
@@ -157,15 +160,14 @@ class ResidualKMeans:
         """Encode vectors [N, D] as [N, L] int32 on their device."""
         check_vectors(vectors, self.dim)
         out = torch.empty(len(vectors), len(self.levels), dtype=torch.int32, device=vectors.device)
-        for codes, chunk in zip(
-            torch.split(out, CHUNK_ROWS), torch.split(vectors, CHUNK_ROWS), strict=True
-        ):
+        size = chunk_rows(self.device)
+        for codes, chunk in zip(torch.split(out, size), torch.split(vectors, size), strict=True):
             residual = chunk.to(self.device, torch.float32)
             for index, level in enumerate(self.levels):
                 chosen = nearest(residual, level)
                 codes[:, index] = chosen
                 if index + 1 < len(self.levels):
-                    residual = residual - level.vectors[chosen]
+                    residual = residual - level.vectors.index_select(0, chosen)
         return out
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -210,12 +212,14 @@ def check_permutation(new_codes: Tensor, size: int) -> None:
 
 
 def _training_rows(vectors: Tensor, max_rows: int, generator: torch.Generator) -> Tensor:
-    if len(vectors) <= max_rows:
-        return vectors.float()
-    # Drawn with replacement from so many rows, few are drawn twice, and no permutation of all
+    """Copy rows to fit on, in random order."""
+    # Drawn with replacement from many more rows, few are drawn twice, and no permutation of all
     # rows has to be made.
-    drawn = torch.randint(len(vectors), (max_rows,), generator=generator)
-    return vectors[drawn.to(vectors.device)].float()
+    if len(vectors) <= max_rows:
+        drawn = torch.randperm(len(vectors), generator=generator)
+    else:
+        drawn = torch.randint(len(vectors), (max_rows,), generator=generator)
+    return vectors.index_select(0, drawn.to(vectors.device)).float()
 
 
 def _matching_start(start: Quantizer, config: ResidualKMeansConfig, dim: int) -> ResidualKMeans:
