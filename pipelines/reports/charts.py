@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import altair as alt
@@ -248,6 +249,7 @@ def share_chart(
     return compiled(chart.properties(height=alt.Step(30)))
 
 
+@cache
 def drawing_script() -> str:
     """Bundle the parts of Vega that draw a compiled chart, as ``vega.View`` and ``vega.parse``."""
     module = f"https://cdn.jsdelivr.net/npm/vega@{vl_convert.get_vega_version()}/+esm"

@@ -228,19 +228,21 @@ def reconstruction_figure(report: SemanticIdReport) -> Figure:
     errors = {
         prefix_name(level + 1, 0): error for level, error in enumerate(quality.errors_by_level)
     }
-    errors["as published"] = quality.published_error
+    note = "Share of the variance of the content vectors that the codes rebuild."
+    if any(quality.moved):
+        errors["as published"] = quality.published_error
+        note += " As published, some items have another code than their nearest one."
     bars = []
     for label, error in errors.items():
         lost = min(1.0, error)
         for series, share in (("kept", 1 - lost), ("lost", lost)):
-            note = f"{label} \u00b7 {series}: {percent(share)}"
-            bars.append(Bar(label=label, series=series, share=share, note=note))
+            told = f"{label} \u00b7 {series}: {percent(share)}"
+            bars.append(Bar(label=label, series=series, share=share, note=told))
     codes = "One code keeps" if count == 1 else f"{count} codes keep"
     return Figure(
         key="reconstruction",
         title=f"{codes} {percent(max(0.0, 1 - quality.reconstruction_error))} of the content",
-        note="Share of the variance of the content vectors that the codes rebuild. As published, "
-        "some items have another code than their nearest one, because IDs are unique.",
+        note=note,
         description="Share of the content's variance that the first codes keep and lose.",
         spec=share_chart(bars, colors, x_title="share of the variance", labels=list(errors)),
         legend=colors,

@@ -27,6 +27,11 @@ def levels_told(level_sizes: tuple[int, ...]) -> str:
     return ", ".join(f"{size:,}" for size in level_sizes)
 
 
+def items_told(count: int) -> str:
+    """Begin a sentence about some items."""
+    return "1 item has" if count == 1 else f"{count:,} items have"
+
+
 def answer(report: SemanticIdReport) -> list[tuple[str, bool]]:
     """Sum the version up in words; True marks what is said with emphasis."""
     counts, quality = report.counts, report.quality
@@ -60,14 +65,13 @@ def notices(report: SemanticIdReport) -> list[str]:
     counts, told = report.counts, []
     if counts.num_without_content:
         told.append(
-            f"{counts.num_without_content:,} items have no content to encode and so no ID; what "
-            "works by ID alone cannot recommend them."
+            f"{items_told(counts.num_without_content)} no content to encode and so no ID; what "
+            "works by ID alone cannot recommend such items."
         )
     waiting = counts.num_without_id - counts.num_without_content
     if waiting:
         told.append(
-            f"{waiting:,} items have content and no ID in this version; recsys ids append gives "
-            "them one."
+            f"{items_told(waiting)} content and no ID in this version; recsys ids append gives one."
         )
     for place, level in enumerate(content_levels(report)):
         name = level_name(place).capitalize()
@@ -99,7 +103,7 @@ def drift_told(report: SemanticIdReport) -> str:
     """Say what happened since the previous version."""
     drift = report.drift
     if drift is None:
-        return "There is no version before this one."
+        return "There is no version to compare with."
     if drift.previous_version == report.version:
         return "This is the very version that is published: every ID is the same."
     if drift.kept is None:
