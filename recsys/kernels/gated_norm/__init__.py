@@ -1,0 +1,1 @@
+"""Layer norm, gate and dropout of an HSTU layer in one pass."""
