@@ -26,6 +26,7 @@ STAGES = (
     "build_features",
     "enrich_items",
     "embed_items",
+    "build_semantic_ids",
     "fit_baselines",
     "train_two_tower",
     "evaluate",

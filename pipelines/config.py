@@ -32,6 +32,9 @@ from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.training.loop import TrainConfig
 from recsys.training.optim import AdamWConfig, ScheduleConfig
 
+MIN_ITEMS_PER_CODE = 8
+"""What codes per level are chosen for where no number is given."""
+MAX_CODES_PER_LEVEL = 256
 ENCODERS = ("minilm", "hash", "smollm2", "endpoint", "none")
 LANGUAGE_MODELS = ("none", "smollm2", "endpoint")
 
@@ -95,6 +98,52 @@ class EnrichItemsConfig(EnrichmentConfig):
             raise ValueError('model = "endpoint" needs a table [enrichment.endpoint]')
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemanticIdsConfig:
+    """How content embeddings become semantic IDs."""
+
+    method: Literal["rq_kmeans", "rq_vae", "none"] = "rq_kmeans"
+    """Residual k-means, a trained RQ-VAE, or no semantic IDs."""
+    num_levels: int = 3
+    codes_per_level: int | None = None
+    """None chooses by the size of the catalogue, at most 256."""
+    resolution: Literal["nearest_free", "extra_level"] = "nearest_free"
+    """How items of equal codes are told apart: the nearest free ID, or one level more."""
+    balanced: bool = False
+    """Whether residual k-means gives each code about as many items."""
+    num_steps: int = 1000
+    """Of training, for an RQ-VAE."""
+    contrastive_weight: float = 0.1
+    """How much an RQ-VAE minds which items people take one after the other; 0 for not."""
+
+    def __post_init__(self) -> None:
+        if self.num_levels < 1 or self.num_steps < 1:
+            raise ValueError(
+                f"num_levels {self.num_levels} and num_steps {self.num_steps} must be >= 1"
+            )
+        if self.codes_per_level is not None and self.codes_per_level < 2:
+            raise ValueError(
+                f"codes_per_level must be >= 2 or left out, got {self.codes_per_level}"
+            )
+        if self.contrastive_weight < 0:
+            raise ValueError(f"contrastive_weight must be >= 0, got {self.contrastive_weight}")
+
+    def level_sizes(self, num_items: int) -> tuple[int, ...]:
+        """Give each level its number of codes, for so many items with content.
+
+        Raises:
+            ValueError: If ``codes_per_level`` asks for more codes than there are items.
+        """
+        if self.codes_per_level is not None and self.codes_per_level > num_items:
+            raise ValueError(
+                f"semantic_ids.codes_per_level = {self.codes_per_level} is more than the "
+                f"{num_items} items with content; take fewer codes, or leave it out"
+            )
+        fitting = 1 << max(1, (num_items // MIN_ITEMS_PER_CODE).bit_length() - 1)
+        chosen = min(MAX_CODES_PER_LEVEL, fitting, num_items)
+        return (self.codes_per_level or chosen,) * self.num_levels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +355,7 @@ class RunConfig:
     features: FeatureChoice = field(default_factory=FeatureChoice)
     enrichment: EnrichItemsConfig = field(default_factory=EnrichItemsConfig)
     content: ContentConfig = field(default_factory=ContentConfig)
+    semantic_ids: SemanticIdsConfig = field(default_factory=SemanticIdsConfig)
     popularity: PopularityConfig = field(default_factory=PopularityConfig)
     item_to_item: ItemToItemConfig = field(default_factory=ItemToItemConfig)
     two_tower: TwoTowerConfig = field(default_factory=TwoTowerConfig)

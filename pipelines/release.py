@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from pipelines.artifacts import digest_of_json, to_json, write_text_durably
+from pipelines.build_semantic_ids import publish_version, read_version, store_of
 from pipelines.config import RunConfig
 from pipelines.config_file import plain
 from pipelines.model_inputs import ModelInputs, released_order
@@ -36,6 +37,7 @@ from serving.manifest import (
     read_manifest,
 )
 from serving.retriever import TwoTowerParts
+from serving.semantic_ids import SemanticIdParts
 from serving.users import Users
 
 REFUSED = "refused.json"
@@ -107,6 +109,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     categories = pl.read_parquet(features / "vocabularies" / "categories.parquet").sort("row")
     sequences = inputs.sequences
     described = read_json(features / "features.json")
+    semantic_ids = context.inputs["build_semantic_ids"]
     return BundleParts(
         catalogue=Catalogue.from_lists(
             item_ids=items["item_id"].to_list(),
@@ -133,6 +136,9 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
             ),
             content_source=content_source(context),
         ),
+        semantic_ids=SemanticIdParts(directory=semantic_ids)
+        if read_version(semantic_ids)
+        else None,
         user_features={
             feature["name"]: feature["cardinality"] for feature in described["user_features"]
         },
@@ -197,6 +203,7 @@ def release(context: StageContext) -> StageRows:
         verdicts=verdicts,
         config_digest=digest_of_config(config),
     )
+    semantic_ids = publish_version(context.inputs["build_semantic_ids"], store_of(config))
     alias = note_release(folder, version, promoted=config.release.promote)
     _, digest = read_manifest(directory)
     (context.workspace.path / REFUSED).unlink(missing_ok=True)
@@ -204,6 +211,7 @@ def release(context: StageContext) -> StageRows:
         "version": version,
         "digest": digest,
         "alias": alias,
+        "semantic_ids": semantic_ids,
         "verdicts": [verdict.model_dump() for verdict in verdicts],
     }
     (context.output / "release.json").write_text(to_json(document))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipelines.build_features import build_features, raw_files
 from pipelines.build_index import build_index
+from pipelines.build_semantic_ids import build_semantic_ids, is_newest
 from pipelines.embed_items import embed_items
 from pipelines.embed_items import raw_files as encoder_files
 from pipelines.enrich_items import enrich_items
@@ -54,6 +55,21 @@ STAGES = [
         libraries=("numpy", "sentence-transformers", "torch"),
         function=embed_items,
         raw_files=encoder_files,
+    ),
+    Stage(
+        name="build_semantic_ids",
+        description="Give each item a short sequence of codes by its content; published IDs stay",
+        reads=("build_features", "embed_items"),
+        writes="semantic IDs, their quantiser, quality",
+        sections=("semantic_ids", "seed"),
+        code=(
+            "pipelines/semantic_id_store.py",
+            "pipelines/semantic_id_versions.py",
+            "recsys/semantic_ids",
+        ),
+        libraries=TENSORS,
+        function=build_semantic_ids,
+        still_there=is_newest,
     ),
     Stage(
         name="fit_baselines",
@@ -145,7 +161,14 @@ STAGES = [
     Stage(
         name="release",
         description="Check the new bundle and publish it, or refuse it and keep the old one",
-        reads=("build_features", "embed_items", "evaluate", "refit", "build_index"),
+        reads=(
+            "build_features",
+            "embed_items",
+            "build_semantic_ids",
+            "evaluate",
+            "refit",
+            "build_index",
+        ),
         writes="verdicts, and bundles/bundle-<version> with the link bundles/current",
         sections=("release", "content", "enrichment"),
         code=(

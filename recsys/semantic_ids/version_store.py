@@ -1,7 +1,7 @@
 """Published versions of the semantic IDs in a directory, with one of them current.
 
-versions/<version>/   semantic_ids.*, quantizer/, origin.json (how they were made), and the delta from
-                      the parent if that is here
+versions/<version>/   semantic_ids.*, quantizer/, origin.json (how they were made), and the delta
+                      from the parent if that is here
 current               the current version's digest and those before it, newest last, as JSON
 
 A version is written beside its place, forced to disk and renamed: a kill leaves it absent or whole.

@@ -1,0 +1,161 @@
+"""Stage build_semantic_ids: each item's content vector as a short sequence of codes, versioned.
+
+What is published stays: a run with the same encoder and settings gives IDs to new items only.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from pipelines.artifacts import to_json
+from pipelines.config import RunConfig
+from pipelines.config_file import plain
+from pipelines.model_inputs import CONTENT_FILE, released_order
+from pipelines.semantic_id_store import FOLDER, ITEM_IDS, Published, SemanticIdStore, read_item_ids
+from pipelines.semantic_id_versions import Content, NextVersion, next_version
+from pipelines.stage import StageContext, StageRows
+from recsys.data.dataset import Sequences, concatenated_ranges
+from recsys.semantic_ids.codes import NO_CODE, SemanticIds
+from recsys.semantic_ids.collisions import rows_with_content
+from recsys.semantic_ids.quality import quality_report
+from recsys.semantic_ids.quantizers import load_quantizer
+
+REPORT = "semantic_ids_report.json"
+ID_ROWS = "id_rows.npy"
+QUANTIZER = "quantizer"
+
+
+def store_of(config: RunConfig) -> SemanticIdStore:
+    """Open the published versions beside a run's bundles."""
+    return SemanticIdStore((config.release.bundles or config.workspace / "bundles") / FOLDER)
+
+
+def read_content(features: Path, embedded: Path, config: RunConfig) -> Content:
+    """Read what IDs are made from."""
+    items = pl.read_parquet(features / "items.parquet", columns=["item_row", "item_id"])
+    made = json.loads((embedded / "content.json").read_text(encoding="utf-8"))
+    settings = config.semantic_ids
+    wants_pairs = settings.method == "rq_vae" and settings.contrastive_weight > 0
+    return Content(
+        item_ids=items.sort("item_row")["item_id"].to_list(),
+        vectors=torch.from_numpy(np.load(embedded / CONTENT_FILE, allow_pickle=False)),
+        encoder=made["encoder"],
+        pairs=training_pairs(features) if wants_pairs else None,
+    )
+
+
+def training_pairs(features: Path) -> Tensor | None:
+    """Pair items that a user took one after the other, [P, 2]; no held-out event counts."""
+    sequences = Sequences.load(features / "sequences" / released_order(features))
+    starts, ends = sequences.offsets[:-1], sequences.visible_end("train")
+    first = concatenated_ranges(starts, np.maximum(ends - 1, starts))
+    rows = np.asarray(sequences.item_rows)
+    pairs = np.stack([rows[first], rows[first + 1]], axis=1)
+    pairs = pairs[(pairs > 0).all(axis=1) & (pairs[:, 0] != pairs[:, 1])]
+    return torch.from_numpy(pairs) if len(pairs) else None
+
+
+def build_semantic_ids(context: StageContext) -> StageRows:
+    """Write the next version of the catalogue's semantic IDs, or why there is none."""
+    config = context.config
+    content = read_content(context.inputs["build_features"], context.inputs["embed_items"], config)
+    store = store_of(config)
+    num_items = len(content.item_ids)
+    made = None
+    if config.semantic_ids.method != "none":
+        settings = plain(config.semantic_ids)
+        made = next_version(content, store, config.semantic_ids, settings, seed=config.seed)
+    if made is None:
+        reason = "no item has content" if config.semantic_ids.method != "none" else "switched off"
+        (context.output / REPORT).write_text(to_json({"method": "none", "reason": reason}))
+        return StageRows(rows_in=num_items, rows_out=0)
+    report = write_version(context.output, made, content)
+    quality = report["quality"]
+    return StageRows(
+        rows_in=num_items,
+        rows_out=made.num_with_id,
+        more={
+            "new": made.num_new,
+            "collisions_resolved": quality["collisions_before"],
+            "collisions_left": quality["collisions_after"],
+        },
+    )
+
+
+def write_version(directory: Path, made: NextVersion, content: Content) -> dict[str, Any]:
+    """Write the artefact's files; return what the report says."""
+    made.ids.save(directory)
+    made.quantizer.save(directory / QUANTIZER)
+    np.save(directory / ID_ROWS, made.id_rows)
+    (directory / ITEM_IDS).write_text(to_json(list(made.item_ids)), encoding="utf-8")
+    report = {
+        "method": made.origin["settings"]["method"],
+        "how": made.how,
+        "version": made.ids.version,
+        "parent": made.ids.parent,
+        "origin": dict(made.origin),
+        "num_items": len(content.item_ids),
+        "num_with_id": made.num_with_id,
+        "num_without_content": int((~rows_with_content(content.vectors[1:])).sum()),
+        "num_new": made.num_new,
+        "kept": None if made.kept is None else asdict(made.kept),
+        "quality": _quality(made, content),
+    }
+    (directory / REPORT).write_text(to_json(report), encoding="utf-8")
+    return report
+
+
+def _quality(made: NextVersion, content: Content) -> dict[str, Any]:
+    """Measure the catalogue's IDs, laid out by item row."""
+    codes = made.ids.codes[torch.from_numpy(made.id_rows)]
+    codes[~rows_with_content(content.vectors)] = NO_CODE
+    by_item = SemanticIds(
+        codes=codes,
+        level_sizes=made.ids.level_sizes,
+        quantizer_digest=made.ids.quantizer_digest,
+    )
+    return quality_report(made.quantizer, content.vectors, by_item).as_json()
+
+
+def is_newest(context: StageContext) -> bool:
+    """Whether the artefact knows all that has been published since it was made."""
+    report = json.loads((context.output / REPORT).read_text(encoding="utf-8"))
+    current = store_of(context.config).current()
+    if "version" not in report or current is None:
+        return True
+    was_published = report["version"] in store_of(context.config).versions.versions()
+    return bool(current == report["version" if was_published else "parent"])
+
+
+def read_version(artefact: Path) -> Published | None:
+    """Read the version of an artefact; None where items have no IDs.
+
+    Raises:
+        ValueError: A part of it is damaged or of another version.
+    """
+    report = json.loads((artefact / REPORT).read_text(encoding="utf-8"))
+    if report["method"] == "none":
+        return None
+    return Published(
+        ids=SemanticIds.load(artefact, report["version"]),
+        quantizer=load_quantizer(artefact / QUANTIZER),
+        origin=report["origin"],
+    )
+
+
+def publish_version(artefact: Path, store: SemanticIdStore) -> str | None:
+    """Make the version of an artefact current in the store; return it, None without one."""
+    version = read_version(artefact)
+    if version is None:
+        return None
+    item_ids = read_item_ids(artefact / ITEM_IDS)
+    store.publish(version.ids, version.quantizer, item_ids, version.origin)
+    return version.ids.version

@@ -1,0 +1,272 @@
+"""The next version of a catalogue's semantic IDs: as published, with new items, or fitted again.
+
+Axes: N item rows (row 0 is padding), I id rows (row 0 is none), D width, P pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipelines.config import SemanticIdsConfig
+from pipelines.semantic_id_store import Published, SemanticIdStore
+from recsys.semantic_ids.codes import NO_CODE, Quantizer, SemanticIds
+from recsys.semantic_ids.collisions import assign_semantic_ids, rows_with_content
+from recsys.semantic_ids.kmeans import KMeansConfig
+from recsys.semantic_ids.lifecycle import KeptShares, align, append
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+from recsys.semantic_ids.rq_vae import RqVae, RqVaeConfig
+
+How = Literal["trained", "appended", "aligned", "kept"]
+GROWTH_SHARE = 0.5
+"""Codes chosen by catalogue size are chosen anew once so many of all possible IDs are given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What a catalogue's items are told apart by."""
+
+    item_ids: Sequence[str]
+    """Of item rows 1 .. N - 1."""
+    vectors: Tensor
+    """[N, D]; a zero row has no content."""
+    encoder: str
+    """Identity of the vectors."""
+    pairs: Tensor | None = None
+    """Item rows that people took one after the other, [P, 2]; for an RQ-VAE."""
+
+    def origin(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Say what a quantiser fitted on this is made of."""
+        dim = self.vectors.shape[1]
+        return {"encoder": self.encoder, "dim": dim, "settings": dict(settings)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextVersion:
+    """A version that can be published."""
+
+    ids: SemanticIds
+    """Over id rows."""
+    quantizer: Quantizer
+    item_ids: Sequence[str]
+    """By id row, from 1 on."""
+    id_rows: NDArray[np.int64]
+    """Id row of each item row, [N]; 0 without an ID."""
+    origin: Mapping[str, Any]
+    how: How
+    kept: KeptShares | None = None
+    """Against the version before; None where there is none, or its levels are others."""
+    num_new: int = 0
+
+    @property
+    def num_with_id(self) -> int:
+        return int((self.id_rows > 0).sum())
+
+
+def next_version(
+    content: Content,
+    store: SemanticIdStore,
+    config: SemanticIdsConfig,
+    settings: Mapping[str, Any],
+    *,
+    seed: int = 0,
+) -> NextVersion | None:
+    """Keep what is published and add what is new, where encoder and settings are the same.
+
+    Otherwise, and where the published levels are full, everything is fitted again.
+
+    Args:
+        settings: ``config`` as a table, which versions are held against.
+
+    Returns:
+        None where no item has content.
+
+    Raises:
+        ValueError: There are fewer items than codes, or a part of the store is damaged.
+    """
+    if not bool(_with_content(content).any()):
+        return None
+    previous = store.previous()
+    if previous is not None and dict(previous.origin) == content.origin(settings):
+        appended = append_new(content, store, previous)
+        given = len(appended.ids.item_rows)
+        is_full = given > GROWTH_SHARE * prod(previous.ids.level_sizes)
+        if config.codes_per_level is not None or appended.how == "kept" or not is_full:
+            return appended
+    return fit_again(content, store, config, settings, seed=seed)
+
+
+def _with_content(content: Content) -> Tensor:
+    found = rows_with_content(content.vectors)
+    found[0] = False
+    return found
+
+
+def _numbered(
+    content: Content, store: SemanticIdStore, wanted: Tensor
+) -> tuple[list[str], NDArray[np.int64]]:
+    """Give id rows to wanted item rows that never had one; return all numbered items too."""
+    id_rows = np.concatenate([[0], store.id_rows_of(content.item_ids)])
+    new = (id_rows == 0) & wanted.numpy()
+    id_rows[new] = len(store.item_ids) + 1 + np.arange(int(new.sum()))
+    names = [content.item_ids[row - 1] for row in np.flatnonzero(new).tolist()]
+    return [*store.item_ids, *names], id_rows
+
+
+def _codes_at(ids: SemanticIds, id_rows: Tensor) -> Tensor:
+    """Say which id rows have an ID, [N] bool."""
+    inside = id_rows < ids.num_item_rows
+    found = torch.zeros(len(id_rows), dtype=torch.bool)
+    found[inside] = ids.codes[id_rows[inside], 0] != NO_CODE
+    return found
+
+
+def append_new(content: Content, store: SemanticIdStore, previous: Published) -> NextVersion:
+    """Give IDs to the items that have none; nothing published moves.
+
+    Raises:
+        ValueError: The vectors are of another width, or no free ID is left.
+    """
+    item_ids, numbers = _numbered(content, store, _with_content(content))
+    rows = torch.from_numpy(numbers)
+    missing = _with_content(content) & ~_codes_at(previous.ids, rows)
+    ids = previous.ids
+    if bool(missing.any()):
+        reserved = store.reserved()
+        ids = append(
+            previous.ids,
+            previous.quantizer,
+            content.vectors[missing],
+            item_rows=rows[missing],
+            reserved=reserved if reserved.numel() else None,
+        )
+    return NextVersion(
+        ids=ids,
+        quantizer=previous.quantizer,
+        item_ids=item_ids,
+        id_rows=np.where(_codes_at(ids, rows).numpy(), numbers, 0),
+        origin=previous.origin,
+        how="appended" if bool(missing.any()) else "kept",
+        num_new=int(missing.sum()),
+    )
+
+
+def fit_again(
+    content: Content,
+    store: SemanticIdStore,
+    config: SemanticIdsConfig,
+    settings: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    cold: bool = False,
+) -> NextVersion:
+    """Fit a quantiser on the catalogue; its codes take the names of the published ones.
+
+    It starts from the published quantiser where encoder, kind and levels are the same.
+
+    Args:
+        cold: Start from nothing all the same.
+
+    Raises:
+        ValueError: There are fewer items than codes.
+    """
+    wanted = _with_content(content)
+    item_ids, numbers = _numbered(content, store, wanted)
+    rows = torch.from_numpy(numbers)
+    sizes = config.level_sizes(int(wanted.sum()))
+    previous, origin = store.previous(), content.origin(settings)
+    start = None if cold else _start(previous, origin, config, sizes)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dense = content.vectors[wanted].to(device)
+    quantizer = _fit(dense, config, sizes, start, _dense_pairs(content, wanted), seed)
+    if isinstance(quantizer, ResidualKMeans | RqVae):
+        quantizer = quantizer.to("cpu")
+
+    table = torch.zeros(len(item_ids) + 1, content.vectors.shape[1])
+    table[rows[wanted]] = content.vectors[wanted].float()
+    ids = assign_semantic_ids(quantizer, table, method=config.resolution)
+    made = NextVersion(
+        ids=ids,
+        quantizer=quantizer,
+        item_ids=item_ids,
+        id_rows=np.where(_codes_at(ids, rows).numpy(), numbers, 0),
+        origin=origin,
+        how="trained",
+        num_new=len(item_ids) - len(store.item_ids),
+    )
+    return made if previous is None else _aligned(made, table, previous, config)
+
+
+def _start(
+    previous: Published | None,
+    origin: Mapping[str, Any],
+    config: SemanticIdsConfig,
+    sizes: tuple[int, ...],
+) -> Quantizer | None:
+    """Return the published quantiser if the new one can start from it."""
+    if previous is None:
+        return None
+    kind = RqVae if config.method == "rq_vae" else ResidualKMeans
+    quantizer = previous.quantizer
+    same_content = all(previous.origin.get(name) == origin[name] for name in ("encoder", "dim"))
+    fits = isinstance(quantizer, kind) and quantizer.level_sizes == sizes
+    return quantizer if same_content and fits else None
+
+
+def _dense_pairs(content: Content, wanted: Tensor) -> Tensor | None:
+    """Number the pairs by place among the items with content."""
+    if content.pairs is None:
+        return None
+    places = wanted.cumsum(0) - 1
+    pairs = content.pairs[wanted[content.pairs].all(1)]
+    return places[pairs] if len(pairs) else None
+
+
+def _fit(
+    vectors: Tensor,
+    config: SemanticIdsConfig,
+    sizes: tuple[int, ...],
+    start: Quantizer | None,
+    pairs: Tensor | None,
+    seed: int,
+) -> Quantizer:
+    if config.method == "rq_vae":
+        vae = RqVaeConfig(
+            level_sizes=sizes,
+            num_steps=config.num_steps,
+            contrastive_weight=config.contrastive_weight,
+            seed=seed,
+        )
+        return RqVae.fit(vectors, vae, start=start, pairs=pairs)
+    kmeans = KMeansConfig(balanced=config.balanced)
+    residual = ResidualKMeansConfig(level_sizes=sizes, kmeans=kmeans, seed=seed)
+    return ResidualKMeans.fit(vectors, residual, start=start)
+
+
+def _aligned(
+    made: NextVersion, table: Tensor, previous: Published, config: SemanticIdsConfig
+) -> NextVersion:
+    """Take over the published names of codes, as far as the levels are the same."""
+    ids, old = made.ids, previous.ids
+    if config.resolution == "extra_level" and ids.level_sizes[:-1] == old.level_sizes[:-1]:
+        # The level against collisions never shrinks, so that the IDs stay comparable.
+        room = max(ids.level_sizes[-1], old.level_sizes[-1])
+        method = config.resolution
+        ids = assign_semantic_ids(made.quantizer, table, method=method, extra_size=room)
+    if ids.level_sizes != old.level_sizes:
+        return replace(made, ids=replace(ids, parent=old.version))
+    alignment = align(ids, made.quantizer, old)
+    return replace(
+        made,
+        ids=alignment.ids,
+        quantizer=alignment.quantizer,
+        how="aligned",
+        kept=alignment.kept,
+    )
