@@ -125,8 +125,9 @@ def k_means_plus_plus(rows: Tensor, num_centres: int, generator: torch.Generator
     first = torch.randint(len(rows), (1,), generator=generator)
     chosen = [first.to(rows.device)]
     # Many draws at once, and picks that stay on the device: nothing waits for it.
-    for some in torch.arange(1, num_centres).split(64):
-        waits = torch.empty(len(some), len(rows)).exponential_(generator=generator)
+    for begin in range(1, num_centres, 64):
+        count = min(64, num_centres - begin)
+        waits = torch.empty(count, len(rows)).exponential_(generator=generator)
         for waiting in waits.to(rows.device):
             centre = rows.index_select(0, chosen[-1])[0]
             to_centre = (squares - 2 * (rows @ centre) + centre.square().sum()).clamp(min=0)

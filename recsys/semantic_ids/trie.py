@@ -23,7 +23,13 @@ from torch import Tensor
 from recsys.data.item_mask import ItemMask
 from recsys.semantic_ids.codes import SemanticIds, id_keys
 from recsys.semantic_ids.tensor_file import digest_of, read_tensors, write_tensors
-from recsys.semantic_ids.trie_tables import build_tables, check_codes, check_leaves, head_tables
+from recsys.semantic_ids.trie_tables import (
+    build_tables,
+    check_codes,
+    check_leaves,
+    head_tables,
+    live_children,
+)
 
 DEAD = -1
 """State of a prefix that no item has; nothing may follow it."""
@@ -33,12 +39,12 @@ FILE_NAME = "trie"
 class Restriction(NamedTuple):
     """What the item masks of R requests leave of a trie.
 
-    ``before`` counts the allowed leaves in front of each leaf, [R, N + 1] int32: a node is live
-    where the count grows over its range. ``head`` has the allowed next codes of each dense level.
+    ``head`` has the allowed next codes of each dense level, ``tail`` says of each other level
+    behind which children there is an allowed leaf, [R, children + M] bool, padded as they are.
     """
 
-    before: Tensor
     head: tuple[Tensor, ...]
+    tail: tuple[Tensor, ...]
 
 
 class Trie:
@@ -179,21 +185,22 @@ class Trie:
         requests: Tensor | None,
     ) -> Tensor:
         size = self.level_sizes[level]
-        table = self._tables.tail[level - self.num_head_levels]
-        base = self._first_key(states, level)
+        index = level - self.num_head_levels
+        table = self._tables.tail[index]
         # Index -1, a dead state, is the end of the table: the padding behind all children.
-        at = table.first_child[states][:, None] + table.window  # [B, M + 1]
+        at = table.first_child[states][:, None] + table.window  # [B, M]
         keys = table.keys.index_select(0, at.view(-1)).view_as(at)
         # Children of later nodes, and the padding, come out as size or more.
-        codes = (keys[:, :-1] - base[:, None]).clamp_(max=size)
-        if restriction is not None:
-            leaf = table.leaf_start.index_select(0, at.view(-1)).view_as(at)
+        codes = keys.sub_(self._first_key(states, level)[:, None]).clamp_(max=size)
+        if restriction is None:
+            live = codes < size
+        else:
+            of_request = restriction.tail[index]
             if requests is not None:
-                leaf = leaf + requests[:, None] * restriction.before.shape[1]
-            count = restriction.before.view(-1).index_select(0, leaf.view(-1)).view_as(at)
-            codes.masked_fill_(count[:, 1:] == count[:, :-1], size)
+                at = at + requests[:, None] * of_request.shape[1]
+            live = of_request.view(-1).index_select(0, at.view(-1)).view_as(at)
         allowed = torch.zeros(len(states), size + 1, dtype=torch.bool, device=self.device)
-        return allowed.scatter_(1, codes, True)[:, :size]
+        return allowed.scatter_(1, codes, live)[:, :size]
 
     def _first_key(self, states: Tensor, level: int) -> Tensor:
         """Compute the key that each state's child with code 0 would have, [B]."""
@@ -248,14 +255,15 @@ class Trie:
 
     def restrict_rows(self, allowed: Tensor) -> Restriction:
         """Do what ``restrict`` does with a bool per item row, [R, num_item_rows]."""
+        bits = torch.stack([of_rows[self._leaf_rows] for of_rows in allowed])  # [R, N]
         before = torch.zeros(
             len(allowed), self.num_items + 1, dtype=torch.int32, device=self.device
         )
-        bits = allowed.index_select(1, self._leaf_rows)
         torch.cumsum(bits, 1, dtype=torch.int32, out=before[:, 1:])
-        edges = before.index_select(1, self._tables.head_start)
-        head_sizes = self.level_sizes[: self.num_head_levels]
-        return Restriction(before, head_tables(edges, head_sizes))
+        edges = torch.stack([count[self._tables.head_start] for count in before])
+        head = head_tables(edges, self.level_sizes[: self.num_head_levels])
+        tail = tuple(live_children(level, bits, before) for level in self._tables.tail)
+        return Restriction(head, tail)
 
     def add(self, codes: Tensor, item_rows: Tensor, *, version: str | None = None) -> Self:
         """Return the trie with more items, which is of another ``version``.

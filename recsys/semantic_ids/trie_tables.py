@@ -24,19 +24,18 @@ HEAD_CELLS_PER_ITEM = 2
 class TailLevel(NamedTuple):
     """A level behind the dense ones: where its nodes' children begin, and the children, in order.
 
-    The children are padded, so that a window of M + 1 never runs past the end. The padding's keys
+    The keys are padded, so that a window of M never runs past the end. The padding's keys
     are so large that they are nobody's children, also not those of the padding one level up.
     """
 
     first_child: Tensor
     """Position of each node's first child, [nodes + 1] int32."""
     window: Tensor
-    """0 to M, the most children of a node, int32."""
+    """0 to M - 1, M being the most children of a node, int32."""
     keys: Tensor
-    """Each child's prefix read as a number, [children + 1 + M] int64."""
+    """Each child's prefix read as a number, [children + M] int64."""
     leaf_start: Tensor
-    """Each child's first leaf, [children + 1 + M] int32."""
-    num_children: int
+    """Each child's first leaf, and the end, [children + 1] int32."""
 
 
 class TrieTables(NamedTuple):
@@ -62,7 +61,7 @@ def build_tables(leaf_keys: Tensor, level_sizes: Sequence[int]) -> TrieTables:
         pad_key = (pad_key + 1) * level_sizes[next_depth - 1]
         level = _tail_level(leaf_keys, parent_start, prod(level_sizes[next_depth:]), pad_key)
         tail.append(level)
-        parent_start = level.leaf_start[: level.num_children + 1]
+        parent_start = level.leaf_start
     head = head_tables(head_start[None], level_sizes[:depth])
     return TrieTables(head, head_start, tuple(tail))
 
@@ -86,6 +85,27 @@ def head_tables(before: Tensor, head_sizes: Sequence[int]) -> tuple[Tensor, ...]
     return tuple(reversed(tables))
 
 
+def live_children(level: TailLevel, bits: Tensor, before: Tensor) -> Tensor:
+    """Say behind which children there is an allowed leaf.
+
+    Args:
+        bits: Which leaves are allowed, [R, N] bool.
+        before: Allowed leaves in front of each leaf, [R, N + 1].
+
+    Returns:
+        [R, children + M] bool, False for the padding.
+    """
+    num_children = len(level.leaf_start) - 1
+    live = torch.zeros(len(bits), len(level.keys), dtype=torch.bool, device=bits.device)
+    if num_children == bits.shape[1]:
+        live[:, :num_children] = bits
+        return live
+    for out, count in zip(live, before, strict=True):
+        edges = count[level.leaf_start]
+        torch.gt(edges[1:], edges[:-1], out=out[:num_children])
+    return live
+
+
 def _tail_level(
     leaf_keys: Tensor, parent_start: Tensor, ids_per_child: int, pad_key: int
 ) -> TailLevel:
@@ -98,12 +118,12 @@ def _tail_level(
     child_of_leaf = torch.cat([is_first.cumsum(0) - 1, torch.tensor([count], device=device)])
     first_child = child_of_leaf[parent_start.long()].int()
     most = max(1, int(first_child.diff().max())) if len(first_child) > 1 else 1
-    keys = torch.full((count + 1 + most,), pad_key, device=device)
+    keys = torch.full((count + most,), pad_key, device=device)
     keys[:count] = prefix[starts]
-    leaf_start = torch.full_like(keys, len(leaf_keys), dtype=torch.int32)
+    leaf_start = torch.full((count + 1,), len(leaf_keys), dtype=torch.int32, device=device)
     leaf_start[:count] = starts
-    window = torch.arange(most + 1, dtype=torch.int32, device=device)
-    return TailLevel(first_child, window, keys, leaf_start, count)
+    window = torch.arange(most, dtype=torch.int32, device=device)
+    return TailLevel(first_child, window, keys, leaf_start)
 
 
 def check_codes(codes: Tensor, level_sizes: Sequence[int], item_rows: Tensor) -> None:
