@@ -1,0 +1,295 @@
+"""What ``recsys kernels`` runs: for each kernel its inputs, its peers and its check.
+
+Inputs come in several sets, so that no cache holds what the next call reads. Axes: M ids, B bags a
+feature, D width, Q queries, N item rows, k list length, H heads, L events of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recsys.kernels.hstu_attention.op import hstu_attention
+from recsys.kernels.hstu_attention.reference import reference_attention
+from recsys.kernels.topk_search.op import fused_top_k, mask_words
+from recsys.kernels.topk_search.reference import reference_top_k
+from recsys.layers.embedding import FbgemmRowUpdates
+from recsys.layers.row_updates import KernelRowUpdates, RowUpdateConfig, TorchRowUpdates
+from recsys.layers.tables import TableConfig
+
+Call = Callable[[], object]
+NUM_SETS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A workload on a device, ready to run."""
+
+    ours: Sequence[Call]
+    peers: Mapping[str, Sequence[Call]] = field(default_factory=dict)
+    error: Callable[[], float]
+    """Distance of our result from the truth; calls our kernel anew."""
+    tolerance: float
+    num_bytes: int = 0
+    """What must move through memory at least; 0 where arithmetic is the limit."""
+    num_flops: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One case of one kernel."""
+
+    kernel: str
+    name: str
+    prepare: Callable[[torch.device], Prepared]
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Sizes of an embedding case: every table is one feature's."""
+
+    tables: int
+    rows: int
+    dim: int
+    batch: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.tables} x {self.rows:,} x {self.dim}, batch {self.batch}, {self.length} ids"
+
+
+def distance(found: Tensor, truth: Tensor) -> float:
+    """Norm of the difference over the norm of the truth; not a number where either is not."""
+    return float((found.double() - truth.double()).norm() / truth.double().norm().clamp(min=1e-30))
+
+
+class BagCase:
+    """Tables of one case in one backend, with equal weights in each."""
+
+    def __init__(self, bags: Bags, kind: type, device: torch.device) -> None:
+        generator = torch.Generator(device).manual_seed(0)
+        self.tables = [
+            TableConfig(
+                name=f"t{place}",
+                num_rows=bags.rows,
+                embedding_dim=bags.dim,
+                features=(f"f{place}",),
+            )
+            for place in range(bags.tables)
+        ]
+        self.weights = {
+            table.name: nn.Parameter(
+                torch.empty(bags.rows, bags.dim, device=device).uniform_(
+                    -0.05, 0.05, generator=generator
+                )
+            )
+            for table in self.tables
+        }
+        rule = RowUpdateConfig(rule="rowwise_adagrad")
+        self.updates = kind(self.tables, self.weights, rule)
+        self.updates.begin(0.01)
+        self.bags = bags
+
+    def look_up(self, ids: Tensor, offsets: Tensor) -> Tensor:
+        """Sum the rows of each bag, [B, sum of D]."""
+        if isinstance(self.updates, KernelRowUpdates):
+            found: Tensor = self.updates.bags(ids, offsets)
+            return found
+        if isinstance(self.updates, FbgemmRowUpdates):
+            pooled: Tensor = self.updates.tbe(ids, offsets)
+            return pooled
+        parts = ids.view(self.bags.tables, -1)
+        ends = offsets[: self.bags.batch + 1]
+        return torch.cat(
+            [
+                functional.embedding_bag(
+                    part,
+                    self.weights[table.name],
+                    ends,
+                    mode="sum",
+                    sparse=True,
+                    include_last_offset=True,
+                )
+                for table, part in zip(self.tables, parts, strict=True)
+            ],
+            dim=1,
+        )
+
+    def lookups(self, batches: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Call]:
+        def look(ids: Tensor, offsets: Tensor) -> Tensor:
+            with torch.no_grad():
+                return self.look_up(ids, offsets)
+
+        return [partial(look, ids, offsets) for ids, offsets, _ in batches]
+
+    def steps(self, batches: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Call]:
+        def step(ids: Tensor, offsets: Tensor, grad: Tensor) -> None:
+            self.look_up(ids, offsets).backward(grad)  # type: ignore[no-untyped-call]
+
+        return [partial(step, *batch) for batch in batches]
+
+
+def bag_batches(bags: Bags, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Draw ids, offsets and gradients of the results."""
+    generator = torch.Generator(device).manual_seed(1)
+    count = bags.tables * bags.batch
+    offsets = torch.arange(count + 1, device=device) * bags.length
+    return [
+        (
+            torch.randint(bags.rows, (count * bags.length,), generator=generator, device=device),
+            offsets,
+            torch.randn(bags.batch, bags.tables * bags.dim, generator=generator, device=device),
+        )
+        for _ in range(NUM_SETS)
+    ]
+
+
+def prepare_bags(bags: Bags, device: torch.device, *, backward: bool) -> Prepared:
+    """Forward alone, or forward and the backward with row-wise Adagrad inside."""
+    batches = bag_batches(bags, device)
+    kinds: dict[str, type] = {"ours": KernelRowUpdates, "torch": TorchRowUpdates}
+    if find_spec("fbgemm_gpu") and bags.dim % 4 == 0:
+        kinds["FBGEMM"] = FbgemmRowUpdates
+    cases = {name: BagCase(bags, kind, device) for name, kind in kinds.items()}
+    calls = {
+        name: case.steps(batches) if backward else case.lookups(batches)
+        for name, case in cases.items()
+    }
+
+    def error() -> float:
+        ours, truth = (
+            BagCase(bags, KernelRowUpdates, device),
+            BagCase(bags, TorchRowUpdates, device),
+        )
+        if backward:
+            for case in (ours, truth):
+                case.steps(batches)[0]()
+        ids, offsets, _ = batches[0]
+        with torch.no_grad():
+            return distance(ours.look_up(ids, offsets), truth.look_up(ids, offsets))
+
+    ids, _, grad = batches[0]
+    first = torch.arange(bags.tables, device=device)[:, None] * bags.rows
+    touched = len(torch.unique(ids.view(bags.tables, -1) + first))
+    row_bytes, out = touched * bags.dim * 4, grad.numel() * 4
+    moved = row_bytes + out + ids.numel() * 8
+    if backward:
+        moved += 2 * row_bytes + 8 * touched + out + ids.numel() * 8
+    return Prepared(
+        ours=calls.pop("ours"), peers=calls, error=error, tolerance=1e-5, num_bytes=moved
+    )
+
+
+def prepare_search(num_items: int, num_queries: int, dim: int, device: torch.device) -> Prepared:
+    """Search the 100 best items of every query; bf16 on a GPU."""
+    generator = torch.Generator(device).manual_seed(2)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    items = torch.randn(num_items, dim, generator=generator, device=device).to(dtype)
+    asked = [
+        torch.randn(num_queries, dim, generator=generator, device=device).to(dtype)
+        for _ in range(NUM_SETS)
+    ]
+    words = mask_words(None, num_items, device)
+
+    def by_torch(queries: Tensor) -> object:
+        return (queries @ items.T).topk(100)
+
+    def error() -> float:
+        few = asked[0][:32]
+        return distance(
+            fused_top_k(few, items, 100, words).scores,
+            reference_top_k(few, items, 100, words).scores,
+        )
+
+    return Prepared(
+        ours=[partial(fused_top_k, one, items, 100, words) for one in asked],
+        peers={"torch": [partial(by_torch, one) for one in asked]},
+        error=error,
+        tolerance=1e-5,
+        num_bytes=items.numel() * items.element_size() + num_queries * (4 * dim + 12 * 100),
+    )
+
+
+def prepare_attention(
+    num_sequences: int, length: int, heads: int, dim: int, device: torch.device
+) -> Prepared:
+    """Attend within sequences of one length, without biases; bf16 on a GPU."""
+    generator = torch.Generator(device).manual_seed(3)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    offsets = torch.arange(num_sequences + 1, device=device) * length
+
+    def part() -> Tensor:
+        shape = (num_sequences * length, heads, dim)
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    sets = [(part(), part(), part()) for _ in range(2)]
+
+    def error() -> float:
+        few = [one[: 2 * length] for one in sets[0]]
+        truth = [one.float() for one in few]
+        return distance(
+            hstu_attention(few[0], few[1], few[2], offsets[:3], length),
+            reference_attention(
+                truth[0], truth[1], truth[2], offsets[:3], length, None, None, None
+            ),
+        )
+
+    def by_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return reference_attention(q, k, v, offsets, length, None, None, None)
+
+    return Prepared(
+        ours=[partial(hstu_attention, *one, offsets, length) for one in sets],
+        peers={"torch": [partial(by_torch, *one) for one in sets]},
+        error=error,
+        tolerance=1e-2 if dtype == torch.bfloat16 else 1e-5,
+        # Two products over the lower half of L x L.
+        num_flops=2 * num_sequences * heads * length * length * dim,
+    )
+
+
+def workloads(device: torch.device) -> list[Workload]:
+    """List the cases: of real size on a GPU, small ones on a CPU."""
+    cuda = device.type == "cuda"
+    bags = (
+        [
+            Bags(26, 1_000_000, 128, 16_384, 1),
+            Bags(32, 1_000_000, 128, 4_096, 20),
+            Bags(1, 10_000_000, 64, 4_096, 200),
+        ]
+        if cuda
+        else [Bags(2, 10_000, 64, 256, 5)]
+    )
+    searches = [(1_000_000, 512, 64)] if cuda else [(20_000, 32, 64)]
+    attentions = [(64, 1_024, 4, 64), (32, 2_048, 4, 128)] if cuda else [(4, 64, 2, 32)]
+    found = [
+        Workload(
+            kernel="embedding_bag",
+            name=f"{case}: {'forward + fused backward' if backward else 'forward'}",
+            prepare=partial(prepare_bags, case, backward=backward),
+        )
+        for case in bags
+        for backward in (False, True)
+    ]
+    found += [
+        Workload(
+            kernel="topk_search",
+            name=f"{queries} queries, {items:,} x {dim}, k 100",
+            prepare=partial(prepare_search, items, queries, dim),
+        )
+        for items, queries, dim in searches
+    ]
+    found += [
+        Workload(
+            kernel="hstu_attention",
+            name=f"{sequences} x {length}, {heads} heads of {dim}: forward",
+            prepare=partial(prepare_attention, sequences, length, heads, dim),
+        )
+        for sequences, length, heads, dim in attentions
+    ]
+    return found
