@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import torch
+from numpy.typing import NDArray
 
-from pipelines.config import ContentConfig
+from pipelines.append_semantic_ids import published_ids
+from pipelines.config import ContentConfig, EnrichItemsConfig
 from pipelines.config_file import validate
-from pipelines.content_models import cache_dir, make_encoder
+from pipelines.console import log
+from pipelines.content_models import cache_dir, make_encoder, make_language_model
 from pipelines.enrich_items import text_of
+from recsys.content.attributes import PROMPT_VERSION, enriched_text
 from recsys.content.embedding_cache import encode_cached
 from recsys.content.encoder import Encoder
+from recsys.content.enrichment import enrich
+from recsys.content.prompt import EndpointError
 from recsys.data.batch import Jagged, JaggedBatch
 from serving.bundle import Bundle, load_bundle
 from serving.delta import NewItem, write_delta
-from serving.manifest import publish, read_manifest
+from serving.manifest import CURRENT, publish, read_manifest
 
+Vectors = NDArray[np.float32]
 CATEGORY_SEPARATOR = "|"
 
 
@@ -90,6 +102,58 @@ def check_encoder(encoder: Encoder, bundle: Bundle, directory: Path) -> None:
         )
 
 
+def described(texts: list[str], bundle: Bundle, directory: Path) -> list[str]:
+    """Add to each text what a language model says of it, if the bundle's items were described so.
+
+    Raises:
+        ValueError: If that model is not there, is another one now, or does not answer.
+    """
+    assert bundle.manifest.content is not None
+    made = bundle.manifest.content.enrichment
+    if made is None:
+        return texts
+    before = f"the items of {directory} were described by {made.model} before they were encoded"
+    config = validate(EnrichItemsConfig, made.settings, f"{directory}/manifest.json enrichment")
+    try:
+        model = make_language_model(config)
+        if model is None or model.name != made.model:
+            found = "no model" if model is None else model.name
+            raise ValueError(f"{config.model} is now {found}")
+        if made.prompt_version != PROMPT_VERSION:
+            raise ValueError(f"with prompt {made.prompt_version}, this version asks otherwise")
+        # One request without an answer is enough: a delta is made again more easily than mended.
+        strict = replace(config, max_unreachable=1)
+        result = enrich(texts, model, cache_dir("enrichment"), strict)
+    except (EndpointError, ImportError, ValueError) as error:
+        raise ValueError(
+            f"{before}, new ones must be too, and it cannot be asked: {error}. Put the model back, "
+            "or run the pipeline again with the new items in the catalogue"
+        ) from error
+    if missing := sum(one is None for one in result.attributes):
+        why = next(reason for reason in result.reasons if reason)
+        log.print(
+            f"note: {missing} of {len(texts)} items are not described ({why}); their own text "
+            "stands for them",
+            style="yellow",
+        )
+    return [
+        enriched_text(text, {name: value.value for name, value in (one or {}).items()})
+        for text, one in zip(texts, result.attributes, strict=True)
+    ]
+
+
+def content_of(
+    rows: list[dict[str, Any]], config: ContentConfig, bundle: Bundle, directory: Path
+) -> Vectors:
+    """Encode new catalogue rows as the bundle's were, [R, F]; F = 0 where text is left out."""
+    encoder = make_encoder(config)
+    if encoder is None:
+        return np.zeros((len(rows), 0), np.float32)
+    check_encoder(encoder, bundle, directory)
+    texts = described([text_of(row, config) for row in rows], bundle, directory)
+    return encode_cached(texts, encoder, cache_dir("embeddings"))
+
+
 def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, int]:
     """Write and publish a delta with the items of a file.
 
@@ -97,11 +161,12 @@ def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, in
         The delta's directory and its number of items.
 
     Raises:
-        ValueError: If the file is at fault, an item is known already, or the bundle has no
-            two-tower to place new items with.
+        ValueError: If the file is at fault, an item is known already, the bundle has no two-tower
+            to place new items with, or another bundle was published meanwhile.
     """
     items = read_items(path)
     directory = bundle_path.resolve()
+    bundles, served = directory.parent, served_in(directory.parent)
     bundle = load_bundle(directory)
     config = content_config(bundle, directory)
     if known := [one for one in items["item_id"] if bundle.catalogue.row_of(one)]:
@@ -110,12 +175,7 @@ def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, in
             "leave them out, the next run updates them"
         )
     rows = list(items.iter_rows(named=True))
-    encoder = make_encoder(config)
-    content = np.zeros((len(rows), 0), np.float32)
-    if encoder is not None:
-        check_encoder(encoder, bundle, directory)
-        texts = [text_of(row, config) for row in rows]
-        content = encode_cached(texts, encoder, cache_dir("embeddings"))
+    content = content_of(rows, config, bundle, directory)
     new = [
         NewItem(
             item_id=row["item_id"],
@@ -125,18 +185,43 @@ def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, in
         for row in rows
     ]
     vectors = item_vectors(bundle, new, content)
-    manifest, _ = read_manifest(directory)
-    delta = write_delta(
-        directory.parent, manifest.version, new, content=content, item_vectors=vectors
-    )
-    if publish_it:
-        publish(directory.parent, read_manifest(delta)[0].version)
+    with one_writer(bundles):
+        if publish_it and (now := served_in(bundles)) != served:
+            raise ValueError(
+                f"while the new items were encoded, {bundles / CURRENT} moved from {served} to "
+                f"{now}; nothing was written. Run the command again"
+            )
+        ids = None
+        if bundle.semantic_ids is not None:
+            ids = published_ids(bundle, bundles, items["item_id"].to_list(), content)
+        delta = write_delta(
+            bundles,
+            bundle.version,
+            new,
+            content=content,
+            item_vectors=vectors,
+            semantic_ids=ids,
+        )
+        if publish_it:
+            publish(bundles, read_manifest(delta)[0].version)
     return delta, len(new)
 
 
-def item_vectors(
-    bundle: Bundle, items: list[NewItem], content: np.ndarray[tuple[int, int], np.dtype[np.float32]]
-) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+def served_in(bundles: Path) -> str | None:
+    """Name the bundle that ``current`` points at; None without one."""
+    link = bundles / CURRENT
+    return link.readlink().name if link.is_symlink() else None
+
+
+@contextmanager
+def one_writer(bundles: Path) -> Iterator[None]:
+    """Let appends to the same bundles wait for each other; the kernel ends it with the process."""
+    with (bundles / ".append-items.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def item_vectors(bundle: Bundle, items: list[NewItem], content: Vectors) -> Vectors:
     """Encode items that no model has met, by content and the categories it knows, [R, D]."""
     assert bundle.retriever is not None
     names = bundle.catalogue.category_names
@@ -151,4 +236,5 @@ def item_vectors(
     )
     with torch.inference_mode():
         vectors = bundle.retriever.model.item_vectors(batch, torch.from_numpy(content))
-    return vectors.numpy()
+    encoded: Vectors = vectors.numpy()
+    return encoded

@@ -37,13 +37,15 @@ class BlendedScores:
     def __call__(self, queries: JaggedBatch) -> Tensor:
         """Score a batch that has ``seen``, the items that no list repeats, [B, N]."""
         lists, num_item_rows = {}, 0
-        for name in self.surface.weights:
+        # Content finds items that are appended after a release; there is nothing to measure yet.
+        weights = {name: w for name, w in self.surface.weights.items() if name in self.models}
+        for name in weights:
             scores = without(self.models[name](queries), queries["seen"])  # [B, N]
             num_item_rows = scores.shape[1]
             k = min(self.surface.num_candidates, num_item_rows - 1)
             lists[name] = top_k_of_scores(scores, k).item_rows
         length = sum(rows.shape[1] for rows in lists.values())
-        blended = reciprocal_rank_fusion(lists, length, self.surface.weights)
+        blended = reciprocal_rank_fusion(lists, length, weights)
         found = torch.full((queries.batch_size, num_item_rows), -torch.inf)
         # Holes (-1) go to row 0, which is no item.
         found.scatter_(1, blended.item_rows.clamp(min=0), blended.scores)

@@ -86,6 +86,8 @@ class Bundle:
     retriever: Retriever | None
     semantic_ids: ItemSemanticIds | None
     context_features: Mapping[str, int]
+    num_released_rows: int
+    """Item rows that models were fitted with; those behind were appended by deltas."""
 
     @property
     def version(self) -> str:
@@ -209,6 +211,7 @@ def load_bundle(path: Path) -> Bundle:
         retriever=load_retriever(base.directory, base.manifest, catalogue, deltas),
         semantic_ids=semantic_ids_of(chain),
         context_features=base.manifest.context_features,
+        num_released_rows=base.manifest.dimensions.num_item_rows,
     )
 
 

@@ -4,7 +4,8 @@ Codes go from coarse to fine, so the items that share a prefix are a small part 
 found by two binary searches; among them the content embeddings decide. An item needs nothing but
 its text for this, so one that was appended a second ago finds neighbours, and they find it.
 
-Axes: N item rows, M items with an ID, L levels, F width of content embeddings, P items of a prefix.
+Axes: N item rows, M items with an ID, A appended items with one, L levels, F width of content
+embeddings, P items of a prefix, S latest items of a history.
 """
 
 from __future__ import annotations
@@ -22,16 +23,21 @@ from recsys.semantic_ids.codes import NO_CODE, id_keys
 from serving.semantic_ids import ItemSemanticIds
 
 Rows = NDArray[np.int64]
+NUM_SEEDS = 10
+"""Latest items of a history that an appended item may be like."""
 
 
 class ContentNeighbours:
     """Finds the items like one; safe to share between threads."""
 
-    def __init__(self, semantic_ids: ItemSemanticIds, content: Tensor) -> None:
+    def __init__(
+        self, semantic_ids: ItemSemanticIds, content: Tensor, num_released_rows: int
+    ) -> None:
         """Sort the IDs.
 
         Args:
             content: Content embeddings, [N, F].
+            num_released_rows: Item rows of the bundle; those behind were appended by deltas.
         """
         sizes = semantic_ids.ids.level_sizes
         codes = semantic_ids.codes
@@ -42,6 +48,8 @@ class ContentNeighbours:
         self._place[self._item_rows] = np.arange(len(rows))
         self._strides = [prod(sizes[level:]) for level in range(len(sizes), 0, -1)]
         self._content = content
+        self._first_codes = codes[:, 0].numpy()
+        self._appended = np.sort(self._item_rows[self._item_rows >= num_released_rows])  # [A]
 
     def nearest(self, item_row: int, k: int, mask: ItemMask) -> Rows | None:
         """List up to k allowed items that share the first code, best first; None without an ID.
@@ -58,11 +66,28 @@ class ContentNeighbours:
             rows = rows[(rows != item_row) & mask.allows(rows)]
             if len(rows) >= k:
                 break
-        rows = np.sort(rows)
+        return self._nearest_of(np.sort(rows), np.array([item_row]), k)
+
+    def appended_like(self, history: Rows, k: int, mask: ItemMask) -> Rows | None:
+        """List up to k allowed appended items that begin like one of the latest of a history.
+
+        In order of the cosine with the nearest of these; None where nothing was appended.
+        """
+        if len(self._appended) == 0:
+            return None
+        seeds = np.unique(history[-NUM_SEEDS:])
+        seeds = seeds[self._first_codes[seeds] != NO_CODE]
+        rows = self._appended[np.isin(self._first_codes[self._appended], self._first_codes[seeds])]
+        return self._nearest_of(rows[mask.allows(rows)], seeds, k) if len(seeds) else None
+
+    def _nearest_of(self, rows: Rows, seeds: Rows, k: int) -> Rows:
+        """Order ascending rows by their largest cosine with any seed, equals by item row."""
+        if len(rows) == 0:
+            return rows
+        own = functional.normalize(self._content[torch.from_numpy(seeds)], dim=1)  # [S, F]
         found = torch.from_numpy(rows)
-        own = functional.normalize(self._content[item_row], dim=0)
-        cosines = functional.normalize(self._content[found], dim=1) @ own  # [P]
-        order = cosines.sort(descending=True, stable=True).indices[:k]
+        cosines = functional.normalize(self._content[found], dim=1) @ own.T  # [P, S]
+        order = cosines.amax(1).sort(descending=True, stable=True).indices[:k]
         best: Rows = found[order].numpy()
         return best
 

@@ -43,7 +43,8 @@ def reasons(
             named = names_history or seed in sent
             found.append(f"goes with {texts[seed] if named else 'the history'}")
         elif source == "content":
-            found.append(f"is about the same as {texts[query.item_row]}")
+            like = texts[query.item_row] if query.item_row else "the history, and is new"
+            found.append(f"is about the same as {like}")
         elif source == "two_tower" and query.item_row:
             found.append(f"is like {texts[query.item_row]}")
         else:

@@ -61,13 +61,16 @@ class ItemToItemSource:
 
 
 class ContentSource:
-    """Items whose content is alike, for surface ``similar``; see ContentNeighbours."""
+    """Items whose content is like an item's, or appended ones like the history's latest."""
 
     def __init__(self, neighbours: ContentNeighbours) -> None:
         self._neighbours = neighbours
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> Tensor | None:
-        rows = self._neighbours.nearest(query.item_row, k, mask) if query.item_row else None
+        if query.item_row:
+            rows = self._neighbours.nearest(query.item_row, k, mask)
+        else:
+            rows = self._neighbours.appended_like(query.history, k, mask)
         return None if rows is None else _padded(rows, k)
 
 
@@ -95,6 +98,8 @@ def sources_of(bundle: Bundle) -> dict[str, CandidateSource]:
     if bundle.retriever is not None:
         sources["two_tower"] = TwoTowerSource(bundle.retriever)
         if bundle.semantic_ids is not None:
-            content = bundle.retriever.content
-            sources["content"] = ContentSource(ContentNeighbours(bundle.semantic_ids, content))
+            neighbours = ContentNeighbours(
+                bundle.semantic_ids, bundle.retriever.content, bundle.num_released_rows
+            )
+            sources["content"] = ContentSource(neighbours)
     return sources

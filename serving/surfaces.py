@@ -30,9 +30,10 @@ class Surface:
 FILL = 0.001
 """Weight of a source that only fills lists up: below any place of the others, in its own order."""
 
+# Content speaks only for items appended since the release: as released, lists are as evaluated.
 HOME = Surface(
     name="home",
-    weights={"two_tower": 1.0, "item_to_item": 1.0, "popular": FILL},
+    weights={"two_tower": 1.0, "item_to_item": 1.0, "content": 1.0, "popular": FILL},
     exclude_seen=True,
 )
 # Content at 0.75: at 1 the next item of a user is found less often (DECISIONS.md).

@@ -11,6 +11,7 @@ from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.lifecycle import append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from serving.bundle import load_bundle, write_bundle
+from serving.content_neighbours import ContentNeighbours
 from serving.delta import NewItem, write_delta
 from serving.manifest import MANIFEST, publish, read_manifest
 from serving.recommend import Recommender
@@ -129,11 +130,9 @@ def test_quantizer_is_read_only_when_it_is_needed(bundles_dir):
 
 def test_content_neighbours_are_the_slow_truth(bundle):
     """Of the items behind the longest prefix that has k, the nearest by cosine."""
-    from serving.content_neighbours import ContentNeighbours
-
     content = bundle.retriever.content
     codes = bundle.semantic_ids.codes
-    neighbours = ContentNeighbours(bundle.semantic_ids, content)
+    neighbours = ContentNeighbours(bundle.semantic_ids, content, 41)
     allowed = np.ones(41, bool)
     allowed[[0, 5, 6]] = False
     for row in range(1, 41):
@@ -167,6 +166,35 @@ def test_new_item_finds_its_like_and_is_found_by_it(bundles_dir):
     assert all(item.reason.startswith("is about the same as Title 3 ") for item in by_content)
     own = after.bundle.semantic_ids
     assert own.codes[41, 0] == own.codes[3, 0]
+
+
+def test_visitor_gets_the_new_item_that_is_like_the_latest_ones(bundles_dir):
+    add_fresh(bundles_dir)
+    after = load_bundle(bundles_dir / "bundle-v1+1")
+    neighbours = ContentNeighbours(after.semantic_ids, after.retriever.content, 41)
+    codes, everything = after.semantic_ids.codes, ItemMask.all(43)
+    # Fresh 1 is item 3 again, fresh 2 item 4.
+    assert neighbours.appended_like(np.array([3]), 5, everything)[0] == 41
+    assert neighbours.appended_like(np.array([4]), 1, everything).tolist() == [42]
+    assert set(neighbours.appended_like(np.array([3, 4]), 5, everything)) == {41, 42}
+    assert neighbours.appended_like(np.array([3]), 5, ItemMask.none(43)).tolist() == []
+    unlike = next(row for row in range(1, 41) if codes[row, 0] not in codes[[3, 4], 0])
+    assert neighbours.appended_like(np.array([unlike]), 5, everything).tolist() == []
+
+    def place(session):
+        items = Recommender(after).answer(Request(session=session, k=40, explain=True)).items
+        told = {item.reason for item in items if item.source == "content"}
+        assert told <= {"is about the same as the history, and is new"}
+        return [item.item_id for item in items].index("fresh-1")
+
+    assert place(["item-3"]) < place([f"item-{unlike}"])
+
+
+def test_lists_of_a_bundle_as_released_take_nothing_from_content(bundle):
+    neighbours = ContentNeighbours(bundle.semantic_ids, bundle.retriever.content, 41)
+    assert neighbours.appended_like(np.array([3]), 5, ItemMask.all(41)) is None
+    items = Recommender(bundle).answer(Request(session=["item-3"], k=39)).items
+    assert "content" not in {item.source for item in items}
 
 
 # ---- deltas
