@@ -35,6 +35,8 @@ from recsys.training.optim import AdamWConfig, ScheduleConfig
 MIN_ITEMS_PER_CODE = 8
 """What codes per level are chosen for where no number is given."""
 MAX_CODES_PER_LEVEL = 256
+MIN_IDS_PER_ITEM = 4
+"""Room for items to come; wins over the two above."""
 ENCODERS = ("minilm", "hash", "smollm2", "endpoint", "none")
 LANGUAGE_MODELS = ("none", "smollm2", "endpoint")
 
@@ -142,7 +144,8 @@ class SemanticIdsConfig:
                 f"{num_items} items with content; take fewer codes, or leave it out"
             )
         fitting = 1 << max(1, (num_items // MIN_ITEMS_PER_CODE).bit_length() - 1)
-        chosen = min(MAX_CODES_PER_LEVEL, fitting, num_items)
+        enough = math.ceil((MIN_IDS_PER_ITEM * num_items) ** (1 / self.num_levels))
+        chosen = min(max(min(MAX_CODES_PER_LEVEL, fitting), enough), num_items)
         return (self.codes_per_level or chosen,) * self.num_levels
 
 

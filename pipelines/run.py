@@ -35,9 +35,9 @@ class StageOutcome:
         """One line: stage, rows in, rows out, seconds."""
         rows = f"{self.manifest.rows['in']:>11,} in {self.manifest.rows['out']:>11,} out"
         if self.skipped:
-            return f"{self.stage:<16} {rows}   unchanged, skipped"
+            return f"{self.stage:<18} {rows}   unchanged, skipped"
         memory = f"{self.peak_memory_bytes / 2**20:,.0f} MiB" if self.peak_memory_bytes else ""
-        return f"{self.stage:<16} {rows} {self.seconds:>9.1f} s  {memory}"
+        return f"{self.stage:<18} {rows} {self.seconds:>9.1f} s  {memory}"
 
 
 def pick_stages(stages: Sequence[Stage], only: Sequence[str], until: str | None) -> list[Stage]:
