@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from recsys.kernels.topk_search.reference import GROUP
+from recsys.kernels.tuning import config_for, shape_class
 
 
 @triton.jit
@@ -198,12 +199,19 @@ def group_maxima(queries: Tensor, items: Tensor, words: Tensor, *, programs: int
     padded = triton.cdiv(num_groups, GROUP) * GROUP
     maxima = torch.empty(num_queries, padded, dtype=torch.float32, device=items.device)
     block_d = max(16, triton.next_power_of_2(dim))
-    block_q = min(128, max(16, triton.next_power_of_2(num_queries)))
     single = items.dtype == torch.float32
-    block_n = 128
-    stage_bytes = block_n * block_d * items.element_size()
-    query_blocks = triton.cdiv(num_queries, block_q)
-    splits = min(triton.cdiv(padded * GROUP, block_n), max(1, programs // query_blocks))
+    stage_bytes = 128 * block_d * items.element_size()
+    default = {
+        "block_q": min(128, max(16, triton.next_power_of_2(num_queries))),
+        "block_n": 128,
+        "stages": max(1, min(2 if single else 4, 65536 // stage_bytes)),
+        "num_warps": 4,
+    }
+    shapes = shape_class(dim=dim, queries=num_queries)
+    config = config_for("topk_search.group_maxima", shapes, items.dtype, default)
+    query_blocks = triton.cdiv(num_queries, config["block_q"])
+    tiles = triton.cdiv(padded * GROUP, config["block_n"])
+    splits = min(tiles, max(1, programs // query_blocks))
     _group_maxima[(query_blocks, splits)](
         queries,
         items,
@@ -216,14 +224,11 @@ def group_maxima(queries: Tensor, items: Tensor, words: Tensor, *, programs: int
         words.stride(0) if words.ndim == 2 else 0,
         dim=dim,
         block_d=block_d,
-        block_q=block_q,
-        block_n=block_n,
         split=single,
         shared_mask=words.ndim == 1,
         # Triton's interpreter multiplies the bit patterns of bf16 operands.
         widen=items.dtype == torch.bfloat16 and not items.is_cuda,
-        stages=max(1, min(2 if single else 4, 65536 // stage_bytes)),
-        num_warps=4,
+        **config,
     )
     return maxima
 
