@@ -126,13 +126,18 @@ def _quality(made: NextVersion, content: Content) -> dict[str, Any]:
 
 
 def is_newest(context: StageContext) -> bool:
-    """Whether the artefact knows all that has been published since it was made."""
+    """Whether the artefact's IDs are published still, or next to be.
+
+    Items that were appended to them meanwhile (recsys append-items) change none; IDs that were
+    fitted again elsewhere or rolled back do.
+    """
     report = json.loads((context.output / REPORT).read_text(encoding="utf-8"))
-    current = store_of(context.config).current()
-    if "version" not in report or current is None:
+    store = store_of(context.config)
+    if "version" not in report or store.current() is None:
         return True
-    was_published = report["version"] in store_of(context.config).versions.versions()
-    return bool(current == report["version" if was_published else "parent"])
+    if store.has(report["version"]):
+        return store.leads_from(report["version"])
+    return bool(store.current() == report["parent"])
 
 
 def read_version(artefact: Path) -> Published | None:

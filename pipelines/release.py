@@ -54,10 +54,12 @@ def version_of(making: str) -> str:
 
 
 def is_published(context: StageContext) -> bool:
-    """Whether the bundle of this artefact is there and some bundle is served."""
+    """Whether the bundle and the IDs of this artefact are there and some bundle is served."""
     folder = bundles_dir(context.config)
     directory = bundle_directory(folder, version_of(context.making))
-    return directory.is_dir() and (folder / CURRENT).is_dir()
+    semantic_ids = read_json(context.output / "release.json")["semantic_ids"]
+    has_ids = semantic_ids is None or store_of(context.config).leads_from(semantic_ids)
+    return directory.is_dir() and (folder / CURRENT).is_dir() and has_ids
 
 
 def read_json(path: Path) -> Any:

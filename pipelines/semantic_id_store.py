@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipelines.artifacts import write_text_durably
-from recsys.semantic_ids.codes import Quantizer, SemanticIds
+from recsys.semantic_ids.codes import FILE_NAME, Quantizer, SemanticIds
 from recsys.semantic_ids.quantizers import load_quantizer
+from recsys.semantic_ids.tensor_file import read_description
 from recsys.semantic_ids.version_store import VersionStore
 
 FOLDER = "semantic_ids"
@@ -81,6 +82,23 @@ class SemanticIdStore:
         """Name the current version; None where nothing was published."""
         history = self.versions.history()
         return history[-1] if history else None
+
+    def has(self, version: str) -> bool:
+        """Whether a version was ever published."""
+        return version in self.versions.versions()
+
+    def leads_from(self, version: str) -> bool:
+        """Whether the current version is this one, or this one with items appended."""
+        reached, made_by = self.current(), None
+        while reached is not None and self.has(reached):
+            described = read_description(self.versions.path_of(reached), FILE_NAME)
+            made_by = made_by or described["quantizer_digest"]
+            if described["quantizer_digest"] != made_by:
+                return False
+            if reached == version:
+                return True
+            reached = described["parent"]
+        return False
 
     def previous(self, version: str | None = None) -> Published | None:
         """Read a version, or the current one; None where nothing was published.

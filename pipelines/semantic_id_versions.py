@@ -18,15 +18,22 @@ from torch import Tensor
 from pipelines.config import SemanticIdsConfig
 from pipelines.semantic_id_store import Published, SemanticIdStore
 from recsys.semantic_ids.codes import NO_CODE, Quantizer, SemanticIds
-from recsys.semantic_ids.collisions import assign_semantic_ids, rows_with_content
+from recsys.semantic_ids.collisions import (
+    NoFreeIdError,
+    assign_semantic_ids,
+    rows_with_content,
+)
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import KeptShares, align, append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from recsys.semantic_ids.rq_vae import RqVae, RqVaeConfig
 
 How = Literal["trained", "appended", "aligned", "kept"]
-GROWTH_SHARE = 0.5
-"""Codes chosen by catalogue size are chosen anew once so many of all possible IDs are given."""
+FULL = 0.8
+"""Codes chosen by catalogue size are chosen anew once so many of all possible IDs are given: new
+items would find none near their content."""
+SPARE = 2
+"""Times the codes that a level against collisions needs, so that items can be appended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +102,16 @@ def next_version(
         return None
     previous = store.previous()
     if previous is not None and dict(previous.origin) == content.origin(settings):
-        appended = append_new(content, store, previous)
-        given = len(appended.ids.item_rows)
-        is_full = given > GROWTH_SHARE * prod(previous.ids.level_sizes)
-        if config.codes_per_level is not None or appended.how == "kept" or not is_full:
-            return appended
+        try:
+            appended = append_new(content, store, previous)
+        except NoFreeIdError:
+            if config.codes_per_level is not None and config.resolution == "nearest_free":
+                raise
+        else:
+            num_given = len(appended.ids.item_rows)
+            is_full = num_given > FULL * prod(previous.ids.level_sizes)
+            if config.codes_per_level is not None or appended.how == "kept" or not is_full:
+                return appended
     return fit_again(content, store, config, settings, seed=seed)
 
 
@@ -192,6 +204,9 @@ def fit_again(
     table = torch.zeros(len(item_ids) + 1, content.vectors.shape[1])
     table[rows[wanted]] = content.vectors[wanted].float()
     ids = assign_semantic_ids(quantizer, table, method=config.resolution)
+    if config.resolution == "extra_level":
+        *content_levels, needed = ids.level_sizes
+        ids = replace(ids, level_sizes=(*content_levels, SPARE * needed))
     made = NextVersion(
         ids=ids,
         quantizer=quantizer,
@@ -201,7 +216,7 @@ def fit_again(
         how="trained",
         num_new=len(item_ids) - len(store.item_ids),
     )
-    return made if previous is None else _aligned(made, table, previous, config)
+    return made if previous is None else _aligned(made, previous, config)
 
 
 def _start(
@@ -250,16 +265,16 @@ def _fit(
     return ResidualKMeans.fit(vectors, residual, start=start)
 
 
-def _aligned(
-    made: NextVersion, table: Tensor, previous: Published, config: SemanticIdsConfig
-) -> NextVersion:
+def _aligned(made: NextVersion, previous: Published, config: SemanticIdsConfig) -> NextVersion:
     """Take over the published names of codes, as far as the levels are the same."""
     ids, old = made.ids, previous.ids
-    if config.resolution == "extra_level" and ids.level_sizes[:-1] == old.level_sizes[:-1]:
-        # The level against collisions never shrinks, so that the IDs stay comparable.
-        room = max(ids.level_sizes[-1], old.level_sizes[-1])
-        method = config.resolution
-        ids = assign_semantic_ids(made.quantizer, table, method=method, extra_size=room)
+    if (
+        config.resolution == "extra_level"
+        and ids.level_sizes[:-1] == old.level_sizes[:-1]
+        and ids.level_sizes[-1] <= SPARE * old.level_sizes[-1]
+    ):
+        # The published level against collisions has room enough, so that IDs stay comparable.
+        ids = replace(ids, level_sizes=old.level_sizes)
     if ids.level_sizes != old.level_sizes:
         return replace(made, ids=replace(ids, parent=old.version))
     alignment = align(ids, made.quantizer, old)

@@ -23,6 +23,10 @@ CHUNK_CELLS = 2**26
 Method = Literal["nearest_free", "extra_level"]
 
 
+class NoFreeIdError(ValueError):
+    """More items than IDs; larger levels, and so a new fit, would have room."""
+
+
 class UniqueCodes(NamedTuple):
     """Codes [N, L] int32 without repeats, and the sizes of their levels."""
 
@@ -56,8 +60,9 @@ def resolve_collisions(
         extra_size: Codes of the extra level; None takes as many as are needed.
 
     Raises:
-        ValueError: There are fewer free IDs than items, or an item shares its codes with more
+        NoFreeIdError: There are fewer free IDs than items, or an item shares its codes with more
             items than the extra level has room for.
+        ValueError: The codes do not fit the vectors or the quantiser.
     """
     if len(vectors) != len(codes) or codes.shape[1] != len(quantizer.level_sizes):
         raise ValueError(
@@ -71,7 +76,7 @@ def resolve_collisions(
     sizes = quantizer.level_sizes
     held = codes.new_empty(0, len(sizes)) if taken is None else taken.to(codes)
     if len(codes) + len(held) > prod(sizes):
-        raise ValueError(
+        raise NoFreeIdError(
             f"{len(codes)} items and {len(held)} published IDs do not fit the {prod(sizes)} IDs "
             f"of levels {sizes}; use more or larger levels, or method 'extra_level'"
         )
@@ -253,7 +258,7 @@ def _with_extra_level(
     needed = max(int((load + held_load).max()) if len(codes) else 1, highest)
     size = extra_size or needed
     if needed > size:
-        raise ValueError(
+        raise NoFreeIdError(
             f"{needed} items share one prefix, the extra level has {size} codes; use a larger "
             "extra_size, or method 'nearest_free'"
         )
