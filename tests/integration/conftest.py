@@ -76,6 +76,12 @@ def recsys() -> Callable[..., Result]:
 
 
 @pytest.fixture(scope="session")
+def write_world() -> Callable[..., Path]:
+    """Give `write_shop` to tests that make worlds of their own."""
+    return write_shop
+
+
+@pytest.fixture(scope="session")
 def world() -> World:
     return markov_world(num_users=80, num_items=24, events_per_user=10)
 

@@ -1,0 +1,190 @@
+"""A new item on a running server: found by its content, both ways, with an ID that stays."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from click.testing import Result
+
+from pipelines.semantic_id_store import SemanticIdStore
+from recsys.testing.synthetic import World, two_tastes
+from serving.bundle import load_bundle
+from serving.manifest import read_manifest
+from serving.recommend import Recommender
+
+pytest.importorskip("sentence_transformers", reason="needs the MiniLM encoder")
+MINILM = ("--set", "content.encoder=minilm", "--quiet")
+NEW = "tulips-and-compost"
+ROW = f'{NEW},Tulips in the orchard,"About compost, soil and seeds for your tulips.",books|garden\n'
+
+
+@pytest.fixture(scope="module")
+def tastes() -> World:
+    """Even items and users are about gardens, odd ones about space."""
+    return two_tastes(num_users=60, num_items=40)
+
+
+@pytest.fixture(scope="module")
+def config(
+    tmp_path_factory: pytest.TempPathFactory, tastes: World, write_world: Callable[..., Path]
+) -> Path:
+    return write_world(tmp_path_factory.mktemp("tastes"), tastes)
+
+
+@pytest.fixture(scope="module")
+def workspace(config: Path, recsys: Callable[..., Result]) -> Path:
+    workspace = config.parent / "run"
+    result = recsys("run", "-c", config, "-w", workspace, *MINILM)
+    assert result.exit_code == 0, result.output
+    return workspace
+
+
+@pytest.fixture(scope="module")
+def address(workspace: Path) -> Iterator[str]:
+    """A server in a process of its own, which nobody tells of anything."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "pipelines.cli", "serve", "-b", str(workspace)]
+    process = subprocess.Popen(
+        [*command, "--port", str(port)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 60
+        while asked(address, "/readyz") is None:
+            assert process.poll() is None, "the server ended"
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def asked(address: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    request = urllib.request.Request(
+        address + path,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"content-type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.loads(answer.read())
+    except (urllib.error.URLError, ConnectionError):
+        return None
+
+
+@pytest.fixture(scope="module")
+def appended(address: str, workspace: Path, recsys: Callable[..., Result]) -> Any:
+    """The first reply that knows the new item."""
+    path = workspace.parent / "new.csv"
+    path.write_text("item_id,title,description,categories\n" + ROW)
+    before = asked(address, "/readyz")
+    assert asked(address, f"/v1/similar/{NEW}") is None
+    result = recsys("append-items", path, "-b", workspace)
+    assert result.exit_code == 0, result.output
+    published = time.monotonic()
+    while (reply := asked(address, f"/v1/similar/{NEW}?k=10")) is None:
+        assert time.monotonic() - published < 10, asked(address, "/readyz")
+        time.sleep(0.02)
+    after = asked(address, "/readyz")
+    assert after["bundle"] == f"{before['bundle']}+1"
+    assert after["semantic_ids"] != before["semantic_ids"]
+    assert reply["served_by"]["semantic_ids"] == after["semantic_ids"]
+    return reply
+
+
+def ids_of(reply: Any) -> list[str]:
+    return [item["item_id"] for item in reply["items"]]
+
+
+def is_garden(item_id: str) -> bool:
+    return item_id == NEW or int(item_id.removeprefix("item-")) % 2 == 0
+
+
+def test_neighbours_of_the_new_item_are_of_its_kind(appended: Any) -> None:
+    assert all(map(is_garden, ids_of(appended)))
+    assert {item["source"] for item in appended["items"]} <= {"two_tower", "content"}
+
+
+def test_the_new_item_is_in_its_neighbours_lists(address: str, appended: Any) -> None:
+    for neighbour in ids_of(appended)[:3]:
+        assert NEW in ids_of(asked(address, f"/v1/similar/{neighbour}?k=20"))
+
+
+def test_visitors_and_users_of_its_kind_get_it(address: str, appended: Any, tastes: World) -> None:
+    def place(**who: Any) -> int:
+        return ids_of(asked(address, "/v1/recommend", {**who, "k": 41})).index(NEW)
+
+    like = ids_of(appended)[:3]
+    assert place(session=like) < 10 < place(session=["item-1", "item-3", "item-5"])
+    gardeners = [place(user_id=user) for user in tastes.users[0:20:2]]
+    stargazers = [place(user_id=user) for user in tastes.users[1:20:2]]
+    assert max(gardeners) < min(stargazers)
+
+
+def test_title_search_and_details_know_it(address: str, appended: Any) -> None:
+    found = asked(address, "/v1/search?q=" + quote("tulips orch"))["items"]
+    assert ids_of({"items": found})[0] == NEW
+    listed = [
+        item
+        for item in asked(address, "/v1/recommend", {"session": ids_of(appended), "k": 41})["items"]
+        if item["item_id"] == NEW
+    ]
+    assert [item["semantic_id"] for item in listed] == [found[0]["semantic_id"]]
+    assert found[0]["semantic_id"]
+
+
+def test_no_published_id_moves_and_the_next_run_keeps_the_new_one(
+    appended: Any, workspace: Path, config: Path, recsys: Callable[..., Result]
+) -> None:
+    bundles = workspace / "bundles"
+    manifest, _ = read_manifest((bundles / "current").resolve())
+    assert manifest.parent is not None
+    before = load_bundle(bundles / f"bundle-{manifest.parent.version}")
+    after = load_bundle(bundles / "current")
+    assert before.semantic_ids is not None
+    assert after.semantic_ids is not None
+    rows = range(1, before.num_item_rows)
+    assert after.semantic_ids.texts(rows) == before.semantic_ids.texts(rows)
+    assert SemanticIdStore(bundles / "semantic_ids").current() == after.semantic_ids.version
+    known = after.semantic_ids.text(before.num_item_rows)
+
+    catalogue = config.parent / "items.csv"
+    header = catalogue.read_text().splitlines()[0].split(",")
+    new = {"item_id": NEW, "title": "Tulips in the orchard", "categories": "books|garden"}
+    with catalogue.open("a") as file:
+        file.write(",".join(new.get(name, "") for name in header) + "\n")
+    with (config.parent / "events.csv").open("a") as file:
+        header = (config.parent / "events.csv").read_text().splitlines()[0].split(",")
+        for user in range(0, 12, 2):
+            event = {
+                "user_id": f"user-{user}",
+                "item_id": NEW,
+                "event_time": "2024-12-01T00:00:00Z",
+                "event_type": "click",
+            }
+            file.write(",".join(event.get(name, "") for name in header) + "\n")
+    result = recsys("run", "-c", config, "-w", workspace, *MINILM)
+    assert result.exit_code == 0, result.output
+    bundle = Recommender.load(bundles / "current").bundle
+    assert bundle.version != manifest.version
+    assert bundle.semantic_ids is not None
+    row = bundle.catalogue.row_of(NEW)
+    assert row is not None
+    assert bundle.semantic_ids.text(row) == known
+    for row in rows:
+        now = bundle.catalogue.row_of(before.catalogue.item_ids[row])
+        assert now is None or bundle.semantic_ids.text(now) == before.semantic_ids.text(row)
