@@ -15,6 +15,7 @@ from pipelines import (
     bundle_commands,
     compare_commands,
     data_commands,
+    ids_commands,
     kernel_commands,
     report_commands,
     tracking_commands,
@@ -38,6 +39,7 @@ app = typer.Typer(
     epilog=EXIT_CODES,
 )
 app.add_typer(data_commands.app, name="data", help="Data sets known by name.")
+app.add_typer(ids_commands.app, name="ids", help="Semantic IDs: published versions of them.")
 app.add_typer(kernel_commands.app, name="kernels", help="GPU kernels: time, tune, look inside.")
 bundle_commands.add_to(app)
 compare_commands.add_to(app)

@@ -32,6 +32,8 @@ from recsys.semantic_ids.version_store import VersionStore
 FOLDER = "semantic_ids"
 ITEM_IDS = "item_ids.json"
 LOCK = "lock"
+SHORT = 12
+"""Characters of a version that a person is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,33 @@ class SemanticIdStore:
         """Whether a version was ever published."""
         return version in self.versions.versions()
 
+    def named(self, beginning: str) -> str:
+        """Find the version that a few first letters of its digest mean.
+
+        Raises:
+            ValueError: None begins so, or several do.
+        """
+        versions = self.versions.versions()
+        found = [version for version in versions if version.startswith(beginning)]
+        if len(found) != 1 or not beginning:
+            short = ", ".join(version[:SHORT] for version in (found or versions)) or "no version"
+            raise ValueError(
+                f"{'several versions begin' if found else 'no version begins'} with {beginning!r}; "
+                f"{self.directory} has {short}"
+            )
+        return found[0]
+
+    def rollback(self, version: str | None = None) -> str:
+        """Make an earlier version current, the one before by default; return its name.
+
+        Raises:
+            ValueError: There is none before, or it is not here or damaged.
+        """
+        if self.current() is None:
+            raise ValueError(f"{self.directory} has no published semantic IDs")
+        with self._locked():
+            return self.versions.rollback(version)
+
     def leads_from(self, version: str) -> bool:
         """Whether the current version is this one, or this one with items appended."""
         reached, made_by = self.current(), None
@@ -124,32 +153,35 @@ class SemanticIdStore:
         quantizer: Quantizer,
         item_ids: Sequence[str],
         origin: Mapping[str, Any],
+        *,
+        after: str | None = None,
     ) -> None:
         """Make a version current.
 
         Args:
             item_ids: Of all id rows from 1 on; begins with those the store has.
+            after: Version that was current when this one was made; its parent by default.
 
         Raises:
             ValueError: Another run published meanwhile, so that an ID would move.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         with self._locked():
-            self._check_follows(ids, item_ids)
+            self._check_follows(ids, item_ids, after or ids.parent)
             if list(item_ids) != self.item_ids:
                 text = json.dumps(list(item_ids), ensure_ascii=False, indent=0) + "\n"
                 write_text_durably(self.directory / ITEM_IDS, text)
                 self.item_ids = list(item_ids)
             self.versions.publish(ids, quantizer, origin)
 
-    def _check_follows(self, ids: SemanticIds, item_ids: Sequence[str]) -> None:
+    def _check_follows(self, ids: SemanticIds, item_ids: Sequence[str], before: str | None) -> None:
         """Refuse a version that does not know what has been published."""
         self.item_ids = read_item_ids(self.directory / ITEM_IDS)
         known, current = len(self.item_ids), self.current()
-        is_child = current is None or current in (ids.version, ids.parent)
+        is_child = current is None or current in (ids.version, before)
         if not is_child or list(item_ids[:known]) != self.item_ids:
             raise ValueError(
-                f"semantic IDs {ids.version[:12]} follow version {(ids.parent or 'none')[:12]}, "
+                f"semantic IDs {ids.version[:12]} follow version {(before or 'none')[:12]}, "
                 f"but {self.directory} is at {(current or 'none')[:12]} with {known:,} items: "
                 "IDs were published meanwhile; run again to keep them"
             )

@@ -49,6 +49,12 @@ class Content:
     pairs: Tensor | None = None
     """Item rows that people took one after the other, [P, 2]; for an RQ-VAE."""
 
+    def is_known(self) -> Tensor:
+        """Say which item rows have content, [N] bool."""
+        found = rows_with_content(self.vectors)
+        found[0] = False
+        return found
+
     def origin(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Say what a quantiser fitted on this is made of."""
         dim = self.vectors.shape[1]
@@ -98,7 +104,7 @@ def next_version(
     Raises:
         ValueError: There are fewer items than codes, or a part of the store is damaged.
     """
-    if not bool(_with_content(content).any()):
+    if not bool(content.is_known().any()):
         return None
     previous = store.previous()
     if previous is not None and dict(previous.origin) == content.origin(settings):
@@ -113,12 +119,6 @@ def next_version(
             if config.codes_per_level is not None or appended.how == "kept" or not is_full:
                 return appended
     return fit_again(content, store, config, settings, seed=seed)
-
-
-def _with_content(content: Content) -> Tensor:
-    found = rows_with_content(content.vectors)
-    found[0] = False
-    return found
 
 
 def _numbered(
@@ -146,9 +146,9 @@ def append_new(content: Content, store: SemanticIdStore, previous: Published) ->
     Raises:
         ValueError: The vectors are of another width, or no free ID is left.
     """
-    item_ids, numbers = _numbered(content, store, _with_content(content))
+    item_ids, numbers = _numbered(content, store, content.is_known())
     rows = torch.from_numpy(numbers)
-    missing = _with_content(content) & ~_codes_at(previous.ids, rows)
+    missing = content.is_known() & ~_codes_at(previous.ids, rows)
     ids = previous.ids
     if bool(missing.any()):
         reserved = store.reserved()
@@ -189,7 +189,7 @@ def fit_again(
     Raises:
         ValueError: There are fewer items than codes.
     """
-    wanted = _with_content(content)
+    wanted = content.is_known()
     item_ids, numbers = _numbered(content, store, wanted)
     rows = torch.from_numpy(numbers)
     sizes = config.level_sizes(int(wanted.sum()))
