@@ -52,7 +52,15 @@ def function_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def may_be_long(path: str, function: str) -> bool:
-    kernel = path.endswith(("triton_kernel.py", "triton_backward.py", "triton_bias_backward.py"))
+    kernel = path.endswith(
+        (
+            "triton_kernel.py",
+            "triton_backward.py",
+            "triton_bias.py",
+            "triton_bias_backward.py",
+            "triton_grouping.py",
+        )
+    )
     return kernel or (path, function) == ("recsys/training/loop.py", "train")
 
 

@@ -78,38 +78,32 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
+        from recsys.kernels.hstu_attention.triton_bias import lay_out_bias
         from recsys.kernels.hstu_attention.triton_kernel import forward
 
-        q, k, v, offsets, max_length, num_targets, *bias = arguments
-        ctx.save_for_backward(q, k, v, offsets, num_targets, *bias)
-        ctx.max_length = max_length
-        return forward(q, k, v, offsets, max_length, _biases(q, num_targets, bias))
+        q, k, v, offsets, max_length, num_targets, *weights = arguments
+        position = None if weights[0] is None else (weights[0], weights[1])
+        time = None if weights[2] is None else (weights[2], weights[3], weights[4])
+        bias = lay_out_bias(q, offsets, max_length, num_targets, position, time)
+        ctx.save_for_backward(q, k, v, offsets, *bias[: len(bias) - 2])
+        ctx.max_length, ctx.counts = max_length, bias[-2:]
+        return forward(q, k, v, offsets, max_length, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         from recsys.kernels.hstu_attention.triton_backward import backward
+        from recsys.kernels.hstu_attention.triton_bias import Bias
         from recsys.kernels.hstu_attention.triton_bias_backward import backward_biases
 
-        q, k, v, offsets, num_targets, *bias = ctx.saved_tensors
-        biases, do = _biases(q, num_targets, bias), gradients[0].contiguous()
-        dq, dk, dv = backward(q, k, v, do, offsets, ctx.max_length, biases)
+        q, k, v, offsets, *saved = ctx.saved_tensors
+        bias, do = Bias(*saved, *ctx.counts), gradients[0].contiguous()
+        dq, dk, dv = backward(q, k, v, do, offsets, ctx.max_length, bias)
         d_position = d_time = None
         if ctx.needs_input_grad[6] or ctx.needs_input_grad[8]:
-            positions, times = backward_biases(q, k, v, do, offsets, ctx.max_length, biases)
+            positions, times = backward_biases(q, k, v, do, offsets, ctx.max_length, bias)
             d_position = positions if ctx.needs_input_grad[6] else None
             d_time = times if ctx.needs_input_grad[8] else None
         return dq, dk, dv, None, None, None, d_position, None, d_time, None, None
-
-
-def _biases(q: Tensor, num_targets: Tensor | None, bias: list[Tensor | None]) -> Any:
-    from recsys.kernels.hstu_attention.triton_kernel import Biases
-
-    weights, buckets, time_weights, asked, known = bias
-    position = None if weights is None or buckets is None else (weights, buckets)
-    time = None
-    if time_weights is not None and asked is not None and known is not None:
-        time = (time_weights, asked, known)
-    return Biases(q, num_targets, position, time)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int) -> None:

@@ -1,5 +1,10 @@
 """Triton kernel of the bias gradients: a fixed number of partial sums, which are added in order.
 
+A program takes tiles of one block diagonal, in which the distances are the same in every tile: so
+the gradients by distance are one sum of tiles, parted into buckets at its end. By time, tiles of
+one or two neighbouring buckets are added to two such sums, the runs of the buckets, which end when
+the buckets change; other tiles are parted at once.
+
 Axes: M events, H heads, D width of queries and keys, V width of values, B sequences.
 """
 
@@ -10,142 +15,161 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from recsys.kernels.hstu_attention.triton_backward import _score_gradient
+from recsys.kernels.hstu_attention.triton_backward import _score_gradients
+from recsys.kernels.hstu_attention.triton_bias import (
+    Bias,
+    _bucket_of,
+    _elapsed,
+    _exponent_word,
+    _least_word,
+    _time_span,
+)
 from recsys.kernels.hstu_attention.triton_kernel import (
-    Biases,
     _allowed,
     _load_rows,
+    _place,
     blocks_of,
     widths_of,
 )
 
-BIAS_PARTS = 64
-"""Partial sums of the bias gradients per head; fixed, so that the order of additions is."""
+BIAS_PARTS = 32
+"""Partial sums for each head and block diagonal; fixed, so that the order of additions is."""
 
 
 @triton.jit
-def _add_by_bucket(total, ds, bucket, live, buckets: tl.constexpr):
-    """Add a tile of gradients to the totals of its buckets, from its least to its greatest."""
-    place = tl.arange(0, buckets)
-    low = tl.min(tl.where(live, bucket, buckets))
-    high = tl.max(tl.where(live, bucket, -1))
+def _add_by_bucket(totals, ds, bucket, low, high):
+    """Add a tile of gradients to the totals of buckets low to high."""
     for one in range(low, high + 1):
-        part = tl.sum(tl.where(live & (bucket == one), ds, 0.0))
-        total = tl.where(place == one, total + part, total)
-    return total
+        totals = _add_to(totals, tl.where(bucket == one, ds, 0.0), one)
+    return totals
+
+
+@triton.jit
+def _add_to(totals, ds, bucket):
+    """Add a tile to one bucket's totals, [m, buckets]: by rows, so that warps need not meet."""
+    here = tl.arange(0, totals.shape[1])[None, :] == bucket
+    return tl.where(here, totals + tl.sum(ds, axis=1)[:, None], totals)
+
+
+@triton.jit
+def _add_run(totals, run, current, ds, bucket):
+    """Add a tile to the run of a bucket, after the end of another bucket's run."""
+    if bucket != current:
+        totals = _add_to(totals, run, current)
+        run = tl.zeros_like(run)
+    return totals, run + ds, bucket
+
+
+@triton.jit
+def _add_times(
+    totals, even, even_bucket, odd, odd_bucket, ds, begin_m, begin_n, span, place, bias,
+    num_times: tl.constexpr,
+):  # fmt: skip
+    """Add a tile to the runs of two neighbouring buckets, or to the totals where it has more."""
+    low, high = tl.minimum(span[0], num_times - 1), tl.minimum(span[1], num_times - 1)
+    elapsed = _elapsed(begin_m, begin_n, ds.shape[0], ds.shape[1], place, bias, False)
+    if high <= low + 1:
+        word = _exponent_word(elapsed)
+        edge = tl.where(high == low, 0x7FFFFFFF, _least_word(low + 1))
+        lower, upper = tl.where(word < edge, ds, 0.0), tl.where(word < edge, 0.0, ds)
+        if low % 2 == 0:
+            totals, even, even_bucket = _add_run(totals, even, even_bucket, lower, low)
+            totals, odd, odd_bucket = _add_run(totals, odd, odd_bucket, upper, low + 1)
+        else:
+            totals, odd, odd_bucket = _add_run(totals, odd, odd_bucket, lower, low)
+            totals, even, even_bucket = _add_run(totals, even, even_bucket, upper, low + 1)
+    else:
+        bucket = tl.minimum(_bucket_of(elapsed), num_times - 1)
+        if begin_m == begin_n:
+            i, j = begin_m + tl.arange(0, ds.shape[0]), begin_n + tl.arange(0, ds.shape[1])
+            live = _allowed(i[:, None], j[None, :], place)
+            low = tl.min(tl.where(live, bucket, num_times - 1))
+        totals = _add_by_bucket(totals, ds, bucket, low, high)
+    return totals, even, even_bucket, odd, odd_bucket
 
 
 @triton.jit
 def _backward_biases(
-    q_at,
-    k_at,
-    v_at,
-    do_at,
-    position_parts,
-    time_parts,
-    offsets,
-    num_targets,
-    position_weights,
-    position_buckets,
-    time_weights,
-    query_times,
-    key_times,
-    scale,
-    inverse_length,
-    stride_q,
-    stride_k,
-    stride_v,
-    stride_do,
-    num_sequences,
-    blocks,
-    num_positions: tl.constexpr,
-    num_times: tl.constexpr,
-    has_targets: tl.constexpr,
-    heads: tl.constexpr,
-    dim_k: tl.constexpr,
-    dim_v: tl.constexpr,
-    block_dk: tl.constexpr,
-    block_dv: tl.constexpr,
-    block: tl.constexpr,
-    block_p: tl.constexpr,
-    block_t: tl.constexpr,
-    parts: tl.constexpr,
-    approximate: tl.constexpr,
-):
-    """Sum score gradients by bucket over every parts-th block of queries of one head."""
-    head = tl.program_id(1)
-    positions = tl.zeros([block_p], tl.float32)
-    times = tl.zeros([block_t], tl.float32)
-    for unit in range(tl.program_id(0), num_sequences * blocks, parts):
-        sequence = unit // blocks
-        begin_m = unit % blocks * block
-        first = tl.load(offsets + sequence)
-        length = (tl.load(offsets + sequence + 1) - first).to(tl.int32)
-        if begin_m < length:
-            history = length
-            if has_targets:
-                history = length - tl.load(num_targets + sequence).to(tl.int32)
-            i = begin_m + tl.arange(0, block)
-            q = _load_rows(q_at + head * dim_k, first, i, length, stride_q, dim_k, block_dk)
-            do = _load_rows(do_at + head * dim_v, first, i, length, stride_do, dim_v, block_dv)
-            for begin in range(0, tl.minimum(begin_m + block, length), block):
-                j = begin + tl.arange(0, block)
-                k = _load_rows(k_at + head * dim_k, first, j, length, stride_k, dim_k, block_dk)
-                v = _load_rows(v_at + head * dim_v, first, j, length, stride_v, dim_v, block_dv)
-                _, ds, position, elapsed = _score_gradient(
-                    q,
-                    k,
-                    v,
-                    do,
-                    i,
-                    j,
-                    head,
-                    first,
-                    length,
-                    history,
-                    scale,
-                    position_weights,
-                    position_buckets,
-                    num_positions,
-                    time_weights,
-                    query_times,
-                    key_times,
-                    num_times,
-                    True,
-                    approximate,
-                )
-                live = _allowed(i, j, length, history)
-                if num_positions > 0:
-                    positions = _add_by_bucket(positions, ds, position, live, block_p)
-                if num_times > 0:
-                    times = _add_by_bucket(times, ds, elapsed, live, block_t)
-    row = tl.program_id(0) * heads + head
+    q_at, k_at, v_at, do_at, position_parts, time_parts, offsets, num_targets, positions,
+    position_stride, time_table, asked_at, known_at, spans, span_stride, buckets, scale,
+    inverse_length, stride_q, stride_k, stride_v, stride_do, num_sequences, num_blocks, max_length,
+    num_positions: tl.constexpr, num_times: tl.constexpr, has_targets: tl.constexpr,
+    heads: tl.constexpr, dim_k: tl.constexpr, dim_v: tl.constexpr, block_dk: tl.constexpr,
+    block_dv: tl.constexpr, block: tl.constexpr, block_p: tl.constexpr, block_t: tl.constexpr,
+    parts: tl.constexpr, on_gpu: tl.constexpr, exact: tl.constexpr,
+):  # fmt: skip
+    bias = (positions, position_stride, time_table, asked_at, known_at, spans, span_stride)
+    diagonal, head = tl.program_id(1), tl.program_id(2)
+    by_distance = tl.zeros([block, block], tl.float32)
+    even = tl.zeros([block, block], tl.float32)
+    odd = tl.zeros([block, block], tl.float32)
+    even_bucket, odd_bucket = 0, 1
+    times = tl.zeros([block, block_t], tl.float32)
+    tiles = num_sequences * (num_blocks - diagonal)
+    share = tl.cdiv(tiles, parts)
+    begin = tl.program_id(0) * share
+    for tile in range(begin, tl.minimum(begin + share, tiles)):
+        sequence = tile // (num_blocks - diagonal)
+        begin_n = tile % (num_blocks - diagonal) * block
+        begin_m = begin_n + diagonal * block
+        place = _place(offsets, num_targets, sequence * heads + head, heads, has_targets)
+        if begin_m < place[2]:
+            i, j = begin_m + tl.arange(0, block), begin_n + tl.arange(0, block)
+            q = _load_rows(q_at, i, place, stride_q, dim_k, block_dk)
+            k = _load_rows(k_at, j, place, stride_k, dim_k, block_dk)
+            v = _load_rows(v_at, j, place, stride_v, dim_v, block_dv)
+            do = _load_rows(do_at, i, place, stride_do, dim_v, block_dv)
+            span = _time_span(begin_m, block, begin_n, block, place, bias)
+            ds = _score_gradients(
+                q, k, v, do, begin_m, begin_n, span, place, bias, scale, on_gpu, exact
+            )
+            if (diagonal == 0) | (begin_n + block > place[3]):
+                ds = tl.where(_allowed(i[:, None], j[None, :], place), ds, 0.0)
+            if num_positions > 0:
+                by_distance += ds
+            if num_times > 0:
+                times, even, even_bucket, odd, odd_bucket = _add_times(
+                    times, even, even_bucket, odd, odd_bucket, ds, begin_m, begin_n, span, place,
+                    bias, num_times,
+                )  # fmt: skip
+    row = ((tl.program_id(0) * tl.num_programs(1) + diagonal) * heads + head).to(tl.int64)
     if num_positions > 0:
-        place = tl.arange(0, block_p)
-        at = position_parts + row * num_positions + place
-        tl.store(at, positions * inverse_length, mask=place < num_positions)
+        i, j = diagonal * block + tl.arange(0, block), tl.arange(0, block)
+        distance = i[:, None] - j[None, :]
+        inside = (distance >= 0) & (distance < max_length)
+        bucket = tl.load(buckets + distance, mask=inside, other=-1)
+        low = tl.min(tl.where(inside, bucket, num_positions))
+        sums = tl.zeros([block, block_p], tl.float32)
+        high = tl.where(begin < tiles, tl.max(bucket), -1)
+        sums = _add_by_bucket(sums, by_distance, bucket, low, high)
+        sums = tl.sum(sums, axis=0) * inverse_length
+        one = tl.arange(0, block_p)
+        tl.store(position_parts + row * num_positions + one, sums, mask=one < num_positions)
     if num_times > 0:
-        place = tl.arange(0, block_t)
-        at = time_parts + row * num_times + place
-        tl.store(at, times * inverse_length, mask=place < num_times)
+        one = tl.arange(0, block_t)
+        times = _add_to(_add_to(times, even, even_bucket), odd, odd_bucket)
+        times = tl.sum(times, axis=0) * inverse_length
+        tl.store(time_parts + row * num_times + one, times, mask=one < num_times)
 
 
 def backward_biases(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, offsets: Tensor, max_length: int, biases: Biases
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, offsets: Tensor, max_length: int, bias: Bias
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the position and time weights, [H, buckets] each, empty where there are none."""
-    positions, times = biases.sizes["num_positions"], biases.sizes["num_times"]
-    shape = (BIAS_PARTS, q.shape[1])
-    position_parts = torch.empty(*shape, positions, dtype=torch.float32, device=q.device)
-    time_parts = torch.empty(*shape, times, dtype=torch.float32, device=q.device)
-    block = blocks_of("keys", q, v)["block_m"]
-    _backward_biases[(BIAS_PARTS, q.shape[1])](
-        q, k, v, do, position_parts, time_parts, offsets, biases.num_targets, *biases.tensors,
-        q.shape[2] ** -0.5, 1.0 / max_length,
+    block = blocks_of("biases", q, v)["block_m"]
+    num_blocks, heads = triton.cdiv(max_length, block), q.shape[1]
+    counts = (bias.num_positions, bias.num_times)
+    position_parts, time_parts = (
+        torch.empty(BIAS_PARTS * num_blocks, heads, n, dtype=torch.float32, device=q.device)
+        for n in counts
+    )
+    _backward_biases[(BIAS_PARTS, num_blocks, heads)](
+        q, k, v, do, position_parts, time_parts, offsets, bias.num_targets, *bias.tensors(),
+        bias.position_buckets, q.shape[2] ** -0.5, 1.0 / max_length,
         q.stride(0), k.stride(0), v.stride(0), do.stride(0),
-        len(offsets) - 1, triton.cdiv(max_length, block), **biases.sizes, **widths_of(q, v),
-        block=block, parts=BIAS_PARTS, num_warps=4,
-        block_p=triton.next_power_of_2(max(1, positions)),
-        block_t=triton.next_power_of_2(max(1, times)),
+        len(offsets) - 1, num_blocks, max_length, num_positions=counts[0], num_times=counts[1],
+        **bias.sizes(q), **widths_of(q, v), block=block, parts=BIAS_PARTS, num_warps=4,
+        block_p=triton.next_power_of_2(max(1, counts[0])),
+        block_t=triton.next_power_of_2(max(1, counts[1])),
     )  # fmt: skip
     return position_parts.sum(0), time_parts.sum(0)
