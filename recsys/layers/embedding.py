@@ -297,9 +297,7 @@ class EmbeddingBags(nn.Module):
             ValueError: If, on CPU, an id lies outside its table; or if tables that move by rows
                 are looked up twice in one step.
         """
-        values = {
-            feature: batch[feature] for table in self.tables.values() for feature in table.features
-        }
+        values = {feature: batch[feature] for feature, _ in self._feature_tables()}
         for feature, table in self._feature_tables():
             if values[feature].values.device.type == "cpu":
                 check_rows(feature, values[feature].values, table.num_rows)
@@ -340,9 +338,9 @@ class EmbeddingBags(nn.Module):
     def _pool_by_rows(self, updates: RowUpdates, values: dict[str, Jagged]) -> dict[str, Tensor]:
         if self._looked_up:
             raise ValueError(
-                "these tables move by rows and were looked up twice in one step, which would be "
-                "two updates; join the rows in one batch, call begin_step() before each step, or "
-                "train the tables dense"
+                "these tables move by rows and were looked up twice in one step, which would move "
+                "them twice; join the rows in one batch, call begin_step() before each step, or "
+                "train them dense (AdamWConfig(tables='dense'))"
             )
         self._looked_up = True
         features = self._feature_tables()
@@ -371,14 +369,10 @@ class EmbeddingBags(nn.Module):
         self.updates, self._looked_up = None, False
         if config is None:
             return
-        tables = list(self.tables.values())
-        weights = {table.name: self.weight(table.name) for table in tables}
-        kinds: dict[str, Any] = {
-            "torchrec": FbgemmRowUpdates,
-            "triton": KernelRowUpdates,
-            "torch": TorchRowUpdates,
-        }
-        self.updates = cast("RowUpdates", kinds[self.backend](tables, weights, config))
+        kinds: dict[str, Any] = {"torchrec": FbgemmRowUpdates, "triton": KernelRowUpdates}
+        weights = {name: self.weight(name) for name in self.tables}
+        kind = kinds.get(self.backend, TorchRowUpdates)
+        self.updates = kind(list(self.tables.values()), weights, config)
 
     def begin_step(self, learning_rate: float) -> None:
         """Tell row updates the learning rate of the step that begins."""
@@ -402,6 +396,5 @@ class EmbeddingBags(nn.Module):
         Raises:
             ValueError: If a tensor is missing or of another shape, as another rule's is.
         """
-        if self.updates is None:
-            raise ValueError("these tables do not move by rows; call update_rows first")
+        assert self.updates is not None
         load_named_state(self.updates, tensors)

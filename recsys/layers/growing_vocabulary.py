@@ -298,13 +298,13 @@ def mixed(words: Tensor) -> Tensor:
     """Permute 64-bit words such that each bit depends on all (Stafford's variant 13)."""
     words = (words ^ shifted(words, 30)) * -0x40A7B892E31B1A47
     words = (words ^ shifted(words, 27)) * -0x6B2FB644ECCEEE15
-    last: Tensor = words ^ shifted(words, 31)
-    return last
+    return words ^ shifted(words, 31)
 
 
 def shifted(words: Tensor, count: int) -> Tensor:
     """Shift to the right and fill with zeros, as for unsigned words."""
-    return (words >> count) & ((1 << (64 - count)) - 1)
+    kept: Tensor = (words >> count) & ((1 << (64 - count)) - 1)
+    return kept
 
 
 def hashed_feature(values: Jagged, num_rows: int, num_hashes: int, *, seed: int = 0) -> Jagged:
