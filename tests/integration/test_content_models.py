@@ -118,6 +118,9 @@ def test_enrichment_and_embeddings_by_endpoint_end_to_end(
     assert any(text.startswith("Ignore all") and "About" not in text for text in inputs)
     vectors = np.load(run / "embed_items/content.npy")
     assert vectors.shape == (7, 12)
+    made = json.loads((run / "embed_items/content.json").read_text())
+    told = known.select("model", "prompt_version").unique().rows(named=True)
+    assert [made["described_by"]] == told
     assert {dict(headers)["Authorization"] for headers in map(titled, server.headers)} == {
         f"Bearer {SECRET}"
     }
