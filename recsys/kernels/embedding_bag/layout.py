@@ -106,6 +106,11 @@ class TableLayout:
         """Whether all tables have one width."""
         return len(self.classes) == 1
 
+    @cached_property
+    def aligned(self) -> bool:
+        """Whether every row begins at a multiple of 8 elements, in the tables and the results."""
+        return all(dim % 8 == 0 for dim in self.dims)
+
     def start(self, table: int) -> int:
         """First element of a table."""
         key = self.table_keys[table]

@@ -65,6 +65,16 @@ class OptimizerState(NamedTuple):
     learning_rate: Tensor
 
 
+class Tables(NamedTuple):
+    """Everything that an update of the tables needs beside the batch."""
+
+    layout: TableLayout
+    config: OptimizerConfig
+    weights: Tensor
+    state: OptimizerState
+    feature_data: Tensor
+
+
 def new_state(
     layout: TableLayout, config: OptimizerConfig, learning_rate: float, device: torch.device | str
 ) -> OptimizerState:

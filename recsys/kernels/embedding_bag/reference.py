@@ -236,17 +236,27 @@ def round_stochastically(values: Tensor, noise: Tensor, dtype: torch.dtype) -> T
     return torch.where(values.isfinite(), out, values.float())
 
 
+def _towards(values: Tensor, *, up: bool) -> Tensor:
+    """Round float32 to bf16, all up or all down."""
+    rounded = values.to(torch.bfloat16)
+    wrong = rounded.float() < values if up else rounded.float() > values
+    to = torch.tensor(torch.inf if up else -torch.inf, dtype=torch.bfloat16, device=values.device)
+    return torch.where(wrong, torch.nextafter(rounded, to), rounded)
+
+
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Write each row as 8-bit steps between its least and greatest element.
 
     Returns:
-        Codes [N, D] uint8, and scale and offset [N, 2] float32: row = code * scale + offset.
+        Codes [N, D] uint8, and scale and offset [N, 2] bf16: row = code * scale + offset. Four
+        bytes a row, because each row's are fetched apart from its codes; scales are rounded up
+        and offsets down, so that the steps still reach from the least element to the greatest.
     """
     rows = rows.float()
-    low, high = rows.amin(1), rows.amax(1)
-    scale = (high - low) / 255
-    step = torch.where(scale > 0, scale, 1.0)
-    codes = ((rows - low[:, None]) / step[:, None]).round().clamp(0, 255).to(torch.uint8)
+    low = _towards(rows.amin(1), up=False)
+    scale = _towards((rows.amax(1) - low.float()) / 255, up=True)
+    step = torch.where(scale > 0, scale, 1.0).float()
+    codes = ((rows - low.float()[:, None]) / step[:, None]).round().clamp(0, 255).to(torch.uint8)
     return codes, torch.stack([scale, low], dim=1)
 
 

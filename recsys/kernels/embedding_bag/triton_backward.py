@@ -1,12 +1,12 @@
 """Triton kernels of the backward with the optimizer inside; bitwise deterministic.
 
-Ids become keys (`_key_ids`), a stable sort brings equal keys together in order of their place, and
-runs of equal keys are listed (`_mark_runs`, `_list_runs`). A run of at most ``chunk`` ids is added
-up by one lane (`_apply_short`). Of longer runs, each aligned chunk of the sorted ids is added up by
-a program of its own (`_sum_chunks`), and the sums in ascending order by another (`_apply_long`).
-A chunk meets at most two long runs, the one of its first id and the one of its last: two slots.
+`triton_grouping` lists the work: rows that occur once (singles), shorter runs and pieces of long
+runs (items), and long runs. `_update_items` adds up an item's gradients a tile of ids at a time; a
+short run is applied at once, a piece's sum is kept. `_update_singles` does a tile of rows at a
+time. `_update_long` adds a long run's sums in ascending order and applies. A chunk meets at most
+two long runs, the one of its first id and the one that starts in it: two slots a chunk hold sums.
 
-Axes: F features, B batch, M ids, D width, U runs. A place is b * F + f, or unpooled the id's m.
+Axes: F features, B batch, M ids, D width. A place is b * F + f, or unpooled the id's m.
 """
 
 from __future__ import annotations
@@ -14,122 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-MEAN, UNPOOLED = tl.constexpr(1), tl.constexpr(2)
+from recsys.kernels.embedding_bag.triton_grouping import HEADER, ITEMS, LONG
+
 SGD, ROWWISE_ADAGRAD, ADAM = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-
-
-@triton.jit
-def _key_ids(
-    ids,
-    offsets,
-    feature_data,
-    keys,
-    places,
-    batch,
-    num_features,
-    num_ids,
-    total_rows,
-    unpooled: tl.constexpr,
-    block_b: tl.constexpr,
-    block_l: tl.constexpr,
-):
-    """Write key and place of each id of block_b bags of one feature."""
-    blocks = tl.cdiv(batch, block_b)
-    feature = tl.program_id(0) // blocks
-    b = (tl.program_id(0) % blocks) * block_b + tl.arange(0, block_b)
-    inside = b < batch
-    bag = feature.to(tl.int64) * batch + b
-    first = tl.load(feature_data + feature)
-    num_rows = tl.load(feature_data + num_features + feature)
-    begin = tl.load(offsets + bag, mask=inside, other=0).to(tl.int64)
-    end = tl.load(offsets + bag + 1, mask=inside, other=0).to(tl.int64)
-    place = b.to(tl.int64) * num_features + feature
-    step = tl.arange(0, block_l)
-    for done in range(0, tl.max(end - begin, 0), block_l):
-        m = begin[:, None] + done + step[None, :]
-        live = (m < end[:, None]) & (m < num_ids) & (m >= 0)
-        row = tl.load(ids + m, mask=live, other=0).to(tl.int64)
-        key = tl.where((row >= 0) & (row < num_rows), first + row, total_rows)
-        tl.store(keys + m, key, mask=live)
-        if unpooled:
-            tl.store(places + m, m, mask=live)
-        else:
-            tl.store(places + m, place[:, None] + tl.zeros_like(m), mask=live)
-
-
-@triton.jit
-def _starts(sorted_keys, i, num_ids, total_rows):
-    """Tell where a run of a known key starts, and where the unknown keys start."""
-    key = tl.load(sorted_keys + i, mask=i < num_ids, other=0).to(tl.int64)
-    before = tl.load(sorted_keys + i - 1, mask=(i > 0) & (i < num_ids), other=-1).to(tl.int64)
-    starts = (i < num_ids) & (key != before)
-    return starts & (key < total_rows), starts & (key >= total_rows)
-
-
-@triton.jit
-def _mark_runs(
-    sorted_keys,
-    order,
-    places,
-    offsets,
-    sample_weights,
-    sorted_places,
-    sorted_scales,
-    counts,
-    batch,
-    num_features,
-    num_ids,
-    total_rows,
-    pooling: tl.constexpr,
-    block: tl.constexpr,
-):
-    """Bring places and factors into sorted order; count the runs that start in each block."""
-    i = tl.program_id(0) * block + tl.arange(0, block)
-    known, _unknown = _starts(sorted_keys, i, num_ids, total_rows)
-    tl.store(counts + tl.program_id(0), tl.sum(known.to(tl.int32), 0))
-    m = tl.load(order + i, mask=i < num_ids, other=0)
-    place = tl.load(places + m, mask=i < num_ids, other=0)
-    tl.store(sorted_places + i, place, mask=i < num_ids)
-    if sorted_scales is not None:
-        scale = tl.full((block,), 1.0, tl.float32)
-        if sample_weights is not None:
-            scale = tl.load(sample_weights + m, mask=i < num_ids, other=0.0).to(tl.float32)
-        if pooling == MEAN:
-            place = place.to(tl.int64)
-            bag = (place % num_features) * batch + place // num_features
-            begin = tl.load(offsets + bag, mask=i < num_ids, other=0)
-            length = tl.load(offsets + bag + 1, mask=i < num_ids, other=1) - begin
-            scale = scale / tl.maximum(length, 1).to(tl.float32)
-        tl.store(sorted_scales + i, scale, mask=i < num_ids)
-
-
-@triton.jit
-def _list_runs(
-    sorted_keys,
-    counts,
-    run_starts,
-    chunk_runs,
-    num_ids,
-    total_rows,
-    chunk: tl.constexpr,
-    block: tl.constexpr,
-):
-    """Write where each run starts, where the last ends, and the run of each chunk's first id.
-
-    ``counts`` are inclusive sums: the last is U.
-    """
-    pid = tl.program_id(0)
-    i = pid * block + tl.arange(0, block)
-    known, unknown = _starts(sorted_keys, i, num_ids, total_rows)
-    before = tl.load(counts + pid - 1, mask=pid > 0, other=0)
-    run = before + tl.cumsum(known.to(tl.int32), 0) - 1
-    tl.store(run_starts + run, i, mask=known)
-    tl.store(run_starts + run + 1, i, mask=unknown)
-    tl.store(chunk_runs + i // chunk, run, mask=(i % chunk == 0) & (i < num_ids))
-    # All keys known: the last run ends with the ids.
-    last = tl.load(sorted_keys + num_ids - 1).to(tl.int64)
-    if (pid == tl.num_programs(0) - 1) & (last < total_rows):
-        tl.store(run_starts + tl.load(counts + pid), num_ids)
 
 
 @triton.jit
@@ -161,10 +48,10 @@ def _round(value, key, d, step, seed, target: tl.constexpr):
 @triton.jit
 def _gradients(
     grad,
-    columns,
-    sorted_places,
+    feature_data,
     sorted_scales,
     i,
+    place,
     live,
     d,
     num_features,
@@ -173,17 +60,18 @@ def _gradients(
     uniform: tl.constexpr,
     aligned: tl.constexpr,
 ):
-    """Read the gradient of the sorted ids i, [len(i), block_d] float32."""
-    place = tl.load(sorted_places + i, mask=live, other=0).to(tl.int64)
+    """Read the gradient of the sorted ids i at their places, [len(i), block_d] float32."""
+    place = place.to(tl.int64)
     if uniform:
         at = place * dim
     else:
-        column = tl.load(columns + place % num_features, mask=live, other=0)
+        column = tl.load(feature_data + 2 * num_features + place % num_features, mask=live, other=0)
         if aligned:
             column = tl.multiple_of(column, 8)
+            grad_stride = grad_stride // 8 * 8
         at = (place // num_features) * grad_stride + column
     mask = live[:, None] & (d[None, :] < dim)
-    g = tl.load(grad + at[:, None] + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    g = tl.load(grad + at[:, None] + d[None, :], mask=mask, other=0.0)
     if sorted_scales is not None:
         g *= tl.load(sorted_scales + i, mask=live, other=0.0)[:, None]
     return g
@@ -251,14 +139,27 @@ def _apply(
 
 
 @triton.jit
-def _apply_short(
+def _fetch(sorted_keys, work, stride, tile, count, block_r: tl.constexpr):
+    """Read place in the order, key and place of a tile of singles; the key is -1 beyond them."""
+    r = tile * block_r + tl.arange(0, block_r)
+    lists = work + HEADER
+    i = tl.load(lists + 2 * stride + r, mask=r < count, other=0)
+    key = tl.load(sorted_keys + i, mask=r < count, other=-1)
+    return i, key.to(tl.int64), tl.load(lists + stride + i, mask=r < count, other=0)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_ids", "stride", "num_features", "grad_stride", "first_key", "end_key", "start", "seed",
+    ]
+)  # fmt: skip
+def _update_items(
     sorted_keys,
-    sorted_places,
     sorted_scales,
-    run_starts,
-    num_runs,
+    work,
     grad,
-    columns,
+    feature_data,
+    partials,
     weights,
     first,
     second,
@@ -267,122 +168,148 @@ def _apply_short(
     corrections,
     grad_scale,
     skip,
-    num_features,
-    grad_stride,
-    first_key,
-    end_key,
-    start,
+    num_ids: tl.int32,
+    stride: tl.int64,
+    num_features: tl.int32,
+    grad_stride: tl.int64,
+    first_key: tl.int64,
+    end_key: tl.int64,
+    start: tl.int64,
+    seed: tl.int64,
     epsilon,
+    max_row_norm,
     beta1: tl.constexpr,
     beta2: tl.constexpr,
-    seed,
-    max_row_norm,
     dim: tl.constexpr,
     block_d: tl.constexpr,
-    block_r: tl.constexpr,
-    unroll: tl.constexpr,
+    block_l: tl.constexpr,
     chunk: tl.constexpr,
     uniform: tl.constexpr,
     aligned: tl.constexpr,
     rule: tl.constexpr,
     stochastic: tl.constexpr,
 ):
-    """Add up and apply the runs of at most chunk ids, one lane each."""
-    runs = tl.load(num_runs)
+    """Add up the gradients of each item, ``block_l`` ids at a time; apply those of short runs."""
+    stride = stride // 16 * 16
+    start = start // 16 * 16
+    lists = work + HEADER
+    num_items = tl.load(work + ITEMS)
     if skip is not None:
-        runs = tl.where(tl.load(skip) != 0, 0, runs)
+        num_items = tl.where(tl.load(skip) == 0, num_items, 0)
     d = tl.arange(0, block_d)
-    for tile in range(tl.program_id(0), tl.cdiv(runs, block_r), tl.num_programs(0)):
-        run = tile * block_r + tl.arange(0, block_r)
-        begin = tl.load(run_starts + run, mask=run < runs, other=0)
-        length = tl.load(run_starts + run + 1, mask=run < runs, other=0) - begin
-        key = tl.load(sorted_keys + begin, mask=run < runs, other=-1).to(tl.int64)
-        live = (length > 0) & (length <= chunk) & (key >= first_key) & (key < end_key)
-        mask = live[:, None] & (d[None, :] < dim)
-        at = weights + start + (key - first_key)[:, None] * dim + d[None, :]
-        w = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-        length = tl.where(live, length, 0)
-        g = _gradients(
-            grad, columns, sorted_places, sorted_scales, begin, live, d, num_features, grad_stride,
-            dim, uniform, aligned,
-        )  # fmt: skip
-        for done in range(1, tl.max(length, 0), unroll):
-            for u in tl.static_range(unroll):
-                g += _gradients(
-                    grad, columns, sorted_places, sorted_scales, begin + done + u,
-                    done + u < length, d, num_features, grad_stride, dim, uniform,
-                    aligned,
+    lane = tl.zeros((1,), tl.int64)
+    for r in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        item = tl.load(lists + 3 * stride + r)
+        piece = item < 0
+        begin = tl.where(piece, -1 - item, item)
+        own = tl.load(sorted_keys + begin)
+        key = own.to(tl.int64)
+        if (key >= first_key) & (key < end_key):
+            end = tl.minimum(tl.where(piece, (begin // chunk + 1) * chunk, num_ids), num_ids)
+            mask = (d[None, :] < dim) & (piece == 0)
+            at = start + (key + lane - first_key)[:, None] * dim + d[None, :]
+            w = tl.load(weights + at, mask=mask, other=0.0).to(tl.float32)
+            acc = tl.zeros((block_l, block_d), tl.float32)
+            m = begin + tl.arange(0, block_l)
+            near = tl.load(sorted_keys + m, mask=m < end, other=-1)
+            near_place = tl.load(lists + stride + m, mask=m < end, other=0)
+            more = own == own
+            while more:
+                same = near == own
+                part = _gradients(
+                    grad, feature_data, sorted_scales, m, near_place, same, d, num_features,
+                    grad_stride, dim, uniform, aligned,
                 )  # fmt: skip
+                m += block_l
+                near = tl.load(sorted_keys + m, mask=m < end, other=-1)
+                near_place = tl.load(lists + stride + m, mask=m < end, other=0)
+                acc += part
+                more = tl.min(same.to(tl.int32), 0) == 1
+            g = tl.sum(acc, axis=0)[None, :]
+            if piece:
+                previous = tl.load(sorted_keys + begin - 1, mask=begin > 0, other=-1)
+                slot = 2 * (begin // chunk) + tl.where(previous == own, 0, 1)
+                place_of_sum = slot.to(tl.int64) * dim + d[None, :]
+                tl.store(partials + place_of_sum, g, mask=d[None, :] < dim)
+            else:
+                _apply(
+                    g, w, key + lane, lane == 0, d, weights, first, second, step,
+                    learning_rate, corrections, grad_scale, first_key, start, epsilon, beta1,
+                    beta2, seed, max_row_norm, dim, rule, stochastic,
+                )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_ids", "stride", "num_features", "grad_stride", "first_key", "end_key", "start", "seed",
+    ]
+)  # fmt: skip
+def _update_singles(
+    sorted_keys,
+    sorted_scales,
+    work,
+    grad,
+    feature_data,
+    weights,
+    first,
+    second,
+    step,
+    learning_rate,
+    corrections,
+    grad_scale,
+    skip,
+    num_ids: tl.int32,
+    stride: tl.int64,
+    num_features: tl.int32,
+    grad_stride: tl.int64,
+    first_key: tl.int64,
+    end_key: tl.int64,
+    start: tl.int64,
+    seed: tl.int64,
+    epsilon,
+    max_row_norm,
+    beta1: tl.constexpr,
+    beta2: tl.constexpr,
+    dim: tl.constexpr,
+    block_d: tl.constexpr,
+    block_r: tl.constexpr,
+    uniform: tl.constexpr,
+    aligned: tl.constexpr,
+    rule: tl.constexpr,
+    stochastic: tl.constexpr,
+):
+    """Update the rows that occur once, ``block_r`` at a time."""
+    stride = stride // 16 * 16
+    start = start // 16 * 16
+    count = tl.load(work)
+    if skip is not None:
+        count = tl.where(tl.load(skip) == 0, count, 0)
+    d = tl.arange(0, block_d)
+    i, key, place = _fetch(sorted_keys, work, stride, tl.program_id(0), count, block_r)
+    for tile in range(tl.program_id(0), tl.cdiv(count, block_r), tl.num_programs(0)):
+        # Asked for a tile ahead: the rows wait for them.
+        ahead = tile + tl.num_programs(0)
+        next_i, next_key, next_place = _fetch(sorted_keys, work, stride, ahead, count, block_r)
+        live = (key >= first_key) & (key < end_key)
+        mask = live[:, None] & (d[None, :] < dim)
+        at = start + (key - first_key)[:, None] * dim + d[None, :]
+        w = tl.load(weights + at, mask=mask, other=0.0).to(tl.float32)
+        g = _gradients(
+            grad, feature_data, sorted_scales, i, place, live, d, num_features, grad_stride, dim,
+            uniform, aligned,
+        )  # fmt: skip
         _apply(
             g, w, key, live, d, weights, first, second, step, learning_rate, corrections,
             grad_scale, first_key, start, epsilon, beta1, beta2, seed, max_row_norm, dim, rule,
             stochastic,
         )  # fmt: skip
+        i, key, place = next_i, next_key, next_place
 
 
-@triton.jit
-def _last_run(run_starts, chunk_runs, num_runs, c, num_chunks, chunk: tl.constexpr):
-    """Find the run of a chunk's last id."""
-    following = tl.load(chunk_runs + c + 1, mask=c + 1 < num_chunks, other=0)
-    begins = tl.load(run_starts + following)
-    inside = tl.where(begins < (c + 1) * chunk, following, following - 1)
-    return tl.where(c + 1 < num_chunks, inside, tl.load(num_runs) - 1)
-
-
-@triton.jit
-def _sum_chunks(
+@triton.jit(do_not_specialize=["num_ids", "stride", "first_key", "end_key", "start", "seed"])
+def _update_long(
     sorted_keys,
-    sorted_places,
-    sorted_scales,
-    run_starts,
-    chunk_runs,
-    num_runs,
-    grad,
-    columns,
-    partials,
-    num_features,
-    grad_stride,
-    num_chunks,
-    first_key,
-    end_key,
-    dim: tl.constexpr,
-    block_d: tl.constexpr,
-    block_r: tl.constexpr,
-    chunk: tl.constexpr,
-    uniform: tl.constexpr,
-    aligned: tl.constexpr,
-):
-    """Add up a chunk's ids of its first run, and of its last, where these runs are long."""
-    c = tl.program_id(0)
-    d = tl.arange(0, block_d)
-    head = tl.load(chunk_runs + c)
-    tail = _last_run(run_starts, chunk_runs, num_runs, c, num_chunks, chunk)
-    for slot in tl.static_range(2):
-        run = head if slot == 0 else tail
-        wanted = (run >= 0) & ((slot == 0) | (tail != head))
-        begin = tl.load(run_starts + run, mask=wanted, other=0)
-        end = tl.load(run_starts + run + 1, mask=wanted, other=0)
-        key = tl.load(sorted_keys + begin, mask=wanted, other=-1).to(tl.int64)
-        wanted = wanted & (end - begin > chunk) & (end > c * chunk)
-        if wanted & (key >= first_key) & (key < end_key):
-            stop = tl.minimum(end, (c + 1) * chunk)
-            acc = tl.zeros((block_r, block_d), tl.float32)
-            for i in range(tl.maximum(begin, c * chunk), stop, block_r):
-                at = i + tl.arange(0, block_r)
-                acc += _gradients(
-                    grad, columns, sorted_places, sorted_scales, at, at < stop, d, num_features,
-                    grad_stride, dim, uniform, aligned,
-                )  # fmt: skip
-            place = (c.to(tl.int64) * 2 + slot) * dim + d
-            tl.store(partials + place, tl.sum(acc, axis=0), mask=d < dim)
-
-
-@triton.jit
-def _apply_long(
-    sorted_keys,
-    run_starts,
-    chunk_runs,
-    num_runs,
+    work,
     partials,
     weights,
     first,
@@ -392,50 +319,71 @@ def _apply_long(
     corrections,
     grad_scale,
     skip,
-    num_chunks,
-    first_key,
-    end_key,
-    start,
+    num_ids: tl.int32,
+    stride: tl.int64,
+    first_key: tl.int64,
+    end_key: tl.int64,
+    start: tl.int64,
+    seed: tl.int64,
     epsilon,
+    max_row_norm,
     beta1: tl.constexpr,
     beta2: tl.constexpr,
-    seed,
-    max_row_norm,
     dim: tl.constexpr,
     block_d: tl.constexpr,
-    block_r: tl.constexpr,
+    block_c: tl.constexpr,
+    block_few: tl.constexpr,
     chunk: tl.constexpr,
     rule: tl.constexpr,
     stochastic: tl.constexpr,
 ):
-    """Add up the chunks' sums of the long run that starts in chunk c, if one does, and apply."""
-    c = tl.program_id(0)
-    d = tl.arange(0, block_d)
-    head = tl.load(chunk_runs + c)
-    run = _last_run(run_starts, chunk_runs, num_runs, c, num_chunks, chunk)
-    begin = tl.load(run_starts + run, mask=run >= 0, other=0)
-    end = tl.load(run_starts + run + 1, mask=run >= 0, other=0)
-    key = tl.load(sorted_keys + begin).to(tl.int64)
-    wanted = (run >= 0) & (end - begin > chunk) & (begin >= c * chunk)
+    """Add up the chunks' sums of each long run and apply.
+
+    ``block_c`` at a time, the rest ``block_few`` at a time: most long runs are of a few chunks.
+    """
+    start = start // 16 * 16
+    num_chunks = (num_ids + chunk - 1) // chunk
+    num_long = tl.load(work + LONG)
     if skip is not None:
-        wanted = wanted & (tl.load(skip) == 0)
-    if wanted & (key >= first_key) & (key < end_key):
-        last = (end - 1) // chunk
-        acc = tl.zeros((block_r, block_d), tl.float32)
-        for done in range(c, last + 1, block_r):
-            at = done + tl.arange(0, block_r)
-            slot = at.to(tl.int64) * 2 + tl.where((at == c) & (run != head), 1, 0)
-            acc += tl.load(
-                partials + slot[:, None] * dim + d[None, :],
-                mask=(at <= last)[:, None] & (d[None, :] < dim),
-                other=0.0,
-            )
-        g = tl.sum(acc, axis=0)[None, :]
-        lane = tl.zeros((1,), tl.int64)
-        at = weights + start + (key + lane - first_key)[:, None] * dim + d[None, :]
-        w = tl.load(at, mask=d[None, :] < dim, other=0.0).to(tl.float32)
-        _apply(
-            g, w, key + lane, lane == 0, d, weights, first, second, step, learning_rate,
-            corrections, grad_scale, first_key, start, epsilon, beta1, beta2, seed, max_row_norm,
-            dim, rule, stochastic,
-        )  # fmt: skip
+        num_long = tl.where(tl.load(skip) == 0, num_long, 0)
+    d = tl.arange(0, block_d)
+    lane = tl.zeros((1,), tl.int64)
+    for r in range(tl.program_id(0), num_long, tl.num_programs(0)):
+        begin = tl.load(work + HEADER + 4 * stride + r)
+        own = tl.load(sorted_keys + begin)
+        key = own.to(tl.int64)
+        if (key >= first_key) & (key < end_key):
+            at = start + (key + lane - first_key)[:, None] * dim + d[None, :]
+            w = tl.load(weights + at, mask=d[None, :] < dim, other=0.0).to(tl.float32)
+            head = begin // chunk
+            acc = tl.zeros((block_c, block_d), tl.float32)
+            c = head + tl.arange(0, block_c)
+            last = head + block_c - 1
+            near = tl.load(sorted_keys + last * chunk, mask=last < num_chunks, other=-1)
+            while near == own:
+                # All of these chunks are this run's.
+                slots = (2 * c + tl.where(c == head, 1, 0)).to(tl.int64)[:, None]
+                acc += tl.load(
+                    partials + slots * dim + d[None, :], mask=d[None, :] < dim, other=0.0
+                )
+                c += block_c
+                last += block_c
+                near = tl.load(sorted_keys + last * chunk, mask=last < num_chunks, other=-1)
+            total = tl.sum(acc, axis=0)
+            few = last - block_c + 1 + tl.arange(0, block_few)
+            more = own == own
+            while more:
+                inside = (few < num_chunks) & (few > head)
+                live = tl.load(sorted_keys + few * chunk, mask=inside, other=-1) == own
+                live = live | (few == head)
+                slot = (2 * few + tl.where(few == head, 1, 0)).to(tl.int64)[:, None]
+                mask = live[:, None] & (d[None, :] < dim)
+                part = tl.load(partials + slot * dim + d[None, :], mask=mask, other=0.0)
+                total += tl.sum(part, axis=0)
+                few += block_few
+                more = tl.min(live.to(tl.int32), 0) == 1
+            _apply(
+                total[None, :], w, key + lane, lane == 0, d, weights, first, second, step,
+                learning_rate, corrections, grad_scale, first_key, start, epsilon, beta1, beta2,
+                seed, max_row_norm, dim, rule, stochastic,
+            )  # fmt: skip

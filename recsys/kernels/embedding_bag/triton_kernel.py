@@ -10,26 +10,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from recsys.kernels.embedding_bag.layout import TableLayout, WidthClass
+from recsys.kernels.embedding_bag.launch import launch
+from recsys.kernels.embedding_bag.layout import TableLayout
 
 MEAN, UNPOOLED = tl.constexpr(1), tl.constexpr(2)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["batch", "num_features", "before", "out_stride", "first_key", "start"]
+)
 def _forward(
     weights,
     scale_offset,
     feature_data,
-    class_features,
     ids,
     offsets,
     sample_weights,
     out,
-    batch,
-    num_features,
-    out_stride,
-    first_key,
-    start,
+    batch: tl.int32,
+    num_features: tl.int32,
+    before: tl.int32,
+    out_stride: tl.int64,
+    first_key: tl.int64,
+    start: tl.int64,
     dim: tl.constexpr,
     block_d: tl.constexpr,
     block_b: tl.constexpr,
@@ -38,9 +41,10 @@ def _forward(
     quantized: tl.constexpr,
     aligned: tl.constexpr,
 ):
-    """Pool block_b bags of one feature; see `forward`."""
+    """Pool block_b bags of one feature of this width, the first of which is ``before``."""
     blocks = tl.cdiv(batch, block_b)
-    feature = tl.load(class_features + tl.program_id(0) // blocks)
+    feature = tl.load(feature_data + 3 * num_features + before + tl.program_id(0) // blocks)
+    start = start // 16 * 16
     b = (tl.program_id(0) % blocks) * block_b + tl.arange(0, block_b)
     inside = b < batch
     key = tl.load(feature_data + feature)
@@ -48,6 +52,7 @@ def _forward(
     column = tl.load(feature_data + 2 * num_features + feature)
     if aligned:
         column = tl.multiple_of(column, 8)
+        out_stride = out_stride // 8 * 8
     bag = feature * batch + b
     begin = tl.load(offsets + bag, mask=inside, other=0)
     length = (tl.load(offsets + bag + 1, mask=inside, other=0) - begin).to(tl.int32)
@@ -68,8 +73,8 @@ def _forward(
             ).to(tl.float32)
             if quantized:
                 pair = scale_offset + (key + row) * 2
-                scale = tl.load(pair, mask=known, other=0.0)
-                low = tl.load(pair + 1, mask=known, other=0.0)
+                scale = tl.load(pair, mask=known, other=0.0).to(tl.float32)
+                low = tl.load(pair + 1, mask=known, other=0.0).to(tl.float32)
                 x = x * scale[:, None] + low[:, None]
             if sample_weights is not None:
                 x *= tl.load(sample_weights + begin + l, mask=live, other=0.0)[:, None]
@@ -83,6 +88,92 @@ def _forward(
             acc = acc / tl.maximum(length, 1).to(tl.float32)[:, None]
         place = b.to(tl.int64)[:, None] * out_stride + column + d[None, :]
         tl.store(out + place, acc, mask=inside[:, None] & wide)
+
+
+@triton.jit
+def _as_fraction(bits, one):
+    """Read 8 bits, those below the exponent, as 1 + code / 256."""
+    return ((bits & 0x007F8000) | one).to(tl.float32, bitcast=True)
+
+
+@triton.jit(
+    do_not_specialize=["batch", "num_features", "before", "out_stride", "first_key", "start"]
+)
+def _forward_int8(
+    codes,
+    scale_offset,
+    feature_data,
+    ids,
+    offsets,
+    sample_weights,
+    out,
+    batch: tl.int32,
+    num_features: tl.int32,
+    before: tl.int32,
+    out_stride: tl.int64,
+    first_key: tl.int64,
+    start: tl.int64,
+    dim: tl.constexpr,
+    block_w: tl.constexpr,
+    block_b: tl.constexpr,
+    unroll: tl.constexpr,
+    pooling: tl.constexpr,
+):
+    """Pool block_b bags of one feature of int8 tables, four codes a word; widths of 8 n alone.
+
+    A code's bits, put behind the point of a float32, make 1 + code / 256 without a conversion; the
+    ones, and the offsets of a bag's rows, are added apart.
+    """
+    blocks = tl.cdiv(batch, block_b)
+    feature = tl.load(feature_data + 3 * num_features + before + tl.program_id(0) // blocks)
+    b = (tl.program_id(0) % blocks) * block_b + tl.arange(0, block_b)
+    inside = b < batch
+    key = tl.load(feature_data + feature)
+    num_rows = tl.load(feature_data + num_features + feature)
+    column = tl.multiple_of(tl.load(feature_data + 2 * num_features + feature), 8)
+    bag = feature * batch + b
+    begin = tl.load(offsets + bag, mask=inside, other=0)
+    length = (tl.load(offsets + bag + 1, mask=inside, other=0) - begin).to(tl.int32)
+    word = tl.arange(0, block_w)
+    wide = word[None, :] < dim // 4
+    first = start // 16 * 16 + (key - first_key) * dim
+    table = (codes + first).to(tl.pointer_type(tl.int32), bitcast=True)
+    pairs = scale_offset.to(tl.pointer_type(tl.int32), bitcast=True) + key
+    acc0 = tl.zeros((block_b, block_w), tl.float32)
+    acc1 = tl.zeros((block_b, block_w), tl.float32)
+    acc2 = tl.zeros((block_b, block_w), tl.float32)
+    acc3 = tl.zeros((block_b, block_w), tl.float32)
+    lows = tl.zeros((block_b,), tl.float32)
+    # Behind a program number, always 0, so that it lies in a register: one instruction can mask
+    # and join then, but not with two constants.
+    one = 0x3F800000 + tl.program_id(2)
+    for done in range(0, tl.max(length, 0), unroll):
+        for u in tl.static_range(unroll):
+            l = done + u
+            row = tl.load(ids + begin + l, mask=l < length, other=-1).to(tl.int64)
+            known = (row >= 0) & (row < num_rows)
+            at = table + row[:, None] * (dim // 4) + word[None, :]
+            x = tl.load(at, mask=known[:, None] & wide, other=0)
+            pair = tl.load(pairs + row, mask=known, other=0)
+            # Two bf16: the scale in the low half, the offset in the high one.
+            scale = (pair << 16).to(tl.float32, bitcast=True)
+            low = (pair & -65536).to(tl.float32, bitcast=True)
+            if sample_weights is not None:
+                weight = tl.load(sample_weights + begin + l, mask=known, other=0.0)
+                scale, low = scale * weight, low * weight
+            scale *= 256
+            lows += low - scale
+            acc0 += _as_fraction(x << 15, one) * scale[:, None]
+            acc1 += _as_fraction(x << 7, one) * scale[:, None]
+            acc2 += _as_fraction(x >> 1, one) * scale[:, None]
+            acc3 += _as_fraction(x >> 9, one) * scale[:, None]
+    acc = tl.join(tl.join(acc0, acc2), tl.join(acc1, acc3))
+    acc = tl.reshape(acc, (block_b, 4 * block_w)) + lows[:, None]
+    if pooling == MEAN:
+        acc = acc / tl.maximum(length, 1).to(tl.float32)[:, None]
+    d = tl.arange(0, 4 * block_w)
+    place = b.to(tl.int64)[:, None] * (out_stride // 8 * 8) + column + d[None, :]
+    tl.store(out + place, acc, mask=inside[:, None] & (d[None, :] < dim))
 
 
 @triton.jit
@@ -156,44 +247,25 @@ def forward(
 ) -> Tensor:
     """Fill ``out`` [B, sum of D_f] or [M, D] with the lookups; see `reference.forward`."""
     num_features = len(layout.feature_tables)
-    batch = (len(offsets) - 1) // num_features
-    mean_length = len(ids) / max(1, len(offsets) - 1)
-    aligned = all(dim % 8 == 0 for dim in layout.dims)
+    num_bags = offsets.shape[0] - 1
+    batch = num_bags // num_features
+    mean_length = ids.shape[0] / max(1, num_bags)
+    before, out_stride, quantized = 0, out.stride(0), scale_offset is not None
     for one in layout.classes:
-        if not one.features or not batch:
-            continue
         block_d, block_b, unroll, warps = _tile(one.dim, mean_length, weights.element_size())
-        blocks = triton.cdiv(batch, block_b)
-        _forward[(blocks * len(one.features),)](
-            weights,
-            scale_offset,
-            feature_data,
-            class_features(layout, one, feature_data),
-            ids,
-            offsets,
-            sample_weights,
-            out,
-            batch,
-            num_features,
-            out.stride(0),
-            one.first_key,
-            one.start,
-            dim=one.dim,
-            block_d=block_d,
-            block_b=block_b,
-            unroll=unroll,
-            pooling=pooling,
-            quantized=scale_offset is not None,
-            aligned=aligned,
-            num_warps=warps,
-        )
+        blocks = triton.cdiv(batch, block_b) * len(one.features)
+        tensors = (weights, scale_offset, feature_data, ids, offsets, sample_weights, out)
+        numbers = (batch, num_features, before, out_stride, one.first_key, one.start)
+        tile = {"block_b": block_b, "unroll": unroll, "pooling": pooling}
+        if blocks and quantized and layout.aligned and pooling != UNPOOLED:
+            shape = {"dim": one.dim, "block_w": block_d // 4}
+            launch(_forward_int8, blocks, tensors, numbers, {**shape, **tile}, num_warps=warps)
+        elif blocks:
+            shape = {"dim": one.dim, "block_d": block_d, **tile}
+            kind = {"quantized": quantized, "aligned": layout.aligned}
+            launch(_forward, blocks, tensors, numbers, {**shape, **kind}, num_warps=warps)
+        before += len(one.features)
     return out
-
-
-def class_features(layout: TableLayout, one: WidthClass, feature_data: Tensor) -> Tensor:
-    """Read the numbers of a width's features off row 3 of the feature data."""
-    before = sum(len(other.features) for other in layout.classes if other.dim < one.dim)
-    return feature_data[3, before : before + len(one.features)]
 
 
 def sample_weight_gradient(

@@ -1,0 +1,145 @@
+"""Triton kernels that bring equal rows together: keys before the sort, lists of work after it.
+
+After the stable sort, ids of one key are a run. A run of one id goes to the list of singles; other
+runs are items. A run is long if it meets three or more aligned chunks of ``chunk`` sorted ids; its
+part in each chunk is an item of its own, a piece, and its first id goes to the list of long runs.
+Which list an id belongs to is read off its neighbours. Places in a list are drawn by atomic
+counters, so the order of the lists varies; every entry is worked on alone, so no result does.
+
+``work`` is one int32 tensor: counters, then places, sorted places, singles and items of ``stride``
+each, then long runs.
+
+Axes: F features, B batch, M ids. A place is b * F + f, or unpooled the id's m.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+MEAN = tl.constexpr(1)
+HEADER = tl.constexpr(96)
+"""Words before the lists: numbers of singles and items, and further on that of long runs."""
+ITEMS, LONG = tl.constexpr(1), tl.constexpr(32)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "batch", "num_features", "num_bags", "num_ids", "stride", "total_rows", "steps",
+    ]
+)  # fmt: skip
+def _key_ids(
+    ids,
+    offsets,
+    feature_data,
+    keys,
+    work,
+    batch: tl.int32,
+    num_features: tl.int32,
+    num_bags: tl.int32,
+    num_ids: tl.int32,
+    stride: tl.int64,
+    total_rows: tl.int64,
+    steps: tl.int32,
+    unpooled: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Write key and place of each id and clear the counters; an id of no bag has the last key.
+
+    A bag is guessed as if all were as long, else found by halving, ``steps`` times; so unordered
+    offsets do no harm.
+    """
+    m = tl.program_id(0) * block + tl.arange(0, block)
+    inside = m < num_ids
+    tl.store(work + tl.arange(0, 128), 0, mask=(tl.program_id(0) == 0) & (tl.arange(0, 128) < 96))
+    low = m // ((num_ids + num_bags - 1) // tl.maximum(num_bags, 1)) + 1
+    try_it = inside & (low <= num_bags)
+    begin = tl.load(offsets + low - 1, mask=try_it, other=1)
+    end = tl.load(offsets + low, mask=try_it, other=0)
+    hit = (begin <= m) & (m < end)
+    if tl.min((hit | (inside == 0)).to(tl.int32), 0) == 0:
+        low = tl.where(hit, low, 0)
+        high = tl.where(hit, low, num_bags + 1)
+        for _ in range(steps):
+            middle = low + (high - low) // 2
+            active = low < high
+            right = tl.load(offsets + middle, mask=active & inside, other=0) <= m
+            low = tl.where(active & right, middle + 1, low)
+            high = tl.where(active & (right == 0), middle, high)
+    covered = (low >= 1) & (low <= num_bags)
+    bag = tl.maximum(tl.minimum(low, num_bags) - 1, 0)
+    feature = bag // batch
+    first = tl.load(feature_data + feature, mask=inside, other=0)
+    num_rows = tl.load(feature_data + num_features + feature, mask=inside, other=0)
+    row = tl.load(ids + m, mask=inside, other=0).to(tl.int64)
+    key = tl.where(covered & (row >= 0) & (row < num_rows), first + row, total_rows)
+    tl.store(keys + m, key.to(keys.dtype.element_ty), mask=inside)
+    place = m
+    if not unpooled:
+        place = (bag - feature * batch) * num_features + feature
+    tl.store(work + HEADER + m, place, mask=inside)
+
+
+@triton.jit(do_not_specialize=["batch", "num_features", "num_ids", "stride", "total_rows"])
+def _list_work(
+    sorted_keys,
+    order,
+    offsets,
+    sample_weights,
+    sorted_scales,
+    work,
+    batch: tl.int32,
+    num_features: tl.int32,
+    num_ids: tl.int32,
+    stride: tl.int64,
+    total_rows: tl.int64,
+    pooling: tl.constexpr,
+    chunk: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Bring places and factors into sorted order and fill the three lists."""
+    stride = stride // 16 * 16
+    i = tl.program_id(0) * block + tl.arange(0, block)
+    inside = i < num_ids
+    m = tl.load(order + i, mask=inside, other=0)
+    key = tl.load(sorted_keys + i, mask=inside, other=0)
+    before = tl.load(sorted_keys + i - 1, mask=inside & (i > 0), other=-1)
+    after = tl.load(sorted_keys + i + 1, mask=i + 1 < num_ids, other=-1)
+    places = work + HEADER
+    place = tl.load(places + m, mask=inside, other=0)
+    tl.store(places + stride + i, place, mask=inside)
+    if sorted_scales is not None:
+        scale = tl.full((block,), 1.0, tl.float32)
+        if sample_weights is not None:
+            scale = tl.load(sample_weights + m, mask=inside, other=0.0)
+        if pooling == MEAN:
+            bag = (place % num_features) * batch + place // num_features
+            begin = tl.load(offsets + bag, mask=inside, other=0)
+            length = tl.load(offsets + bag + 1, mask=inside, other=1) - begin
+            scale = scale / tl.maximum(length, 1).to(tl.float32)
+        tl.store(sorted_scales + i, scale, mask=inside)
+    known = inside & (key < total_rows)
+    starts, ends = known & (key != before), known & (key != after)
+    single = starts & ends
+    # From here on, only runs of two ids or more.
+    starts = starts & (ends == 0)
+    aligned = known & (i % chunk == 0) & (key == before)
+    beyond = (i // chunk + tl.where(aligned, 1, 2)) * chunk
+    far = tl.load(sorted_keys + beyond, mask=(starts | aligned) & (beyond < num_ids), other=-1)
+    back = tl.load(sorted_keys + i - chunk - 1, mask=aligned & (i > chunk), other=-1)
+    long = (starts & (far == key)) | (aligned & ((far == key) | (back == key)))
+    item = starts | long
+    # One sum and one atomic for both lists: singles in the low half, items in the high one.
+    ranks = tl.cumsum(single.to(tl.int32) + (item.to(tl.int32) << 16), 0)
+    counts = tl.max(ranks, 0).to(tl.int64)
+    counter = work.to(tl.pointer_type(tl.int64), bitcast=True)
+    base = tl.atomic_add(counter, (counts & 0xFFFF) + ((counts >> 16) << 32))
+    singles = places + 2 * stride + (base & 0xFFFFFFFF)
+    tl.store(singles + (ranks & 0xFFFF) - 1, i, mask=single)
+    items = places + 3 * stride + (base >> 32)
+    tl.store(items + (ranks >> 16) - 1, tl.where(long, -1 - i, i), mask=item)
+    runs = starts & long
+    num_runs = tl.sum(runs.to(tl.int32), 0)
+    if num_runs > 0:
+        base_run = tl.atomic_add(work + LONG, num_runs)
+        tl.store(places + 4 * stride + base_run + tl.cumsum(runs.to(tl.int32), 0) - 1, i, mask=runs)
