@@ -23,7 +23,7 @@ from pipelines.semantic_id_store import FOLDER, ITEM_IDS, Published, SemanticIdS
 from pipelines.semantic_id_versions import Content, NextVersion, next_version
 from pipelines.stage import StageContext, StageRows
 from recsys.data.dataset import Sequences, concatenated_ranges
-from recsys.semantic_ids.codes import NO_CODE, SemanticIds
+from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import rows_with_content
 from recsys.semantic_ids.quality import quality_report
 from recsys.semantic_ids.quantizers import load_quantizer
@@ -114,15 +114,13 @@ def write_version(directory: Path, made: NextVersion, content: Content) -> dict[
 
 
 def _quality(made: NextVersion, content: Content) -> dict[str, Any]:
-    """Measure the catalogue's IDs, laid out by item row."""
-    codes = made.ids.codes[torch.from_numpy(made.id_rows)]
-    codes[~rows_with_content(content.vectors)] = NO_CODE
-    by_item = SemanticIds(
-        codes=codes,
-        level_sizes=made.ids.level_sizes,
-        quantizer_digest=made.ids.quantizer_digest,
-    )
-    return quality_report(made.quantizer, content.vectors, by_item).as_json()
+    """Measure the IDs of the catalogue's items that have content."""
+    rows = torch.from_numpy(made.id_rows)
+    measured = content.is_known() & (rows > 0)
+    vectors = torch.zeros(made.ids.num_item_rows, content.vectors.shape[1])
+    vectors[rows[measured]] = content.vectors[measured].float()
+    report = quality_report(made.quantizer, vectors, made.ids, item_rows=rows[measured])
+    return report.as_json()
 
 
 def is_newest(context: StageContext) -> bool:

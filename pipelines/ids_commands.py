@@ -214,7 +214,7 @@ def append(
         )
     else:
         seconds = time.perf_counter() - begin
-        told(made.ids.version, f"{made.num_new:,} items have an ID, none moved", seconds)
+        told(made.ids.version, f"{made.num_new:,} new, no published ID moved", seconds)
 
 
 @app.command()

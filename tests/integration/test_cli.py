@@ -45,6 +45,7 @@ def shop_with(folder: Path, shop: Path, settings: str) -> Path:
         ["report"],
         ["compare"],
         ["ledger"],
+        *(["ids", name] for name in ("train", "append", "align", "diff", "rollback", "report")),
         ["data", "list"],
         ["data", "fetch"],
         ["data", "describe"],
@@ -58,9 +59,9 @@ def test_every_command_has_help_with_an_example(recsys: Recsys, command: list[st
 
 def test_stages_are_listed_in_order(recsys: Recsys) -> None:
     output = recsys("stages").output
-    names = ["build_features", "enrich_items", "embed_items", "fit_baselines", "train_two_tower"]
-    names += ["evaluate"]
-    places = [output.index(name) for name in [*names, "refit", "build_index"]]
+    names = ["build_features", "enrich_items", "embed_items", "build_semantic_ids"]
+    names += ["fit_baselines", "train_two_tower", "evaluate"]
+    places = [output.index(f" {name} ") for name in [*names, "refit", "build_index"]]
     assert places == sorted(places)
 
 

@@ -1,0 +1,292 @@
+"""Semantic IDs from a run's raw files to its replies, and ``recsys ids`` on what it published."""
+
+import json
+import shutil
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from click.testing import Result
+
+from pipelines.build_semantic_ids import build_semantic_ids, training_pairs
+from pipelines.resolve import resolve
+from pipelines.semantic_id_store import SemanticIdStore
+from pipelines.stage import StageContext
+from pipelines.stages import STAGES
+from pipelines.workspace import Workspace
+from recsys.testing.synthetic import World
+from serving.bundle import load_bundle
+from serving.recommend import Recommender
+
+Recsys = Callable[..., Result]
+
+
+@pytest.fixture
+def own(shop: Path, tmp_path: Path) -> Path:
+    """A copy of the finished workspace, with its raw files beside it."""
+    for path in shop.parent.iterdir():
+        if path.is_file():
+            shutil.copyfile(path, tmp_path / path.name)
+    shutil.copytree(shop, tmp_path / "run", symlinks=True)
+    return tmp_path / "run"
+
+
+def run(recsys: Recsys, own: Path, *more: object) -> str:
+    result = recsys("run", "-c", own.parent / "shop.toml", "-w", own, "-q", *more)
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def ids(recsys: Recsys, own: Path, *arguments: object, code: int = 0) -> str:
+    result = recsys("ids", *arguments, "-c", own.parent / "shop.toml", "-w", own)
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+def report_of(own: Path) -> dict[str, Any]:
+    path = own / "build_semantic_ids/semantic_ids_report.json"
+    return dict(json.loads(path.read_text()))
+
+
+def store_of(own: Path) -> SemanticIdStore:
+    return SemanticIdStore(own / "bundles/semantic_ids")
+
+
+def served(own: Path) -> dict[str, str]:
+    """The ID of each item that the published bundle has."""
+    bundle = load_bundle(own / "bundles/current")
+    assert bundle.semantic_ids is not None
+    rows = range(1, bundle.num_item_rows)
+    return {bundle.catalogue.item_ids[row]: bundle.semantic_ids.text(row) for row in rows}
+
+
+def test_run_publishes_one_id_an_item_and_replies_show_it(own: Path, world: World) -> None:
+    report = report_of(own)
+    assert report["how"] == "trained"
+    assert report["num_with_id"] == report["num_items"] == 24
+    assert report["quality"]["collisions_after"] == 0
+    assert report["quality"]["version"] == report["version"]
+    assert all(level["utilisation"] >= 0.95 for level in report["quality"]["levels"])
+    assert store_of(own).current() == report["version"]
+    found = served(own)
+    assert len(set(found.values())) == 24
+    recommender = Recommender.load(own / "bundles/current")
+    assert recommender.bundle.semantic_ids is not None
+    assert recommender.bundle.semantic_ids.version == report["version"]
+
+
+def test_new_items_in_the_raw_files_leave_every_published_id_alone(
+    own: Path, recsys: Recsys
+) -> None:
+    before, version = served(own), store_of(own).current()
+    items = pl.read_csv(own.parent / "items.csv")
+    new = items.head(1).with_columns(item_id=pl.lit("a-new-one"), title=pl.lit("Wooden stars"))
+    # Sorted first, so that every item row is another one.
+    pl.concat([new, items.reverse()]).write_csv(own.parent / "items.csv")
+    more = ("--set", "features.catalogue_only_items=true", "--set", "training.max_steps=20")
+    lenient = ("--set", "release.max_drop_from_champion=1")
+    lenient += ("--set", "release.min_gain_over_popularity=-1")
+    run(recsys, own, *more, *lenient)
+    report, after = report_of(own), served(own)
+    assert (report["how"], report["num_new"], report["parent"]) == ("appended", 1, version)
+    assert {item: after[item] for item in before} == before
+    assert after["a-new-one"] not in set(before.values())
+
+
+def test_run_after_append_items_leaves_the_appended_item_in_place(
+    own: Path, recsys: Recsys
+) -> None:
+    new = own.parent / "new.csv"
+    new.write_text("item_id,title\na-new-one,Wooden stars\n")
+    result = recsys("append-items", new, "-b", own / "bundles/current")
+    assert result.exit_code == 0, result.output
+    version, found = store_of(own).current(), served(own)
+    assert version != report_of(own)["version"]
+    assert f"0 stages run, {len(STAGES)} skipped" in run(recsys, own)
+    assert served(own) == found
+    assert found["a-new-one"]
+
+
+def test_without_method_or_content_everything_works_without_ids(own: Path, recsys: Recsys) -> None:
+    run(recsys, own, "--set", "semantic_ids.method=none")
+    assert report_of(own)["method"] == "none"
+    assert load_bundle(own / "bundles/current").semantic_ids is None
+    told = ids(recsys, own, "train", "--set", "semantic_ids.method=none", code=2)
+    assert "this run has no semantic IDs" in told
+
+    run(recsys, own, "--until", "build_semantic_ids", "--set", "content.encoder=none")
+    assert report_of(own) == {"method": "none", "reason": "no item has content"}
+    told = ids(recsys, own, "train", "--set", "content.encoder=none", code=2)
+    assert "no item has content" in told
+
+
+def test_killed_stage_is_made_again_with_equal_bytes(
+    own: Path, recsys: Recsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def files() -> dict[str, bytes]:
+        folder = own / "build_semantic_ids"
+        found = [path for path in folder.rglob("*") if path.is_file() and path.name != "run.json"]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+    before = files()
+    shutil.rmtree(own / "bundles")
+    shutil.rmtree(own / "build_semantic_ids")
+    half = own / ".partial-build_semantic_ids"
+    half.mkdir()
+    (half / "semantic_ids.json").write_text("{")
+    run(recsys, own, "--until", "build_semantic_ids")
+    assert files() == before
+
+
+def test_release_that_was_killed_after_it_published_ids_goes_on(own: Path, recsys: Recsys) -> None:
+    version, found = store_of(own).current(), served(own)
+    shutil.rmtree(own / "release")
+    assert "1 stages run" in run(recsys, own)
+    assert store_of(own).current() == version
+    assert served(own) == found
+
+
+def test_artefact_of_another_version_is_refused_with_both_named(own: Path, recsys: Recsys) -> None:
+    ids(recsys, own, "train", "--cold", "--set", "seed=7")
+    right, other = report_of(own)["version"], str(store_of(own).current())
+    for name in ("semantic_ids.json", "semantic_ids.safetensors"):
+        place = own / "bundles/semantic_ids/versions" / other / name
+        shutil.copyfile(place, own / "build_semantic_ids" / name)
+    ids(recsys, own, "rollback")
+    shutil.rmtree(own / "release")
+    result = recsys("run", "-c", own.parent / "shop.toml", "-w", own, "-q")
+    assert result.exit_code == 2, result.output
+    assert right in result.output
+    assert other in result.output
+
+
+def test_next_run_uses_what_ids_train_published(own: Path, recsys: Recsys) -> None:
+    first = report_of(own)["version"]
+    told = ids(recsys, own, "train", "--set", "seed=5")
+    assert "same so far" in told
+    version = store_of(own).current()
+    assert str(version)[:12] in told
+    assert "3 stages run" not in run(recsys, own)
+    assert report_of(own)["version"] == version
+    assert report_of(own)["how"] == "kept"
+    bundle = load_bundle(own / "bundles/current")
+    assert bundle.semantic_ids is not None
+    assert bundle.semantic_ids.version == version
+    assert bundle.semantic_ids.ids.parent == first
+    assert f"0 stages run, {len(STAGES)} skipped" in run(recsys, own)
+
+
+def test_next_run_goes_back_with_a_rollback(own: Path, recsys: Recsys) -> None:
+    first, before = report_of(own)["version"], served(own)
+    ids(recsys, own, "train", "--cold", "--set", "seed=5")
+    run(recsys, own)
+    assert served(own) != before
+    assert first[:12] in ids(recsys, own, "rollback")
+    run(recsys, own)
+    assert served(own) == before
+    assert f"0 stages run, {len(STAGES)} skipped" in run(recsys, own)
+    assert "no version before" in ids(recsys, own, "rollback", code=2)
+
+
+def test_append_gives_ids_to_new_items_of_the_catalogue(own: Path, recsys: Recsys) -> None:
+    assert "nothing to append" in ids(recsys, own, "append")
+    items = pl.read_csv(own.parent / "items.csv")
+    new = items.head(1).with_columns(item_id=pl.lit("a-new-one"), title=pl.lit("Wooden stars"))
+    pl.concat([items, new]).write_csv(own.parent / "items.csv")
+    run(recsys, own, "--until", "embed_items", "--set", "features.catalogue_only_items=true")
+    version = str(store_of(own).current())
+    assert "1 new, no published ID moved" in ids(recsys, own, "append")
+    told = ids(recsys, own, "diff", version[:6])
+    assert "1 new, 0 moved, 0 gone, 24 the same" in told
+    assert "a-new-one" in told
+
+
+def test_append_by_another_encoder_is_refused_with_both_named(own: Path, recsys: Recsys) -> None:
+    content = own / "embed_items/content.json"
+    content.write_text(content.read_text().replace("hash-", "other-"))
+    told = ids(recsys, own, "append", code=2)
+    assert "hash-" in told
+    assert "other-" in told
+    assert "recsys ids train" in told
+
+
+def test_align_renames_a_version_after_an_older_one(own: Path, recsys: Recsys) -> None:
+    first = report_of(own)["version"]
+    ids(recsys, own, "train", "--cold", "--set", "seed=5")
+    second = str(store_of(own).current())
+    told = ids(recsys, own, "align", second[:8], first[:8])
+    assert f"aligned to {first[:12]}" in told
+    assert "before aligning" in told
+    now = store_of(own).previous()
+    assert now is not None
+    assert now.ids.parent == first
+    assert "no version begins with 'zz'" in ids(recsys, own, "align", "zz", code=2)
+
+
+def test_report_is_written_beside_its_numbers(own: Path, recsys: Recsys, tmp_path: Path) -> None:
+    html = tmp_path / "deep/ids.html"
+    assert str(html) in ids(recsys, own, "report", "--out", html).replace(" ", "")
+    numbers = json.loads(html.with_suffix(".json").read_text())
+    assert numbers["version"] == report_of(own)["version"]
+    assert numbers["quality"]["collisions_after"] == 0
+    assert numbers["how"] == "trained"
+    assert numbers["drift"] is None
+    assert html.read_text().startswith("<!DOCTYPE html>") or "<html" in html.read_text()
+
+    first = numbers["version"]
+    ids(recsys, own, "train", "--cold", "--set", "seed=5")
+    ids(recsys, own, "report", "--previous", first[:8])
+    numbers = json.loads((own / "semantic_ids.json").read_text())
+    assert numbers["version"] == store_of(own).current()
+    assert numbers["drift"]["previous_version"] == first
+
+
+def test_commands_say_what_is_missing(recsys: Recsys, own: Path, tmp_path: Path) -> None:
+    result = recsys("ids", "train")
+    assert result.exit_code == 2
+    assert "say whose IDs" in " ".join(result.output.split())
+    shutil.rmtree(own / "embed_items")
+    assert "recsys run --until embed_items" in ids(recsys, own, "train", code=2)
+    shutil.rmtree(own / "bundles")
+    assert "no semantic IDs are published" in ids(recsys, own, "diff", "aa", code=2)
+    assert "no semantic IDs are published" in ids(recsys, own, "rollback", code=2)
+
+
+def test_pairs_come_from_training_events_alone(own: Path) -> None:
+    features = own / "build_features"
+    pairs = training_pairs(features)
+    assert pairs is not None
+    folder = features / "sequences/given"
+    rows = np.load(folder / "item_rows.npy")
+    offsets = np.load(folder / "offsets.npy")
+    expected = []
+    for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        known = rows[begin : max(begin, end - 2)].tolist()
+        expected += [pair for pair in pairwise(known) if pair[0] != pair[1]]
+    assert sorted(map(tuple, pairs.tolist())) == sorted(expected)
+
+
+def test_rq_vae_of_a_run_takes_them(own: Path, tmp_path: Path) -> None:
+    settings = ["semantic_ids.method=rq_vae", "semantic_ids.num_steps=3"]
+    config = resolve(own / "config.toml", assignments=settings, workspace=tmp_path / "other")
+    output = tmp_path / "artefact"
+    output.mkdir()
+    workspace = Workspace(own)
+    rows = build_semantic_ids(
+        StageContext(
+            config=config,
+            workspace=workspace,
+            inputs={name: workspace.stage(name) for name in ("build_features", "embed_items")},
+            output=output,
+            checkpoints=tmp_path / "checkpoints",
+            making="",
+        )
+    )
+    assert rows.rows_out == 24
+    report = json.loads((output / "semantic_ids_report.json").read_text())
+    assert report["method"] == "rq_vae"
+    assert report["quality"]["collisions_after"] == 0
