@@ -25,6 +25,7 @@ from pipelines.run import StageOutcome, run_stages
 from pipelines.stages import STAGES
 from pipelines.tracking_commands import recorder_of
 from recsys.evaluation.bootstrap import Interval
+from serving.bundle import load_bundle
 from serving.manifest import CURRENT
 from serving.recommend import Recommender
 
@@ -114,6 +115,27 @@ def histories_and_lists(bundle: Path) -> list[Table]:
     return tables
 
 
+def semantic_id_line(bundle: Path) -> str | None:
+    """Show the most watched item's semantic ID beside the likest popular one; None without IDs."""
+    loaded = load_bundle(bundle)
+    ids, catalogue = loaded.semantic_ids, loaded.catalogue
+    if ids is None or ids.source.num_with_id < 2:
+        return None
+    counts = np.bincount(loaded.users.item_rows, minlength=catalogue.num_item_rows)
+    counts[ids.id_rows == 0] = -1
+    shown = int(counts.argmax())
+    codes = ids.codes.numpy()
+    shared = (codes == codes[shown]).cumprod(axis=1).sum(axis=1)
+    shared[ids.id_rows == 0] = -1
+    shared[shown] = -1
+    beside = int(np.lexsort((-counts, -shared))[0])
+    named = [
+        f"{shortened(catalogue.display_texts[row], 28)} is {ids.text(row)}"
+        for row in (shown, beside)
+    ]
+    return f"Semantic IDs, by content: {named[0]}, {named[1]}."
+
+
 def chosen_users(offsets: NDArray[np.int64]) -> list[int]:
     """Choose users with short, middling and long histories, always the same ones."""
     lengths = np.diff(offsets)
@@ -176,4 +198,7 @@ def run_demo(
     out.print(metric_table(metrics[order], analysis.orders[order], analysis.primary_metric))
     for table in histories_and_lists(bundle):
         out.print(table)
+    if (line := semantic_id_line(bundle)) is not None:
+        out.print(line, markup=False)
+        out.print()
     out.print(where_things_are(config.workspace, bundle, seconds))

@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,13 @@ from click.testing import Result
 from rich.console import Console, RenderableType
 
 from pipelines.analysis import Analysis
-from pipelines.demo import chosen_users, histories_and_lists, metric_table, where_things_are
+from pipelines.demo import (
+    chosen_users,
+    histories_and_lists,
+    metric_table,
+    semantic_id_line,
+    where_things_are,
+)
 from serving.recommend import Recommender
 
 MIRROR = os.environ.get("RECSYS_DATA_MIRROR")
@@ -55,6 +62,19 @@ def test_metrics_are_shown_without_intervals_where_none_were_made(shop: Path) ->
     assert "-0." not in text
 
 
+def test_demo_shows_two_items_whose_semantic_ids_begin_alike(shop: Path) -> None:
+    line = semantic_id_line(shop / "bundles/current")
+    assert line is not None
+    catalogue = Recommender.load(shop / "bundles/current").bundle.catalogue
+    texts = [catalogue.display_texts[row] for row in range(1, catalogue.num_item_rows)]
+    titles = [text for text in texts if f" {text} is " in line]
+    assert len(titles) == 2
+    first, second = re.findall(r"is (\d+(?:-\d+)+)", line)
+    assert first != second
+    assert first.split("-")[0] == second.split("-")[0]
+    assert len(line) <= 100
+
+
 @pytest.mark.mirror
 @pytest.mark.slow
 def test_movielens_from_raw_files_to_a_bundle(
@@ -67,6 +87,10 @@ def test_movielens_from_raw_files_to_a_bundle(
     options = [part for one in settings for part in ("--set", one)]
     result = recsys("run", "--preset", "movielens_100k", "-w", tmp_path / "run", "-q", *options)
     assert result.exit_code == 0, result.output
+    ids = json.loads((tmp_path / "run/build_semantic_ids/semantic_ids_report.json").read_text())
+    assert ids["num_with_id"] == ids["num_items"] > 1600
+    assert ids["quality"]["collisions_after"] == 0
+    assert all(level["utilisation"] >= 0.95 for level in ids["quality"]["levels"])
     metrics = json.loads((tmp_path / "run/evaluate/metrics.json").read_text())["given"]["test"]
     assert metrics["item_to_item"]["ndcg@10"] > 0.085
     assert metrics["blend"]["ndcg@10"] > metrics["popularity"]["ndcg@10"]
