@@ -45,7 +45,8 @@ class KMeansConfig:
     num_steps: int = 30
     num_batches: int = 60
     batch_rows: int = 16_384
-    initialisation: Literal["k-means++", "sampled"] = "k-means++"
+    initialisation: Literal["auto", "k-means++", "sampled"] = "auto"
+    """``auto`` samples for batches, whose noise leads out of what k-means++ would avoid."""
     balanced: bool = False
     balance_temperature: float = 0.3
     start_weight: float = 1.0
@@ -56,10 +57,9 @@ class KMeansConfig:
                 f"num_steps {self.num_steps} and num_batches {self.num_batches} must be >= 0 and "
                 f"batch_rows {self.batch_rows} >= 1"
             )
-        if self.initialisation not in ("k-means++", "sampled"):
-            raise ValueError(
-                f"initialisation {self.initialisation!r} must be 'k-means++' or 'sampled'"
-            )
+        known = ("auto", "k-means++", "sampled")
+        if self.initialisation not in known:
+            raise ValueError(f"initialisation {self.initialisation!r} must be one of {known}")
         if self.balance_temperature <= 0 or self.start_weight < 0:
             raise ValueError(
                 f"balance_temperature {self.balance_temperature} must be > 0 and start_weight "
@@ -136,16 +136,23 @@ def k_means_plus_plus(rows: Tensor, num_centres: int, generator: torch.Generator
     return rows.index_select(0, torch.cat(chosen))
 
 
+def takes_all(rows: Tensor, config: KMeansConfig) -> bool:
+    """Say whether each step takes all rows, [N, D], because they fill few batches."""
+    return len(rows) <= WHOLE_BATCHES * config.batch_rows
+
+
 def initial_centres(
     rows: Tensor, num_centres: int, config: KMeansConfig, generator: torch.Generator
 ) -> Tensor:
     """Choose the centres that the steps begin with, [K, D]."""
-    count = num_centres
-    if config.initialisation == "k-means++":
-        count = min(len(rows), num_centres * SEED_ROWS_PER_CENTRE)
+    chosen = config.initialisation
+    if chosen == "auto":
+        chosen = "k-means++" if takes_all(rows, config) else "sampled"
+    per_centre = 1 if chosen == "sampled" else SEED_ROWS_PER_CENTRE
+    count = min(len(rows), num_centres * per_centre)
     some = torch.randperm(len(rows), generator=generator)[:count].to(rows.device)
-    if config.initialisation == "sampled":
-        return rows[some].clone()
+    if chosen == "sampled":
+        return rows[some]
     return k_means_plus_plus(rows[some], num_centres, generator)
 
 
@@ -198,7 +205,7 @@ def fit_centres(
     vectors = initial_centres(rows, num_centres, config, generator) if start is None else start[0]
     prior = vectors.clone()
     penalties = torch.zeros(num_centres, device=rows.device) if start is None else start[1].clone()
-    is_whole = len(rows) <= WHOLE_BATCHES * config.batch_rows
+    is_whole = takes_all(rows, config)
     decay = 0.0 if is_whole else DECAY
     sums, counts = torch.zeros_like(vectors), torch.zeros(num_centres, device=rows.device)
     unbiased, batch = torch.zeros_like(penalties), rows

@@ -51,7 +51,7 @@ class RqVaeConfig:
     level_sizes: tuple[int, ...] = (256, 256, 256)
     hidden_dims: tuple[int, ...] = (512, 256)
     latent_dim: int = 64
-    gradient: Literal["straight_through", "rotation"] = "rotation"
+    gradient: Literal["straight_through", "rotation"] = "straight_through"
     commitment: float = 0.25
     contrastive_weight: float = 0.1
     temperature: float = 0.1

@@ -12,7 +12,7 @@ import argparse
 import time
 from collections.abc import Callable
 from statistics import mean, median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from results_file import Row, device_name, write_results
@@ -23,6 +23,8 @@ from recsys.semantic_ids.collisions import resolve_collisions
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.quality import reconstruction_error
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+
+Begin = Literal["auto", "k-means++", "sampled"]
 
 
 def made_vectors(num_rows: int, dim: int, device: str) -> Tensor:
@@ -142,24 +144,27 @@ def faiss_rows(
     return rows
 
 
-def over_seeds(vectors: Tensor, sizes: tuple[int, ...], device: str, num_seeds: int) -> list[Row]:
+def over_seeds(
+    vectors: Tensor, sizes: tuple[int, ...], device: str, num_seeds: int, begin: Begin
+) -> list[Row]:
     """Fit ours from several seeds: median seconds of fit and encode, mean error, equal bits."""
     times, errors, digests = [], [], []
     for seed in [*range(num_seeds), 0]:
-        config = ResidualKMeansConfig(level_sizes=sizes, seed=seed)
+        kmeans = KMeansConfig(initialisation=begin)
+        config = ResidualKMeansConfig(level_sizes=sizes, kmeans=kmeans, seed=seed)
         fit, quantizer = timed(lambda c=config: ResidualKMeans.fit(vectors, c), device)
         encode, codes = timed(lambda q=quantizer: q.encode(vectors), device)
         digests.append(quantizer.digest)
         times.append(fit + encode)
         errors.append(reconstruction_error(quantizer, vectors, codes))
-    name = f"ours, {num_seeds} seeds"
+    name = f"ours, {begin}, {num_seeds} seeds"
     same = float(digests[0] == digests[-1])
     return [
         Row(name=f"{name}: fit and encode, median", value=median(times), unit="s"),
         Row(name=f"{name}: error, mean", value=mean(errors[:-1]), unit="of variance"),
         Row(name=f"{name}: error, worst", value=max(errors), unit="of variance"),
         Row(
-            name="ours: seed 0 again has the same bits",
+            name=f"ours, {begin}: seed 0 again has the same bits",
             value=same,
             unit="",
             goal="1",
@@ -263,6 +268,13 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--peers", nargs="*", choices=["faiss", "residual_vq"], default=["faiss", "residual_vq"]
     )
+    parser.add_argument(
+        "--initialisations",
+        nargs="+",
+        choices=["auto", "k-means++", "sampled"],
+        default=[KMeansConfig().initialisation],
+        help="of ours beside the peers, which are held against the first",
+    )
     parser.add_argument("--faiss-beams", nargs="+", type=int, default=[1, 5])
     parser.add_argument(
         "--large", action="store_true", help="also 10 times the rows x 256, 4 x 1024"
@@ -284,8 +296,12 @@ def main() -> None:
     for kind in options.kinds:
         rows += ours(vectors, sizes, device, goal=goal, balanced=kind == "balanced")
     if options.peers:
-        ours_seeds = over_seeds(vectors, sizes, device, options.num_seeds)
-        rows += ours_seeds
+        by_begin = [
+            over_seeds(vectors, sizes, device, options.num_seeds, begin)
+            for begin in options.initialisations
+        ]
+        rows += [row for of_begin in by_begin for row in of_begin]
+        ours_seeds = by_begin[0]
     if "faiss" in options.peers and device == "cpu":
         rows += faiss_rows(vectors, sizes, options.faiss_beams, ours_seeds[0].value)
     if "residual_vq" in options.peers:
