@@ -22,6 +22,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Protocol, Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -219,10 +220,25 @@ class QueryTower(nn.Module):
         return functional.normalize(state.float(), dim=1, eps=NORM_FLOOR)
 
 
+class ItemTowerConfig(Protocol):
+    """What ItemTower reads of a model's settings."""
+
+    @property
+    def embedding_dim(self) -> int: ...
+    @property
+    def id_dropout(self) -> float: ...
+    @property
+    def content_weight(self) -> float: ...
+    @property
+    def id_init_scale(self) -> float: ...
+    @property
+    def backend(self) -> Backend: ...
+
+
 class ItemTower(nn.Module):
     """Turns an item's id, content and categories into one vector."""
 
-    def __init__(self, config: TwoTowerConfig, inputs: TwoTowerInputs) -> None:
+    def __init__(self, config: ItemTowerConfig, inputs: TwoTowerInputs) -> None:
         super().__init__()
         self.config, self.inputs = config, inputs
         dim = config.embedding_dim
@@ -274,61 +290,39 @@ def _forget_catalogue(model: nn.Module, _: object) -> None:
     model.train(model.training)
 
 
-class TwoTower(nn.Module):
-    """Query and item tower with their catalogue."""
+class CatalogueModel(nn.Module):
+    """What models share whose items go through an ItemTower: the catalogue and its vectors."""
 
-    def __init__(
-        self,
-        config: TwoTowerConfig,
-        inputs: TwoTowerInputs,
-        catalogue: ItemCatalogue,
-        item_counts: Tensor | None = None,
-    ) -> None:
-        """Build the towers.
+    item_tower: ItemTower
+    _content: Tensor
+    _category_rows: Tensor
+    _category_offsets: Tensor
 
-        Args:
-            config: Sizes and the loss.
-            inputs: Sizes of what is read.
-            catalogue: Content and categories of every item row.
-            item_counts: Training events of each item, [num_item_rows]: the logQ correction needs
-                them, and items without events count as never met. A loaded model has its own.
-        """
+    def __init__(self, catalogue: ItemCatalogue) -> None:
         super().__init__()
-        self.config, self.inputs = config, inputs
-        self.query_tower = QueryTower(config, inputs)
-        self.item_tower = ItemTower(config, inputs)
-        if item_counts is not None:
-            self.item_tower.item_counts.copy_(item_counts)
         self.register_buffer("_content", catalogue.content, persistent=False)
         self.register_buffer("_category_rows", catalogue.categories.values, persistent=False)
         self.register_buffer("_category_offsets", catalogue.categories.offsets, persistent=False)
-        self._content: Tensor
-        self._category_rows: Tensor
-        self._category_offsets: Tensor
         self._all_inputs: Tensor | None = None
         # Not by the tensors' version counters: fused optimizers change weights without counting.
         self.register_load_state_dict_post_hook(_forget_catalogue)  # type: ignore[no-untyped-call]
 
     @property
     def num_item_rows(self) -> int:
-        """Item rows of the catalogue, of which the first inputs.num_item_rows have an id."""
+        """Item rows of the catalogue, of which the tower's first ones have an id."""
         return len(self._content)
-
-    def _items(self, rows: Tensor) -> tuple[JaggedBatch, Tensor]:
-        categories = Jagged(self._category_rows, self._category_offsets).take(rows)
-        items = JaggedBatch({"item": Jagged.one_each(rows), "item.categories": categories})
-        return items, self._content[rows]
 
     def item_inputs(self, rows: Tensor) -> Tensor:
         """Encode rows of the catalogue as the history reads them, [R] -> [R, D]."""
-        inputs: Tensor = self.item_tower(*self._items(rows))
+        categories = Jagged(self._category_rows, self._category_offsets).take(rows)
+        items = JaggedBatch({"item": Jagged.one_each(rows), "item.categories": categories})
+        inputs: Tensor = self.item_tower(items, self._content[rows])
         return inputs
 
-    def train(self, mode: bool = True) -> TwoTower:
+    def train(self, mode: bool = True) -> Self:
         """Switch the mode and forget the encoded catalogue."""
         self._all_inputs = None
-        super().train(mode)
-        return self
+        return super().train(mode)
 
     @torch.no_grad()
     def all_item_inputs(self) -> Tensor:
@@ -352,6 +346,33 @@ class TwoTower(nn.Module):
     def all_item_vectors(self) -> Tensor:
         """Encode the whole catalogue as unit vectors, [N, D]; row 0 is no item."""
         return functional.normalize(self.all_item_inputs(), dim=1, eps=NORM_FLOOR)
+
+
+class TwoTower(CatalogueModel):
+    """Query and item tower with their catalogue."""
+
+    def __init__(
+        self,
+        config: TwoTowerConfig,
+        inputs: TwoTowerInputs,
+        catalogue: ItemCatalogue,
+        item_counts: Tensor | None = None,
+    ) -> None:
+        """Build the towers.
+
+        Args:
+            config: Sizes and the loss.
+            inputs: Sizes of what is read.
+            catalogue: Content and categories of every item row.
+            item_counts: Training events of each item, [num_item_rows]: the logQ correction needs
+                them, and items without events count as never met. A loaded model has its own.
+        """
+        super().__init__(catalogue)
+        self.config, self.inputs = config, inputs
+        self.query_tower = QueryTower(config, inputs)
+        self.item_tower = ItemTower(config, inputs)
+        if item_counts is not None:
+            self.item_tower.item_counts.copy_(item_counts)
 
     @torch.no_grad()
     def query_vectors(self, queries: JaggedBatch) -> Tensor:

@@ -1,0 +1,159 @@
+"""Causal self-attention over jagged sequences, with relative position and time (SASRec's block).
+
+SASRec: Kang and McAuley 2018, arXiv:1808.09781; buckets of relative position: Raffel et al. 2020,
+arXiv:1910.10683; elapsed time: Li et al. 2020 (TiSASRec) and Zhai et al. 2024, arXiv:2402.17152.
+
+Axes: B sequences, T length of the longest, M events of all sequences, D width, H heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recsys.kernels.hstu_attention.reference import distance_buckets, time_buckets
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the events of a batch of sequences lie; computed once for all blocks."""
+
+    offsets: Tensor
+    """[B + 1], sequence b owns events offsets[b] .. offsets[b + 1], the oldest first."""
+    segments: Tensor
+    """[M], the sequence of each event."""
+    places: Tensor
+    """[M], place of each event in its sequence, from 0."""
+    length: int
+    """T, no sequence is longer."""
+    times: Tensor | None = None
+    """[M] int64 unix seconds, where there are times."""
+
+    @classmethod
+    def of(cls, offsets: Tensor, segments: Tensor, max_length: int, times: Tensor | None) -> Layout:
+        """Lay out sequences of at most ``max_length`` events."""
+        places = torch.arange(len(segments), device=offsets.device) - offsets[segments]
+        length = max_length
+        if offsets.device.type == "cpu":
+            # On a device, to ask for the longest would wait for it.
+            length = int(offsets.diff().max()) if len(offsets) > 1 else 0
+        return cls(offsets, segments, places, max(1, length), times)
+
+    def padded(self, values: Tensor) -> Tensor:
+        """Lay events out left-aligned with zeros behind, [M, ...] -> [B, T, ...]."""
+        out = values.new_zeros(len(self.offsets) - 1, self.length, *values.shape[1:])
+        return out.index_put((self.segments, self.places), values)
+
+    def flat(self, padded: Tensor) -> Tensor:
+        """Take the events back, [B, T, ...] -> [M, ...]."""
+        return padded.flatten(0, 1)[self.segments * self.length + self.places]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig:
+    """Sizes of one block, of attention or HSTU.
+
+    Raises:
+        ValueError: If the heads do not divide the width or a number is out of its range.
+    """
+
+    dim: int
+    num_heads: int
+    hidden_dim: int
+    """Width inside the feed-forward layer; HSTU has none."""
+    dropout: float
+    max_length: int
+    position_buckets: int = 32
+    """Learned biases by distance, per head; 0 is none."""
+    time_buckets: int = 0
+    """Learned biases by log2 of elapsed seconds, per head; 0 is none."""
+
+    def __post_init__(self) -> None:
+        if self.num_heads < 1 or self.dim % self.num_heads:
+            raise ValueError(f"num_heads must divide the width {self.dim}, got {self.num_heads}")
+        if self.max_length < 1:
+            raise ValueError(f"max_length must be >= 1, got {self.max_length}")
+        if self.position_buckets < 0 or self.time_buckets < 0:
+            raise ValueError(
+                f"numbers of buckets must be >= 0, got {self.position_buckets} for positions and "
+                f"{self.time_buckets} for times"
+            )
+
+
+class RelativeBias(nn.Module):
+    """Learned numbers for each head by distance and, where there are times, by elapsed time."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.positions, self.times = (
+            nn.Parameter(torch.zeros(config.num_heads, buckets)) if buckets else None
+            for buckets in (config.position_buckets, config.time_buckets)
+        )
+        self.buckets: Tensor
+        buckets = distance_buckets(config.max_length, max(1, config.position_buckets))
+        self.register_buffer("buckets", buckets, persistent=False)
+
+    def forward(self, layout: Layout) -> Tensor | None:
+        """Add up the biases of every pair of places, [1 or B, H, T, T], None without any."""
+        bias = None
+        if self.positions is not None:
+            place = torch.arange(layout.length, device=layout.offsets.device)
+            distance = (place[:, None] - place[None, :]).clamp_min(0)  # [T, T]
+            bias = self.positions[:, self.buckets[distance].long()][None]  # [1, H, T, T]
+        if self.times is not None and layout.times is not None:
+            times = layout.padded(layout.times)  # [B, T]
+            elapsed = times[:, :, None] - times[:, None, :]
+            bucket = time_buckets(elapsed, self.times.shape[1])  # [B, T, T]
+            by_time = functional.embedding(bucket, self.times.T).permute(0, 3, 1, 2)
+            bias = by_time if bias is None else bias + by_time
+        return bias
+
+
+class AttentionBlock(nn.Module):
+    """Causal self-attention and a feed-forward layer, each behind a norm and added to its input."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.attention_norm = nn.LayerNorm(config.dim)
+        self.query_key_value = nn.Linear(config.dim, 3 * config.dim)
+        self.output = nn.Linear(config.dim, config.dim)
+        self.bias = RelativeBias(config)
+        self.hidden = nn.Sequential(
+            nn.LayerNorm(config.dim),
+            nn.Linear(config.dim, config.hidden_dim),
+            nn.GELU(),
+            nn.Dropout(config.dropout),
+            nn.Linear(config.hidden_dim, config.dim),
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, events: Tensor, layout: Layout) -> Tensor:
+        """Let each event read itself and those before it, [M, D] -> [M, D]."""
+        projected = layout.padded(self.query_key_value(self.attention_norm(events)))
+        query, key, value = (
+            part.view(*part.shape[:2], self.num_heads, -1).transpose(1, 2)
+            for part in projected.chunk(3, dim=2)
+        )
+        read = causal_attention(query, key, value, self.bias(layout))  # [B, H, T, D / H]
+        read = self.output(layout.flat(read.transpose(1, 2).flatten(2)))  # [M, D]
+        events = events + self.dropout(read)
+        out: Tensor = events + self.dropout(self.hidden(events))
+        return out
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """Attend to the same place and earlier ones, all [B, H, T, D / H].
+
+    Sequences are left-aligned, so what pads them lies behind and is never read by an event.
+    """
+    if bias is None:
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    length = query.shape[2]
+    scores = query @ key.transpose(2, 3) * query.shape[3] ** -0.5 + bias  # [B, H, T, T]
+    later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    weights = torch.softmax(scores.float().masked_fill(later, -torch.inf), dim=3)
+    return weights.to(value.dtype) @ value

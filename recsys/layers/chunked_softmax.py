@@ -1,0 +1,142 @@
+"""Softmax over very many items without a tensor of every score.
+
+Training all positions of all sequences against a whole catalogue makes B T N scores: 102 GB for
+512 x 50 positions and a million items. Here a block of positions is scored at a time, and its part
+of both gradients is taken while the scores are there; so nothing is kept for the backward but the
+gradients themselves, and nothing is computed twice.
+
+Axes: P positions, C candidates, D width, X pairs of a position and an item to leave out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from recsys.data.batch import Jagged
+
+MAX_SCORES = 1 << 26
+"""Scores that are in memory at a time, 256 MiB in float32."""
+
+
+class SoftmaxCandidates(NamedTuple):
+    """What the labels are ranked against: distinct items, each label among them."""
+
+    vectors: Tensor
+    """[C, D]"""
+    log_inclusion: Tensor | None = None
+    """[C] log of the probability that the item is among the candidates; None where all items
+    are. Taking it off the score makes the sum over the candidates an unbiased estimate of the sum
+    over all items (Horvitz and Thompson, 1952), as the logQ correction does for repeated draws."""
+
+
+def softmax_loss(
+    queries: Tensor,
+    candidates: SoftmaxCandidates,
+    labels: Tensor,
+    weights: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    excluded: Jagged | None = None,
+    max_scores: int = MAX_SCORES,
+) -> Tensor:
+    """Cross-entropy of each label against all candidates, the weighted mean over the positions.
+
+    The label enters with its plain score, since it is always there.
+
+    Args:
+        queries: [P, D]; a score is the dot product, so scale one side by 1 / temperature.
+        candidates: The items, sampled or all.
+        labels: Column of each position's label among the candidates, [P].
+        weights: How much each position counts, [P] >= 0; with 0 it is left out.
+        label_smoothing: Share of the target spread evenly over all items.
+        excluded: Columns that do not stand against each position's label, P ragged rows; the
+            label itself is never left out.
+        max_scores: Largest number of scores in memory at a time; one position's always are.
+    """
+    total = weights.sum().clamp(min=1e-12)
+    share = (weights / total).float()  # [P]
+    pairs = (None, None) if excluded is None else (excluded.values, excluded.offsets)
+    apply: Any = _LogNormalizer.apply
+    vectors, log_inclusion = candidates
+    normalizer = apply(queries, vectors, log_inclusion, labels, share, *pairs, max_scores)
+    own = torch.nn.functional.embedding(labels, vectors)  # [P, D]
+    label_scores = (queries.float() * own.float()).sum(1)  # [P]
+    loss = normalizer - (1 - label_smoothing) * (share * label_scores).sum()
+    if label_smoothing > 0:
+        # The mean of all scores is the score of the mean vector.
+        even = vectors.new_zeros(len(vectors)) if log_inclusion is None else -log_inclusion
+        mean = torch.softmax(even.float(), dim=0) @ vectors.float()  # [D]
+        loss = loss - label_smoothing * (share * (queries.float() @ mean)).sum()
+    return cast("Tensor", loss)
+
+
+class _LogNormalizer(torch.autograd.Function):
+    """The sum of share x log(sum of exp(scores)) over all positions, a block at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        queries, vectors, log_inclusion, labels, share, columns, offsets, max_scores = arguments
+        device = queries.device.type
+        dtype = torch.float32
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        wanted = any(ctx.needs_input_grad)
+        with torch.autocast(device, enabled=False):
+            low_queries, low_vectors = queries.to(dtype), vectors.to(dtype)
+            total: Tensor = share.new_zeros(())
+            d_queries = torch.empty_like(queries, dtype=torch.float32) if wanted else None
+            d_vectors = torch.zeros_like(vectors, dtype=torch.float32) if wanted else None
+            step = max(1, max_scores // max(1, len(vectors)))
+            for begin in range(0, len(queries), step):
+                part = slice(begin, min(begin + step, len(queries)))
+                scores = (low_queries[part] @ low_vectors.T).float()  # [p, C]
+                _correct(scores, log_inclusion, labels[part])
+                _leave_out(scores, labels[part], columns, offsets, begin)
+                normalizer = torch.logsumexp(scores, dim=1)  # [p]
+                total += (share[part] * normalizer).sum()
+                if d_queries is None or d_vectors is None:
+                    continue
+                gradient = scores.sub_(normalizer[:, None]).exp_().mul_(share[part, None])
+                gradient = gradient.to(dtype)
+                d_queries[part] = gradient @ low_vectors
+                if dtype == torch.float32:
+                    d_vectors.addmm_(gradient.T, low_queries[part])
+                else:
+                    d_vectors += gradient.T @ low_queries[part]
+        if wanted:
+            ctx.save_for_backward(d_queries, d_vectors)
+            ctx.dtypes = queries.dtype, vectors.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        d_queries, d_vectors = ctx.saved_tensors
+        to_queries, to_vectors = ctx.dtypes
+        (scale,) = gradients
+        both = (d_queries * scale).to(to_queries), (d_vectors * scale).to(to_vectors)
+        return *both, None, None, None, None, None, None
+
+
+def _correct(scores: Tensor, log_inclusion: Tensor | None, labels: Tensor) -> None:
+    """Take the log of the inclusion off every score but the label's, in place."""
+    if log_inclusion is not None:
+        scores -= log_inclusion
+        scores.scatter_add_(1, labels[:, None], log_inclusion[labels][:, None].to(scores.dtype))
+
+
+def _leave_out(
+    scores: Tensor, labels: Tensor, columns: Tensor | None, offsets: Tensor | None, begin: int
+) -> None:
+    """Give the excluded columns of positions ``begin`` and on -inf, in place."""
+    if columns is None or offsets is None:
+        return
+    own = scores.gather(1, labels[:, None])
+    ends = offsets[begin : begin + len(scores) + 1]
+    if len(ends) < len(offsets):
+        columns = columns[ends[0] : ends[-1]]
+    rows = torch.repeat_interleave(ends.diff(), output_size=len(columns))
+    scores[rows, columns] = -torch.inf
+    scores.scatter_(1, labels[:, None], own)

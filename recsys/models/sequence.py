@@ -1,0 +1,332 @@
+"""Sequence model: causal blocks over a user's events predict the next item at every position.
+
+Blocks are SASRec's attention (arXiv:1808.09781) or HSTU (arXiv:2402.17152), with learned biases by
+distance and, where events have times, by elapsed time. Items go through the two-tower's item
+tower (id, content, categories), both as events and as what is ranked, so an item that training
+never met is placed by its content. Scores are cosines; training divides them by a temperature.
+
+Training: every position of a sequence at once, softmax over the whole catalogue or over shared
+samples (the batch's labels and uniform draws, each item once, corrected for how likely it is among
+them), scored in blocks (``layers/chunked_softmax.py``).
+
+Axes: B sequences, M events of a batch, P positions, R distinct items, N item rows, C candidates,
+D width.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.windows import next_events
+from recsys.layers.attention import AttentionBlock, BlockConfig, Layout
+from recsys.layers.chunked_softmax import MAX_SCORES, SoftmaxCandidates, softmax_loss
+from recsys.layers.embedding import Backend
+from recsys.layers.hstu import HstuBlock
+from recsys.models.two_tower import (
+    NORM_FLOOR,
+    CatalogueModel,
+    ItemCatalogue,
+    ItemTower,
+    TwoTowerInputs,
+    latest,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceConfig:
+    """Settings of SequenceModel."""
+
+    embedding_dim: int = 128
+    max_length: int = 50
+    """Events of a history that are read, and positions trained of a sequence."""
+    block: Literal["attention", "hstu"] = "attention"
+    num_blocks: int = 1
+    num_heads: int = 1
+    hidden_dim: int = 256
+    """Width inside an attention block's feed-forward layer."""
+    position_buckets: int = 32
+    """Distances between events that have a bias of their own; 0 for none."""
+    time_buckets: int = 0
+    """Biases by log2 of elapsed seconds, where events have times; 0 for none."""
+    absolute_positions: bool = True
+    """Whether an event also carries its place in the sequence."""
+    dropout: float = 0.4
+    id_dropout: float = 0.05
+    """Share of items whose id is hidden in a training step, so that content learns to stand in."""
+    content_weight: float = 3.0
+    id_init_scale: float = 0.3
+    temperature: float = 0.07
+    """Divides the cosine before the softmax."""
+    label_smoothing: float = 0.1
+    num_uniform_negatives: int | None = None
+    """Uniform draws per step beside the batch's labels; None ranks against every item."""
+    leave_out_history: bool = True
+    """Whether items that a position has seen do not stand against its label. For data where lists
+    do not repeat the history; a label that repeats is learnt either way."""
+    max_scores: int = MAX_SCORES
+    """Scores that training holds at a time: what a large catalogue costs in memory."""
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        if self.block not in ("attention", "hstu"):
+            raise ValueError(f"block is 'attention' or 'hstu', got {self.block!r}")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be > 0, got {self.temperature}")
+        for name in ("dropout", "id_dropout", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        for name in ("num_blocks", "max_scores"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.num_uniform_negatives is not None and self.num_uniform_negatives < 1:
+            raise ValueError(
+                f"num_uniform_negatives must be >= 1, or None for every item, got "
+                f"{self.num_uniform_negatives}"
+            )
+        self.block_config()
+
+    def block_config(self) -> BlockConfig:
+        """Give the sizes of each block."""
+        return BlockConfig(
+            dim=self.embedding_dim,
+            num_heads=self.num_heads,
+            hidden_dim=self.hidden_dim,
+            dropout=self.dropout,
+            max_length=self.max_length,
+            position_buckets=self.position_buckets,
+            time_buckets=self.time_buckets,
+        )
+
+
+class Encoder(nn.Module):
+    """Turns the events of each sequence into what is expected after each of them."""
+
+    def __init__(self, config: SequenceConfig) -> None:
+        super().__init__()
+        dim = config.embedding_dim
+        self.max_length = config.max_length
+        self.no_history = nn.Parameter(torch.randn(dim) / math.sqrt(dim))
+        self.places = nn.Embedding(config.max_length, dim) if config.absolute_positions else None
+        if self.places is not None:
+            nn.init.normal_(self.places.weight, std=0.3 / math.sqrt(dim))
+        self.dropout = nn.Dropout(config.dropout)
+        kind = AttentionBlock if config.block == "attention" else HstuBlock
+        self.blocks = nn.ModuleList(kind(config.block_config()) for _ in range(config.num_blocks))
+        self.output_norm = nn.LayerNorm(dim)
+
+    def forward(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> Tensor:
+        """Encode as unit vectors, [M, D].
+
+        Args:
+            inputs: The item tower's input of each event, [M, D].
+            history: At most max_length events of each sequence, oldest first.
+            times: [M] unix seconds, where there are times.
+        """
+        layout = Layout.of(history.offsets, history.segments(), self.max_length, times)
+        if self.places is not None:
+            inputs = inputs + self.places(layout.places)
+        state = self.dropout(inputs)
+        for block in self.blocks:
+            state = block(state, layout)
+        return functional.normalize(self.output_norm(state).float(), dim=1, eps=NORM_FLOOR)
+
+    def last(self, encoded: Tensor, history: Jagged) -> Tensor:
+        """Take each sequence's last event, [M, D] -> [B, D]; empty ones have a learned vector."""
+        empty = functional.normalize(self.no_history.float(), dim=0, eps=NORM_FLOOR)
+        padded = torch.cat([empty[None], encoded])
+        return padded[torch.where(history.lengths() > 0, history.offsets[1:], 0)]
+
+
+class Ranked(NamedTuple):
+    """The distinct items a training step ranks."""
+
+    rows: Tensor
+    """[C] item rows, ascending, each label among them."""
+    log_inclusion: Tensor | None
+    """[C] log of the probability of each to be there, None where every item is."""
+
+
+def sampled_items(labels: Tensor, num_uniform: int, item_counts: Tensor) -> Ranked:
+    """Join the labels and uniform draws, each item once.
+
+    Args:
+        labels: Item rows, [P], drawn in proportion to ``item_counts``; 0 is no label.
+        num_uniform: Draws from the catalogue, with replacement.
+        item_counts: Training events of each item, [N].
+    """
+    num_items = len(item_counts) - 1
+    draws = torch.randint(1, num_items + 1, (num_uniform,), device=labels.device)
+    rows = torch.unique(torch.cat([labels, draws]))
+    rows = rows[rows > 0]
+    counts = item_counts.float()
+    share = counts[rows].clamp(min=1) / counts[1:].sum().clamp(min=1)  # [C]
+    expected = len(labels) * share + num_uniform / num_items
+    return Ranked(rows, torch.log(-torch.expm1(-expected)))
+
+
+def seen_before(history: Jagged) -> Jagged:
+    """List for each event of each sequence its item and those before it, M ragged rows."""
+    segments = history.segments()
+    counts = torch.arange(1, len(segments) + 1, device=segments.device) - history.offsets[segments]
+    offsets = functional.pad(counts.cumsum(0), (1, 0))
+    event = torch.repeat_interleave(counts)  # [X]
+    source = history.offsets[segments][event] - offsets[event]
+    return Jagged(history.values[source + torch.arange(len(event), device=event.device)], offsets)
+
+
+class SequenceModel(CatalogueModel):
+    """Encoder of histories and item tower with their catalogue."""
+
+    def __init__(
+        self,
+        config: SequenceConfig,
+        inputs: TwoTowerInputs,
+        catalogue: ItemCatalogue,
+        item_counts: Tensor | None = None,
+    ) -> None:
+        """Build the model.
+
+        Args:
+            config: Sizes and the loss.
+            inputs: Sizes of what is read; user and context features are not.
+            catalogue: Content and categories of every item row.
+            item_counts: Training events of each item, [num_item_rows]: samples are corrected by
+                them, and items without events count as never met. A loaded model has its own.
+        """
+        super().__init__(catalogue)
+        self.config = config
+        self.inputs = replace(inputs, user_features={}, context_features={})
+        self.encoder = Encoder(config)
+        self.item_tower = ItemTower(config, self.inputs)
+        if item_counts is not None:
+            self.item_tower.item_counts.copy_(item_counts)
+
+    def _read(self, batch: JaggedBatch, limit: int) -> tuple[Jagged, Tensor | None]:
+        """Take the latest events, rows that are no items as the unknown item, and their times."""
+        history = latest(batch["history"], limit)
+        inside = (history.values >= 0) & (history.values < self.num_item_rows)
+        history = history._replace(values=torch.where(inside, history.values, 0))
+        if self.config.time_buckets == 0 or "history.times" not in batch:
+            return history, None
+        times = latest(batch["history.times"], limit).values
+        if len(times) != len(history.values):
+            raise ValueError(
+                f"a batch has {len(history.values)} events in 'history' and {len(times)} in "
+                "'history.times'; give each event its time, or leave the times out"
+            )
+        return history, times
+
+    @torch.no_grad()
+    def query_vectors(self, queries: JaggedBatch) -> Tensor:
+        """Encode queries as unit vectors, [B, D].
+
+        Args:
+            queries: ``history`` (item rows, oldest first) and, where events have times,
+                ``history.times`` (unix seconds of the same events).
+        """
+        history, times = self._read(queries, self.config.max_length)
+        inputs = self.all_item_inputs()[history.values]
+        encoded: Tensor = self.encoder(inputs, history, times)
+        return self.encoder.last(encoded, history)
+
+    @torch.no_grad()
+    def score(self, queries: JaggedBatch) -> Tensor:
+        """Score every item of the catalogue for each query by cosine, [B, N]; row 0 is -inf."""
+        scores = self.query_vectors(queries) @ self.all_item_vectors().T
+        scores[:, 0] = -torch.inf
+        return scores
+
+    def loss(self, batch: JaggedBatch) -> Tensor:
+        """Softmax loss of every event that follows another, the mean over them.
+
+        Args:
+            batch: ``history``, whole sequences of at most max_length + 1 events (longer ones are
+                cut to the latest), and ``history.times`` of the same events where there are times.
+        """
+        events, times = self._read(batch, self.config.max_length + 1)
+        labels, has_label = next_events(events)  # [M]
+        kept = has_label.nonzero()[:, 0]  # [P]
+        lengths = (events.lengths() - 1).clamp(min=0)
+        history = Jagged(events.values[kept], functional.pad(lengths.cumsum(0), (1, 0)))
+        ranked = self._ranked(labels[kept])
+        rows, inputs = self._inputs(ranked, history)
+        # Rows are ascending, so a search finds the place of each.
+        read = functional.embedding(torch.searchsorted(rows, history.values), inputs)  # [P, D]
+        encoded = self.encoder(read, history, None if times is None else times[kept])
+        items = functional.embedding(torch.searchsorted(rows, ranked.rows), inputs)  # [C, D]
+        return self._softmax(encoded, items, ranked, history, labels[kept])
+
+    def _ranked(self, labels: Tensor) -> Ranked:
+        draws, num_item_rows = self.config.num_uniform_negatives, self.inputs.num_item_rows
+        if draws is None or draws >= num_item_rows - 1:
+            return Ranked(torch.arange(1, num_item_rows, device=labels.device), None)
+        return sampled_items(labels, draws, self.item_tower.item_counts)
+
+    def _inputs(self, ranked: Ranked, history: Jagged) -> tuple[Tensor, Tensor]:
+        """Encode what a step needs: item rows, ascending, [R], and their inputs, [R, D]."""
+        if ranked.log_inclusion is None:
+            rows = torch.arange(self.inputs.num_item_rows, device=ranked.rows.device)
+        else:
+            rows = torch.unique(torch.cat([ranked.rows, history.values]))
+        return rows, self.item_inputs(rows)
+
+    def _softmax(
+        self, encoded: Tensor, items: Tensor, ranked: Ranked, history: Jagged, labels: Tensor
+    ) -> Tensor:
+        """Rank each position's label, [P], by what was encoded there, [P, D]; items [C, D]."""
+        config = self.config
+        weights = (labels > 0).float()  # an unknown item is no label
+        columns = torch.searchsorted(ranked.rows, labels.clamp(min=ranked.rows[0]))  # [P]
+        excluded = None
+        if config.leave_out_history:
+            seen = seen_before(history)
+            column = torch.searchsorted(ranked.rows, seen.values).clamp(max=len(ranked.rows) - 1)
+            absent = ranked.rows[column] != seen.values
+            # What is not ranked needs no leaving out; the label never is.
+            column = torch.where(absent, columns[seen.segments()], column)
+            excluded = Jagged(column, seen.offsets)
+        return softmax_loss(
+            encoded / config.temperature,
+            SoftmaxCandidates(
+                functional.normalize(items.float(), dim=1, eps=NORM_FLOOR), ranked.log_inclusion
+            ),
+            columns,
+            weights,
+            label_smoothing=config.label_smoothing,
+            excluded=excluded,
+            max_scores=config.max_scores,
+        )
+
+    def save(self, directory: Path) -> None:
+        """Write weights and settings; the catalogue belongs to its own artefact."""
+        directory.mkdir(parents=True, exist_ok=True)
+        state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        save_file(state, directory / "sequence.safetensors")
+        document = {"config": asdict(self.config), "inputs": asdict(self.inputs)}
+        (directory / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+
+    @classmethod
+    def load(
+        cls, directory: Path, catalogue: ItemCatalogue, *, backend: Backend | None = None
+    ) -> SequenceModel:
+        """Read a saved model, in evaluation mode, over a catalogue that may have grown.
+
+        Args:
+            backend: Of the embedding tables; None is the one it was trained with.
+        """
+        document = json.loads((directory / "config.json").read_text())
+        config = SequenceConfig(**document["config"])
+        config = replace(config, backend=backend or config.backend)
+        model = cls(config, TwoTowerInputs(**document["inputs"]), catalogue)
+        model.load_state_dict(load_file(directory / "sequence.safetensors"))
+        return model.eval()

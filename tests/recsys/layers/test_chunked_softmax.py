@@ -1,0 +1,106 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from recsys.data.batch import Jagged
+from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
+
+
+def slow_loss(
+    queries: Tensor,
+    vectors: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    smoothing: float = 0.0,
+    excluded: list[list[int]] | None = None,
+) -> Tensor:
+    """One position at a time, every score at once."""
+    total = queries.new_zeros(())
+    for place, query in enumerate(queries):
+        scores = vectors @ query
+        against = torch.ones(len(vectors), dtype=torch.bool)
+        if excluded is not None:
+            against[excluded[place]] = False
+        against[labels[place]] = True
+        normalizer = torch.logsumexp(scores[against], dim=0)
+        target = (1 - smoothing) * scores[labels[place]] + smoothing * scores.mean()
+        total = total + weights[place] * (normalizer - target)
+    return total / weights.sum()
+
+
+def made(num_positions: int = 7, num_items: int = 11) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    queries = torch.randn(num_positions, 4, generator=generator, requires_grad=True)
+    vectors = torch.randn(num_items, 4, generator=generator, requires_grad=True)
+    labels = torch.randint(num_items, (num_positions,), generator=generator)
+    weights = torch.tensor([1.0, 0.0, 2.0, 1.0, 1.0, 0.5, 1.0])[:num_positions]
+    return queries, vectors, labels, weights
+
+
+@pytest.mark.parametrize("max_scores", [1, 25, 10_000])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("leave_out", [False, True])
+def test_agrees_with_one_position_at_a_time(
+    max_scores: int, smoothing: float, leave_out: bool
+) -> None:
+    queries, vectors, labels, weights = made()
+    lists = [[0, 3], [], [int(labels[2]), 1], [5], [], [10, 9, 8], [2]] if leave_out else None
+    expected = slow_loss(queries, vectors, labels, weights, smoothing, lists)
+    wanted = torch.autograd.grad(expected, (queries, vectors))
+    loss = softmax_loss(
+        queries,
+        SoftmaxCandidates(vectors),
+        labels,
+        weights,
+        label_smoothing=smoothing,
+        excluded=None if lists is None else Jagged.from_lists(lists),
+        max_scores=max_scores,
+    )
+    given = torch.autograd.grad(3 * loss, (queries, vectors))
+    torch.testing.assert_close(loss, expected)
+    for ours, theirs in zip(given, wanted, strict=True):
+        torch.testing.assert_close(ours, 3 * theirs)
+
+
+def test_sampled_sum_is_unbiased() -> None:
+    """exp(normaliser) over samples, taken as each item is likely, means the sum over all items."""
+    torch.manual_seed(0)
+    num_items = 12
+    scores = torch.randn(num_items)
+    probability = torch.linspace(0.2, 0.9, num_items)
+    label = 4
+    probability[label] = 1.0
+    sums = []
+    for _ in range(4000):
+        rows = torch.nonzero(torch.rand(num_items) < probability)[:, 0]
+        loss = softmax_loss(
+            torch.ones(1, 1),
+            SoftmaxCandidates(scores[rows][:, None], torch.log(probability[rows])),
+            torch.nonzero(rows == label)[0],
+            torch.ones(1),
+        )
+        sums.append(math.exp(float(loss) + float(scores[label])))
+    assert sum(sums) / len(sums) == pytest.approx(float(scores.exp().sum()), rel=0.03)
+
+
+def test_mixed_precision_gives_about_the_same_gradients() -> None:
+    queries, vectors, labels, weights = made()
+    results = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            loss = softmax_loss(queries, SoftmaxCandidates(vectors), labels, weights)
+        results.append((loss, *torch.autograd.grad(loss, (queries, vectors))))
+    for exact, low in zip(*results, strict=True):
+        assert low.dtype == torch.float32
+        torch.testing.assert_close(low, exact, rtol=0.05, atol=0.02)
+
+
+def test_no_position_counts_as_no_loss() -> None:
+    queries, vectors, labels, _ = made()
+    loss = softmax_loss(queries, SoftmaxCandidates(vectors), labels, torch.zeros(7))
+    loss.backward()
+    assert loss == 0
+    assert queries.grad is not None
+    assert not queries.grad.any()
