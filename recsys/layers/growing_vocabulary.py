@@ -275,7 +275,8 @@ def rows_from_content(
     pull = ridge * square.diagonal().mean().clamp(min=1e-12)
     square.diagonal().add_(pull)
     slopes = torch.linalg.solve(square, centred.T @ (known_rows - mean).double())  # [C, D]
-    return (mean + (new_content - middle).double() @ slopes).to(known_rows.dtype)
+    found: Tensor = mean + (new_content - middle).double() @ slopes
+    return found.to(known_rows.dtype)
 
 
 def hashed_rows(ids: Tensor, num_rows: int, num_hashes: int, *, seed: int = 0) -> Tensor:

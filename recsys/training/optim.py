@@ -17,6 +17,11 @@ from torch.optim import AdamW, Optimizer
 
 from recsys.layers.embedding import EmbeddingBags, RowUpdateConfig
 
+ROWS_PAY_FROM = 1 << 25
+"""Elements of a layer's tables from which moving rows beats a dense step: on an H200 the dense step
+of the two-tower took 0.9 times as long as by rows at 1.5M elements, 1.07 times at 64M and 1.8 times
+at 640M (``tests/benchmarks/results/training_step_cuda.md``)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
@@ -85,8 +90,8 @@ class AdamWConfig:
     tables: Literal["auto", "dense", "adam", "rowwise_adam"] = "auto"
     """How embedding tables move. ``dense``: as any other weight, every row at every step. ``adam``:
     only rows of the batch, inside the backward; a row's moments then rest while it does not occur.
-    ``rowwise_adam``: so too, with one word of squares a row. ``auto``: by rows where our kernels
-    do it, on CUDA, else dense."""
+    ``rowwise_adam``: so too, with one word of squares a row. ``auto``: ``adam`` for large tables on
+    CUDA with Triton, where it was measured faster, else dense."""
     max_row_norm: float | None = 1.0
     """What each row's gradient is clipped to where tables move by rows: a global norm is known
     only after they have moved."""
@@ -151,8 +156,11 @@ def row_updates(layer: EmbeddingBags, config: AdamWConfig) -> RowUpdateConfig | 
     frozen = [name for name in layer.tables if not layer.weight(name).requires_grad]
     rule = config.tables
     if rule == "auto":
-        rows = layer.backend == "triton" and next(layer.parameters()).is_cuda
-        rule = "adam" if rows and not frozen and not config.decay_embeddings else "dense"
+        weights = list(layer.parameters())
+        fast = layer.backend == "triton" and weights[0].is_cuda
+        large = sum(weight.numel() for weight in weights) >= ROWS_PAY_FROM
+        free = not frozen and not config.decay_embeddings
+        rule = "adam" if fast and large and free else "dense"
     if rule == "dense" or len(frozen) == len(layer.tables):
         return None
     if frozen:

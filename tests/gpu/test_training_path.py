@@ -102,7 +102,7 @@ def fit(
     result = train(
         model,
         loss_at,
-        adamw(model, AdamWConfig()),
+        adamw(model, AdamWConfig(tables="adam" if backend == "triton" else "dense")),
         TrainConfig(
             num_steps=NUM_STEPS,
             schedule=ScheduleConfig(learning_rate=1e-2),
