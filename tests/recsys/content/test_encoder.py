@@ -1,3 +1,4 @@
+import socket
 import subprocess
 import sys
 
@@ -68,19 +69,35 @@ def test_hashing_is_the_same_in_every_process():
     assert outputs == {f"{expected}\n".encode()}
 
 
-def test_loading_and_encoding_open_no_connection():
+def test_loading_and_encoding_open_no_connection(monkeypatch):
+    tried = []
+
+    def refuse(*address, **options):
+        tried.append(address)
+        raise OSError("no network here")
+
+    for name in ("create_connection", "getaddrinfo"):
+        monkeypatch.setattr(socket, name, refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with pytest.raises(OSError, match="no network here"):
+        socket.create_connection(("127.0.0.1", 9))
+    assert MiniLMEncoder(device="cpu").encode(["hair"]).shape == (1, 384)
+    assert len(tried) == 1
+
+
+def test_importing_the_encoder_opens_no_connection():
     code = """
 import socket
 def refuse(*args, **kwargs):
     raise SystemExit("opened a connection")
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
-from recsys.content.encoder import MiniLMEncoder
-print(MiniLMEncoder(device="cpu").encode(["hair"]).shape)
+import recsys.content.encoder, recsys.content.transformer_encoder
+print("quiet")
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
     )
-    assert done.stdout == "(1, 384)\n", done.stderr[-2000:]
+    assert done.stdout == "quiet\n", done.stderr[-2000:]
 
 
 def test_a_missing_model_is_named(monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""A tiny random Llama stands in where weights do not matter; SmolLM2 where words do."""
+"""A tiny random Llama stands in where weights do not matter; see test_smollm2.py where they do."""
 
 import json
 from pathlib import Path
@@ -9,9 +9,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from recsys.content.attributes import SCHEMA, checked, prompt_for
+from recsys.content.attributes import SCHEMA, prompt_for
 from recsys.content.embedding_cache import encode_cached
-from recsys.content.enrichment import EnrichmentConfig, enrich
 from recsys.content.language_model import (
     LocalLanguageModel,
     entries_of,
@@ -166,24 +165,6 @@ def test_a_text_cannot_begin_a_line_of_its_own():
 def test_entries_are_split_at_semicolons():
     assert entries_of(" a b ;a  b; c,; ;d") == ["a b", "c", "d"]
     assert entries_of(" ; ") == []
-
-
-@pytest.mark.slow
-def test_smollm2_describes_an_item_offline(tmp_path):
-    """The offline mode for real: the schema held, words of the item in the answer."""
-    smollm2 = LocalLanguageModel(device="cpu")
-    texts = ["cosmetic bag travel bag. Tools & Accessories, Bags & Cases, Cosmetic Bags"]
-    config = EnrichmentConfig(token_budget=10**6, max_reply_tokens=80, max_attempts=1)
-    result = enrich(texts, smollm2, tmp_path, config)
-    (attributes,) = result.attributes
-    assert attributes is not None, result.reasons
-    values = checked({name: one.value for name, one in attributes.items()})
-    assert attributes["summary"].provenance.model == smollm2.name
-    assert "bag" in str(values).lower()
-    assert result.spent.total > 1000
-    again = LocalLanguageModel(device="cpu")
-    assert enrich(texts, again, tmp_path, EnrichmentConfig()).spent == result.spent
-    assert again._model is None, "weights were read though every answer was known"
 
 
 def test_no_tokens_are_counted_as_none():
