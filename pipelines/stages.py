@@ -63,11 +63,12 @@ STAGES = [
         writes="semantic IDs, their quantiser, quality",
         sections=("semantic_ids", "seed"),
         code=(
+            *DATA_CODE,
             "pipelines/semantic_id_store.py",
             "pipelines/semantic_id_versions.py",
             "recsys/semantic_ids",
         ),
-        libraries=TENSORS,
+        libraries=("numpy", "polars", "torch"),
         function=build_semantic_ids,
         still_there=is_newest,
     ),

@@ -82,12 +82,13 @@ def write_shop(folder: Path) -> None:
 def test_the_commands_for_ones_own_data_run(tmp_path: Path) -> None:
     write_shop(tmp_path)
     (tmp_path / "shop.toml").write_text(blocks("toml")[0])
-    run, recommend, serve, compare, ledger = commands("recsys")
+    run, recommend, serve, *semantic_ids, compare, ledger = commands("recsys")
     run_recsys(run[1:], tmp_path)
     printed = run_recsys(recommend[1:], tmp_path)
     assert "Garden tool" in printed
     assert "blend - my-shop:two_tower" in " ".join(run_recsys(compare[1:], tmp_path).split())
     assert "looks at the test split: 1" in run_recsys(ledger[1:], tmp_path)
+    assert_ids_commands_run(semantic_ids, tmp_path)
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -101,6 +102,18 @@ def test_the_commands_for_ones_own_data_run(tmp_path: Path) -> None:
         server.terminate()
         # It drains, then ends by the signal it was sent.
         assert server.wait(timeout=20) in (0, -signal.SIGTERM)
+
+
+def assert_ids_commands_run(lines: list[list[str]], folder: Path) -> None:
+    """Run ``recsys ids`` lines in their order; versions they name are the first and the last."""
+    verbs = ["report", "append", "train", "diff", "align", "rollback"]
+    assert [line[2] for line in lines] == verbs
+    place = folder / "runs/my-shop/bundles/semantic_ids/current"
+    for line in lines:
+        history = json.loads(place.read_text())["history"]
+        named = {"3f2a": history[0], "91bc": history[-1]}
+        run_recsys([named.get(word, word) for word in line[1:]], folder)
+    assert json.loads((folder / "runs/my-shop/semantic_ids.json").read_text())["version"]
 
 
 def wait_until_ready(port: int) -> None:
