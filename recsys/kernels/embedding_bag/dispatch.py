@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recsys.kernels.embedding_bag import grouping, reference
+from recsys.kernels.embedding_bag import grouping, reference, updating
 from recsys.kernels.embedding_bag.launch import interpreting
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.optimizer import Tables, counts_steps
@@ -84,7 +84,7 @@ def update(
         return
     if runs is None:
         runs = grouping.group(layout, feature_data, batch)
-    grouping.update(tables, runs, grad, scalars, unpooled=batch.pooling == UNPOOLED)
+    updating.update(tables, runs, grad, scalars, unpooled=batch.pooling == UNPOOLED)
 
 
 def sample_weight_gradient(

@@ -6,6 +6,8 @@ Axes: F features, B batch, M ids, D width. Programs handle ``block_b`` bags of o
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -228,9 +230,11 @@ def _tile(dim: int, mean_length: float, element_size: int) -> tuple[int, int, in
     threads = max(1, block_d * element_size // 16)
     warps = 1 if mean_length > 4 else 2
     block_b = max(1, warps * 32 // threads)
-    unroll = 8 if mean_length > 4 else 1
-    if unroll == 1:
-        block_b *= 4
+    if mean_length <= 4:
+        return block_d, min(4 * block_b, 64), 1, warps
+    # The fewest rows that are asked for in vain, at the mean length.
+    length = math.ceil(mean_length)
+    unroll = min((8, 5, 4), key=lambda many: -(-length // many) * many)
     return block_d, min(block_b, 64), unroll, warps
 
 
@@ -259,7 +263,11 @@ def forward(
         tile = {"block_b": block_b, "unroll": unroll, "pooling": pooling}
         if blocks and quantized and layout.aligned and pooling != UNPOOLED:
             shape = {"dim": one.dim, "block_w": block_d // 4}
-            launch(_forward_int8, blocks, tensors, numbers, {**shape, **tile}, num_warps=warps)
+            constants = {**shape, **tile}
+            launch(
+                _forward_int8, blocks, tensors, numbers, constants,
+                num_warps=warps, max_registers=80,
+            )  # fmt: skip
         elif blocks:
             shape = {"dim": one.dim, "block_d": block_d, **tile}
             kind = {"quantized": quantized, "aligned": layout.aligned}

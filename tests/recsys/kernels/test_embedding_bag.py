@@ -164,6 +164,21 @@ def test_one_hot_id(count: int) -> None:
     )
 
 
+def test_runs_of_every_length_at_every_place() -> None:
+    """Lengths around one to four chunks of 64, so placed that they start anywhere in one."""
+    lengths = torch.tensor([1, 2, 63, 64, 65, 3, 127, 1, 128, 129, 5, 191, 192, 193, 1, 256, 2, 70])
+    layout = TableLayout((len(lengths),), (4,), (0,))
+    for first in (0, 1, 37):
+        generator = torch.Generator().manual_seed(first)
+        ids = torch.repeat_interleave(torch.arange(len(lengths)), lengths)[first:]
+        ids = ids[torch.randperm(len(ids), generator=generator)].to(DEVICE)
+        offsets = torch.arange(len(ids) + 1, device=DEVICE)
+        bags = bags_of(layout, OptimizerConfig(), torch.float32)
+        found, truth = run_both(bags, [ids, offsets, ids.float()], "sum", False)
+        assert error(found[-3], truth[-3]) < 2e-6
+        assert error(found[-1], truth[-1]) < 1e-5
+
+
 def test_ids_out_of_range_give_zeros_move_nothing_and_are_named_on_request() -> None:
     layout = TableLayout((10, 4), (8, 16), (0, 1))
     bags = bags_of(layout, OptimizerConfig(), torch.float32)
