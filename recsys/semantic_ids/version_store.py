@@ -19,8 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recsys.semantic_ids.codes import Quantizer, SemanticIds
+from recsys.semantic_ids.codes import FILE_NAME, Quantizer, SemanticIds
+from recsys.semantic_ids.delta import FILE_NAME as DELTA
 from recsys.semantic_ids.delta import Delta, diff
+from recsys.semantic_ids.tensor_file import read_description
 
 CURRENT = "current"
 VERSIONS = "versions"
@@ -195,14 +197,27 @@ class VersionStore:
 
         Counts ancestors of the same quantiser only; returns [R, L] int32.
         """
-        found: list[Tensor] = []
-        newest: SemanticIds | None = None
-        for ids in self.lineage(version):
-            newest = ids if newest is None else newest
-            if ids.quantizer_digest != newest.quantizer_digest:
+        newest = self.load(version)
+        found = [torch.empty(0, newest.num_levels, dtype=torch.int32)]
+        child, parent = newest.version, newest.parent
+        while parent is not None and self._place(parent).exists():
+            described = read_description(self._place(parent), FILE_NAME)
+            if described["quantizer_digest"] != newest.quantizer_digest:
                 break
-            codes = ids.codes[ids.item_rows]
+            codes = self._codes_left_behind(child, parent)
             found.append(codes[newest.item_rows_of(codes) == 0])
-        return (
-            torch.unique(torch.cat(found), dim=0) if found else torch.empty(0, 0, dtype=torch.int32)
-        )
+            child, parent = parent, described["parent"]
+        retired: Tensor = torch.unique(torch.cat(found), dim=0)
+        return retired
+
+    def _codes_left_behind(self, child: str, parent: str) -> Tensor:
+        """Read the codes that a parent's items lost, or all of them where no delta tells."""
+        if not (self._place(child) / f"{DELTA}.json").exists():
+            ids = self.load(parent)
+            return ids.codes[ids.item_rows]
+        # A version is the whole catalogue, its delta one day's items; most days lose none.
+        delta = Delta.load(self._place(child))
+        lost = torch.cat([delta.retired, delta.moved])
+        if len(lost) == 0:
+            return torch.empty(0, len(delta.level_sizes), dtype=torch.int32)
+        return self.load(parent).codes[lost]
