@@ -70,7 +70,7 @@ def _kept(like: Tensor, seed: int, dropout: float) -> Tensor:
     """Factor of each number, [N, D]: 0, or what makes up for the dropped ones."""
     if not dropout:
         return torch.ones_like(like)
-    mask = dropout_mask(*like.shape, seed, dropout, like.device)
+    mask = dropout_mask(like.shape[0], like.shape[1], seed, dropout, like.device)
     return mask.to(like.dtype) * kept_scale(dropout)
 
 

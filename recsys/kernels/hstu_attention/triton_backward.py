@@ -171,14 +171,14 @@ def backward(
     """Gradients of queries, keys and values."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     widths, pairs = widths_of(q, v), (len(offsets) - 1) * q.shape[1]
-    blocks = blocks_of("keys", q, v)
+    blocks = blocks_of("keys", q, v, biased=bias.present)
     scalars = (q.shape[2] ** -0.5, 1.0 / max_length)
     strides = (q.stride(0), k.stride(0), v.stride(0), do.stride(0))
     _backward_keys[(triton.cdiv(max_length, blocks["block_n"]), pairs)](
         q, k, v, do, dk, dv, offsets, bias.num_targets, *bias.tensors(), *scalars,
         *strides, dk.stride(0), dv.stride(0), **bias.sizes(q), **widths, **blocks,
     )  # fmt: skip
-    blocks = blocks_of("queries", q, v)
+    blocks = blocks_of("queries", q, v, biased=bias.present)
     _backward_queries[(triton.cdiv(max_length, blocks["block_m"]), pairs)](
         q, k, v, do, dq, offsets, bias.num_targets, *bias.tensors(), *scalars,
         *strides, dq.stride(0), **bias.sizes(q), **widths, **blocks,

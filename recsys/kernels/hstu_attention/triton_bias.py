@@ -78,15 +78,24 @@ def _least_word(bucket):
 
 
 @triton.jit
+def _span_ends(spans, begin, block: tl.constexpr, kind: tl.constexpr):
+    """Least and greatest time of a block: of queries, kind 0, or of keys, kind 2."""
+    at = spans + begin // 64 * 4 + kind
+    least, most = tl.load(at), tl.load(at + 1)
+    if block > 64:
+        least, most = tl.minimum(least, tl.load(at + 4)), tl.maximum(most, tl.load(at + 5))
+    return least, most
+
+
+@triton.jit
 def _time_span(begin_m, block_m: tl.constexpr, begin_n, block_n: tl.constexpr, place, bias):
     """Least and greatest time bucket between two blocks of queries and keys."""
     low, high = 0, 0
     if bias[2] is not None:
         spans = bias[5] + place[4] * bias[6]
-        m = (begin_m // 64 + tl.arange(0, max(1, block_m // 64))) * 4
-        n = (begin_n // 64 + tl.arange(0, max(1, block_n // 64))) * 4
-        low = _bucket_of(tl.min(tl.load(spans + m)) - tl.max(tl.load(spans + n + 3)))
-        high = _bucket_of(tl.max(tl.load(spans + m + 1)) - tl.min(tl.load(spans + n + 2)))
+        least_asked, most_asked = _span_ends(spans, begin_m, block_m, 0)
+        least_known, most_known = _span_ends(spans, begin_n, block_n, 2)
+        low, high = _bucket_of(least_asked - most_known), _bucket_of(most_asked - least_known)
     return low, high
 
 
@@ -101,9 +110,7 @@ def _elapsed(row_at, column_at, rows, columns, place, bias, by_keys: tl.constexp
 
 
 @triton.jit
-def _add_bias(
-    s, row_at, column_at, span, place, bias, on_gpu: tl.constexpr, by_keys: tl.constexpr
-):
+def _add_bias(s, row_at, column_at, span, place, bias, on_gpu: tl.constexpr, by_keys: tl.constexpr):
     """Add the biases to a tile of scores, queries down and keys across, or keys down.
 
     Args:
@@ -150,6 +157,10 @@ class Bias(NamedTuple):
     """[B, spans, 4] float64: least and greatest query time, least and greatest key time."""
     num_positions: int
     num_times: int
+
+    @property
+    def present(self) -> bool:
+        return self.positions is not None or self.times is not None
 
     def tensors(self) -> tuple[Any, ...]:
         stride = 0 if self.positions is None else self.positions.stride(0)

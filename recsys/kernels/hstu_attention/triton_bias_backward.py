@@ -1,9 +1,9 @@
 """Triton kernel of the bias gradients: a fixed number of partial sums, which are added in order.
 
 A program takes tiles of one block diagonal, in which the distances are the same in every tile: so
-the gradients by distance are one sum of tiles, parted into buckets at its end. By time, tiles of
-one or two neighbouring buckets are added to two such sums, the runs of the buckets, which end when
-the buckets change; other tiles are parted at once.
+the gradients by distance are one sum of tiles, parted into buckets at its end. By time, a tile of
+one bucket is added to that bucket's run, which is summed up when the bucket changes; a tile of
+several is parted at once.
 
 Axes: M events, H heads, D width of queries and keys, V width of values, B sequences.
 """
@@ -20,8 +20,6 @@ from recsys.kernels.hstu_attention.triton_bias import (
     Bias,
     _bucket_of,
     _elapsed,
-    _exponent_word,
-    _least_word,
     _time_span,
 )
 from recsys.kernels.hstu_attention.triton_kernel import (
@@ -46,46 +44,31 @@ def _add_by_bucket(totals, ds, bucket, low, high):
 
 @triton.jit
 def _add_to(totals, ds, bucket):
-    """Add a tile to one bucket's totals, [m, buckets]: by rows, so that warps need not meet."""
-    here = tl.arange(0, totals.shape[1])[None, :] == bucket
-    return tl.where(here, totals + tl.sum(ds, axis=1)[:, None], totals)
-
-
-@triton.jit
-def _add_run(totals, run, current, ds, bucket):
-    """Add a tile to the run of a bucket, after the end of another bucket's run."""
-    if bucket != current:
-        totals = _add_to(totals, run, current)
-        run = tl.zeros_like(run)
-    return totals, run + ds, bucket
+    """Add a tile to one bucket's total."""
+    return tl.where(tl.arange(0, totals.shape[0]) == bucket, totals + tl.sum(ds), totals)
 
 
 @triton.jit
 def _add_times(
-    totals, even, even_bucket, odd, odd_bucket, ds, begin_m, begin_n, span, place, bias,
-    num_times: tl.constexpr,
-):  # fmt: skip
-    """Add a tile to the runs of two neighbouring buckets, or to the totals where it has more."""
+    totals, run, current, ds, begin_m, begin_n, span, place, bias, num_times: tl.constexpr
+):
+    """Add a tile to the run of its bucket, or to the totals where it has several."""
     low, high = tl.minimum(span[0], num_times - 1), tl.minimum(span[1], num_times - 1)
-    elapsed = _elapsed(begin_m, begin_n, ds.shape[0], ds.shape[1], place, bias, False)
-    if high <= low + 1:
-        word = _exponent_word(elapsed)
-        edge = tl.where(high == low, 0x7FFFFFFF, _least_word(low + 1))
-        lower, upper = tl.where(word < edge, ds, 0.0), tl.where(word < edge, 0.0, ds)
-        if low % 2 == 0:
-            totals, even, even_bucket = _add_run(totals, even, even_bucket, lower, low)
-            totals, odd, odd_bucket = _add_run(totals, odd, odd_bucket, upper, low + 1)
-        else:
-            totals, odd, odd_bucket = _add_run(totals, odd, odd_bucket, lower, low)
-            totals, even, even_bucket = _add_run(totals, even, even_bucket, upper, low + 1)
+    if low == high:
+        if low != current:
+            totals = _add_to(totals, run, current)
+            run = tl.zeros_like(run)
+            current = low
+        run += ds
     else:
+        elapsed = _elapsed(begin_m, begin_n, ds.shape[0], ds.shape[1], place, bias, False)
         bucket = tl.minimum(_bucket_of(elapsed), num_times - 1)
         if begin_m == begin_n:
             i, j = begin_m + tl.arange(0, ds.shape[0]), begin_n + tl.arange(0, ds.shape[1])
             live = _allowed(i[:, None], j[None, :], place)
             low = tl.min(tl.where(live, bucket, num_times - 1))
         totals = _add_by_bucket(totals, ds, bucket, low, high)
-    return totals, even, even_bucket, odd, odd_bucket
+    return totals, run, current
 
 
 @triton.jit
@@ -101,10 +84,9 @@ def _backward_biases(
     bias = (positions, position_stride, time_table, asked_at, known_at, spans, span_stride)
     diagonal, head = tl.program_id(1), tl.program_id(2)
     by_distance = tl.zeros([block, block], tl.float32)
-    even = tl.zeros([block, block], tl.float32)
-    odd = tl.zeros([block, block], tl.float32)
-    even_bucket, odd_bucket = 0, 1
-    times = tl.zeros([block, block_t], tl.float32)
+    run = tl.zeros([block, block], tl.float32)
+    current = 0
+    times = tl.zeros([block_t], tl.float32)
     tiles = num_sequences * (num_blocks - diagonal)
     share = tl.cdiv(tiles, parts)
     begin = tl.program_id(0) * share
@@ -128,10 +110,9 @@ def _backward_biases(
             if num_positions > 0:
                 by_distance += ds
             if num_times > 0:
-                times, even, even_bucket, odd, odd_bucket = _add_times(
-                    times, even, even_bucket, odd, odd_bucket, ds, begin_m, begin_n, span, place,
-                    bias, num_times,
-                )  # fmt: skip
+                times, run, current = _add_times(
+                    times, run, current, ds, begin_m, begin_n, span, place, bias, num_times
+                )
     row = ((tl.program_id(0) * tl.num_programs(1) + diagonal) * heads + head).to(tl.int64)
     if num_positions > 0:
         i, j = diagonal * block + tl.arange(0, block), tl.arange(0, block)
@@ -139,16 +120,16 @@ def _backward_biases(
         inside = (distance >= 0) & (distance < max_length)
         bucket = tl.load(buckets + distance, mask=inside, other=-1)
         low = tl.min(tl.where(inside, bucket, num_positions))
-        sums = tl.zeros([block, block_p], tl.float32)
+        sums = tl.zeros([block_p], tl.float32)
         high = tl.where(begin < tiles, tl.max(bucket), -1)
         sums = _add_by_bucket(sums, by_distance, bucket, low, high)
-        sums = tl.sum(sums, axis=0) * inverse_length
+        sums = sums * inverse_length
         one = tl.arange(0, block_p)
         tl.store(position_parts + row * num_positions + one, sums, mask=one < num_positions)
     if num_times > 0:
         one = tl.arange(0, block_t)
-        times = _add_to(_add_to(times, even, even_bucket), odd, odd_bucket)
-        times = tl.sum(times, axis=0) * inverse_length
+        times = _add_to(times, run, current)
+        times = times * inverse_length
         tl.store(time_parts + row * num_times + one, times, mask=one < num_times)
 
 
@@ -156,7 +137,8 @@ def backward_biases(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, offsets: Tensor, max_length: int, bias: Bias
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the position and time weights, [H, buckets] each, empty where there are none."""
-    block = blocks_of("biases", q, v)["block_m"]
+    chosen = blocks_of("biases", q, v)
+    block = chosen["block_m"]
     num_blocks, heads = triton.cdiv(max_length, block), q.shape[1]
     counts = (bias.num_positions, bias.num_times)
     position_parts, time_parts = (
@@ -168,7 +150,8 @@ def backward_biases(
         bias.position_buckets, q.shape[2] ** -0.5, 1.0 / max_length,
         q.stride(0), k.stride(0), v.stride(0), do.stride(0),
         len(offsets) - 1, num_blocks, max_length, num_positions=counts[0], num_times=counts[1],
-        **bias.sizes(q), **widths_of(q, v), block=block, parts=BIAS_PARTS, num_warps=4,
+        **bias.sizes(q), **widths_of(q, v), block=block, parts=BIAS_PARTS,
+        num_warps=chosen["num_warps"], maxnreg=chosen["maxnreg"],
         block_p=triton.next_power_of_2(max(1, counts[0])),
         block_t=triton.next_power_of_2(max(1, counts[1])),
     )  # fmt: skip

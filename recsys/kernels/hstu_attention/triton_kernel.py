@@ -15,23 +15,36 @@ from torch import Tensor
 
 from recsys.kernels.hstu_attention.triton_bias import Bias, _add_bias, _time_span
 
-BLOCKS = {
+Blocks = tuple[int, int, int, int, int | None]
+
+BLOCKS: dict[str, dict[int, Blocks]] = {
     "forward": {
-        64: (64, 64, 3, 4),
-        128: (128, 64, 3, 8),
-        256: (64, 32, 2, 4),
-        1024: (16, 16, 1, 4),
+        64: (64, 64, 3, 4, None),
+        128: (64, 64, 3, 4, None),
+        256: (64, 32, 2, 4, None),
+        1024: (16, 16, 1, 4, None),
     },
-    "keys": {64: (32, 64, 3, 4), 128: (64, 64, 2, 4), 256: (32, 32, 1, 4), 1024: (16, 16, 1, 4)},
+    "biased forward": {64: (64, 64, 3, 4, 168)},
+    "keys": {
+        64: (32, 64, 3, 4, None),
+        128: (64, 64, 2, 4, None),
+        256: (32, 32, 1, 4, None),
+        1024: (16, 16, 1, 4, None),
+    },
+    "biased keys": {64: (64, 64, 3, 4, None)},
     "queries": {
-        64: (64, 64, 3, 4),
-        128: (128, 64, 3, 8),
-        256: (32, 32, 1, 4),
-        1024: (16, 16, 1, 4),
+        64: (64, 64, 3, 4, None),
+        128: (128, 64, 3, 8, None),
+        256: (32, 32, 1, 4, None),
+        1024: (16, 16, 1, 4, None),
     },
-    "biases": {128: (64, 64, 1, 4), 256: (32, 32, 1, 4), 1024: (16, 16, 1, 4)},
+    "biased queries": {64: (64, 64, 3, 4, 168), 128: (64, 64, 2, 4, None)},
+    "biases": {128: (64, 64, 1, 4, 168), 256: (32, 32, 1, 4, None), 1024: (16, 16, 1, 4, None)},
 }
-"""Queries and keys of a tile, pipeline stages and warps, by the widest head in 16-bit numbers."""
+"""Queries and keys of a tile, pipeline stages, warps and most registers of a thread, by the widest
+head in 16-bit numbers; a biased kernel takes the plain one's where it has none of its own."""
+
+
 @triton.jit
 def _sigmoid(x, on_gpu: tl.constexpr, exact: tl.constexpr):
     """Sigmoid by one hardware tanh (relative error about 2^-11), or exactly."""
@@ -143,14 +156,22 @@ def widths_of(q: Tensor, v: Tensor) -> dict[str, int]:
     }
 
 
-def blocks_of(kernel: str, q: Tensor, v: Tensor) -> dict[str, int]:
+def blocks_of(kernel: str, q: Tensor, v: Tensor, *, biased: bool = False) -> dict[str, int | None]:
     """Choose tiles by the widest head: measured on an H200 for 16-bit types, see the README."""
     single = q.dtype == torch.float32
     width = max(q.shape[2], v.shape[2]) * (4 if single else 1)
-    queries, keys, stages, warps = next(
-        blocks for limit, blocks in BLOCKS[kernel].items() if width <= limit
+    own = BLOCKS.get(f"biased {kernel}", {}) if biased else {}
+    choices = {**BLOCKS[kernel], **own}
+    queries, keys, stages, warps, registers = next(
+        choices[limit] for limit in sorted(choices) if width <= limit
     )
-    return {"block_m": queries, "block_n": keys, "stages": stages, "num_warps": warps}
+    return {
+        "block_m": queries,
+        "block_n": keys,
+        "stages": stages,
+        "num_warps": warps,
+        "maxnreg": registers,
+    }
 
 
 def forward(
@@ -158,7 +179,7 @@ def forward(
 ) -> Tensor:
     """Attend within each sequence, [M, H, V]; see `hstu_attention`."""
     out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
-    blocks = blocks_of("forward", q, v)
+    blocks = blocks_of("forward", q, v, biased=bias.present)
     grid = (triton.cdiv(max_length, blocks["block_m"]), (len(offsets) - 1) * q.shape[1])
     _forward[grid](
         q, k, v, out, offsets, bias.num_targets, *bias.tensors(),
