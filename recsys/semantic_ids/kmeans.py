@@ -20,6 +20,10 @@ from torch import Tensor
 
 DECAY = 0.5
 """Share of the running sums that a batch leaves standing."""
+RESTART_SHARE = 0.08
+"""Centres with less than this share of the average load restart, in the early steps."""
+EARLY = 2 / 3
+"""Share of the steps that are early: later a restarted centre would not settle."""
 SEED_ROWS_PER_CENTRE = 32
 """k-means++ looks at so many rows per centre."""
 WHOLE_BATCHES = 4
@@ -156,16 +160,6 @@ def initial_centres(
     return k_means_plus_plus(rows[some], num_centres, generator)
 
 
-def _restart_dead(vectors: Tensor, dead: Tensor, batch: Tensor, codes: Tensor) -> Tensor:
-    """Put centres that have no rows onto the rows farthest from theirs."""
-    indices = dead.nonzero().flatten()
-    error = (batch - vectors[codes]).square().sum(1)
-    farthest = error.argsort(descending=True, stable=True)[: len(indices)]
-    moved = vectors.clone()
-    moved[indices[: len(farthest)]] = batch[farthest]
-    return moved
-
-
 def _balanced(distances: Tensor, penalties: Tensor, temperature: float) -> Tensor:
     """Find the penalties by which every centre takes its share of the rows, from those before.
 
@@ -209,7 +203,8 @@ def fit_centres(
     decay = 0.0 if is_whole else DECAY
     sums, counts = torch.zeros_like(vectors), torch.zeros(num_centres, device=rows.device)
     unbiased, batch = torch.zeros_like(penalties), rows
-    for step in range(config.num_steps if is_whole else config.num_batches):
+    num_steps = config.num_steps if is_whole else config.num_batches
+    for step in range(num_steps):
         if not is_whole:
             batch = _batch(rows, config.batch_rows, step)
         if config.balanced:
@@ -222,12 +217,17 @@ def fit_centres(
         sums = decay * sums + sums_by_code(batch, codes, num_centres)
         counts = decay * counts + load
         weight = 0.0 if start is None else config.start_weight * counts.mean()
-        total = (counts + weight)[:, None]
-        moved = (sums + weight * prior) / total.clamp(min=1e-6)
-        vectors = torch.where(total > 1e-3, moved, vectors)
-        dead = total.flatten() <= 1e-3
-        if bool(dead.any()):
-            vectors = _restart_dead(vectors, dead, batch, codes)
+        total = counts + weight
+        moved = (sums + weight * prior) / total.clamp(min=1e-6)[:, None]
+        vectors = torch.where(total[:, None] > 1e-3, moved, vectors)
+        # Balanced centres that are small grow by their penalties.
+        is_early = step < EARLY * num_steps and not config.balanced
+        least = RESTART_SHARE * counts.mean() if is_early else 1e-3
+        small = (total <= least).nonzero().flatten()
+        if len(small):
+            drawn = torch.randint(len(batch), (len(small),), generator=generator)
+            vectors[small] = batch[drawn.to(batch.device)]
+            sums[small], counts[small] = 0, 0
     if config.balanced and len(batch):
         distances = partial_distances(batch, Centres(vectors, unbiased))
         penalties = _balanced(distances, penalties, config.balance_temperature)
