@@ -92,11 +92,35 @@ def test_balanced_codes_are_used_more_evenly() -> None:
     assert largest[1] < 2 * 4000 / 16
 
 
+@pytest.mark.parametrize("num_steps", [20, 25, 30])
+def test_balanced_loads_do_not_swing_on_what_early_levels_leave(num_steps: int) -> None:
+    vectors = clustered(6000)
+    kmeans = KMeansConfig(balanced=True, num_steps=num_steps)
+    config = ResidualKMeansConfig(level_sizes=(32, 32, 32), kmeans=kmeans)
+    codes = ResidualKMeans.fit(vectors, config).encode(vectors).long()
+    for level in range(3):
+        load = torch.bincount(codes[:, level], minlength=32)
+        assert load.max() < 2 * 6000 / 32
+        assert load.min() > 6000 / 32 / 3
+
+
+def test_few_codes_are_spent_on_lone_rows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    # Lengths with a heavy tail: k-means alone gives 25 of 64 codes to one or two far rows.
+    lengths = torch.randn(4000, 1, generator=generator).exp()
+    vectors = lengths * torch.randn(4000, 16, generator=generator)
+    config = ResidualKMeansConfig(level_sizes=(64, 64))
+    codes = ResidualKMeans.fit(vectors, config).encode(vectors).long()
+    load = torch.bincount(codes[:, 0], minlength=64)
+    assert int((load < 3).sum()) < 10
+    assert len(codes.unique(dim=0)) > 900
+
+
 def test_the_same_seed_gives_the_same_quantizer_in_batches_too() -> None:
     vectors = clustered()
-    config = ResidualKMeansConfig(level_sizes=(16, 16), kmeans=KMeansConfig(batch_rows=500))
+    config = ResidualKMeansConfig(level_sizes=(16, 16), kmeans=KMeansConfig(batch_rows=300))
     digests = [ResidualKMeans.fit(vectors, config).digest for _ in range(2)]
-    other = ResidualKMeansConfig(level_sizes=(16, 16), kmeans=KMeansConfig(batch_rows=500), seed=1)
+    other = ResidualKMeansConfig(level_sizes=(16, 16), kmeans=KMeansConfig(batch_rows=300), seed=1)
     assert digests[0] == digests[1] != ResidualKMeans.fit(vectors, other).digest
 
 
