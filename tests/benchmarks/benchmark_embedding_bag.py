@@ -133,7 +133,10 @@ def make_fbgemm(case: Case, weights: Tensor, *, deterministic: bool = False) -> 
 
 
 def times_of(module: torch.nn.Module, batches: list[Batch]) -> tuple[float, float, int]:
-    """Time forward, and forward with backward, in ms; and the most memory that a step adds."""
+    """Time forward, and forward with backward, in ms; and the most memory that a step adds.
+
+    Of two medians the lesser: a host that others use too stalls launches for whole medians.
+    """
 
     def forward(batch: Batch) -> None:
         with torch.no_grad():
@@ -142,8 +145,10 @@ def times_of(module: torch.nn.Module, batches: list[Batch]) -> tuple[float, floa
     def both(batch: Batch) -> None:
         module(batch.ids, batch.offsets).backward(batch.grad)
 
-    fwd = median_ms([lambda batch=batch: forward(batch) for batch in batches])
-    step = median_ms([lambda batch=batch: both(batch) for batch in batches])
+    forwards = [lambda batch=batch: forward(batch) for batch in batches]
+    steps = [lambda batch=batch: both(batch) for batch in batches]
+    fwd = min(median_ms(forwards) for _ in range(2))
+    step = min(median_ms(steps) for _ in range(2))
     return fwd, step, peak_bytes(lambda: both(batches[0]))
 
 
@@ -194,7 +199,8 @@ def run_case(
     batches = make_batches(case)
     ours = make_ours(case)
     found: dict[str, float] = {}
-    if fbgemm:
+    # FBGEMM trains no bf16 tables on CUDA.
+    if fbgemm and case.dtype != torch.bfloat16:
         tbe = make_fbgemm(case, ours.weights)
         if not agree(ours, tbe, batches[0], case):
             print(f"{case.label}: results disagree with FBGEMM, nothing timed")
@@ -363,8 +369,7 @@ def main() -> None:
             rows.append(Row(name=f"{case.label}: disagrees", value=0, unit="", met=False))
             continue
         rows += rows_of(case, found)
-        if fbgemm:
-            compared.append(found)
+        compared.append(found)
     rows += means(compared)
     name = "embedding_bag_grid" if arguments.grid else "embedding_bag"
     write_results(name, rows, device=torch.cuda.get_device_name())

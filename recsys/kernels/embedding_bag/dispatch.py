@@ -100,8 +100,7 @@ def sample_weight_gradient(
     out = torch.zeros(len(ids), dtype=torch.float32, device=ids.device)
     if len(ids):
         keys = grouping.key_ids(layout, feature_data, ids, offsets, pooling)
-        places = keys.work[grouping.HEADER :]
         triton_kernel.sample_weight_gradient(
-            layout, weights, feature_data, keys.keys, places, offsets, grad, pooling, out
+            layout, weights, feature_data, keys.keys, keys.places, offsets, grad, pooling, out
         )
     return out

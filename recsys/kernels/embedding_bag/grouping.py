@@ -18,7 +18,6 @@ from recsys.kernels.embedding_bag.reference import MEAN, UNPOOLED
 
 CHUNK = 64
 """Sorted ids that one program adds up; a run in more than two such chunks is cut there."""
-HEADER = 96
 KEY_BLOCK, LIST_BLOCK = 1024, 1024
 LIST_WARPS = 8
 MIN_BYTES_BESIDE = 1 << 28
@@ -26,11 +25,11 @@ MIN_BYTES_BESIDE = 1 << 28
 
 
 class Keys(NamedTuple):
-    """Key of each id, [M]; ``work`` holds the places behind its header, see `triton_grouping`."""
+    """Key and place of each id, [M] each, and cleared counts of the lists to come."""
 
     keys: Tensor
-    work: Tensor
-    stride: int
+    places: Tensor
+    counts: Tensor
 
 
 class Runs(NamedTuple):
@@ -39,6 +38,7 @@ class Runs(NamedTuple):
     keys: Tensor
     scales: Tensor | None
     work: Tensor
+    counts: Tensor
     stride: int
 
 
@@ -57,20 +57,19 @@ def key_ids(
     num_bags, num_ids = offsets.shape[0] - 1, ids.shape[0]
     key_type = torch.int32 if layout.total_rows < 2**31 - 1 else torch.int64
     keys = torch.empty(num_ids, dtype=key_type, device=ids.device)
-    stride = blocks(num_ids, 16) * 16
-    size = HEADER + 4 * stride + stride // CHUNK + 16
-    work = torch.empty(size, dtype=torch.int32, device=ids.device)
+    places = torch.empty(num_ids, dtype=torch.int32, device=ids.device)
+    counts = torch.empty(64, dtype=torch.int32, device=ids.device)
     launch(
         _key_ids,
         blocks(num_ids, KEY_BLOCK),
-        (ids, offsets, feature_data, keys, work),
+        (ids, offsets, feature_data, keys, places, counts),
         (
-            max(1, num_bags // num_features), num_features, num_bags, num_ids, stride,
+            max(1, num_bags // num_features), num_features, num_bags, num_ids,
             layout.total_rows, (num_bags + 1).bit_length(),
         ),
         {"unpooled": pooling == UNPOOLED, "block": KEY_BLOCK},
     )  # fmt: skip
-    return Keys(keys, work, stride)
+    return Keys(keys, places, counts)
 
 
 def group(
@@ -83,14 +82,18 @@ def group(
 
     ids, offsets, sample_weights, pooling = batch
     num_ids, num_features = ids.shape[0], len(layout.feature_tables)
-    keys, work, stride = key_ids(layout, feature_data, ids, offsets, pooling)
+    keys, places, counts = key_ids(layout, feature_data, ids, offsets, pooling)
     keys, order = torch.sort(keys, stable=True)
+    # Only here, in the memory that the sort gave back.
+    stride = blocks(num_ids, 16) * 16
+    size = 3 * stride + stride // CHUNK + 16
+    work = torch.empty(size, dtype=torch.int32, device=ids.device)
     scaled = sample_weights is not None or pooling == MEAN
     scales = torch.empty(num_ids, device=ids.device) if scaled else None
     launch(
         _list_work,
         blocks(num_ids, LIST_BLOCK),
-        (keys, order, offsets, sample_weights, scales, work),
+        (keys, order, places, offsets, sample_weights, scales, work, counts),
         (
             max(1, (offsets.shape[0] - 1) // num_features), num_features, num_ids, stride,
             layout.total_rows,
@@ -98,7 +101,7 @@ def group(
         {"pooling": pooling, "chunk": CHUNK, "block": LIST_BLOCK},
         num_warps=LIST_WARPS,
     )  # fmt: skip
-    return Runs(keys, scales, work, stride)
+    return Runs(keys, scales, work, counts, stride)
 
 
 class _Beside(NamedTuple):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from recsys.kernels.embedding_bag.triton_grouping import HEADER, ITEMS, LONG
+from recsys.kernels.embedding_bag.triton_grouping import ITEMS, LONG
 
 SGD, ROWWISE_ADAGRAD, ADAM = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -142,10 +142,9 @@ def _apply(
 def _fetch(sorted_keys, work, stride, tile, count, block_r: tl.constexpr):
     """Read place in the order, key and place of a tile of singles; the key is -1 beyond them."""
     r = tile * block_r + tl.arange(0, block_r)
-    lists = work + HEADER
-    i = tl.load(lists + 2 * stride + r, mask=r < count, other=0)
+    i = tl.load(work + stride + r, mask=r < count, other=0)
     key = tl.load(sorted_keys + i, mask=r < count, other=-1)
-    return i, key.to(tl.int64), tl.load(lists + stride + i, mask=r < count, other=0)
+    return i, key.to(tl.int64), tl.load(work + i, mask=r < count, other=0)
 
 
 @triton.jit(
@@ -157,6 +156,7 @@ def _update_items(
     sorted_keys,
     sorted_scales,
     work,
+    counts,
     grad,
     feature_data,
     partials,
@@ -192,14 +192,13 @@ def _update_items(
     """Add up the gradients of each item, ``block_l`` ids at a time; apply those of short runs."""
     stride = stride // 16 * 16
     start = start // 16 * 16
-    lists = work + HEADER
-    num_items = tl.load(work + ITEMS)
+    num_items = tl.load(counts + ITEMS)
     if skip is not None:
         num_items = tl.where(tl.load(skip) == 0, num_items, 0)
     d = tl.arange(0, block_d)
     lane = tl.zeros((1,), tl.int64)
     for r in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        item = tl.load(lists + 3 * stride + r)
+        item = tl.load(work + 2 * stride + r)
         piece = item < 0
         begin = tl.where(piece, -1 - item, item)
         own = tl.load(sorted_keys + begin)
@@ -212,7 +211,7 @@ def _update_items(
             acc = tl.zeros((block_l, block_d), tl.float32)
             m = begin + tl.arange(0, block_l)
             near = tl.load(sorted_keys + m, mask=m < end, other=-1)
-            near_place = tl.load(lists + stride + m, mask=m < end, other=0)
+            near_place = tl.load(work + m, mask=m < end, other=0)
             more = own == own
             while more:
                 same = near == own
@@ -222,7 +221,7 @@ def _update_items(
                 )  # fmt: skip
                 m += block_l
                 near = tl.load(sorted_keys + m, mask=m < end, other=-1)
-                near_place = tl.load(lists + stride + m, mask=m < end, other=0)
+                near_place = tl.load(work + m, mask=m < end, other=0)
                 acc += part
                 more = tl.min(same.to(tl.int32), 0) == 1
             g = tl.sum(acc, axis=0)[None, :]
@@ -248,6 +247,7 @@ def _update_singles(
     sorted_keys,
     sorted_scales,
     work,
+    counts,
     grad,
     feature_data,
     weights,
@@ -281,7 +281,7 @@ def _update_singles(
     """Update the rows that occur once, ``block_r`` at a time."""
     stride = stride // 16 * 16
     start = start // 16 * 16
-    count = tl.load(work)
+    count = tl.load(counts)
     if skip is not None:
         count = tl.where(tl.load(skip) == 0, count, 0)
     d = tl.arange(0, block_d)
@@ -310,6 +310,7 @@ def _update_singles(
 def _update_long(
     sorted_keys,
     work,
+    counts,
     partials,
     weights,
     first,
@@ -343,13 +344,13 @@ def _update_long(
     """
     start = start // 16 * 16
     num_chunks = (num_ids + chunk - 1) // chunk
-    num_long = tl.load(work + LONG)
+    num_long = tl.load(counts + LONG)
     if skip is not None:
         num_long = tl.where(tl.load(skip) == 0, num_long, 0)
     d = tl.arange(0, block_d)
     lane = tl.zeros((1,), tl.int64)
     for r in range(tl.program_id(0), num_long, tl.num_programs(0)):
-        begin = tl.load(work + HEADER + 4 * stride + r)
+        begin = tl.load(work + 3 * stride + r)
         own = tl.load(sorted_keys + begin)
         key = own.to(tl.int64)
         if (key >= first_key) & (key < end_key):

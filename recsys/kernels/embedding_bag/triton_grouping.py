@@ -6,8 +6,8 @@ part in each chunk is an item of its own, a piece, and its first id goes to the 
 Which list an id belongs to is read off its neighbours. Places in a list are drawn by atomic
 counters, so the order of the lists varies; every entry is worked on alone, so no result does.
 
-``work`` is one int32 tensor: counters, then places, sorted places, singles and items of ``stride``
-each, then long runs.
+``work`` is one int32 tensor: counters, then sorted places, singles and items of ``stride`` each,
+then long runs.
 
 Axes: F features, B batch, M ids. A place is b * F + f, or unpooled the id's m.
 """
@@ -18,14 +18,12 @@ import triton
 import triton.language as tl
 
 MEAN = tl.constexpr(1)
-HEADER = tl.constexpr(96)
-"""Words before the lists: numbers of singles and items, and further on that of long runs."""
 ITEMS, LONG = tl.constexpr(1), tl.constexpr(32)
 
 
 @triton.jit(
     do_not_specialize=[
-        "batch", "num_features", "num_bags", "num_ids", "stride", "total_rows", "steps",
+        "batch", "num_features", "num_bags", "num_ids", "total_rows", "steps",
     ]
 )  # fmt: skip
 def _key_ids(
@@ -33,25 +31,25 @@ def _key_ids(
     offsets,
     feature_data,
     keys,
-    work,
+    places,
+    counts,
     batch: tl.int32,
     num_features: tl.int32,
     num_bags: tl.int32,
     num_ids: tl.int32,
-    stride: tl.int64,
     total_rows: tl.int64,
     steps: tl.int32,
     unpooled: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Write key and place of each id and clear the counters; an id of no bag has the last key.
+    """Write key and place of each id and clear the counts; an id of no bag has the last key.
 
     A bag is guessed as if all were as long, else found by halving, ``steps`` times; so unordered
     offsets do no harm.
     """
     m = tl.program_id(0) * block + tl.arange(0, block)
     inside = m < num_ids
-    tl.store(work + tl.arange(0, 128), 0, mask=(tl.program_id(0) == 0) & (tl.arange(0, 128) < 96))
+    tl.store(counts + tl.arange(0, 64), 0, mask=(tl.arange(0, 64) >= 0) & (tl.program_id(0) == 0))
     low = m // ((num_ids + num_bags - 1) // tl.maximum(num_bags, 1)) + 1
     try_it = inside & (low <= num_bags)
     begin = tl.load(offsets + low - 1, mask=try_it, other=1)
@@ -77,17 +75,19 @@ def _key_ids(
     place = m
     if not unpooled:
         place = (bag - feature * batch) * num_features + feature
-    tl.store(work + HEADER + m, place, mask=inside)
+    tl.store(places + m, place, mask=inside)
 
 
 @triton.jit(do_not_specialize=["batch", "num_features", "num_ids", "stride", "total_rows"])
 def _list_work(
     sorted_keys,
     order,
+    places,
     offsets,
     sample_weights,
     sorted_scales,
     work,
+    counts,
     batch: tl.int32,
     num_features: tl.int32,
     num_ids: tl.int32,
@@ -105,9 +105,8 @@ def _list_work(
     key = tl.load(sorted_keys + i, mask=inside, other=0)
     before = tl.load(sorted_keys + i - 1, mask=inside & (i > 0), other=-1)
     after = tl.load(sorted_keys + i + 1, mask=i + 1 < num_ids, other=-1)
-    places = work + HEADER
     place = tl.load(places + m, mask=inside, other=0)
-    tl.store(places + stride + i, place, mask=inside)
+    tl.store(work + i, place, mask=inside)
     if sorted_scales is not None:
         scale = tl.full((block,), 1.0, tl.float32)
         if sample_weights is not None:
@@ -131,15 +130,15 @@ def _list_work(
     item = starts | long
     # One sum and one atomic for both lists: singles in the low half, items in the high one.
     ranks = tl.cumsum(single.to(tl.int32) + (item.to(tl.int32) << 16), 0)
-    counts = tl.max(ranks, 0).to(tl.int64)
-    counter = work.to(tl.pointer_type(tl.int64), bitcast=True)
-    base = tl.atomic_add(counter, (counts & 0xFFFF) + ((counts >> 16) << 32))
-    singles = places + 2 * stride + (base & 0xFFFFFFFF)
+    found = tl.max(ranks, 0).to(tl.int64)
+    counter = counts.to(tl.pointer_type(tl.int64), bitcast=True)
+    base = tl.atomic_add(counter, (found & 0xFFFF) + ((found >> 16) << 32))
+    singles = work + stride + (base & 0xFFFFFFFF)
     tl.store(singles + (ranks & 0xFFFF) - 1, i, mask=single)
-    items = places + 3 * stride + (base >> 32)
+    items = work + 2 * stride + (base >> 32)
     tl.store(items + (ranks >> 16) - 1, tl.where(long, -1 - i, i), mask=item)
     runs = starts & long
     num_runs = tl.sum(runs.to(tl.int32), 0)
     if num_runs > 0:
-        base_run = tl.atomic_add(work + LONG, num_runs)
-        tl.store(places + 4 * stride + base_run + tl.cumsum(runs.to(tl.int32), 0) - 1, i, mask=runs)
+        base_run = tl.atomic_add(counts + LONG, num_runs)
+        tl.store(work + 3 * stride + base_run + tl.cumsum(runs.to(tl.int32), 0) - 1, i, mask=runs)

@@ -86,17 +86,16 @@ def _update_width(
     partials = torch.empty(2 * num_chunks * one.dim if cut else 1, device=grad.device)
     block_d = 1 << (one.dim - 1).bit_length()
     multiprocessors = num_multiprocessors(grad.device)
-    of_width = (one.first_key, one.end_key, one.start, config.seed)
-    of_rule = (config.epsilon, config.max_row_norm)
     betas = {"beta1": config.beta1, "beta2": config.beta2}
     shape = {"dim": one.dim, "block_d": block_d}
     rule = {"rule": int(config.rule), "stochastic": stochastic}
-    numbers = (num_ids, runs.stride, num_features, grad.stride(0), *of_width, *of_rule)
+    own = (one.first_key, one.end_key, one.start, config.seed, config.epsilon, config.max_row_norm)
+    numbers = (num_ids, runs.stride, num_features, grad.stride(0), *own)
     wide = min(16, max(1, block_d // 128))
     launch(
         _update_items,
         min(multiprocessors * max(1, ITEMS.programs // wide), blocks(num_ids, 2)),
-        (runs.keys, runs.scales, runs.work, grad, feature_data, partials, *rows),
+        (runs.keys, runs.scales, runs.work, runs.counts, grad, feature_data, partials, *rows),
         numbers,
         {**betas, **shape, "block_l": ITEMS.rows(block_d, wide), "chunk": CHUNK, **places, **rule},
         num_warps=ITEMS.warps * wide,
@@ -105,7 +104,7 @@ def _update_width(
     launch(
         _update_singles,
         min(multiprocessors * SINGLES.programs, blocks(num_ids, 4)),
-        (runs.keys, runs.scales, runs.work, grad, feature_data, *rows),
+        (runs.keys, runs.scales, runs.work, runs.counts, grad, feature_data, *rows),
         numbers,
         {**betas, **shape, "block_r": SINGLES.rows(block_d), **places, **rule},
         num_warps=SINGLES.warps,
@@ -116,8 +115,8 @@ def _update_width(
     launch(
         _update_long,
         max(1, min(multiprocessors * LONG.programs, num_chunks // 2)),
-        (runs.keys, runs.work, partials, *rows),
-        (num_ids, runs.stride, *of_width, *of_rule),
+        (runs.keys, runs.work, runs.counts, partials, *rows),
+        (num_ids, runs.stride, *own),
         {
             **betas, **shape, "block_c": LONG.rows(block_d), "block_few": 8, "chunk": CHUNK, **rule,
         },
