@@ -54,9 +54,9 @@ def distance_buckets(max_length: int, num_buckets: int) -> Tensor:
 
 def time_buckets(elapsed: Tensor, num_buckets: int) -> Tensor:
     """Give elapsed seconds a bucket, floor(log2(1 + seconds)); negative ones count as 0."""
-    # float32 as in the kernel: 2^24 seconds and more round to the nearest representable number.
-    seconds = elapsed.clamp_min(0).to(torch.float32) + 1.0
-    return torch.log2(seconds).floor().long().clamp_max(num_buckets - 1)
+    # The exponent of a 64-bit float; a logarithm rounds up just below a power of two.
+    exponent = torch.frexp(elapsed.clamp_min(0).double() + 1.0).exponent.long() - 1
+    return exponent.clamp_max(num_buckets - 1)
 
 
 def attention_mask(length: int, num_targets: int, device: torch.device) -> Tensor:
