@@ -34,7 +34,9 @@ def reported_version(
     is_made = workspace.manifest("build_semantic_ids") is not None
     made = json.loads((artefact / REPORT).read_text(encoding="utf-8")) if is_made else {}
     own = made.get("version")
-    stands = own is not None and (not store.has(own) or store.leads_from(own))
+    # One that was never published stands only as long as no other was: the stage sees it so too.
+    unpublished = store.current() in (None, made.get("parent"))
+    stands = own is not None and (store.leads_from(own) if store.has(own) else unpublished)
     version = read_version(artefact) if stands else store.previous()
     if version is None:
         raise ValueError(

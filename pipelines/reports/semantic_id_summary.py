@@ -15,6 +15,7 @@ HOW = {
     "appended": "new items got IDs by the quantiser of the version before; no ID moved",
     "aligned": "the quantiser was trained again, its codes renamed after the version before",
     "kept": "nothing changed: this is the published version",
+    "published": "published after this workspace's own run, by recsys ids or by another run",
 }
 SHORT = 12
 """Characters of a digest that a person compares."""

@@ -244,6 +244,13 @@ def test_report_is_written_beside_its_numbers(own: Path, recsys: Recsys, tmp_pat
     assert numbers["version"] == store_of(own).current()
     assert numbers["drift"]["previous_version"] == first
 
+    # The run's own version was never published, and another one was.
+    shutil.rmtree(own / "bundles")
+    ids(recsys, own, "train", "--cold", "--set", "seed=6")
+    ids(recsys, own, "report")
+    numbers = json.loads((own / "semantic_ids.json").read_text())
+    assert numbers["version"] == store_of(own).current() != first
+
 
 def test_commands_say_what_is_missing(recsys: Recsys, own: Path, tmp_path: Path) -> None:
     result = recsys("ids", "train")
