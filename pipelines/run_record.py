@@ -105,11 +105,16 @@ RECORDERS: dict[str, Callable[[RunLog, Path], None]] = {
 
 
 def report_of(release: Path) -> Path | None:
-    """Find the report of the very evaluation that a release was checked by."""
+    """Find the report of the very evaluation that a release was checked by.
+
+    There is none of an evaluation without analysis.
+    """
     folder = release.parent / "report"
+    path = folder / "report.html"
     manifests = [Manifest.load(folder), Manifest.load(release)]
     digests = {manifest.inputs.get("evaluate") if manifest else None for manifest in manifests}
-    return folder / "report.html" if len(digests) == 1 and None not in digests else None
+    of_this_evaluation = len(digests) == 1 and None not in digests
+    return path if of_this_evaluation and path.exists() else None
 
 
 def record_stage(run: RunLog, stage: str, artefact: Path, *, bundles: Path, model: str) -> None:

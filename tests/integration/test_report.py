@@ -61,8 +61,7 @@ def test_without_intervals_there_is_no_report_and_a_sentence_says_why(
     for name in ("events.csv", "items.csv", "users.csv", "shop.toml"):
         (tmp_path / name).write_bytes((shop.parent / name).read_bytes())
     options = ["--set", "evaluation.num_resamples=0", "--set", "training.max_steps=5", "-q"]
-    until = ["--until", "report"]
-    run = recsys("run", "-c", tmp_path / "shop.toml", "-w", tmp_path / "run", *options, *until)
+    run = recsys("run", "-c", tmp_path / "shop.toml", "-w", tmp_path / "run", *options)
     assert run.exit_code == 0, run.output
     assert "report:" not in run.output
     result = recsys("report", tmp_path / "run")

@@ -121,6 +121,8 @@ def test_release_carries_the_report_of_its_own_evaluation_only(tmp_path: Path):
     assert report_of(release) is None
     made_from("report", "e1")
     assert report_of(release) == report / "report.html"
+    (report / "report.html").unlink()
+    assert report_of(release) is None, "an evaluation without analysis has no report"
     made_from("report", "e2")
     assert report_of(release) is None
 
