@@ -19,7 +19,7 @@ from recsys.kernels.hstu_attention.op import hstu_attention
 from recsys.kernels.hstu_attention.reference import reference_attention
 from recsys.kernels.topk_search.op import fused_top_k, mask_words
 from recsys.kernels.topk_search.reference import reference_top_k
-from recsys.layers.embedding import FbgemmRowUpdates
+from recsys.layers.fbgemm_updates import FbgemmRowUpdates
 from recsys.layers.row_updates import KernelRowUpdates, RowUpdateConfig, TorchRowUpdates
 from recsys.layers.tables import TableConfig
 

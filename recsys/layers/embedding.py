@@ -1,6 +1,6 @@
 """Embedding tables and their pooled lookups: TorchRec and FBGEMM, our Triton kernels, plain torch.
 
-The one place that knows TorchRec and FBGEMM. All backends keep their weights in modules of the
+The one place that knows TorchRec. All backends keep their weights in modules of the
 same shape and name, so a state dict has exactly one ``[num_rows, embedding_dim]`` tensor per table,
 under ``collection.embedding_bags.<table>.weight``, and loads into any of them.
 
@@ -28,17 +28,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.layers.fbgemm_updates import FbgemmRowUpdates, fbgemm_can
 from recsys.layers.row_updates import (
-    SLOTS,
     KernelRowUpdates,
     RowUpdateConfig,
     RowUpdates,
-    State,
     TorchRowUpdates,
-    joined,
     load_named_state,
     named_state,
-    same_places,
 )
 from recsys.layers.tables import (
     PlainCollection,
@@ -75,134 +72,6 @@ def torchrec_collection(tables: Sequence[TableConfig]) -> EmbeddingBagCollection
     return EmbeddingBagCollection(configs, is_weighted=True, device=torch.device("meta"))
 
 
-class FbgemmRowUpdates:
-    """By FBGEMM's fused tables: every rule on CUDA, SGD and row-wise Adagrad on CPU too."""
-
-    def __init__(
-        self,
-        tables: Sequence[TableConfig],
-        weights: Mapping[str, nn.Parameter],
-        config: RowUpdateConfig,
-    ) -> None:
-        if config.max_row_norm is not None:
-            raise ValueError(
-                "FBGEMM does not clip rows: set max_row_norm to None, or take backend 'triton' or "
-                "'torch'"
-            )
-        self.config, self.weights = config, weights
-        self.features = [feature for table in tables for feature in table.features]
-        feature_tables = [place for place, table in enumerate(tables) for _ in table.features]
-        self.dims = [tables[place].embedding_dim for place in feature_tables]
-        device = weights[tables[0].name].device
-        self.tbe = fbgemm_tables(tables, feature_tables, config, device)
-        names = [table.name for table in tables]
-        self.views = dict(zip(names, self.tbe.split_embedding_weights(), strict=True))
-        for name, view in self.views.items():
-            view.data.copy_(weights[name].data)
-            weights[name].data = view.data
-        self.grad_scale: Tensor | None = None
-        self._steps_before = 0
-
-    def begin(self, learning_rate: float) -> None:
-        self.tbe.set_learning_rate(learning_rate)
-
-    def pool(self, values: Mapping[str, Jagged], weights: Tensor | None) -> dict[str, Tensor]:
-        same_places(self.weights, self.views)
-        ids, offsets = joined(values, self.features)
-        self._steps_before = self.num_steps()
-        pooled: Tensor = self.tbe(ids.long(), offsets.long(), weights)
-        if self.grad_scale is not None:
-            scale = self.grad_scale
-            pooled.register_hook(lambda grad: grad * scale)  # type: ignore[no-untyped-call]
-        return dict(zip(self.features, torch.split(pooled, self.dims, dim=1), strict=True))
-
-    def may_move(self, loss: Tensor) -> bool:
-        """Wait for the loss: FBGEMM's backward has no switch on the device."""
-        finite = bool(torch.isfinite(loss.detach()))
-        if not finite:
-            # The lookup may have counted this step already.
-            self.set_num_steps(self._steps_before)
-        return finite
-
-    def state(self) -> State:
-        slots = SLOTS[self.config.rule]
-        if not slots:
-            return {}
-        by_table = self.tbe.split_optimizer_states()
-        return {
-            slot: {name: by_table[place][number] for place, name in enumerate(self.views)}
-            for number, slot in enumerate(slots)
-        }
-
-    def num_steps(self) -> int:
-        return int(self.tbe.iter_cpu)
-
-    def set_num_steps(self, num_steps: int) -> None:
-        self.tbe.iter.fill_(num_steps)
-        self.tbe.iter_cpu.fill_(num_steps)
-
-
-def fbgemm_tables(
-    tables: Sequence[TableConfig],
-    feature_tables: list[int],
-    config: RowUpdateConfig,
-    device: torch.device,
-) -> Any:
-    """Build FBGEMM's fused tables, on CPU or CUDA.
-
-    Raises:
-        ValueError: If FBGEMM is absent, or cannot do this rule or width on the device.
-    """
-    if not find_spec("fbgemm_gpu"):
-        raise ValueError(
-            "row updates of backend 'torchrec' need FBGEMM, which is not installed; install the "
-            "extra torchrec-cpu or torchrec-gpu, or take backend 'triton' or 'torch'"
-        )
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-        ComputeDevice,
-        SplitTableBatchedEmbeddingBagsCodegen,
-    )
-
-    rules = {
-        "sgd": EmbOptimType.EXACT_SGD,
-        "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        "adam": EmbOptimType.ADAM,
-        "rowwise_adam": EmbOptimType.PARTIAL_ROWWISE_ADAM,
-    }
-    cuda = device.type == "cuda"
-    if not cuda and config.rule in ("adam", "rowwise_adam"):
-        raise ValueError(
-            f"FBGEMM has rule {config.rule!r} on CUDA only; on {device} take 'sgd' or "
-            "'rowwise_adagrad', or backend 'torch'"
-        )
-    odd = [table.name for table in tables if table.embedding_dim % 4]
-    if odd:
-        raise ValueError(
-            f"FBGEMM needs widths that are multiples of 4, tables {odd} are not; pad them or take "
-            "backend 'triton' or 'torch'"
-        )
-    place = (
-        (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
-        if cuda
-        else (EmbeddingLocation.HOST, ComputeDevice.CPU)
-    )
-    return SplitTableBatchedEmbeddingBagsCodegen(
-        [(table.num_rows, table.embedding_dim, *place) for table in tables],
-        feature_table_map=feature_tables,
-        optimizer=rules[config.rule],
-        learning_rate=0.0,
-        eps=config.eps,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        weights_precision=SparseType.FP32,
-        output_dtype=SparseType.FP32,
-        stochastic_rounding=False,
-        device=device,
-    )
-
-
 class EmbeddingBags(nn.Module):
     """Several embedding tables, looked up and pooled for all their features at once.
 
@@ -214,8 +83,9 @@ class EmbeddingBags(nn.Module):
         tables: The tables; every feature belongs to exactly one.
         backend: ``torchrec`` looks up by TorchRec, which is what sharded training needs, and moves
             rows by FBGEMM. ``triton`` moves rows by our kernels; lookups with dense gradients are
-            plain torch's. ``auto`` is ``triton`` for tables on CUDA where it is installed, else
-            TorchRec where that is, else plain torch.
+            plain torch's. ``auto`` is what was measured fastest: ``triton`` for tables on CUDA
+            where it is installed, else plain torch, with rows moved by FBGEMM on a CPU where that
+            is installed and can (``tests/benchmarks/results/embedding_bag_cpu.md``).
 
     Raises:
         ValueError: If two tables share a name or a feature, or a backend is asked for and absent.
@@ -235,7 +105,7 @@ class EmbeddingBags(nn.Module):
         self._wanted: Backend = backend
         self.updates: RowUpdates | None = None
         self._looked_up = False
-        self._by_torchrec = backend in ("auto", "torchrec") and find_spec("torchrec") is not None
+        self._by_torchrec = backend == "torchrec" and find_spec("torchrec") is not None
         self.collection: nn.Module = (
             torchrec_collection(tables) if self._by_torchrec else PlainCollection(tables)
         )
@@ -249,9 +119,8 @@ class EmbeddingBags(nn.Module):
         """The backend in use where the tables are; ``auto`` depends on their device."""
         if self._wanted != "auto":
             return self._wanted
-        if next(self.parameters()).is_cuda:
-            return "triton" if find_spec("triton") else "torch"
-        return "torchrec" if self._by_torchrec else "torch"
+        on_kernels = next(self.parameters()).is_cuda and find_spec("triton")
+        return "triton" if on_kernels else "torch"
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -303,10 +172,13 @@ class EmbeddingBags(nn.Module):
                 check_rows(feature, values[feature].values, table.num_rows)
         if self.updates is not None and torch.is_grad_enabled():
             return self._pool_by_rows(self.updates, values)
+        by_torchrec = self._by_torchrec and self.updates is None
         for feature, table in self._feature_tables():
-            weights = pooling_weights(values[feature], table.pooling, self.weight(table.name).dtype)
-            values[feature] = values[feature]._replace(weights=weights)
-        if self.backend == "torchrec" and self._by_torchrec and self.updates is None:
+            if by_torchrec or table.pooling == "mean" or values[feature].weights is not None:
+                dtype = self.weight(table.name).dtype
+                weights = pooling_weights(values[feature], table.pooling, dtype)
+                values[feature] = values[feature]._replace(weights=weights)
+        if by_torchrec:
             return self._pool_by_torchrec(values)
         return {
             feature: functional.embedding_bag(
@@ -372,7 +244,11 @@ class EmbeddingBags(nn.Module):
         kinds: dict[str, Any] = {"torchrec": FbgemmRowUpdates, "triton": KernelRowUpdates}
         weights = {name: self.weight(name) for name in self.tables}
         kind = kinds.get(self.backend, TorchRowUpdates)
-        self.updates = kind(list(self.tables.values()), weights, config)
+        tables = list(self.tables.values())
+        if self._wanted == "auto" and kind is TorchRowUpdates:
+            on_cpu = next(self.parameters()).device.type == "cpu"
+            kind = FbgemmRowUpdates if on_cpu and fbgemm_can(tables, config) else kind
+        self.updates = kind(tables, weights, config)
 
     def begin_step(self, learning_rate: float) -> None:
         """Tell row updates the learning rate of the step that begins."""

@@ -4,7 +4,7 @@ A dense optimizer reads and writes every row and its state at every step, which 
 longer than the rest of a step. Here the optimizer runs on the rows that occur. Adam is then the
 lazy kind: the moments of a row decay when it occurs, not at every step.
 
-Two of the three kinds stand here, the third (FBGEMM's) in ``layers/embedding.py``. They agree to
+Two of the three kinds stand here, the third in ``layers/fbgemm_updates.py``. They agree to
 1e-6 of the weights' size in float32, and keep their state by table under torch's slot names, so a
 run may go on with another kind.
 

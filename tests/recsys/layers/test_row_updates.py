@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.embedding import EmbeddingBags, RowUpdateConfig, TableConfig
+from recsys.layers.fbgemm_updates import FbgemmRowUpdates
+from recsys.layers.row_updates import TorchRowUpdates
 
 TABLES = [
     TableConfig(name="item", num_rows=48, embedding_dim=8, features=("history", "item")),
@@ -78,7 +80,7 @@ def backends(rule: str) -> list[str]:
 def test_backends_move_the_same_rows_alike(rule: str, weighted: bool) -> None:
     pytest.importorskip("fbgemm_gpu")
     moved = {}
-    for backend in backends(rule):
+    for backend in ("auto", *backends(rule)):
         bags = layer_of(backend, rule)
         for seed in range(3):
             step(bags, random_batch(seed, weighted=weighted))
@@ -167,6 +169,29 @@ def test_fbgemm_says_what_it_cannot_do() -> None:
     )
     with pytest.raises(ValueError, match=r"multiples of 4, tables \['item'\]"):
         odd.update_rows(RowUpdateConfig(rule="sgd"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "max_row_norm", "by_fbgemm"),
+    [
+        ("rowwise_adagrad", None, True),
+        ("sgd", None, True),
+        ("sgd", 1.0, False),
+        ("adam", None, False),
+    ],
+)
+def test_auto_moves_rows_on_a_cpu_by_fbgemm_where_it_can(
+    rule: str, max_row_norm: float | None, by_fbgemm: bool
+) -> None:
+    pytest.importorskip("fbgemm_gpu")
+    bags = layer_of("auto", rule, max_row_norm)
+    assert isinstance(bags.updates, FbgemmRowUpdates) == by_fbgemm
+    assert bags.backend == "torch"
+    odd = EmbeddingBags(
+        [TableConfig(name="item", num_rows=3, embedding_dim=6, features=("item",))], "auto"
+    )
+    odd.update_rows(RowUpdateConfig(rule=rule, max_row_norm=max_row_norm))
+    assert isinstance(odd.updates, TorchRowUpdates)
 
 
 @pytest.mark.parametrize("rule", ["rowwise_adagrad", "adam", "rowwise_adam"])
