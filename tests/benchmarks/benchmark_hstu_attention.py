@@ -2,8 +2,8 @@
 
 Full sequences give TFLOP/s (operations of the lower triangle, a backward counted as 2.5 forwards),
 skewed lengths the comparison. The peer gets its inputs padded already and multiplies with a causal
-mask only; it takes no gradients of biases, whose scattered sums over all pairs take it seconds. Nothing
-is timed in a case whose results disagree with float64.
+mask only. It takes no gradients of biases, whose scattered sums over all pairs take it seconds.
+Nothing is timed in a case whose results disagree with float64.
 """
 
 from __future__ import annotations
