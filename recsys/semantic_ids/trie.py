@@ -244,6 +244,10 @@ class Trie:
         Raises:
             ValueError: A mask knows fewer item rows than the trie has.
         """
+        return self.restrict_rows(self.allowed_rows(masks))
+
+    def allowed_rows(self, masks: Sequence[ItemMask]) -> Tensor:
+        """Unpack item masks as ``restrict_rows`` takes them; raises as ``restrict`` does."""
         for mask in masks:
             if mask.num_item_rows < self.num_item_rows:
                 raise ValueError(
@@ -251,7 +255,7 @@ class Trie:
                     f"{self.num_item_rows}; build both from the same catalogue"
                 )
         allowed = [mask.as_bool()[: self.num_item_rows] for mask in masks]
-        return self.restrict_rows(torch.stack(allowed).to(self.device))
+        return torch.stack(allowed).to(self.device)
 
     def restrict_rows(self, allowed: Tensor) -> Restriction:
         """Do what ``restrict`` does with a bool per item row, [R, num_item_rows]."""

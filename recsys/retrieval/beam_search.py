@@ -1,0 +1,310 @@
+"""Beam search over semantic IDs in which only items of the catalogue can be generated.
+
+At each level a model scores the next code of every beam, the trie says which codes lead to an item
+that the request may show, and the best prefixes go on. An item's score is the sum of its codes'
+log-probabilities, each over all codes of its level, so it does not depend on what else is allowed;
+with a beam as wide as there are prefixes the result is that of scoring every item. Where a beam has
+to choose among equal scores, prefixes go by their codes and items by their row, ascending: lists
+do not depend on a kernel. Constrained decoding by tables: STATIC, arXiv:2602.22647.
+
+The model is anything that decodes a step, see ``DecodeStep``. Nothing in a search has a shape that
+depends on data, so that on a GPU a whole search is one CUDA graph, see ``CapturedSearch``.
+
+Axes: B requests, W beams of a request, L levels, K codes of a level, C candidates (W times K),
+N item rows, k list length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import NO_ROW, TopK, no_items
+from recsys.semantic_ids.trie import Restriction, Trie
+
+StateT = TypeVar("StateT")
+ContextT = TypeVar("ContextT")
+Context_contra = TypeVar("Context_contra", contravariant=True)
+TensorsT = TypeVar("TensorsT", bound=tuple[Tensor, ...])
+LARGEST = torch.iinfo(torch.int32).max
+
+
+class Beams(NamedTuple, Generic[StateT]):
+    """Which prefixes go on to the next level."""
+
+    level: int
+    """Codes taken so far, the level to be scored: 1 .. L - 1."""
+    parents: Tensor
+    """Which beam of the level before each one continues, [B, W] int64."""
+    codes: Tensor
+    """The code that each one took there, [B, W] int64; in range also for beams that are dead."""
+    state: StateT
+    """What the step before returned, its beams in the order of that step."""
+
+
+class Decoded(NamedTuple, Generic[StateT]):
+    """What a model says of the next code."""
+
+    logits: Tensor
+    """Logits or log-probabilities, [B, W, K]; minus infinity is never chosen."""
+    state: StateT
+    """The model's own memory of its beams (their keys and values), handed to the next step."""
+
+
+class DecodeStep(Protocol[Context_contra, StateT]):
+    """Score the next code of every beam.
+
+    The context is what a request's beams share, encoded before the search, once: keys and values
+    of the history for a decoder that attends to it, [B, ...]. The state is what differs by beam.
+    A step with ``beams`` None scores the first level: [B, 1, K] of the one empty prefix. Later
+    ones pick the state of ``beams.parents``, append ``beams.codes``, and score ``beams.level``.
+    """
+
+    def __call__(
+        self, context: Context_contra, beams: Beams[StateT] | None, /
+    ) -> Decoded[StateT]: ...
+
+
+class BeamSearch(Generic[ContextT, StateT]):
+    """Finds the items with the most probable semantic IDs; holds no state of a request."""
+
+    def __init__(
+        self,
+        decode_step: DecodeStep[ContextT, StateT],
+        trie: Trie,
+        *,
+        beam_width: int,
+        semantic_ids_version: str | None,
+    ) -> None:
+        """Pair a model with a trie on its device.
+
+        Args:
+            beam_width: Prefixes kept after each level but the last.
+            semantic_ids_version: Of the IDs that the model was trained on.
+
+        Raises:
+            ValueError: The trie is of other semantic IDs, or a beam_width < 1.
+        """
+        if semantic_ids_version != trie.version:
+            raise ValueError(
+                f"the model speaks semantic IDs {semantic_ids_version}, the trie holds "
+                f"{trie.version}; build the trie from the model's version or retrain the model"
+            )
+        if beam_width < 1:
+            raise ValueError(f"beam_width must be >= 1, got {beam_width}")
+        self.decode_step = decode_step
+        self.trie = trie
+        self.beam_width = beam_width
+
+    @torch.no_grad()
+    def search(self, context: ContextT, k: int, masks: Sequence[ItemMask] | None = None) -> TopK:
+        """Rank the k best items of each request.
+
+        Args:
+            k: List length, also beyond ``beam_width``; lists for which the beams reach fewer
+                items end in row -1, score -inf.
+            masks: Items that each request may be shown, B of them; None allows all.
+
+        Raises:
+            ValueError: k < 1, masks that do not fit, logits that do not fit the trie or are NaN.
+        """
+        restriction = None if masks is None else self.trie.restrict(masks)
+        return check_scores(self.lists(context, k, restriction))
+
+    def lists(self, context: ContextT, k: int, restriction: Restriction | None = None) -> TopK:
+        """Do what ``search`` does without ever waiting for the device, NaN unchecked."""
+        trie, last = self.trie, self.trie.num_levels - 1
+        logits, state = self.decode_step(context, None)
+        batch_size = len(logits)
+        if restriction is not None:
+            _check_num_masks(len(restriction.head[0]), batch_size)
+        scores = torch.zeros(batch_size, 1, device=trie.device)  # [B, W]
+        states = trie.start(batch_size)  # [B * W]
+        for level, size in enumerate(trie.level_sizes):
+            candidates = self._candidates(logits, scores, states, level, restriction)  # [B, C]
+            if level == last:
+                break
+            width = min(self.beam_width, candidates.shape[1], max(1, trie.num_items))
+            chosen = _first_in_order(candidates, width)  # [B, W]
+            parents, codes = chosen // size, chosen % size
+            scores = candidates.gather(1, chosen)
+            states = states.view(batch_size, -1).gather(1, parents).view(-1)
+            states = trie.step(states, codes.view(-1), level)
+            logits, state = self.decode_step(context, Beams(level + 1, parents, codes, state))
+        return self._rank_items(candidates, states, k)
+
+    def _candidates(
+        self,
+        logits: Tensor,
+        scores: Tensor,
+        states: Tensor,
+        level: int,
+        restriction: Restriction | None,
+    ) -> Tensor:
+        """Score every code behind every beam, -inf where no allowed item follows, [B, C]."""
+        expected = (*scores.shape, self.trie.level_sizes[level])
+        if logits.shape != expected:
+            raise ValueError(
+                f"the model's logits of level {level} are {tuple(logits.shape)}, expected "
+                f"{expected}: requests, beams and the codes of the trie's level sizes "
+                f"{self.trie.level_sizes}; was the model built for them?"
+            )
+        requests = None
+        if restriction is not None:
+            batch_size, width = scores.shape
+            requests = torch.arange(batch_size, device=scores.device).repeat_interleave(width)
+        live = self.trie.mask(states, level, restriction, requests).view(expected)
+        sums = functional.log_softmax(logits.float(), 2).add_(scores[:, :, None])
+        return sums.masked_fill_(~live, -torch.inf).flatten(1)
+
+    def _rank_items(self, candidates: Tensor, states: Tensor, k: int) -> TopK:
+        """Rank the items that are one code away, candidates [B, C] behind states [B * W]."""
+        found = no_items(len(candidates), k, candidates.device)
+        taken = min(k, candidates.shape[1])
+        columns = _surely_best(candidates, taken)  # [B, c]
+        last, size = self.trie.num_levels - 1, self.trie.level_sizes[-1]
+        before = states.view(len(candidates), -1).gather(1, columns // size)
+        leaves = self.trie.step(before.view(-1), (columns % size).view(-1), last)
+        rows = self.trie.item_rows(leaves).view_as(columns)
+        scores = candidates.gather(1, columns)
+        best = _keys(scores, rows).topk(taken, dim=1).indices
+        scores, rows = scores.gather(1, best), rows.gather(1, best)
+        found.scores[:, :taken] = scores
+        found.item_rows[:, :taken] = rows.masked_fill_(scores == -torch.inf, NO_ROW)
+        return found
+
+
+class CapturedSearch(Generic[TensorsT, StateT]):
+    """Searches of one shape on a GPU, each a replay of one CUDA graph.
+
+    Called from Python a search is a few hundred launches, which take longer than the work of a
+    small batch. The graph holds the model's weights and the trie as they are; capture again after
+    either changes. It is not for two threads at once.
+    """
+
+    def __init__(
+        self,
+        beam_search: BeamSearch[TensorsT, StateT],
+        context: TensorsT,
+        k: int,
+        *,
+        restricted: bool,
+    ) -> None:
+        """Capture a search.
+
+        Args:
+            context: A tuple of tensors that the decode step reads and nobody else: they are the
+                graph's input, and each call overwrites them.
+            restricted: Whether calls give item masks; they must then all do so.
+        """
+        self._trie = beam_search.trie
+        self._context = context
+        self._allowed: Tensor | None = None
+        here = torch.cuda.current_stream(self._trie.device)
+        stream: torch.cuda.Stream = torch.cuda.Stream(self._trie.device)  # type: ignore[no-untyped-call]
+
+        def lists() -> TopK:
+            restriction = None
+            if self._allowed is not None:
+                restriction = self._trie.restrict_rows(self._allowed)
+            return beam_search.lists(context, k, restriction)
+
+        with torch.no_grad():
+            # Libraries set themselves up in the first runs, which a capture does not allow.
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                batch_size = len(lists().scores)
+                if restricted:
+                    shape = (batch_size, self._trie.num_item_rows)
+                    self._allowed = torch.ones(shape, dtype=torch.bool, device=self._trie.device)
+                lists()
+            here.wait_stream(stream)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._lists = lists()
+
+    @torch.no_grad()
+    def search(self, context: TensorsT, masks: Sequence[ItemMask] | None = None) -> TopK:
+        """Rank as ``BeamSearch.search`` does, for a context of the captured shape.
+
+        Raises:
+            ValueError: Another shape, masks that do not fit, or logits that are NaN.
+        """
+        for index, (static, given) in enumerate(zip(self._context, context, strict=True)):
+            if static.shape != given.shape:
+                raise ValueError(
+                    f"tensor {index} of the context is {tuple(given.shape)}, the captured one "
+                    f"{tuple(static.shape)}; pad the context or capture this shape as well"
+                )
+            static.copy_(given)
+        self._restrict(masks)
+        self._graph.replay()
+        return check_scores(TopK(self._lists.scores.clone(), self._lists.item_rows.clone()))
+
+    def _restrict(self, masks: Sequence[ItemMask] | None) -> None:
+        if self._allowed is None or masks is None:
+            if masks is not None or self._allowed is not None:
+                raise ValueError(
+                    f"the search was captured {'without' if self._allowed is None else 'with'} "
+                    "item masks; capture one search for each"
+                )
+            return
+        _check_num_masks(len(masks), len(self._allowed))
+        self._allowed.copy_(self._trie.allowed_rows(masks))
+
+
+def _check_num_masks(num_masks: int, batch_size: int) -> None:
+    if num_masks != batch_size:
+        raise ValueError(f"{num_masks} item masks for {batch_size} requests; give one for each")
+
+
+def check_scores(found: TopK) -> TopK:
+    """Refuse lists with NaN, which ranks first wherever a beam meets it."""
+    is_nan = found.scores.isnan().any(1)
+    if is_nan.any():
+        raise ValueError(
+            f"the model's logits for request {int(is_nan.nonzero()[0])} hold NaN; check its "
+            "weights and inputs for NaN and infinity"
+        )
+    return found
+
+
+def _keys(scores: Tensor, order: Tensor) -> Tensor:
+    """Make one integer of a score and what decides among equals, the lesser first, [B, C] int64.
+
+    Integers have a total order, so that no kernel decides. NaN is above everything.
+    """
+    # Adding 0 makes one zero of two. Read as integers, negative floats are in reverse.
+    bits = (scores + 0.0).view(torch.int32)
+    bits = torch.where(bits < 0, bits ^ LARGEST, bits).masked_fill_(scores.isnan(), LARGEST)
+    return bits.long().bitwise_left_shift_(32).sub_(order)
+
+
+def _first_in_order(candidates: Tensor, width: int) -> Tensor:
+    """Pick the columns of the best of [B, C], equals by their column; ascending, [B, width].
+
+    Ascending columns keep beams in the order of their codes, so columns go by prefix.
+    """
+    columns = torch.arange(candidates.shape[1], device=candidates.device)
+    best = _keys(candidates, columns).topk(width, dim=1, sorted=False).indices
+    return best.sort(dim=1).values
+
+
+def _surely_best(candidates: Tensor, taken: int) -> Tensor:
+    """Narrow the columns of [B, C] to some that hold the best ``taken``, whatever settles ties.
+
+    On a CPU those are the best themselves, unless the last of them has an equal that is not. A GPU
+    would have to be waited for to tell, and looks at all.
+    """
+    batch_size, num_columns = candidates.shape
+    if candidates.device.type == "cpu" and taken < num_columns:
+        values, columns = candidates.topk(taken + 1, dim=1)
+        last, beyond = values[:, -2], values[:, -1]
+        if not bool(((last == beyond) & (last > -torch.inf)).any()):
+            return columns[:, :taken]
+    return torch.arange(num_columns, device=candidates.device).expand(batch_size, -1)
