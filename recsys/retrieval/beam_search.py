@@ -113,8 +113,10 @@ class BeamSearch(Generic[ContextT, StateT]):
         Raises:
             ValueError: k < 1, masks that do not fit, logits that do not fit the trie or are NaN.
         """
-        restriction = None if masks is None else self.trie.restrict(masks)
-        return check_scores(self.lists(context, k, restriction))
+        found = self.lists(context, k, self.trie.restrict(masks) if masks else None)
+        if masks is not None:
+            _check_num_masks(len(masks), len(found.scores))
+        return check_scores(found)
 
     def lists(self, context: ContextT, k: int, restriction: Restriction | None = None) -> TopK:
         """Do what ``search`` does without ever waiting for the device, NaN unchecked."""
@@ -124,7 +126,7 @@ class BeamSearch(Generic[ContextT, StateT]):
         if restriction is not None:
             _check_num_masks(len(restriction.head[0]), batch_size)
         scores = torch.zeros(batch_size, 1, device=trie.device)  # [B, W]
-        states = trie.start(batch_size)  # [B * W]
+        states = trie.start(batch_size)[:, None]  # [B, W]
         for level, size in enumerate(trie.level_sizes):
             candidates = self._candidates(logits, scores, states, level, restriction)  # [B, C]
             if level == last:
@@ -133,8 +135,8 @@ class BeamSearch(Generic[ContextT, StateT]):
             chosen = _first_in_order(candidates, width)  # [B, W]
             parents, codes = chosen // size, chosen % size
             scores = candidates.gather(1, chosen)
-            states = states.view(batch_size, -1).gather(1, parents).view(-1)
-            states = trie.step(states, codes.view(-1), level)
+            states = states.gather(1, parents).view(-1)
+            states = trie.step(states, codes.view(-1), level).view_as(codes)
             logits, state = self.decode_step(context, Beams(level + 1, parents, codes, state))
         return self._rank_items(candidates, states, k)
 
@@ -158,17 +160,17 @@ class BeamSearch(Generic[ContextT, StateT]):
         if restriction is not None:
             batch_size, width = scores.shape
             requests = torch.arange(batch_size, device=scores.device).repeat_interleave(width)
-        live = self.trie.mask(states, level, restriction, requests).view(expected)
+        live = self.trie.mask(states.view(-1), level, restriction, requests).view(expected)
         sums = functional.log_softmax(logits.float(), 2).add_(scores[:, :, None])
         return sums.masked_fill_(~live, -torch.inf).flatten(1)
 
     def _rank_items(self, candidates: Tensor, states: Tensor, k: int) -> TopK:
-        """Rank the items that are one code away, candidates [B, C] behind states [B * W]."""
+        """Rank the items that are one code away, candidates [B, C] behind states [B, W]."""
         found = no_items(len(candidates), k, candidates.device)
         taken = min(k, candidates.shape[1])
         columns = _surely_best(candidates, taken)  # [B, c]
         last, size = self.trie.num_levels - 1, self.trie.level_sizes[-1]
-        before = states.view(len(candidates), -1).gather(1, columns // size)
+        before = states.gather(1, columns // size)
         leaves = self.trie.step(before.view(-1), (columns % size).view(-1), last)
         rows = self.trie.item_rows(leaves).view_as(columns)
         scores = candidates.gather(1, columns)

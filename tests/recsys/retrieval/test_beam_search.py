@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import TopK, top_k_of_scores
+from recsys.retrieval.beam_search import Beams, BeamSearch, Decoded
+from recsys.semantic_ids.trie import Trie
+from recsys.testing.code_decoder import CodeDecoder, CodeDecoderConfig
+
+NUM_ROWS = 44
+Ids = dict[int, tuple[int, ...]]
+
+
+class Tables(NamedTuple):
+    """Logits of every prefix, read as a number, for each level: [B, prefixes, K] each."""
+
+    logits: tuple[Tensor, ...]
+
+
+def decode_table(tables: Tables, beams: Beams[Tensor] | None, /) -> Decoded[Tensor]:
+    """Decode with a table instead of a model; the state is each beam's prefix."""
+    if beams is None:
+        batch_size = len(tables.logits[0])
+        return Decoded(tables.logits[0], torch.zeros(batch_size, 1, dtype=torch.int64))
+    size = tables.logits[beams.level - 1].shape[2]
+    prefixes = beams.state.gather(1, beams.parents) * size + beams.codes
+    logits = tables.logits[beams.level]
+    wanted = prefixes[:, :, None].expand(-1, -1, logits.shape[2])
+    return Decoded(logits.gather(1, wanted), prefixes)
+
+
+def draw_tables(sizes: tuple[int, ...], batch_size: int, seed: int, coarse: bool) -> Tables:
+    """Draw logits; coarse ones are few different numbers, so that many items tie."""
+    generator = torch.Generator().manual_seed(seed)
+    logits, prefixes = [], 1
+    for size in sizes:
+        drawn = torch.randn(batch_size, prefixes, size, generator=generator)
+        logits.append(drawn.sign() if coarse else drawn)
+        prefixes *= size
+    return Tables(tuple(logits))
+
+
+def prefix_scores(tables: Tables, request: int) -> dict[tuple[int, ...], Tensor]:
+    """Score every prefix of a request, one addition at a time."""
+    scores = {(): torch.zeros(())}
+    for level, logits in enumerate(tables.logits):
+        size = logits.shape[2]
+        for number, prefix in enumerate([prefix for prefix in scores if len(prefix) == level]):
+            row = logits[request, number].log_softmax(0)
+            scores |= {(*prefix, code): scores[prefix] + row[code] for code in range(size)}
+    return scores
+
+
+def score_all_items(tables: Tables, ids: Ids, k: int, masks: list[ItemMask] | None) -> TopK:
+    """Rank by the score of every item."""
+    scores = torch.full((len(tables.logits[0]), NUM_ROWS), -torch.inf)
+    for request in range(len(scores)):
+        of_prefix = prefix_scores(tables, request)
+        for row, codes in ids.items():
+            if masks is None or masks[request].allows(np.array([row]))[0]:
+                scores[request, row] = of_prefix[codes]
+    return top_k_of_scores(scores, k)
+
+
+def plain_beam_search(
+    tables: Tables, ids: Ids, k: int, masks: list[ItemMask] | None, beam_width: int, request: int
+) -> tuple[list[int], list[float]]:
+    """Search with lists: best prefixes by score, then code; best items by score, then row."""
+    scores = prefix_scores(tables, request)
+    live = {
+        codes: row
+        for row, codes in ids.items()
+        if masks is None or masks[request].allows(np.array([row]))[0]
+    }
+    beams = {()}
+    for level in range(len(tables.logits) - 1):
+        following = {codes[: level + 1] for codes in live if codes[:level] in beams}
+        ranked = sorted(following, key=lambda prefix: (-float(scores[prefix]), prefix))
+        beams = set(ranked[:beam_width])
+    reached = {row: float(scores[codes]) for codes, row in live.items() if codes[:-1] in beams}
+    rows = sorted(reached, key=lambda row: (-reached[row], row))[:k]
+    return rows, [reached[row] for row in rows]
+
+
+class Case(NamedTuple):
+    """A random model, catalogue and requests."""
+
+    sizes: tuple[int, ...]
+    ids: Ids
+    trie: Trie
+    tables: Tables
+    masks: list[ItemMask] | None
+    k: int
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple))
+    one_id = st.tuples(*(st.integers(0, size - 1) for size in sizes))
+    codes = draw(st.lists(one_id, unique=True, max_size=30))
+    rows = draw(st.permutations(range(1, NUM_ROWS)))[: len(codes)]
+    batch_size = draw(st.integers(1, 3))
+    tables = draw_tables(sizes, batch_size, draw(st.integers(0, 10_000)), draw(st.booleans()))
+    share = draw(st.sampled_from([None, 0.0, 0.1, 0.5]))
+    generator = np.random.default_rng(draw(st.integers(0, 1_000)))
+    masks = None
+    if share is not None:
+        masks = [ItemMask(generator.random(NUM_ROWS) < share) for _ in range(batch_size)]
+    ids = dict(zip(rows, codes, strict=True))
+    return Case(sizes, ids, trie_of(ids, sizes), tables, masks, draw(st.integers(1, 35)))
+
+
+def trie_of(ids: Ids, sizes: tuple[int, ...], version: str | None = None) -> Trie:
+    codes = torch.tensor(list(ids.values()), dtype=torch.int32).view(len(ids), len(sizes))
+    rows = torch.tensor(list(ids), dtype=torch.int64)
+    return Trie.build(codes, sizes, item_rows=rows, num_item_rows=NUM_ROWS, version=version)
+
+
+def search_table(case: Case, beam_width: int) -> TopK:
+    found = BeamSearch(decode_table, case.trie, beam_width=beam_width, semantic_ids_version=None)
+    return found.search(case.tables, case.k, case.masks)
+
+
+@given(cases())
+@settings(max_examples=150, deadline=None)
+def test_a_beam_that_covers_all_prefixes_ranks_as_scoring_every_item(case: Case) -> None:
+    found = search_table(case, beam_width=30)
+    expected = score_all_items(case.tables, case.ids, case.k, case.masks)
+    assert torch.equal(found.item_rows, expected.item_rows)
+    assert torch.equal(found.scores, expected.scores)
+
+
+@given(cases(), st.integers(1, 6))
+@settings(max_examples=150, deadline=None)
+def test_a_narrow_beam_keeps_what_a_search_with_lists_keeps(case: Case, beam_width: int) -> None:
+    found = search_table(case, beam_width)
+    for request in range(len(found.scores)):
+        rows, scores = plain_beam_search(
+            case.tables, case.ids, case.k, case.masks, beam_width, request
+        )
+        holes = case.k - len(rows)
+        assert found.item_rows[request].tolist() == rows + [-1] * holes
+        assert found.scores[request].tolist() == scores + [-torch.inf] * holes
+
+
+@given(cases(), st.integers(1, 6))
+@settings(max_examples=50, deadline=None)
+def test_requests_do_not_disturb_each_other(case: Case, beam_width: int) -> None:
+    together = search_table(case, beam_width)
+    for request in range(len(together.scores)):
+        tables = Tables(tuple(part[request : request + 1] for part in case.tables.logits))
+        masks = None if case.masks is None else [case.masks[request]]
+        alone = search_table(case._replace(tables=tables, masks=masks), beam_width)
+        assert torch.equal(alone.item_rows[0], together.item_rows[request])
+        assert torch.equal(alone.scores[0], together.scores[request])
+
+
+@pytest.mark.parametrize("cross_attention", [True, False])
+@pytest.mark.parametrize("restricted", [False, True])
+def test_a_transformer_with_shared_context_finds_what_scoring_every_item_finds(
+    cross_attention: bool, restricted: bool
+) -> None:
+    sizes = (8, 8, 8)
+    config = CodeDecoderConfig(
+        level_sizes=sizes, dim=16, num_heads=2, cross_attention=cross_attention
+    )
+    model = CodeDecoder(config).eval()
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(8, (150, 3), generator=generator).unique(dim=0).int()
+    trie = Trie.build(codes, sizes)
+    allowed = torch.rand(4, trie.num_item_rows, generator=generator) < 0.3
+    masks = [ItemMask(row.numpy()) for row in allowed] if restricted else None
+    search = BeamSearch(model.decode_step, trie, beam_width=64, semantic_ids_version=None)
+    with torch.no_grad():
+        lengths = torch.tensor([0, 1, 5, 9])
+        context = model.encode(torch.randn(4, 9, 16, generator=generator), lengths)
+        truth = model.log_probabilities(context, codes)  # [B, N]
+    found = search.search(context, 20, masks)
+    truth = torch.cat([torch.full((4, 1), -torch.inf), truth], dim=1)
+    expected = top_k_of_scores(truth.masked_fill(~allowed, -torch.inf) if restricted else truth, 20)
+    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        truth.gather(1, found.item_rows), expected.scores, rtol=1e-5, atol=1e-5
+    )
+    for row in found.item_rows:
+        assert len(row.unique()) == 20
+    if restricted:
+        assert bool(allowed.gather(1, found.item_rows).all())
+
+
+def test_padding_of_a_history_changes_nothing() -> None:
+    config = CodeDecoderConfig(level_sizes=(8, 8), dim=16, num_heads=2)
+    model = CodeDecoder(config).eval()
+    events = torch.randn(1, 6, 16)
+    trie = Trie.build(torch.cartesian_prod(torch.arange(8), torch.arange(8)), (8, 8))
+    search = BeamSearch(model.decode_step, trie, beam_width=4, semantic_ids_version=None)
+    with torch.no_grad():
+        short = search.search(model.encode(events[:, :4], torch.tensor([4])), 10)
+        padded = search.search(model.encode(events, torch.tensor([4])), 10)
+    torch.testing.assert_close(short.scores, padded.scores)
+    assert torch.equal(short.item_rows, padded.item_rows)
+
+
+def test_the_context_is_encoded_once_and_the_model_called_once_a_level() -> None:
+    calls = []
+
+    def counting(tables: Tables, beams: Beams[Tensor] | None, /) -> Decoded[Tensor]:
+        calls.append(None if beams is None else tuple(beams.parents.shape))
+        return decode_table(tables, beams)
+
+    sizes = (3, 4, 5)
+    codes = torch.cartesian_prod(*(torch.arange(size) for size in sizes))
+    search = BeamSearch(counting, Trie.build(codes, sizes), beam_width=6, semantic_ids_version=None)
+    search.search(draw_tables(sizes, 2, 0, False), 10)
+    assert calls == [None, (2, 3), (2, 6)]
+
+
+@pytest.mark.parametrize("beam_width", [1, 50])
+def test_a_catalogue_of_none_and_of_one_item(beam_width: int) -> None:
+    sizes = (4, 5, 6)
+    tables = draw_tables(sizes, 2, 3, False)
+    for ids in ({}, {7: (3, 0, 5)}):
+        search = BeamSearch(
+            decode_table, trie_of(ids, sizes), beam_width=beam_width, semantic_ids_version=None
+        )
+        found = search.search(tables, 3)
+        assert found.item_rows.tolist() == [[*ids, *[-1] * (3 - len(ids))]] * 2
+        filtered = search.search(tables, 3, [ItemMask.none(NUM_ROWS), ItemMask.all(NUM_ROWS)])
+        assert filtered.item_rows[0].tolist() == [-1, -1, -1]
+        assert filtered.scores[0].tolist() == [-torch.inf] * 3
+        assert torch.equal(filtered.item_rows[1], found.item_rows[1])
+
+
+def test_equal_items_are_ranked_by_their_row_also_where_the_list_ends() -> None:
+    sizes = (4, 4)
+    rows = [9, 4, 30, 2, 17, 8]
+    ids = {row: (place // 4, place % 4) for place, row in enumerate(rows)}
+    tables = Tables((torch.zeros(1, 1, 4), torch.zeros(1, 4, 4)))
+    search = BeamSearch(decode_table, trie_of(ids, sizes), beam_width=4, semantic_ids_version=None)
+    for k in range(1, 8):
+        expected = [*sorted(rows), -1][:k]
+        assert search.search(tables, k).item_rows.tolist() == [expected]
+
+
+def test_an_impossible_code_is_never_generated() -> None:
+    logits = torch.zeros(1, 1, 3)
+    logits[0, 0, 1] = -torch.inf
+    tables = Tables((logits, torch.zeros(1, 3, 2)))
+    ids = {1: (0, 0), 2: (1, 0), 3: (1, 1), 4: (2, 1)}
+    search = BeamSearch(decode_table, trie_of(ids, (3, 2)), beam_width=9, semantic_ids_version=None)
+    assert search.search(tables, 4).item_rows.tolist() == [[1, 4, -1, -1]]
+
+
+def test_another_version_of_the_semantic_ids_is_refused_with_both_named() -> None:
+    trie = trie_of({1: (0, 0)}, (2, 2), version="ids-of-monday")
+    with pytest.raises(ValueError, match=r"speaks semantic IDs ids-of-sunday.*ids-of-monday"):
+        BeamSearch(decode_table, trie, beam_width=5, semantic_ids_version="ids-of-sunday")
+    BeamSearch(decode_table, trie, beam_width=5, semantic_ids_version="ids-of-monday")
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    sizes = (2, 3)
+    trie = trie_of({1: (0, 0), 5: (1, 2)}, sizes)
+    with pytest.raises(ValueError, match="beam_width must be >= 1, got 0"):
+        BeamSearch(decode_table, trie, beam_width=0, semantic_ids_version=None)
+    search = BeamSearch(decode_table, trie, beam_width=2, semantic_ids_version=None)
+    tables = draw_tables(sizes, 2, 0, False)
+    with pytest.raises(ValueError, match="k, the list length, must be >= 1, got 0"):
+        search.search(tables, 0)
+    with pytest.raises(ValueError, match="1 item masks for 2 requests"):
+        search.search(tables, 3, [ItemMask.all(NUM_ROWS)])
+    with pytest.raises(ValueError, match="0 item masks for 2 requests"):
+        search.search(tables, 3, [])
+    with pytest.raises(ValueError, match="the item mask has 9 item rows, the trie 44"):
+        search.search(tables, 3, [ItemMask.all(9)] * 2)
+    with pytest.raises(
+        ValueError, match=r"logits of level 1 are \(2, 2, 4\), expected \(2, 2, 3\)"
+    ):
+        search.search(draw_tables((2, 4), 2, 0, False), 3)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_nan_of_a_model_is_refused_with_the_request_named(level: int, sign: int) -> None:
+    sizes = (3, 3)
+    codes = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+    search = BeamSearch(
+        decode_table, Trie.build(codes, sizes), beam_width=2, semantic_ids_version=None
+    )
+    tables = draw_tables(sizes, 3, 0, False)
+    tables.logits[level][1, 0, 2] = sign * torch.nan
+    tables.logits[0][1, 0, 0] += 5.0
+    with pytest.raises(ValueError, match="logits for request 1 hold NaN"):
+        search.search(tables, 4)
+
+
+def test_no_requests_give_no_lists() -> None:
+    trie = trie_of({1: (0, 0), 5: (1, 2)}, (2, 3))
+    search = BeamSearch(decode_table, trie, beam_width=2, semantic_ids_version=None)
+    tables = draw_tables((2, 3), 0, 0, False)
+    assert search.search(tables, 4).item_rows.shape == (0, 4)
+    assert search.search(tables, 4, []).item_rows.shape == (0, 4)
