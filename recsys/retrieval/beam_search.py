@@ -100,6 +100,7 @@ class BeamSearch(Generic[ContextT, StateT]):
         self.decode_step = decode_step
         self.trie = trie
         self.beam_width = beam_width
+        self._first_codes = trie.mask(trie.start(1), 0)  # [1, K]
 
     @torch.no_grad()
     def search(self, context: ContextT, k: int, masks: Sequence[ItemMask] | None = None) -> TopK:
@@ -156,11 +157,15 @@ class BeamSearch(Generic[ContextT, StateT]):
                 f"{expected}: requests, beams and the codes of the trie's level sizes "
                 f"{self.trie.level_sizes}; was the model built for them?"
             )
-        requests = None
-        if restriction is not None:
-            batch_size, width = scores.shape
-            requests = torch.arange(batch_size, device=scores.device).repeat_interleave(width)
-        live = self.trie.mask(states.view(-1), level, restriction, requests).view(expected)
+        if level == 0:
+            live = self._first_codes if restriction is None else restriction.head[0]  # [1 or B, K]
+            live = live[:, None]
+        else:
+            requests = None
+            if restriction is not None and len(scores) > 1:
+                requests = torch.arange(len(scores), device=scores.device)
+                requests = requests.repeat_interleave(scores.shape[1])
+            live = self.trie.mask(states.view(-1), level, restriction, requests).view(expected)
         sums = functional.log_softmax(logits.float(), 2).add_(scores[:, :, None])
         return sums.masked_fill_(~live, -torch.inf).flatten(1)
 
@@ -292,16 +297,17 @@ def _first_in_order(candidates: Tensor, width: int) -> Tensor:
 
     Ascending columns keep beams in the order of their codes, so columns go by prefix.
     """
-    columns = torch.arange(candidates.shape[1], device=candidates.device)
-    best = _keys(candidates, columns).topk(width, dim=1, sorted=False).indices
-    return best.sort(dim=1).values
+    columns = _surely_best(candidates, width)
+    if columns.shape[1] > width:
+        columns = _keys(candidates, columns).topk(width, dim=1, sorted=False).indices
+    return columns.sort(dim=1).values
 
 
 def _surely_best(candidates: Tensor, taken: int) -> Tensor:
     """Narrow the columns of [B, C] to some that hold the best ``taken``, whatever settles ties.
 
-    On a CPU those are the best themselves, unless the last of them has an equal that is not. A GPU
-    would have to be waited for to tell, and looks at all.
+    On a CPU those are the best themselves, unless the last of them has an equal that is not;
+    looking at keys of all takes four times as long. A GPU would have to be waited for to tell.
     """
     batch_size, num_columns = candidates.shape
     if candidates.device.type == "cpu" and taken < num_columns:

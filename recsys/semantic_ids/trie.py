@@ -175,7 +175,9 @@ class Trie:
         row = states.clamp(min=0)
         if restriction is not None and requests is not None:
             row = row + requests * prod(self.level_sizes[:level])
-        return tables[level].index_select(0, row) & (states >= 0)[:, None]
+        codes = tables[level].index_select(0, row)
+        # As bytes: a CPU spreads booleans over a row four times slower.
+        return codes.view(torch.uint8).mul_((states >= 0)[:, None]).view(torch.bool)
 
     def _tail_mask(
         self,
