@@ -78,6 +78,12 @@ def _gradients(
 
 
 @triton.jit
+def _wait(shared: tl.constexpr):
+    if shared:
+        tl.debug_barrier()
+
+
+@triton.jit
 def _apply(
     g,
     w,
@@ -101,8 +107,13 @@ def _apply(
     dim: tl.constexpr,
     rule: tl.constexpr,
     stochastic: tl.constexpr,
+    shared: tl.constexpr,
 ):
-    """Move rows w [R, D] by their gradients g and write them and their state."""
+    """Move rows w [R, D] by their gradients g and write them and their state.
+
+    ``shared``: several warps hold copies of one row, all read its state and one writes it. Where a
+    row is one warp's, or is spread over warps so that the sum of its columns waits, none is needed.
+    """
     mask = live[:, None] & (d[None, :] < dim)
     at = start + (key - first_key)[:, None] * dim + d[None, :]
     lr = tl.load(learning_rate)
@@ -117,19 +128,23 @@ def _apply(
         w = w - lr * g
     elif rule == ROWWISE_ADAGRAD:
         square = tl.load(second + key, mask=live, other=0.0) + tl.sum(g * g, axis=1) / dim
+        _wait(shared)
         tl.store(second + key, square, mask=live)
         w = w - g * (lr / (tl.sqrt_rn(square) + epsilon))[:, None]
     else:
         mean = tl.load(first + at, mask=mask, other=0.0) * beta1 + g * (1 - beta1)
+        _wait(shared)
         tl.store(first + at, mean, mask=mask)
         root = tl.load(corrections + 1)
         if rule == ADAM:
             square = tl.load(second + at, mask=mask, other=0.0) * beta2 + g * g * (1 - beta2)
+            _wait(shared)
             tl.store(second + at, square, mask=mask)
             below = tl.sqrt_rn(square / root) + epsilon
         else:
             square = tl.load(second + key, mask=live, other=0.0) * beta2
             square += tl.sum(g * g, axis=1) / dim * (1 - beta2)
+            _wait(shared)
             tl.store(second + key, square, mask=live)
             below = (tl.sqrt_rn(square / root) + epsilon)[:, None]
         w = w - lr * (mean / tl.load(corrections)) / below
@@ -234,7 +249,7 @@ def _update_items(
                 _apply(
                     g, w, key + lane, lane == 0, d, weights, first, second, step,
                     learning_rate, corrections, grad_scale, first_key, start, epsilon, beta1,
-                    beta2, seed, max_row_norm, dim, rule, stochastic,
+                    beta2, seed, max_row_norm, dim, rule, stochastic, False,
                 )  # fmt: skip
 
 
@@ -301,7 +316,7 @@ def _update_singles(
         _apply(
             g, w, key, live, d, weights, first, second, step, learning_rate, corrections,
             grad_scale, first_key, start, epsilon, beta1, beta2, seed, max_row_norm, dim, rule,
-            stochastic,
+            stochastic, False,
         )  # fmt: skip
         i, key, place = next_i, next_key, next_place
 
@@ -341,6 +356,11 @@ def _update_long(
     """Add up the chunks' sums of each long run and apply.
 
     ``block_c`` at a time, the rest ``block_few`` at a time: most long runs are of a few chunks.
+
+    A row, and the numbers of ``block_few`` chunks, are fewer than the threads: each warp holds a
+    copy, and writes it to one place in shared memory where Triton changes a layout. racecheck
+    reports that. It is harmless, because the copies are equal: the same instructions on numbers
+    that nobody writes meanwhile or, of the row's state, that all read before one writes (`_wait`).
     """
     start = start // 16 * 16
     num_chunks = (num_ids + chunk - 1) // chunk
@@ -386,5 +406,5 @@ def _update_long(
             _apply(
                 total[None, :], w, key + lane, lane == 0, d, weights, first, second, step,
                 learning_rate, corrections, grad_scale, first_key, start, epsilon, beta1, beta2,
-                seed, max_row_norm, dim, rule, stochastic,
+                seed, max_row_norm, dim, rule, stochastic, True,
             )  # fmt: skip
