@@ -89,9 +89,10 @@ class Layer(nn.Module):
             read = (own.softmax(-1)[..., None] * values).sum(-2)  # [B, W, H, D / H]
             beams = beams + self.output(read.flatten(2))
             query = self.heads(self.cross_query(self.cross_norm(beams)))
-            weights = self.shared_scores(query, context).softmax(-1)
-            read = (weights.transpose(1, 2) @ context[1]).transpose(1, 2)
-            beams = beams + self.cross_output(read.flatten(2))
+            read = functional.scaled_dot_product_attention(
+                query.transpose(1, 2), *context[:2], attn_mask=context[2]
+            )
+            beams = beams + self.cross_output(read.transpose(1, 2).flatten(2))
         else:
             both = torch.cat([self.shared_scores(query, context), own], -1).softmax(-1)
             length = context[1].shape[2]
@@ -139,7 +140,7 @@ class CodeDecoder(nn.Module):
             key, value = parts.permute(2, 0, 3, 1, 4)  # [B, H, T, D / H] each
             keys.append(key)
             values.append(value)
-        bias = torch.zeros(padding.shape, device=events.device).masked_fill_(padding, -torch.inf)
+        bias = torch.zeros_like(padding, dtype=events.dtype).masked_fill_(padding, -torch.inf)
         return Context(torch.stack(keys), torch.stack(values), bias[:, None, None, :])
 
     def decode_step(
