@@ -288,6 +288,20 @@ def test_int8_is_within_half_a_step(layout: TableLayout) -> None:
     assert float(difference) <= 0.51 * step
 
 
+@pytest.mark.parametrize("width", [32, 64, 256])
+def test_bf16_scales_cost_less_than_the_rounding_to_8_bits(width: int) -> None:
+    rows = torch.randn(2000, width, generator=torch.Generator().manual_seed(5))
+    codes, pairs = reference.quantize_rows(rows)
+    low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+    step = (high - low) / 255
+    exact = ((rows - low) / step).round() * step + low
+    found = codes * pairs[:, :1].float() + pairs[:, 1:].float()
+    of_exact, of_found = ((one - rows).abs() / step for one in (exact, found))
+    assert of_exact.max() < 0.501
+    assert of_found.max() < 0.51
+    assert of_found.mean() < 1.1 * of_exact.mean()
+
+
 @pytest.mark.parametrize("ids_type", [torch.int32, torch.int64])
 def test_unwritten_memory_does_not_reach_the_result(
     ids_type: torch.dtype, monkeypatch: pytest.MonkeyPatch
