@@ -85,7 +85,8 @@ class BeamSearch(Generic[ContextT, StateT]):
 
         Args:
             beam_width: Prefixes kept after each level but the last.
-            semantic_ids_version: Of the IDs that the model was trained on.
+            semantic_ids_version: Of the IDs that the model speaks: those it was trained on or,
+                where the caller knows the lineage, those with items appended since.
 
         Raises:
             ValueError: The trie is of other semantic IDs, or a beam_width < 1.
@@ -208,8 +209,16 @@ class CapturedSearch(Generic[TensorsT, StateT]):
             context: A tuple of tensors that the decode step reads and nobody else: they are the
                 graph's input, and each call overwrites them.
             restricted: Whether calls give item masks; they must then all do so.
+
+        Raises:
+            ValueError: The trie is not on a GPU.
         """
         self._trie = beam_search.trie
+        if self._trie.device.type != "cuda":
+            raise ValueError(
+                f"searches are captured on a CUDA device, the trie is on {self._trie.device}; "
+                "move trie and model there or call BeamSearch.search"
+            )
         self._context = context
         self._allowed: Tensor | None = None
         here = torch.cuda.current_stream(self._trie.device)
@@ -221,7 +230,7 @@ class CapturedSearch(Generic[TensorsT, StateT]):
                 restriction = self._trie.restrict_rows(self._allowed)
             return beam_search.lists(context, k, restriction)
 
-        with torch.no_grad():
+        with torch.no_grad(), torch.cuda.device(self._trie.device):
             # Libraries set themselves up in the first runs, which a capture does not allow.
             stream.wait_stream(here)
             with torch.cuda.stream(stream):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import TopK, top_k_of_scores
-from recsys.retrieval.beam_search import Beams, BeamSearch, Decoded
+from recsys.retrieval.beam_search import Beams, BeamSearch, CapturedSearch, Decoded
 from recsys.semantic_ids.trie import Trie
 from recsys.testing.code_decoder import CodeDecoder, CodeDecoderConfig
 
@@ -273,6 +273,8 @@ def test_what_does_not_fit_is_refused() -> None:
         BeamSearch(decode_table, trie, beam_width=0, semantic_ids_version=None)
     search = BeamSearch(decode_table, trie, beam_width=2, semantic_ids_version=None)
     tables = draw_tables(sizes, 2, 0, False)
+    with pytest.raises(ValueError, match="the trie is on cpu"):
+        CapturedSearch(search, tables.logits, 3, restricted=False)
     with pytest.raises(ValueError, match="k, the list length, must be >= 1, got 0"):
         search.search(tables, 0)
     with pytest.raises(ValueError, match="1 item masks for 2 requests"):
