@@ -34,6 +34,8 @@ class Blended(NamedTuple):
     """[B, k, S] int64, the item's rank from 1 in each source, `ABSENT` where it is not."""
     sources: tuple[str, ...]
     """Names of the S sources, in the order given."""
+    contributions: Tensor | None = None
+    """[B, k, S] float32, what each source added to the score; None where only ranks count."""
 
 
 def reciprocal_rank_fusion(
