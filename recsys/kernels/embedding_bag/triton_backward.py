@@ -203,6 +203,7 @@ def _update_items(
     aligned: tl.constexpr,
     rule: tl.constexpr,
     stochastic: tl.constexpr,
+    shared: tl.constexpr,
 ):
     """Add up the gradients of each item, ``block_l`` ids at a time; apply those of short runs."""
     stride = stride // 16 * 16
@@ -249,7 +250,7 @@ def _update_items(
                 _apply(
                     g, w, key + lane, lane == 0, d, weights, first, second, step,
                     learning_rate, corrections, grad_scale, first_key, start, epsilon, beta1,
-                    beta2, seed, max_row_norm, dim, rule, stochastic, False,
+                    beta2, seed, max_row_norm, dim, rule, stochastic, shared,
                 )  # fmt: skip
 
 
@@ -292,6 +293,7 @@ def _update_singles(
     aligned: tl.constexpr,
     rule: tl.constexpr,
     stochastic: tl.constexpr,
+    shared: tl.constexpr,
 ):
     """Update the rows that occur once, ``block_r`` at a time."""
     stride = stride // 16 * 16
@@ -316,7 +318,7 @@ def _update_singles(
         _apply(
             g, w, key, live, d, weights, first, second, step, learning_rate, corrections,
             grad_scale, first_key, start, epsilon, beta1, beta2, seed, max_row_norm, dim, rule,
-            stochastic, False,
+            stochastic, shared,
         )  # fmt: skip
         i, key, place = next_i, next_key, next_place
 
@@ -352,6 +354,7 @@ def _update_long(
     chunk: tl.constexpr,
     rule: tl.constexpr,
     stochastic: tl.constexpr,
+    shared: tl.constexpr,
 ):
     """Add up the chunks' sums of each long run and apply.
 
@@ -406,5 +409,5 @@ def _update_long(
             _apply(
                 total[None, :], w, key + lane, lane == 0, d, weights, first, second, step,
                 learning_rate, corrections, grad_scale, first_key, start, epsilon, beta1, beta2,
-                seed, max_row_norm, dim, rule, stochastic, True,
+                seed, max_row_norm, dim, rule, stochastic, shared,
             )  # fmt: skip

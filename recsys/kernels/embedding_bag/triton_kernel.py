@@ -7,6 +7,7 @@ Axes: F features, B batch, M ids, D width. Programs handle ``block_b`` bags of o
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import triton
 import triton.language as tl
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from recsys.kernels.embedding_bag.launch import launch
 from recsys.kernels.embedding_bag.layout import TableLayout
+from recsys.kernels.tuning import Config, config_for, shape_class
 
 MEAN, UNPOOLED = tl.constexpr(1), tl.constexpr(2)
 
@@ -224,18 +226,23 @@ def _sample_weight_gradient(
     tl.store(out + m, tl.sum(g * x, axis=1) * scale, mask=live)
 
 
-def _tile(dim: int, mean_length: float, element_size: int) -> tuple[int, int, int, int]:
-    """Choose block_d, block_b, unroll and warps so that a thread asks for 16 bytes at a time."""
-    block_d = triton.next_power_of_2(dim)
-    threads = max(1, block_d * element_size // 16)
-    warps = 1 if mean_length > 4 else 2
-    block_b = max(1, warps * 32 // threads)
-    if mean_length <= 4:
-        return block_d, min(4 * block_b, 64), 1, warps
-    # The fewest rows that are asked for in vain, at the mean length.
-    length = math.ceil(mean_length)
-    unroll = min((8, 5, 4), key=lambda many: -(-length // many) * many)
-    return block_d, min(block_b, 64), unroll, warps
+@lru_cache(maxsize=1024)
+def _tile(dim: int, length: int, element_size: int) -> tuple[str, Config]:
+    """Name the class of a lookup, and choose a tile so that a thread asks for 16 bytes at a time.
+
+    ``length`` is the mean of the bags', rounded up. A bag's rows are added one after the other
+    whatever the tile, so tuning changes no bit of a result.
+    """
+    threads = max(1, triton.next_power_of_2(dim) * element_size // 16)
+    warps = 1 if length > 4 else 2
+    block_b, unroll = max(1, warps * 32 // threads), 1
+    if length > 4:
+        # The fewest rows that are asked for in vain, at the mean length.
+        unroll = min((8, 5, 4), key=lambda many: -(-length // many) * many)
+    else:
+        block_b *= 4
+    default = {"block_b": min(block_b, 64), "unroll": unroll, "num_warps": warps}
+    return shape_class(dim=dim, length=length), default
 
 
 def forward(
@@ -253,14 +260,16 @@ def forward(
     num_features = len(layout.feature_tables)
     num_bags = offsets.shape[0] - 1
     batch = num_bags // num_features
-    mean_length = ids.shape[0] / max(1, num_bags)
+    mean_length = math.ceil(ids.shape[0] / max(1, num_bags))
     before, out_stride, quantized = 0, out.stride(0), scale_offset is not None
     for one in layout.classes:
-        block_d, block_b, unroll, warps = _tile(one.dim, mean_length, weights.element_size())
-        blocks = triton.cdiv(batch, block_b) * len(one.features)
+        shapes, default = _tile(one.dim, mean_length, weights.element_size())
+        chosen = config_for("embedding_bag.forward", shapes, weights.dtype, default)
+        block_d, warps = triton.next_power_of_2(one.dim), chosen["num_warps"]
+        blocks = triton.cdiv(batch, chosen["block_b"]) * len(one.features)
         tensors = (weights, scale_offset, feature_data, ids, offsets, sample_weights, out)
         numbers = (batch, num_features, before, out_stride, one.first_key, one.start)
-        tile = {"block_b": block_b, "unroll": unroll, "pooling": pooling}
+        tile = {"block_b": chosen["block_b"], "unroll": chosen["unroll"], "pooling": pooling}
         if blocks and quantized and layout.aligned and pooling != UNPOOLED:
             shape = {"dim": one.dim, "block_w": block_d // 4}
             constants = {**shape, **tile}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -16,25 +16,24 @@ from recsys.kernels.embedding_bag.optimizer import (
     Tables,
     bias_corrections,
 )
+from recsys.kernels.tuning import Config, config_for, shape_class
+
+# How a kernel is cut unless it was tuned: ``elements`` of a tile are one warp's, ``programs`` a
+# multiprocessor's, ``registers`` the most of a thread. Another tile adds gradients in another
+# order: the bits of an update depend on its inputs and on these numbers.
+SINGLES = {"elements": 512, "num_warps": 4, "programs": 6, "registers": 80}
+ITEMS = {"elements": 512, "num_warps": 1, "programs": 32, "registers": 64}
+LONG = {"elements": 2048, "num_warps": 2, "programs": 8, "registers": 128}
 
 
-class Shape(NamedTuple):
-    """How a kernel of the update is cut: ``elements`` of a tile are one warp's."""
-
-    elements: int
-    warps: int
-    programs: int
-    """Of a multiprocessor."""
-    registers: int | None = None
-
-    def rows(self, block_d: int, warps: int | None = None) -> int:
-        """Count the rows of a program's tile."""
-        return min(256, max(2, self.elements * (warps or self.warps) // block_d))
+def tile_rows(shape: Config, block_d: int, warps: int | None = None) -> int:
+    """Count the rows of a program's tile."""
+    return min(256, max(2, shape["elements"] * (warps or shape["num_warps"]) // block_d))
 
 
-SINGLES = Shape(512, 4, 6, 80)
-ITEMS = Shape(512, 1, 32, 64)
-LONG = Shape(2048, 2, 8, 128)
+@lru_cache(maxsize=1024)
+def _class(dim: int, rule: Optimizer) -> str:
+    return f"{shape_class(dim=dim)}-{rule.name.lower()}"
 
 
 def update(
@@ -92,34 +91,47 @@ def _update_width(
     own = (one.first_key, one.end_key, one.start, config.seed, config.epsilon, config.max_row_norm)
     numbers = (num_ids, runs.stride, num_features, grad.stride(0), *own)
     wide = min(16, max(1, block_d // 128))
+    dtype = rows[0].dtype  # type: ignore[union-attr]
+    items, singles, long = (
+        config_for(f"embedding_bag.{name}", _class(one.dim, config.rule), dtype, default)
+        for name, default in (("items", ITEMS), ("singles", SINGLES), ("long", LONG))
+    )
     launch(
         _update_items,
-        min(multiprocessors * max(1, ITEMS.programs // wide), blocks(num_ids, 2)),
+        min(multiprocessors * max(1, items["programs"] // wide), blocks(num_ids, 2)),
         (runs.keys, runs.scales, runs.work, runs.counts, grad, feature_data, partials, *rows),
         numbers,
-        {**betas, **shape, "block_l": ITEMS.rows(block_d, wide), "chunk": CHUNK, **places, **rule},
-        num_warps=ITEMS.warps * wide,
-        max_registers=ITEMS.registers,
-    )
+        {
+            **betas, **shape, "block_l": tile_rows(items, block_d, wide), "chunk": CHUNK, **places,
+            **rule, "shared": items["num_warps"] > 1,
+        },
+        num_warps=min(32, items["num_warps"] * wide),
+        max_registers=items["registers"],
+    )  # fmt: skip
+    block_r = tile_rows(singles, block_d)
     launch(
         _update_singles,
-        min(multiprocessors * SINGLES.programs, blocks(num_ids, 4)),
+        min(multiprocessors * singles["programs"], blocks(num_ids, 4)),
         (runs.keys, runs.scales, runs.work, runs.counts, grad, feature_data, *rows),
         numbers,
-        {**betas, **shape, "block_r": SINGLES.rows(block_d), **places, **rule},
-        num_warps=SINGLES.warps,
-        max_registers=SINGLES.registers,
-    )
+        {
+            **betas, **shape, "block_r": block_r, **places, **rule,
+            "shared": block_r * block_d < 32 * singles["num_warps"],
+        },
+        num_warps=singles["num_warps"],
+        max_registers=singles["registers"],
+    )  # fmt: skip
     if not cut:
         return
     launch(
         _update_long,
-        max(1, min(multiprocessors * LONG.programs, num_chunks // 2)),
+        max(1, min(multiprocessors * long["programs"], num_chunks // 2)),
         (runs.keys, runs.work, runs.counts, partials, *rows),
         (num_ids, runs.stride, *own),
         {
-            **betas, **shape, "block_c": LONG.rows(block_d), "block_few": 8, "chunk": CHUNK, **rule,
+            **betas, **shape, "block_c": tile_rows(long, block_d), "block_few": 8, "chunk": CHUNK,
+            **rule, "shared": long["num_warps"] > 1,
         },
-        num_warps=LONG.warps,
-        max_registers=LONG.registers,
+        num_warps=long["num_warps"],
+        max_registers=long["registers"],
     )  # fmt: skip

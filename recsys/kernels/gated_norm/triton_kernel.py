@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from recsys.kernels.gated_norm.reference import dropout_threshold, kept_scale
+from recsys.kernels.tuning import config_for, shape_class
 
 PARTS = 512
 """Partial sums of the gradients of weight and bias; fixed, so that the order of additions is."""
@@ -113,11 +114,15 @@ def _backward(
     tl.store(bias_parts + at, tl.sum(bias_sum, axis=0), mask=column < width)
 
 
-def _tiles(width: int) -> dict[str, int]:
+def _tiles(launch: str, width: int, dtype: torch.dtype) -> dict[str, int]:
+    """Choose a tile; another adds in another order, so bits depend on inputs and tile."""
     block_d = max(16, triton.next_power_of_2(width))
-    block_m = max(1, TILE // block_d)
-    warps = min(16, max(4, block_d // 512))
-    return {"width": width, "block_m": block_m, "block_d": block_d, "num_warps": warps}
+    default = {
+        "block_m": max(1, TILE // block_d),
+        "num_warps": min(16, max(4, block_d // 512)),
+    }
+    chosen = config_for(f"gated_norm.{launch}", shape_class(dim=width), dtype, default)
+    return {"width": width, "block_d": block_d, **chosen}
 
 
 def forward(
@@ -132,7 +137,7 @@ def forward(
     """Norm, gate and drop, [N, D]."""
     num_rows, width = x.shape
     out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
-    tiles = _tiles(width)
+    tiles = _tiles("forward", width, x.dtype)
     if num_rows:
         _forward[(triton.cdiv(num_rows, tiles["block_m"]),)](
             x, u, weight, bias, seed, out, num_rows, x.stride(0), u.stride(0),
@@ -156,7 +161,7 @@ def backward(
     single: Any = {"dtype": torch.float32, "device": x.device}
     dx = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
     du = torch.empty_like(dx)
-    tiles = _tiles(width)
+    tiles = _tiles("backward", width, x.dtype)
     programs = min(PARTS, triton.cdiv(num_rows, tiles["block_m"]))
     parts = torch.empty(2, programs, width, **single)
     if num_rows:

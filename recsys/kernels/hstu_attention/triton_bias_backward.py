@@ -137,7 +137,7 @@ def backward_biases(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, offsets: Tensor, max_length: int, bias: Bias
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the position and time weights, [H, buckets] each, empty where there are none."""
-    chosen = blocks_of("biases", q, v)
+    chosen = blocks_of("biases", q, v, biased=True)
     block = chosen["block_m"]
     num_blocks, heads = triton.cdiv(max_length, block), q.shape[1]
     counts = (bias.num_positions, bias.num_times)

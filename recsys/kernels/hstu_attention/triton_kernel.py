@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from recsys.kernels.hstu_attention.triton_bias import Bias, _add_bias, _time_span
+from recsys.kernels.tuning import config_for, shape_class
 
 Blocks = tuple[int, int, int, int, int | None]
 
@@ -43,6 +44,8 @@ BLOCKS: dict[str, dict[int, Blocks]] = {
 }
 """Queries and keys of a tile, pipeline stages, warps and most registers of a thread, by the widest
 head in 16-bit numbers; a biased kernel takes the plain one's where it has none of its own."""
+MAX_BIASED_BLOCK = 128
+"""A tile reads the times of two spans of 64 events at most."""
 
 
 @triton.jit
@@ -157,21 +160,26 @@ def widths_of(q: Tensor, v: Tensor) -> dict[str, int]:
 
 
 def blocks_of(kernel: str, q: Tensor, v: Tensor, *, biased: bool = False) -> dict[str, int | None]:
-    """Choose tiles by the widest head: measured on an H200 for 16-bit types, see the README."""
+    """Choose tiles by the widest head, or as tuned; measured on an H200 for 16-bit types.
+
+    Other tiles add in another order: bits depend on the inputs and on these numbers.
+    """
     single = q.dtype == torch.float32
     width = max(q.shape[2], v.shape[2]) * (4 if single else 1)
     own = BLOCKS.get(f"biased {kernel}", {}) if biased else {}
     choices = {**BLOCKS[kernel], **own}
-    queries, keys, stages, warps, registers = next(
+    queries, keys, stages, warps, most = next(
         choices[limit] for limit in sorted(choices) if width <= limit
     )
-    return {
-        "block_m": queries,
-        "block_n": keys,
-        "stages": stages,
-        "num_warps": warps,
-        "maxnreg": registers,
-    }
+    default = {"block_m": queries, "num_warps": warps, "registers": most or 0}
+    if kernel != "biases":
+        default |= {"block_n": keys, "stages": stages}
+    shapes = shape_class(dim=max(q.shape[2], v.shape[2])) + ("-biased" if biased else "")
+    chosen = dict(config_for(f"hstu_attention.{kernel}", shapes, q.dtype, default))
+    if biased and max(chosen["block_m"], chosen.get("block_n", 0)) > MAX_BIASED_BLOCK:
+        raise ValueError(f"biased attention takes tiles of up to {MAX_BIASED_BLOCK}, got {chosen}")
+    registers = chosen.pop("registers")
+    return {**chosen, "maxnreg": registers or None}
 
 
 def forward(

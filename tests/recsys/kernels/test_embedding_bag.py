@@ -15,6 +15,7 @@ from recsys.kernels.embedding_bag import reference
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.op import POOLINGS, EmbeddingBags, QuantizedEmbeddingBags
 from recsys.kernels.embedding_bag.optimizer import Optimizer, OptimizerConfig, OptimizerState
+from recsys.kernels.tuning import asking, trying
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -149,6 +150,33 @@ def test_long_runs_agree_and_repeat_their_bits(layout: TableLayout) -> None:
         bits.append((bags.weights, bags.second))
     assert all(torch.equal(one[0], bits[0][0]) for one in bits)
     assert all(torch.equal(one[1], bits[0][1]) for one in bits)
+
+
+def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
+    ids = torch.cat([torch.zeros(200, dtype=torch.int64), torch.arange(40) // 2 * 2 % 39])
+    offsets = torch.arange(0, 241, 5, device=DEVICE)  # 3 features of 16 bags
+    layout = TableLayout((60, 40, 50), (32, 32, 32), (0, 1, 2))
+
+    def step() -> tuple[list[Tensor], list[Tensor]]:
+        bags = bags_of(layout, OptimizerConfig(), torch.float32)
+        return run_both(bags, [ids.to(DEVICE), offsets, ids.float().to(DEVICE)], "sum", False)
+
+    with asking() as questions:
+        expected, truth = step()
+    if DEVICE == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+        names = {f"embedding_bag.{name}" for name in ("forward", "items", "singles", "long")}
+        assert {one.kernel for one in questions} == names
+    for one in questions:
+        for factor in (0.5, 2):
+            changed = {
+                name: number if name == "registers" else max(1, int(number * factor))
+                for name, number in one.default.items()
+            }
+            with trying(one.kernel, changed):
+                found, _ = step()
+            assert torch.equal(found[0], expected[0]), "no tile changes a bit of a lookup"
+            assert error(found[-3], truth[-3]) < 2e-6
+            assert error(found[-1], truth[-1]) < 1e-5
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 127, 128, 129, 300])

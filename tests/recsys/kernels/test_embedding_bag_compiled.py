@@ -14,7 +14,7 @@ from triton.compiler import ASTSource, compile
 
 from recsys.kernels.embedding_bag import triton_backward
 from recsys.kernels.embedding_bag.optimizer import Optimizer
-from recsys.kernels.embedding_bag.updating import LONG
+from recsys.kernels.embedding_bag.updating import LONG, tile_rows
 
 TYPES = {
     "sorted_keys": "*i32", "work": "*i32", "counts": "*i32", "partials": "*fp32",
@@ -31,8 +31,8 @@ def update_long(rule: Optimizer, dim: int) -> str:
     block_d = 1 << (dim - 1).bit_length()
     constants = {
         "grad_scale": None, "max_row_norm": None, "beta1": 0.9, "beta2": 0.999, "dim": dim,
-        "block_d": block_d, "block_c": LONG.rows(block_d), "block_few": 8, "chunk": 64,
-        "rule": int(rule), "stochastic": False,
+        "block_d": block_d, "block_c": tile_rows(LONG, block_d), "block_few": 8, "chunk": 64,
+        "rule": int(rule), "stochastic": False, "shared": LONG["num_warps"] > 1,
     }  # fmt: skip
     names = kernel.arg_names
     source = ASTSource(
@@ -45,7 +45,7 @@ def update_long(rule: Optimizer, dim: int) -> str:
             if TYPES.get(name, "").startswith("*")
         },
     )
-    options = {"num_warps": LONG.warps, "maxnreg": LONG.registers}
+    options = {"num_warps": LONG["num_warps"], "maxnreg": LONG["registers"]}
     return compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
 
 

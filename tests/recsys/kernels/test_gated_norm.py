@@ -12,6 +12,7 @@ from torch import Tensor
 
 from recsys.kernels.gated_norm.op import gated_norm
 from recsys.kernels.gated_norm.reference import dropout_mask
+from recsys.kernels.tuning import asking, trying
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Largest error by the largest true value."""
@@ -164,6 +165,28 @@ def test_kernel_on_the_gpu(shape: Shape, dtype: torch.dtype) -> None:
     check_kernel("cuda", shape, dtype, repeats=5)
 
 
+def check_tiles(device: str, shape: Shape) -> None:
+    """Launches ask for their tiles, and others are right too."""
+    with asking() as questions:
+        check_kernel(device, shape, torch.float32, repeats=0)
+    different = {one.name: one for one in questions}.values()
+    names = {"forward", "backward"}
+    assert {one.kernel for one in different} == {f"gated_norm.{name}" for name in names}
+    for one in different:
+        halves = {
+            key: number if key == "registers" else max(1, number // 2)
+            for key, number in one.default.items()
+        }
+        with trying(one.kernel, halves):
+            check_kernel(device, shape, torch.float32, repeats=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tiles_on_the_gpu() -> None:
+    check_tiles("cuda", (1000, 257))
+
+
 def test_kernel_in_the_interpreter() -> None:
     code = (
         "import importlib.util\n"
@@ -173,6 +196,7 @@ def test_kernel_in_the_interpreter() -> None:
         "for shape in module.SMALL:\n"
         "    for dtype in module.TOLERANCES:\n"
         "        module.check_kernel('cpu', shape, dtype)\n"
+        "module.check_tiles('cpu', (17, 48))\n"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=300)

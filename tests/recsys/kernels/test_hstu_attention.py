@@ -19,6 +19,7 @@ from recsys.kernels.hstu_attention.reference import (
     reference_attention,
     time_buckets,
 )
+from recsys.kernels.tuning import asking, trying
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Largest error by the largest true value."""
@@ -173,6 +174,28 @@ def test_kernel_on_the_gpu(shape: Shape, dtype: torch.dtype) -> None:
     check_kernel("cuda", shape, dtype, repeats=5)
 
 
+def check_tiles(device: str, shape: Shape) -> None:
+    """Launches ask for their tiles, and others are right too."""
+    with asking() as questions:
+        check_kernel(device, shape, torch.float32, repeats=0)
+    different = {one.name: one for one in questions}.values()
+    names = {"forward", "keys", "queries", "biases"}
+    assert {one.kernel for one in different} == {f"hstu_attention.{name}" for name in names}
+    for one in different:
+        halves = {
+            key: number if key == "registers" else max(1, number // 2)
+            for key, number in one.default.items()
+        }
+        with trying(one.kernel, halves):
+            check_kernel(device, shape, torch.float32, repeats=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tiles_on_the_gpu() -> None:
+    check_tiles("cuda", ([5, 0, 130, 1, 64], 2, 16, 24))
+
+
 def test_kernel_in_the_interpreter() -> None:
     code = (
         "import importlib.util, sys\n"
@@ -184,6 +207,7 @@ def test_kernel_in_the_interpreter() -> None:
         "for shape in module.SMALL:\n"
         "    for dtype in (module.torch.float32, module.torch.float16):\n"
         "        module.check_kernel('cpu', shape, dtype, repeats=1)\n"
+        "module.check_tiles('cpu', ([5, 0, 30, 1], 2, 16, 8))\n"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=300)
