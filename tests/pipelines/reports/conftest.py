@@ -148,8 +148,9 @@ def planted_ids() -> Callable[..., ReportedIds]:
     return made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
+    """Open a browser until the module ends: while it is open, no test can run an event loop."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
         pytest.skip("needs chromium (apt-get install chromium)")
