@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recsys.kernels.gated_norm.op import gated_norm
+from recsys.kernels.gated_norm.reference import dropout_mask, kept_scale
 from recsys.kernels.hstu_attention.op import hstu_attention
 from recsys.kernels.hstu_attention.reference import reference_attention
 from recsys.kernels.topk_search.op import fused_top_k, mask_words
@@ -67,6 +69,22 @@ class Bags:
 def distance(found: Tensor, truth: Tensor) -> float:
     """Norm of the difference over the norm of the truth; not a number where either is not."""
     return float((found.double() - truth.double()).norm() / truth.double().norm().clamp(min=1e-30))
+
+
+def worst(found: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
+    """Greatest distance of several results; not a number where one is not."""
+    distances = [distance(one, true) for one, true in zip(found, truth, strict=True)]
+    return float(torch.tensor(distances).max())
+
+
+def results(call: Callable[..., Tensor], *inputs: Tensor, backward: bool) -> list[Tensor]:
+    """Call with all inputs but the last, the result's gradient; with gradients if asked."""
+    if not backward:
+        with torch.no_grad():
+            return [call(*inputs[:-1])]
+    leaves = [one.detach().requires_grad_() for one in inputs[:-1]]
+    out = call(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, inputs[-1])]
 
 
 class BagCase:
@@ -217,9 +235,15 @@ def prepare_search(num_items: int, num_queries: int, dim: int, device: torch.dev
 
 
 def prepare_attention(
-    num_sequences: int, length: int, heads: int, dim: int, device: torch.device
+    sizes: tuple[int, int, int, int], device: torch.device, *, backward: bool
 ) -> Prepared:
-    """Attend within sequences of one length, without biases; bf16 on a GPU."""
+    """Attend within sequences of one length, without biases; bf16 on a GPU.
+
+    Args:
+        sizes: Sequences, their length, heads, and the heads' width.
+        backward: Whether gradients of queries, keys and values are taken too.
+    """
+    num_sequences, length, heads, dim = sizes
     generator = torch.Generator(device).manual_seed(3)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     offsets = torch.arange(num_sequences + 1, device=device) * length
@@ -228,28 +252,76 @@ def prepare_attention(
         shape = (num_sequences * length, heads, dim)
         return torch.randn(shape, generator=generator, device=device).to(dtype)
 
-    sets = [(part(), part(), part()) for _ in range(2)]
+    sets = [[part() for _ in range(4)] for _ in range(2)]
+
+    def ours(ends: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return hstu_attention(q, k, v, ends, length)
+
+    def by_torch(ends: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return reference_attention(q, k, v, ends, length, None, None, None)
 
     def error() -> float:
         few = [one[: 2 * length] for one in sets[0]]
+        found = results(partial(ours, offsets[:3]), *few, backward=backward)
         truth = [one.float() for one in few]
-        return distance(
-            hstu_attention(few[0], few[1], few[2], offsets[:3], length),
-            reference_attention(
-                truth[0], truth[1], truth[2], offsets[:3], length, None, None, None
-            ),
-        )
-
-    def by_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return reference_attention(q, k, v, offsets, length, None, None, None)
+        return worst(found, results(partial(by_torch, offsets[:3]), *truth, backward=backward))
 
     return Prepared(
-        ours=[partial(hstu_attention, *one, offsets, length) for one in sets],
-        peers={"torch": [partial(by_torch, *one) for one in sets]},
+        ours=[partial(results, partial(ours, offsets), *one, backward=backward) for one in sets],
+        peers={
+            "torch": [
+                partial(results, partial(by_torch, offsets), *one, backward=backward)
+                for one in sets
+            ]
+        },
         error=error,
         tolerance=1e-2 if dtype == torch.bfloat16 else 1e-5,
-        # Two products over the lower half of L x L.
-        num_flops=2 * num_sequences * heads * length * length * dim,
+        # Two products over the lower half of L x L, five more backward.
+        num_flops=(7 if backward else 2) * num_sequences * heads * length * length * dim,
+    )
+
+
+def prepare_gated_norm(
+    num_rows: int, width: int, device: torch.device, *, backward: bool
+) -> Prepared:
+    """Norm, gate and drop a fifth; bf16 on a GPU. Torch draws other numbers to drop."""
+    generator = torch.Generator(device).manual_seed(4)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    seed = torch.tensor([7], device=device)
+
+    def part(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    rows = (num_rows, width)
+    sets = [
+        (part(*rows), part(*rows), part(width), part(width), part(*rows)) for _ in range(NUM_SETS)
+    ]
+
+    def ours(x: Tensor, u: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return gated_norm(x, u, weight, bias, dropout=0.2, seed=seed)
+
+    def by_torch(x: Tensor, u: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        normed = functional.layer_norm(x, x.shape[1:], weight, bias, 1e-6)
+        return functional.dropout(normed * u, 0.2)
+
+    def exact(x: Tensor, u: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        normed = functional.layer_norm(x, x.shape[1:], weight, bias, 1e-6)
+        kept = dropout_mask(x.shape[0], x.shape[1], int(seed), 0.2, x.device)
+        return normed * u * kept * kept_scale(0.2)
+
+    def error() -> float:
+        x, u, weight, bias, grad = sets[0]
+        few = (x[:1024], u[:1024], weight, bias, grad[:1024])
+        truth = results(exact, *(one.double() for one in few), backward=backward)
+        return worst(results(ours, *few, backward=backward), truth)
+
+    return Prepared(
+        ours=[partial(results, ours, *one, backward=backward) for one in sets],
+        peers={"torch": [partial(results, by_torch, *one, backward=backward) for one in sets]},
+        error=error,
+        tolerance=1e-2 if dtype == torch.bfloat16 else 1e-5,
+        # Two tensors read and one written; backward three and two.
+        num_bytes=(8 if backward else 3) * num_rows * width * dtype.itemsize,
     )
 
 
@@ -267,6 +339,7 @@ def workloads(device: torch.device) -> list[Workload]:
     )
     searches = [(1_000_000, 512, 64)] if cuda else [(20_000, 32, 64)]
     attentions = [(64, 1_024, 4, 64), (32, 2_048, 4, 128)] if cuda else [(4, 64, 2, 32)]
+    norms = [(131_072, 512), (65_536, 1_024)] if cuda else [(512, 64)]
     found = [
         Workload(
             kernel="embedding_bag",
@@ -287,9 +360,24 @@ def workloads(device: torch.device) -> list[Workload]:
     found += [
         Workload(
             kernel="hstu_attention",
-            name=f"{sequences} x {length}, {heads} heads of {dim}: forward",
-            prepare=partial(prepare_attention, sequences, length, heads, dim),
+            name=f"{sizes[0]} x {sizes[1]}, {sizes[2]} heads of {sizes[3]}: {direction(backward)}",
+            prepare=partial(prepare_attention, sizes, backward=backward),
         )
-        for sequences, length, heads, dim in attentions
+        for sizes in attentions
+        for backward in (False, True)
+    ]
+    found += [
+        Workload(
+            kernel="gated_norm",
+            name=f"{num_rows:,} x {width}: {direction(backward)}",
+            prepare=partial(prepare_gated_norm, num_rows, width, backward=backward),
+        )
+        for num_rows, width in norms
+        for backward in (False, True)
     ]
     return found
+
+
+def direction(backward: bool) -> str:
+    """Name what a workload runs."""
+    return "forward + backward" if backward else "forward"
