@@ -45,9 +45,8 @@ class Candidates(NamedTuple):
         """
         present = self.ranks != ABSENT
         logits = (self.z_scores * sharpness).masked_fill(~present, -torch.inf)
-        highest = logits.amax(1, keepdim=True).clamp_min(0)  # a list without items has -inf
-        weight = (logits - highest).exp()
-        root = (weight / weight.sum(1, keepdim=True).clamp_min(1e-30)).sqrt()
+        # The softmax of a list without items is NaN.
+        root = logits.softmax(1).masked_fill(~present, 0).sqrt()
         reciprocal = (1 + CONSTANT) / (CONSTANT + self.ranks)
         reciprocal = reciprocal.masked_fill(~present, 0)
         return torch.stack([self.z_scores, root, reciprocal, present.float()], dim=3)
