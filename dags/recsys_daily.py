@@ -29,6 +29,7 @@ STAGES = (
     "build_semantic_ids",
     "fit_baselines",
     "train_two_tower",
+    "train_sequence",
     "evaluate",
     "report",
     "refit",

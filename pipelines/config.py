@@ -27,6 +27,7 @@ from recsys.content.enrichment import EnrichmentConfig
 from recsys.evaluation.ranking import RankingConfig, check_metric_name
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
+from recsys.models.sequence import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.training.loop import TrainConfig
@@ -151,11 +152,11 @@ class SemanticIdsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How the two-tower is trained; lengths are in passes over the training labels."""
+    """How the two-tower is trained; lengths are in passes over its examples, the labels."""
 
     batch_size: int = 512
     max_epochs: float = 30.0
-    """Passes over the labels, unless validation stops the run before."""
+    """Passes over the examples, unless validation stops the run before."""
     max_steps: int | None = None
     """Ends the run earlier on large data."""
     epochs_per_evaluation: float = 1.0
@@ -181,9 +182,9 @@ class TrainingConfig:
         if not 0 <= self.warmup_share < 1:
             raise ValueError(f"warmup_share must be in [0, 1), got {self.warmup_share}")
 
-    def for_labels(self, num_labels: int) -> TrainConfig:
-        """Turn passes into steps for so many labels."""
-        per_epoch = max(1, num_labels // self.batch_size)
+    def for_examples(self, num_examples: int) -> TrainConfig:
+        """Turn passes into steps for so many examples."""
+        per_epoch = max(1, num_examples // self.batch_size)
         num_steps = max(1, round(self.max_epochs * per_epoch))
         if self.max_steps is not None:
             num_steps = min(num_steps, self.max_steps)
@@ -211,6 +212,21 @@ class TrainingConfig:
             log_every=max(1, min(50, eval_every)),
             checkpoint_seconds=self.checkpoint_seconds,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceTrainingConfig(TrainingConfig):
+    """Whether and how the sequence model is trained; its examples are windows of a user's events.
+
+    The defaults were chosen on validation of Amazon Beauty.
+    """
+
+    enabled: bool = False
+    """Whether it is trained and measured beside the others; it is not served yet."""
+    batch_size: int = 256
+    """Windows of a step; every event of a window but its first is a label."""
+    max_epochs: float = 14.0
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=2e-3))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,6 +379,8 @@ class RunConfig:
     item_to_item: ItemToItemConfig = field(default_factory=ItemToItemConfig)
     two_tower: TwoTowerConfig = field(default_factory=TwoTowerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    sequence: SequenceConfig = field(default_factory=SequenceConfig)
+    sequence_training: SequenceTrainingConfig = field(default_factory=SequenceTrainingConfig)
     index: FaissIndexConfig = field(default_factory=FaissIndexConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     report: ReportConfig = field(default_factory=ReportConfig)

@@ -35,6 +35,7 @@ MODEL_NAMES = {
     "popularity": "popularity",
     "item_to_item": "item-to-item",
     "two_tower": "two-tower",
+    "sequence": "sequence (not served)",
     "blend": "blend (what is served)",
 }
 SHOWN_USERS = 3
@@ -61,8 +62,9 @@ def metric_table(metrics: Metrics, analysis: Mapping[str, SplitAnalysis], primar
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     for split, readable_split in SPLIT_NAMES.items():
-        best = {name: max(metrics[split][model][name] for model in MODEL_NAMES) for name in shown}
-        for place, (model, readable) in enumerate(MODEL_NAMES.items()):
+        models = {name: text for name, text in MODEL_NAMES.items() if name in metrics[split]}
+        best = {name: max(metrics[split][model][name] for model in models) for name in shown}
+        for place, (model, readable) in enumerate(models.items()):
             values = metrics[split][model]
             known = analysis[split].models[model].intervals if split in analysis else {}
             cells = [

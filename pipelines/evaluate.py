@@ -32,6 +32,7 @@ from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingResult, evaluate_ranking
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
+from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
 from serving.surfaces import HOME
 
@@ -51,7 +52,12 @@ def load_scores(context: StageContext, inputs: ModelInputs, order: str) -> dict[
         "item_to_item": ItemToItem.load(baselines / "item_to_item").score,
         "two_tower": torch.no_grad()(two_tower.score),
     }
-    return {**models, BLEND: BlendedScores(models)}
+    blend = BlendedScores(models)
+    trained = context.inputs["train_sequence"] / order / "sequence"
+    if trained.exists():
+        # Measured beside the others; nothing serves it, so it is no part of the blend.
+        models["sequence"] = SequenceModel.load(trained, inputs.catalogue).score
+    return {**models, BLEND: blend}
 
 
 def batches(inputs: ModelInputs, held_out: HeldOut, config: RunConfig) -> Iterator[JaggedBatch]:

@@ -12,7 +12,8 @@ from pipelines.artifacts import to_json
 from pipelines.fit_baselines import fit_models, save_models
 from pipelines.model_inputs import ModelInputs, released_order
 from pipelines.stage import StageContext, StageRows
-from pipelines.train_two_tower import Curve, ProgressBar, fit_two_tower
+from pipelines.train_two_tower import fit_two_tower
+from pipelines.training import Curve, ProgressBar, TrainingRun
 
 
 def refit(context: StageContext) -> StageRows:
@@ -29,21 +30,19 @@ def refit(context: StageContext) -> StageRows:
     )
     num_labels = len(sequences.label_positions("all"))
     growth = num_labels / trained["num_labels"]
-    before = config.training.for_labels(trained["num_labels"])
+    before = config.training.for_examples(trained["num_labels"])
     num_steps = max(1, round(trained["best_step"] * growth))
     train_config = config.training.for_steps(
         num_steps, num_steps, decay_steps=max(1, round(before.num_steps * growth))
     )
-    curve = Curve(context.run)
+    curve = Curve(context.run, kept=context.checkpoints / f"{order}.jsonl")
     with ProgressBar("two-tower (everything)", visible=context.show_progress) as progress:
         model, result = fit_two_tower(
             inputs,
             config,
             train_config,
+            TrainingRun(context.checkpoints / order, progress, curve),
             split="all",
-            checkpoint_dir=context.checkpoints / order,
-            progress=progress,
-            curve=curve,
         )
     model.to("cpu").save(context.output / "two_tower")
     curve.write(context.output / "curve.jsonl")

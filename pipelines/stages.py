@@ -17,9 +17,11 @@ from pipelines.report import LIBRARIES as REPORT_LIBRARIES
 from pipelines.report import SECTIONS as REPORT_SECTIONS
 from pipelines.report import report, tells_all_looks
 from pipelines.stage import Stage
+from pipelines.train_sequence import train_sequence
 from pipelines.train_two_tower import train_two_tower
 
 DATA_CODE = ("recsys/data", "pipelines/model_inputs.py")
+TRAINING_CODE = (*DATA_CODE, "pipelines/training.py", "recsys/layers", "recsys/training")
 TENSORS = ("numpy", "torch")
 
 STAGES = [
@@ -92,14 +94,30 @@ STAGES = [
         reads=("build_features", "embed_items"),
         writes="two_tower, training curve",
         sections=("two_tower", "training", "evaluation.exclude_history", "seed"),
-        code=(*DATA_CODE, "recsys/layers", "recsys/models/two_tower.py", "recsys/training"),
+        code=(*TRAINING_CODE, "recsys/models/two_tower.py"),
         libraries=TENSORS,
         function=train_two_tower,
     ),
     Stage(
+        name="train_sequence",
+        description="Train the sequence model where it is on; validation picks its best step",
+        reads=("build_features", "embed_items"),
+        writes="sequence, training curve",
+        sections=("sequence", "sequence_training", "evaluation.exclude_history", "seed"),
+        code=(*TRAINING_CODE, "recsys/models/sequence.py", "recsys/models/two_tower.py"),
+        libraries=TENSORS,
+        function=train_sequence,
+    ),
+    Stage(
         name="evaluate",
         description="Measure every model and the served blend on validation and test",
-        reads=("build_features", "embed_items", "fit_baselines", "train_two_tower"),
+        reads=(
+            "build_features",
+            "embed_items",
+            "fit_baselines",
+            "train_two_tower",
+            "train_sequence",
+        ),
         writes="metrics, their analysis, per-user ranks and lists",
         sections=("evaluation", "seed"),
         code=(
@@ -119,7 +137,7 @@ STAGES = [
     Stage(
         name="report",
         description="Write what the evaluation found as one HTML file that opens anywhere",
-        reads=("build_features", "train_two_tower", "evaluate"),
+        reads=("build_features", "train_two_tower", "train_sequence", "evaluate"),
         writes="report.html, report.json",
         sections=REPORT_SECTIONS,
         code=(
@@ -139,12 +157,10 @@ STAGES = [
         writes="popularity, item_to_item, two_tower",
         sections=("popularity", "item_to_item", "two_tower", "training", "seed"),
         code=(
-            *DATA_CODE,
+            *TRAINING_CODE,
             "pipelines/fit_baselines.py",
             "pipelines/train_two_tower.py",
-            "recsys/layers",
             "recsys/models",
-            "recsys/training",
         ),
         libraries=TENSORS,
         function=refit,

@@ -11,6 +11,7 @@ from pipelines.config import (
     DataConfig,
     FeatureChoice,
     RunConfig,
+    SequenceTrainingConfig,
     TrainingConfig,
 )
 from pipelines.presets.shop import shop
@@ -30,6 +31,7 @@ def amazon_beauty() -> RunConfig:
         popularity=PopularityConfig(),
         two_tower=TwoTowerConfig(),
         training=TrainingConfig(max_epochs=12.0, schedule=ScheduleConfig(learning_rate=2e-3)),
+        sequence_training=SequenceTrainingConfig(enabled=True),
     )
 
 

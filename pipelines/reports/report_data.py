@@ -98,6 +98,8 @@ class Places:
     features: Path
     evaluation: Path
     two_tower: Path
+    sequence: Path
+    """Without curves where it was not trained."""
 
 
 def read_json(path: Path) -> Any:
@@ -186,7 +188,10 @@ def read_report_data(
         analysis=analysis,
         metrics=metrics,
         wins=wins,
-        curves=read_curves(places.two_tower, "two_tower", primary),
+        curves=[
+            *read_curves(places.two_tower, "two_tower", primary),
+            *read_curves(places.sequence, "sequence", primary),
+        ],
         examples=read_examples(
             table, places.features / "items.parquet", sequences, wins.models, "test"
         ),

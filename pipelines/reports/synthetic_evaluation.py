@@ -230,6 +230,7 @@ def write_synthetic_evaluation(folder: Path, made: SyntheticEvaluation) -> Place
         features=folder / "build_features",
         evaluation=folder / "evaluate",
         two_tower=folder / "train_two_tower",
+        sequence=folder / "train_sequence",
     )
     places.evaluation.mkdir(parents=True)
     write_features(places.features, made)

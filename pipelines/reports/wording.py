@@ -10,14 +10,16 @@ MODELS = {
     "popularity": "popularity",
     "item_to_item": "item-to-item",
     "two_tower": "two-tower",
+    "sequence": "sequence model",
     "blend": "blend",
 }
 MODEL_MEANINGS = {
     "popularity": "the same list for everyone: what was taken most, recent events counting more",
     "item_to_item": "what others took next to the items of the user's history",
     "two_tower": "a trained network: the history and each item become vectors that are compared",
+    "sequence": "a trained network that reads the history in its order; measured, not yet served",
     "generative": "a trained network that writes out the next item's semantic ID, best ones first",
-    "blend": "the lists of the others put together; this is what is served",
+    "blend": "the lists of the served models put together; this is what is served",
 }
 METRICS = {
     "ndcg": ("NDCG@{k}", "1 if the item comes first, less the lower it stands, 0 below place {k}"),

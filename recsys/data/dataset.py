@@ -153,18 +153,23 @@ class Sequences:
             user_features: Categorical rows by user row, each [U]; become ``user.<name>``.
 
         Returns:
-            ``history`` (item rows, oldest first), ``user`` (user row), ``user.<name>`` and
+            ``history`` (item rows, oldest first), ``history.times`` (unix seconds of the same
+            events, where there are times), ``user`` (user row), ``user.<name>`` and
             ``context.<name>`` (one value each).
         """
         users = self.users_of(positions)  # [B]
         starts = np.maximum(self.offsets[users], positions - max_history)  # [B]
         offsets = np.zeros(len(positions) + 1, np.int64)
         np.cumsum(positions - starts, out=offsets[1:])
-        history = np.asarray(self.item_rows[concatenated_ranges(starts, positions)])
+        places = concatenated_ranges(starts, positions)
+        history = np.asarray(self.item_rows[places])
         features = {
             "history": Jagged(torch.from_numpy(history), torch.from_numpy(offsets)),
             "user": Jagged.one_each(torch.from_numpy(users)),
         }
+        if self.times is not None:
+            times = np.asarray(self.times[places])
+            features["history.times"] = Jagged(torch.from_numpy(times), torch.from_numpy(offsets))
         for name, values in (user_features or {}).items():
             features[f"user.{name}"] = _one_each(values, users)
         for name, values in self.context.items():

@@ -38,6 +38,22 @@ device = "cpu"
 [training.schedule]
 learning_rate = 0.01
 
+[sequence]
+embedding_dim = 16
+hidden_dim = 32
+max_length = 10
+dropout = 0.1
+backend = "torch"
+
+[sequence_training]
+enabled = true
+batch_size = 16
+max_epochs = 15.0
+device = "cpu"
+
+[sequence_training.schedule]
+learning_rate = 0.01
+
 [evaluation]
 ks = [5, 10]
 

@@ -42,7 +42,7 @@ def test_demo_shows_metrics_histories_and_what_to_do_next(shop: Path) -> None:
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 100
     for split in ("validation", "test"):
-        for model in ("popularity", "item_to_item", "two_tower", "blend"):
+        for model in ("popularity", "item_to_item", "two_tower", "sequence", "blend"):
             mean, low, high, _ = analysis[split].models[model].intervals["ndcg@10"]
             assert metrics[split][model]["ndcg@10"] == pytest.approx(mean)
             assert f"{mean:.3f} ({low:.3f}-{high:.3f})" in text

@@ -19,7 +19,9 @@ def configured(shop: Path, folder: Path, changes: dict[str, object]) -> Path:
     folder.mkdir()
     for name in ("events.csv", "items.csv", "users.csv"):
         (folder / name).write_bytes((shop.parent / name).read_bytes())
-    settings = merge(read_toml(shop.parent / "shop.toml"), {"training": {"max_epochs": 1.0}})
+    settings = read_toml(shop.parent / "shop.toml")
+    for section in ("training", "sequence_training"):
+        settings = merge(settings, {section: {"max_epochs": 1.0}})
     settings = merge(settings, {"release": {"min_gain_over_popularity": -1}})
     path = folder / "shop.toml"
     path.write_text(to_toml(merge(settings, changes)))
@@ -69,8 +71,9 @@ def test_tied_times_are_measured_in_both_orders(shop: Path, recsys: Recsys, tmp_
     workspace = finished(recsys, config)
     metrics = json.loads((workspace / "evaluate/metrics.json").read_text())
     assert list(metrics) == ["given", "shuffled"]
-    given, shuffled = (metrics[order]["test"]["item_to_item"] for order in metrics)
-    assert given != shuffled
+    for model in ("item_to_item", "sequence"):
+        given, shuffled = (metrics[order]["test"][model] for order in metrics)
+        assert given != shuffled
 
 
 def test_time_splits_everything_after_a_day(shop: Path, recsys: Recsys, tmp_path: Path) -> None:

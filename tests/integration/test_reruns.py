@@ -52,15 +52,17 @@ def test_two_runs_give_equal_bytes(shop: Path, recsys: Recsys, tmp_path: Path) -
 def run_in_child(config: Path, workspace: Path) -> "subprocess.Popen[bytes]":
     script = "from pipelines.cli import app; app()"
     command = [sys.executable, "-c", script, "run", "-c", str(config), "-w", str(workspace), "-q"]
-    extra = ["--set", "training.checkpoint_seconds=0.05"]
-    return subprocess.Popen(command + extra, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command + OFTEN, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+OFTEN = ["--set", "training.checkpoint_seconds=0.05"]
+OFTEN += ["--set", "sequence_training.checkpoint_seconds=0.01"]
 SIGNS = [
     ".partial-build_features",
     "embed_items/manifest.json",
     "build_semantic_ids/manifest.json",
     "checkpoints/train_two_tower-*/given/*",
+    "checkpoints/train_sequence-*/given/*",
     "evaluate/manifest.json",
     "checkpoints/refit-*/given/*",
     "bundles",
@@ -85,9 +87,8 @@ def test_run_killed_again_and_again_ends_as_if_it_had_not_been(
 ) -> None:
     config, workspace = copy_of(shop, tmp_path / "killed"), tmp_path / "run"
     kills = [killed_at(sign, config, workspace) for sign in SIGNS]
-    assert sum(kills) >= 4
-    extra = ["--set", "training.checkpoint_seconds=0.05"]
-    result = recsys("run", "-c", config, "-w", workspace, "-q", *extra)
+    assert sum(kills) >= 5
+    result = recsys("run", "-c", config, "-w", workspace, "-q", *OFTEN)
     assert result.exit_code == 0, result.output
     first, second = digests(shop), digests(workspace)
     # The interval between checkpoints stands in two manifests, and so in what is named after them;

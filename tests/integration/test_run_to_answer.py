@@ -97,7 +97,7 @@ def test_metrics_agree_with_the_per_user_results(shop: Path) -> None:
     for split in ("validation", "test"):
         table = pl.read_parquet(shop / f"evaluate/per_user_given_{split}.parquet")
         assert table.height == 80
-        for model in ("popularity", "item_to_item", "two_tower", "blend"):
+        for model in ("popularity", "item_to_item", "two_tower", "sequence", "blend"):
             hits = (table[f"rank_{model}"].fill_null(99) <= 5).mean()
             assert metrics[split][model]["recall@5"] == pytest.approx(hits)
             top = table.select(
@@ -110,7 +110,8 @@ def test_metrics_agree_with_the_per_user_results(shop: Path) -> None:
 def test_every_look_at_the_test_split_is_in_the_ledger(shop: Path) -> None:
     looks = [json.loads(line) for line in (shop / "ledger.jsonl").read_text().splitlines()]
     assert [look["split"] for look in looks] == ["test"]
-    assert set(looks[0]["ndcg@10"]) == {"popularity", "item_to_item", "two_tower", "blend"}
+    measured = {"popularity", "item_to_item", "two_tower", "sequence", "blend"}
+    assert set(looks[0]["ndcg@10"]) == measured
 
 
 def test_recommend_prints_titles(

@@ -57,10 +57,10 @@ def test_data_set_and_files_exclude_each_other(tmp_path: Path) -> None:
 
 def test_passes_become_steps() -> None:
     config = TrainingConfig(batch_size=100, max_epochs=3.0, warmup_share=0.1)
-    train = config.for_labels(1_050)
+    train = config.for_examples(1_050)
     assert (train.num_steps, train.eval_every) == (30, 10)
     assert (train.schedule.warmup_steps, train.schedule.decay_steps) == (3, 30)
-    tiny = config.for_labels(5)
+    tiny = config.for_examples(5)
     assert (tiny.num_steps, tiny.eval_every) == (3, 1)
-    capped = TrainingConfig(batch_size=100, max_epochs=3.0, max_steps=7).for_labels(1_050)
+    capped = TrainingConfig(batch_size=100, max_epochs=3.0, max_steps=7).for_examples(1_050)
     assert capped.num_steps == 7

@@ -8,7 +8,7 @@ from pipelines.artifacts import Manifest, begin, commit
 from pipelines.outbox import read_lines
 from pipelines.run_record import Recorder, numbers_of, report_of
 from pipelines.tracking import outbox_of
-from pipelines.train_two_tower import Curve
+from pipelines.training import Curve
 
 
 def planned(stage: str) -> Manifest:

@@ -1,0 +1,72 @@
+"""Stage train_sequence: fit the sequence model on train, pick its steps on validation.
+
+It is off unless ``sequence_training.enabled``; then evaluate measures it beside the others. It is
+not released, so nothing serves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from pipelines.config import RunConfig
+from pipelines.model_inputs import ModelInputs
+from pipelines.stage import StageContext, StageRows
+from pipelines.training import (
+    TrainingRun,
+    count_items,
+    fit,
+    train_each_order,
+    training_device,
+    validation_metrics,
+)
+from recsys.data.order import BatchOrder
+from recsys.data.windows import training_windows, window_batch
+from recsys.models.sequence import SequenceModel
+from recsys.training.loop import TrainResult
+
+
+def make_sequence_model(
+    inputs: ModelInputs, config: RunConfig, device: torch.device
+) -> SequenceModel:
+    """Build an untrained model that knows how often each item occurs in train."""
+    settings = config.sequence
+    if not config.evaluation.exclude_history:
+        # Lists may repeat the history, so its items stand against the label too.
+        settings = replace(settings, leave_out_history=False)
+    counts = count_items(inputs, "train")
+    torch.manual_seed(config.seed)
+    return SequenceModel(settings, inputs.sizes, inputs.catalogue, counts).to(device)
+
+
+def fit_sequence_model(
+    inputs: ModelInputs, config: RunConfig, run: TrainingRun
+) -> tuple[SequenceModel, TrainResult]:
+    """Train on every position of the windows of train; validation picks the best weights."""
+    training, max_length = config.sequence_training, config.sequence.max_length
+    device = training_device(training)
+    windows = training_windows(inputs.sequences, "train", max_length)
+    model = make_sequence_model(inputs, config, device)
+    order = BatchOrder(len(windows), training.batch_size, config.seed)
+
+    def loss_at(step: int) -> torch.Tensor:
+        chosen = order.indices(step)
+        batch = window_batch(inputs.sequences, windows.starts[chosen], windows.ends[chosen])
+        return model.loss(batch.to(device))
+
+    evaluate = validation_metrics(inputs, config, training, model.score, max_history=max_length)
+    train_config = training.for_examples(len(windows))
+    return model, fit(model, loss_at, training, train_config, run, evaluate)
+
+
+def train_sequence(context: StageContext) -> StageRows:
+    """Train once for each order of tied times, or write nothing where it is off."""
+    config = context.config
+    if not config.sequence_training.enabled:
+        return StageRows(rows_in=0, rows_out=0)
+
+    def fit_on(inputs: ModelInputs, run: TrainingRun) -> tuple[SequenceModel, TrainResult]:
+        return fit_sequence_model(inputs, config, run)
+
+    return train_each_order(context, "sequence", fit_on)

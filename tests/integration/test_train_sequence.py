@@ -1,0 +1,157 @@
+"""The sequence model as a stage of a run: measured, resumable, and absent where it is off."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import polars as pl
+import pytest
+from click.testing import Result
+
+from pipelines.report import report_path
+from recsys.training.checkpoint import save_checkpoint
+
+Recsys = Callable[..., Result]
+BEFORE = ("build_features", "enrich_items", "embed_items")
+
+
+def until_features(shop: Path, folder: Path) -> Path:
+    """Copy what the stage reads, so that a test trains and nothing else; return the workspace."""
+    workspace = folder / "run"
+    for name in BEFORE:
+        shutil.copytree(shop / name, workspace / name)
+    return workspace
+
+
+def trained(recsys: Recsys, shop: Path, workspace: Path, *, settings: Sequence[str] = ()) -> Result:
+    options = [part for one in settings for part in ("--set", one)]
+    config = shop.parent / "shop.toml"
+    return recsys("run", "-c", config, "-w", workspace, "-q", "--stage", "train_sequence", *options)
+
+
+def test_the_successor_is_found_on_both_splits_and_shown(shop: Path, recsys: Recsys) -> None:
+    metrics = json.loads((shop / "evaluate/metrics.json").read_text())["given"]
+    for split in ("validation", "test"):
+        assert metrics[split]["sequence"]["recall@5"] >= 0.95
+    ending = json.loads((shop / "train_sequence/given/training.json").read_text())
+    assert ending["best_metric"] == metrics["validation"]["sequence"]["ndcg@10"]
+    numbers = json.loads((report_path(shop).parent / "report.json").read_text())
+    assert "sequence" in numbers["models"]
+    assert {curve["model"] for curve in numbers["curves"]} == {"two_tower", "sequence"}
+    assert "sequence model" in report_path(shop).read_text()
+    compared = recsys("compare", shop, "--models", "popularity,sequence")
+    assert compared.exit_code == 0, compared.output
+    assert "run:sequence" in compared.output
+
+
+def test_what_is_served_does_not_hold_it(shop: Path) -> None:
+    manifest = json.loads((shop / "bundles/current/manifest.json").read_text())
+    assert "sequence" not in manifest["models"]
+    assert not (shop / "bundles/current/sequence").exists()
+
+
+def test_where_it_is_off_nothing_is_trained_or_measured(
+    shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    workspace = tmp_path / "run"
+    for name in (*BEFORE, "fit_baselines", "train_two_tower"):
+        shutil.copytree(shop / name, workspace / name)
+    off = ["--set", "sequence_training.enabled=false"]
+    config = shop.parent / "shop.toml"
+    stages = ["--stage", "train_sequence", "--stage", "evaluate", "--stage", "report"]
+    result = recsys("run", "-c", config, "-w", workspace, "-q", *off, *stages)
+    assert result.exit_code == 0, result.output
+    assert not (workspace / "train_sequence/given").exists()
+    metrics = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]["test"]
+    assert set(metrics) == {"popularity", "item_to_item", "two_tower", "blend"}
+    with_it = json.loads((shop / "evaluate/metrics.json").read_text())["given"]["test"]
+    # Not in the blend: what is served is the same with it and without.
+    assert metrics["blend"] == with_it["blend"]
+
+
+class Killed(BaseException):
+    """Stands in for a SIGKILL in the middle of training."""
+
+
+def test_killed_training_resumes_to_the_same_bits(
+    shop: Path, recsys: Recsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = until_features(shop, tmp_path)
+    settings = ["sequence_training.checkpoint_seconds=0"]
+    seen: list[int] = []
+
+    def dying(*arguments: object, **named: object) -> None:
+        save_checkpoint(*arguments, **named)  # type: ignore[arg-type]
+        seen.append(arguments[1].step)  # type: ignore[attr-defined]
+        if len(seen) == 7:
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("recsys.training.loop.save_checkpoint", dying)
+        with pytest.raises(Killed):
+            trained(recsys, shop, workspace, settings=settings)
+        assert not (workspace / "train_sequence/manifest.json").exists()
+        assert trained(recsys, shop, workspace, settings=settings).exit_code == 0
+    assert seen[6:8] == [7, 8]  # went on where it was
+    for name in ("sequence/sequence.safetensors", "curve.jsonl", "training.json"):
+        place = Path("train_sequence/given") / name
+        assert (workspace / place).read_bytes() == (shop / place).read_bytes()
+
+
+def test_times_are_read_in_training_and_in_evaluation_alike(
+    shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    workspace = until_features(shop, tmp_path)
+    settings = ["sequence.time_buckets=16", "sequence_training.max_epochs=4"]
+    assert trained(recsys, shop, workspace, settings=settings).exit_code == 0
+    for name in ("fit_baselines", "train_two_tower"):
+        shutil.copytree(shop / name, workspace / name)
+    config = shop.parent / "shop.toml"
+    options = [part for one in settings for part in ("--set", one)]
+    result = recsys("run", "-c", config, "-w", workspace, "-q", "--stage", "evaluate", *options)
+    assert result.exit_code == 0, result.output
+    measured = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]
+    ending = json.loads((workspace / "train_sequence/given/training.json").read_text())
+    assert ending["best_metric"] == measured["validation"]["sequence"]["ndcg@10"]
+
+
+def test_lists_with_the_history_are_trained_with_it(
+    shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    workspace = until_features(shop, tmp_path)
+    settings = ["evaluation.exclude_history=false", "sequence_training.max_epochs=1"]
+    assert trained(recsys, shop, workspace, settings=settings).exit_code == 0
+    saved = json.loads((workspace / "train_sequence/given/sequence/config.json").read_text())
+    assert saved["config"]["leave_out_history"] is False
+
+
+def least(shop: Path, folder: Path, changed: pl.Expr) -> Path:
+    """Copy the shop with two users' events, changed; return the TOML's path."""
+    for path in shop.parent.iterdir():
+        if path.is_file():
+            shutil.copy(path, folder / path.name)
+    events = pl.read_csv(folder / "events.csv")
+    users = events["user_id"].unique(maintain_order=True)[:2]
+    events = events.filter(pl.col("user_id").is_in(users.to_list()))
+    events.with_columns(changed).write_csv(folder / "events.csv")
+    return folder / "shop.toml"
+
+
+@pytest.mark.parametrize("column", ["item_id", "user_id"])
+def test_one_item_or_one_user_is_told_in_a_sentence(
+    shop: Path, recsys: Recsys, tmp_path: Path, column: str
+) -> None:
+    config = least(shop, tmp_path, pl.lit("alone").alias(column))
+    result = recsys("run", "-c", config, "-w", tmp_path / "run", "-q")
+    assert result.exit_code == 2, result.output
+    assert "there is nothing to learn" in " ".join(result.output.split())
+
+
+def test_two_items_and_two_users_are_enough(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
+    item = pl.format("item-{}", pl.int_range(pl.len()) % 2).alias("item_id")
+    config = least(shop, tmp_path, item)
+    result = recsys("run", "-c", config, "-w", tmp_path / "run", "-q", "--until", "evaluate")
+    assert result.exit_code == 0, result.output
+    metrics = json.loads((tmp_path / "run/evaluate/metrics.json").read_text())["given"]["test"]
+    assert 0 <= metrics["sequence"]["ndcg@10"] <= 1
