@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recsys.data.batch import Jagged
 from recsys.kernels.gated_norm.op import gated_norm
 from recsys.kernels.gated_norm.reference import dropout_mask, kept_scale
 from recsys.kernels.hstu_attention.op import hstu_attention
@@ -122,22 +123,12 @@ class BagCase:
         if isinstance(self.updates, FbgemmRowUpdates):
             pooled: Tensor = self.updates.tbe(ids, offsets)
             return pooled
-        parts = ids.view(self.bags.tables, -1)
         ends = offsets[: self.bags.batch + 1]
-        return torch.cat(
-            [
-                functional.embedding_bag(
-                    part,
-                    self.weights[table.name],
-                    ends,
-                    mode="sum",
-                    sparse=True,
-                    include_last_offset=True,
-                )
-                for table, part in zip(self.tables, parts, strict=True)
-            ],
-            dim=1,
-        )
+        values = {
+            f"f{place}": Jagged(part, ends)
+            for place, part in enumerate(ids.view(self.bags.tables, -1))
+        }
+        return torch.cat(list(self.updates.pool(values, None).values()), dim=1)
 
     def lookups(self, batches: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Call]:
         def look(ids: Tensor, offsets: Tensor) -> Tensor:

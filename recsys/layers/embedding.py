@@ -236,8 +236,6 @@ class EmbeddingBags(nn.Module):
         Call ``begin_step`` before each forward and ``may_move`` before each backward, as the
         training loop does. State starts at zero. Move the layer to its device first.
         """
-        if isinstance(self.updates, TorchRowUpdates):
-            self.updates.remove()
         self.updates, self._looked_up = None, False
         if config is None:
             return

@@ -13,10 +13,9 @@ Axes: B examples, M values of all features, U different rows, D width.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -237,8 +236,56 @@ def joined(values: Mapping[str, Jagged], features: Sequence[str]) -> tuple[Tenso
     return torch.cat([values[feature].values for feature in features]), torch.cat(parts)
 
 
+class _TableLookup(torch.autograd.Function):
+    """Pools of all features of one table; the backward moves its rows.
+
+    A row's gradient is a pool too: the sum of the gradients of the bags that it occurs in. So the
+    ids are sorted by row, and the same function adds up what a sparse gradient would write out.
+    ``anchor`` only makes autograd call the backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        ids: Tensor,
+        offsets: Tensor,
+        sample_weights: Tensor | None,
+        updates: TorchRowUpdates,
+        name: str,
+    ) -> Tensor:
+        ctx.place = (updates, name)
+        # Not the rows: an update between forward and backward is no mistake here.
+        ctx.save_for_backward(ids, offsets, sample_weights)
+        return summed(updates.views[name], ids, offsets, sample_weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        ids, offsets, sample_weights = ctx.saved_tensors
+        (updates, name), grad = ctx.place, grads[0].contiguous()
+        bags = torch.arange(len(offsets) - 1, device=ids.device)
+        bags = bags.repeat_interleave(offsets.diff(), output_size=len(ids))
+        sample_grad = None
+        if ctx.needs_input_grad[3]:
+            # Before the update, which changes the rows that this reads.
+            sample_grad = (updates.views[name][ids] * grad[bags]).sum(1)
+        in_order, order = ids.sort(stable=True)
+        rows, counts = torch.unique_consecutive(in_order, return_counts=True)
+        starts = functional.pad(counts.cumsum(0), (1, 0))
+        factors = None if sample_weights is None else sample_weights.detach()[order]
+        updates.move(name, rows, summed(grad, bags[order], starts, factors))
+        return None, None, None, sample_grad, None, None
+
+
+def summed(table: Tensor, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None) -> Tensor:
+    """Add up the rows [B, D] of each bag, weighted where there are weights."""
+    return functional.embedding_bag(
+        ids, table, offsets, mode="sum", per_sample_weights=sample_weights, include_last_offset=True
+    )
+
+
 class TorchRowUpdates(DeviceScalars):
-    """In plain torch: sparse gradients, and a hook that applies and frees each one at once."""
+    """In plain torch: rows are summed and moved in the backward of each table's lookup."""
 
     def __init__(
         self,
@@ -251,6 +298,7 @@ class TorchRowUpdates(DeviceScalars):
         self.tables, self.weights, self.config = tables, weights, config
         self.views = {name: weight.data for name, weight in weights.items()}
         self.steps = torch.zeros(1, dtype=torch.int64, device=device)
+        self._anchor = torch.zeros(1, device=device, requires_grad=True)
         self._state: State = {}
         for slot in SLOTS[config.rule]:
             wide = slot == "exp_avg" or config.rule == "adam"
@@ -258,15 +306,6 @@ class TorchRowUpdates(DeviceScalars):
                 name: torch.zeros_like(weight if wide else weight[:, 0], requires_grad=False)
                 for name, weight in weights.items()
             }
-        self._hooks = [
-            weight.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
-            for name, weight in weights.items()
-        ]
-
-    def remove(self) -> None:
-        """Let gradients of the tables be gradients again."""
-        for hook in self._hooks:
-            hook.remove()
 
     def may_move(self, loss: Tensor) -> bool:
         super().may_move(loss)
@@ -275,40 +314,20 @@ class TorchRowUpdates(DeviceScalars):
 
     def pool(self, values: Mapping[str, Jagged], weights: Tensor | None) -> dict[str, Tensor]:
         same_places(self.weights, self.views)
-        pooled, before = {}, 0
+        pooled: dict[str, Tensor] = {}
+        before = 0
         for table in self.tables:
-            for feature in table.features:
-                ids, offsets, _ = values[feature]
-                pooled[feature] = functional.embedding_bag(
-                    ids,
-                    self.weights[table.name],
-                    offsets,
-                    mode="sum",
-                    sparse=True,
-                    per_sample_weights=(
-                        None if weights is None else weights[before : before + len(ids)]
-                    ),
-                    include_last_offset=True,
-                )
-                before += len(ids)
+            ids, offsets = joined(values, table.features)
+            own = None if weights is None else weights[before : before + len(ids)]
+            before += len(ids)
+            apply: Any = _TableLookup.apply
+            found: Tensor = apply(self._anchor, ids, offsets, own, self, table.name)
+            parts = found.view(len(table.features), -1 if len(found) else 0, table.embedding_dim)
+            pooled |= dict(zip(table.features, parts.unbind(0), strict=True))
         return pooled
 
-    def _hook(self, name: str) -> object:
-        # Weak: the weight holds the hook out of the garbage collector's sight, so a hook that held
-        # this object, which holds the weight, would keep both for ever.
-        this = weakref.ref(self)
-
-        def apply(weight: Tensor) -> None:
-            updates, grad, weight.grad = this(), weight.grad, None
-            if updates is not None and grad is not None:
-                with torch.no_grad():
-                    updates._move(name, grad.coalesce())
-
-        return apply
-
-    def _move(self, name: str, grad: Tensor) -> None:
-        """Move the rows of a coalesced gradient; see the kernels' ``reference.update``."""
-        rows, total = grad.indices()[0], grad.values()  # [U], [U, D]
+    def move(self, name: str, rows: Tensor, total: Tensor) -> None:
+        """Move rows [U] of a table by their gradients [U, D]; see the kernels' ``reference``."""
         if self.grad_scale is not None:
             total = total * self.grad_scale
         moves = (self.skip == 0).expand(len(rows))
