@@ -328,20 +328,24 @@ class TorchRowUpdates(DeviceScalars):
 
     def move(self, name: str, rows: Tensor, total: Tensor) -> None:
         """Move rows [U] of a table by their gradients [U, D]; see the kernels' ``reference``."""
+        # Rows that move; None for all. A GPU is not waited for.
+        moves = (self.skip == 0).expand(len(rows)) if self.skip.is_cuda else None
+        if moves is None and bool(self.skip != 0):
+            return
         if self.grad_scale is not None:
             total = total * self.grad_scale
-        moves = (self.skip == 0).expand(len(rows))
         if self.config.max_row_norm is not None:
             norm = total.norm(dim=1)
-            moves = moves & norm.isfinite()
+            moves = norm.isfinite() if moves is None else moves & norm.isfinite()
             total = total * (self.config.max_row_norm / (norm + 1e-6)).clamp(max=1)[:, None]
         state = {slot: by_table[name] for slot, by_table in self._state.items()}
-        change, new = self._change({slot: one[rows] for slot, one in state.items()}, total)
+        old = {slot: one.index_select(0, rows) for slot, one in state.items()}
+        change, new = self._change(old, total)
         for slot, one in state.items():
-            one[rows] = torch.where(broadcast(moves, new[slot]), new[slot], one[rows])
+            one.index_copy_(0, rows, moved(moves, new[slot], old[slot]))
         weight = self.views[name]
-        old = weight[rows]
-        weight[rows] = torch.where(moves[:, None], old - change, old)
+        before = weight.index_select(0, rows)
+        weight.index_copy_(0, rows, moved(moves, before - change, before))
 
     def _change(self, old: dict[str, Tensor], grad: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute what rows lose, [U, D], and their new state."""
@@ -370,6 +374,8 @@ class TorchRowUpdates(DeviceScalars):
         self.steps.fill_(num_steps)
 
 
-def broadcast(moves: Tensor, like: Tensor) -> Tensor:
-    """Give [U] the number of axes of ``like``."""
-    return moves[:, None] if like.ndim == 2 else moves
+def moved(moves: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+    """Take the new rows, [U] or [U, D], where ``moves`` [U] says so."""
+    if moves is None:
+        return new
+    return torch.where(moves[:, None] if new.ndim == 2 else moves, new, old)
