@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipelines.config import RunConfig
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences, Split
-from recsys.models.two_tower import ItemCatalogue, TwoTowerInputs
+from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
 
 Rows = NDArray[np.int64]
 CONTENT_FILE = "content.npy"

@@ -21,7 +21,13 @@ from pipelines.train_sequence import train_sequence
 from pipelines.train_two_tower import train_two_tower
 
 DATA_CODE = ("recsys/data", "pipelines/model_inputs.py")
-TRAINING_CODE = (*DATA_CODE, "pipelines/training.py", "recsys/layers", "recsys/training")
+TRAINING_CODE = (
+    *DATA_CODE,
+    "pipelines/training.py",
+    "recsys/layers",
+    "recsys/models/item_tower.py",
+    "recsys/training",
+)
 TENSORS = ("numpy", "torch")
 
 STAGES = [
@@ -104,7 +110,7 @@ STAGES = [
         reads=("build_features", "embed_items"),
         writes="sequence, training curve",
         sections=("sequence", "sequence_training", "evaluation.exclude_history", "seed"),
-        code=(*TRAINING_CODE, "recsys/models/sequence.py", "recsys/models/two_tower.py"),
+        code=(*TRAINING_CODE, "recsys/models/sequence.py"),
         libraries=TENSORS,
         function=train_sequence,
     ),
@@ -171,7 +177,13 @@ STAGES = [
         reads=("build_features", "embed_items", "refit"),
         writes="item vectors, index, recall",
         sections=("index",),
-        code=(*DATA_CODE, "recsys/layers", "recsys/models/two_tower.py", "recsys/retrieval"),
+        code=(
+            *DATA_CODE,
+            "recsys/layers",
+            "recsys/models/item_tower.py",
+            "recsys/models/two_tower.py",
+            "recsys/retrieval",
+        ),
         libraries=("faiss-cpu", *TENSORS),
         function=build_index,
     ),

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.batch import Jagged
-from recsys.models.two_tower import ItemCatalogue, TwoTower
+from recsys.models.item_tower import ItemCatalogue
+from recsys.models.two_tower import TwoTower
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.retrieval.index_file import meta_path
 from serving.catalogue import Catalogue, load_array, reading

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from features.point_in_time import FEATURES
 from recsys.data.batch import Jagged
 from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
+from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
 from recsys.models.popularity import Popularity, PopularityConfig
-from recsys.models.two_tower import ItemCatalogue, TwoTower, TwoTowerConfig, TwoTowerInputs
+from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.retrieval.faiss_index import build_index
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import resolve_collisions

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 class Jagged(NamedTuple):
@@ -121,3 +122,15 @@ class JaggedBatch:
 
     def to(self, device: torch.device | str) -> JaggedBatch:
         return JaggedBatch({name: value.to(device) for name, value in self.features.items()})
+
+
+def latest(history: Jagged, limit: int) -> Jagged:
+    """Keep the last ``limit`` values of each example."""
+    lengths = history.lengths().clamp(max=limit)
+    if int(lengths.sum()) == len(history.values):
+        return history
+    from_end = history.offsets[1:][history.segments()] - torch.arange(
+        len(history.values), device=history.values.device
+    )
+    offsets = functional.pad(lengths.cumsum(0), (1, 0))
+    return Jagged(history.values[from_end <= limit], offsets)

@@ -1,9 +1,9 @@
 """Sequence model: causal blocks over a user's events predict the next item at every position.
 
 Blocks are SASRec's attention (arXiv:1808.09781) or HSTU (arXiv:2402.17152), with learned biases by
-distance and, where events have times, by elapsed time. Items go through the two-tower's item
-tower (id, content, categories), both as events and as what is ranked, so an item that training
-never met is placed by its content. Scores are cosines; training divides them by a temperature.
+distance and, where events have times, by elapsed time. Items go through the item tower
+(id, content, categories), both as events and as what is ranked, so an item that training never met
+is placed by its content. Scores are cosines; training divides them by a temperature.
 
 Training: every position of a sequence at once, softmax over the whole catalogue or over shared
 samples (the batch's labels and uniform draws, each item once, corrected for how likely it is among
@@ -26,19 +26,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.windows import next_events
 from recsys.layers.attention import AttentionBlock, BlockConfig, Layout
 from recsys.layers.chunked_softmax import MAX_SCORES, SoftmaxCandidates, softmax_loss
 from recsys.layers.embedding import Backend
 from recsys.layers.hstu import HstuBlock
-from recsys.models.two_tower import (
+from recsys.models.item_tower import (
     NORM_FLOOR,
     CatalogueModel,
     ItemCatalogue,
     ItemTower,
     TwoTowerInputs,
-    latest,
 )
 
 

@@ -37,7 +37,7 @@ from pipelines.model_inputs import MAX_QUERIES, ModelInputs
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingResult, evaluate_ranking
-from recsys.models.two_tower import ItemCatalogue, TwoTowerInputs
+from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
 
 HISTORY = 20
 DIM = 16

@@ -17,8 +17,8 @@ import torch
 from results_file import Row, write_results
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
 from recsys.models.sequence import SequenceConfig, SequenceModel
-from recsys.models.two_tower import ItemCatalogue, TwoTowerInputs
 from recsys.training.optim import AdamWConfig, adamw
 
 GOAL_GIB = 24

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.embedding import EmbeddingBags, RowUpdateConfig, TableConfig
-from recsys.models.two_tower import ItemCatalogue, TwoTower, TwoTowerConfig, TwoTowerInputs
+from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
+from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentTracker

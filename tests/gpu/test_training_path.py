@@ -15,7 +15,8 @@ from recsys.data.dataset import Sequences
 from recsys.data.item_mask import ItemMask
 from recsys.data.order import BatchOrder
 from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
-from recsys.models.two_tower import ItemCatalogue, TwoTower, TwoTowerConfig, TwoTowerInputs
+from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
+from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.retrieval.exact import exact_top_k
 from recsys.testing.synthetic import markov_world, sequences
 from recsys.training.checkpoint import checkpoint_paths

@@ -25,7 +25,7 @@ from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import RankingResult
-from recsys.models.two_tower import ItemCatalogue, TwoTowerInputs
+from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
 
 CONFIG = EvaluationConfig(
     ks=(2,), primary_metric="ndcg@2", metrics=("recall@1",), num_resamples=100, category_slices=1

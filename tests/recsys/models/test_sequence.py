@@ -11,8 +11,8 @@ from recsys.data.dataset import Sequences
 from recsys.data.order import BatchOrder
 from recsys.data.top_k import top_k_of_scores
 from recsys.data.windows import training_windows, window_batch
+from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
 from recsys.models.sequence import SequenceConfig, SequenceModel, sampled_items, seen_before
-from recsys.models.two_tower import ItemCatalogue, TwoTowerInputs
 from recsys.testing import synthetic
 from recsys.testing.contracts import assert_retriever_contract, assert_same_seed_same_result
 

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.dataset import Sequences
 from recsys.data.order import BatchOrder
 from recsys.data.top_k import top_k_of_scores
-from recsys.models.two_tower import ItemCatalogue, TwoTower, TwoTowerConfig, TwoTowerInputs, latest
+from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
+from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.testing.contracts import assert_retriever_contract, assert_same_seed_same_result
 
 NUM_ITEM_ROWS = 41

@@ -1,0 +1,184 @@
+"""The item tower, and the catalogue of models whose items go through it.
+
+Item tower: id embedding + projected content embedding + mean of the category embeddings. An item
+that training never met (row 0, a row added later, a row without events) takes the learned
+"unknown" id instead; ids are dropped at random in training, so content carries such items.
+
+Axes: R distinct items, N item rows, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.layers.embedding import Backend, EmbeddingBags, TableConfig
+
+NORM_FLOOR = 1e-6
+"""Smallest length a vector is divided by when it is normalised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoTowerInputs:
+    """Sizes of what the model reads, from the features and content artefacts (row 0 included)."""
+
+    num_item_rows: int
+    content_dim: int = 0
+    """Width of the content embeddings, 0 without."""
+    num_categories: int = 0
+    user_features: Mapping[str, int] = field(default_factory=dict)
+    """Name to cardinality of each ``user.<name>`` feature of a query."""
+    context_features: Mapping[str, int] = field(default_factory=dict)
+    """Name to cardinality of each ``context.<name>`` feature of a query."""
+
+
+@dataclass(frozen=True)
+class ItemCatalogue:
+    """What is known of each item besides its id; may have more rows than were trained on."""
+
+    content: Tensor
+    """[N, content_dim] float32, row 0 zero."""
+    categories: Jagged
+    """Category rows of each of the N item rows."""
+
+    @classmethod
+    def empty(cls, num_item_rows: int) -> ItemCatalogue:
+        """Make a catalogue that knows of nothing but ids."""
+        nothing = Jagged(
+            torch.empty(0, dtype=torch.int64), torch.zeros(num_item_rows + 1, dtype=torch.int64)
+        )
+        return cls(torch.empty(num_item_rows, 0), nothing)
+
+
+class ItemTowerConfig(Protocol):
+    """What ItemTower reads of a model's settings."""
+
+    @property
+    def embedding_dim(self) -> int: ...
+    @property
+    def id_dropout(self) -> float: ...
+    @property
+    def content_weight(self) -> float: ...
+    @property
+    def id_init_scale(self) -> float: ...
+    @property
+    def backend(self) -> Backend: ...
+
+
+class ItemTower(nn.Module):
+    """Turns an item's id, content and categories into one vector."""
+
+    def __init__(self, config: ItemTowerConfig, inputs: TwoTowerInputs) -> None:
+        super().__init__()
+        self.config, self.inputs = config, inputs
+        dim = config.embedding_dim
+        tables = [
+            TableConfig(
+                name="item", num_rows=inputs.num_item_rows, embedding_dim=dim, features=("item",)
+            )
+        ]
+        if inputs.num_categories:
+            tables.append(
+                TableConfig(
+                    name="category",
+                    num_rows=inputs.num_categories,
+                    embedding_dim=dim,
+                    features=("item.categories",),
+                    pooling="mean",
+                )
+            )
+        self.tables = EmbeddingBags(tables, config.backend)
+        with torch.no_grad():
+            self.tables.weight("item").mul_(config.id_init_scale)
+        self.content = (
+            nn.Linear(inputs.content_dim, dim, bias=False) if inputs.content_dim else None
+        )
+        self.item_counts: Tensor
+        self.register_buffer("item_counts", torch.zeros(inputs.num_item_rows, dtype=torch.int64))
+
+    def forward(self, items: JaggedBatch, content: Tensor) -> Tensor:
+        """Encode items, not normalised: the history reads them so, [R, D].
+
+        Args:
+            items: ``item`` (item row) and ``item.categories``.
+            content: Content embeddings, [R, content_dim].
+        """
+        rows = items["item"].values
+        met = rows < self.inputs.num_item_rows
+        met = met & (self.item_counts[torch.where(met, rows, 0)] > 0)
+        if self.training and self.config.id_dropout > 0:
+            met = met & (torch.rand(len(rows), device=rows.device) >= self.config.id_dropout)
+        known = items["item"]._replace(values=torch.where(met, rows, 0))
+        pooled = self.tables(JaggedBatch({**items.features, "item": known}))
+        vectors: Tensor = sum(pooled.values())
+        if self.content is not None:
+            vectors = vectors + self.config.content_weight * self.content(content)
+        return vectors
+
+
+def _forget_catalogue(model: nn.Module, _: object) -> None:
+    model.train(model.training)
+
+
+class CatalogueModel(nn.Module):
+    """What models share whose items go through an ItemTower: the catalogue and its vectors."""
+
+    item_tower: ItemTower
+    _content: Tensor
+    _category_rows: Tensor
+    _category_offsets: Tensor
+
+    def __init__(self, catalogue: ItemCatalogue) -> None:
+        super().__init__()
+        self.register_buffer("_content", catalogue.content, persistent=False)
+        self.register_buffer("_category_rows", catalogue.categories.values, persistent=False)
+        self.register_buffer("_category_offsets", catalogue.categories.offsets, persistent=False)
+        self._all_inputs: Tensor | None = None
+        # Not by the tensors' version counters: fused optimizers change weights without counting.
+        self.register_load_state_dict_post_hook(_forget_catalogue)  # type: ignore[no-untyped-call]
+
+    @property
+    def num_item_rows(self) -> int:
+        """Item rows of the catalogue, of which the tower's first ones have an id."""
+        return len(self._content)
+
+    def item_inputs(self, rows: Tensor) -> Tensor:
+        """Encode rows of the catalogue as the history reads them, [R] -> [R, D]."""
+        categories = Jagged(self._category_rows, self._category_offsets).take(rows)
+        items = JaggedBatch({"item": Jagged.one_each(rows), "item.categories": categories})
+        inputs: Tensor = self.item_tower(items, self._content[rows])
+        return inputs
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch the mode and forget the encoded catalogue."""
+        self._all_inputs = None
+        return super().train(mode)
+
+    @torch.no_grad()
+    def all_item_inputs(self) -> Tensor:
+        """Encode the whole catalogue, [N, D]; kept until train(), eval() or load_state_dict()."""
+        if self._all_inputs is None or self.training:
+            rows = torch.arange(self.num_item_rows, device=self._content.device)
+            parts = [self.item_inputs(part) for part in torch.split(rows, 1 << 16)]
+            self._all_inputs = torch.cat(parts)
+        return self._all_inputs
+
+    @torch.no_grad()
+    def item_vectors(self, items: JaggedBatch, content: Tensor) -> Tensor:
+        """Encode any items, also ones outside the catalogue, as unit vectors, [R, D].
+
+        Args:
+            items: ``item`` (item row, 0 for an unknown one) and ``item.categories``.
+            content: Content embeddings, [R, content_dim].
+        """
+        return functional.normalize(self.item_tower(items, content), dim=1, eps=NORM_FLOOR)
+
+    def all_item_vectors(self) -> Tensor:
+        """Encode the whole catalogue as unit vectors, [N, D]; row 0 is no item."""
+        return functional.normalize(self.all_item_inputs(), dim=1, eps=NORM_FLOOR)
