@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,15 @@ def tile_rows(shape: Config, block_d: int, warps: int | None = None) -> int:
 @lru_cache(maxsize=1024)
 def _class(dim: int, rule: Optimizer) -> str:
     return f"{shape_class(dim=dim)}-{rule.name.lower()}"
+
+
+def _tiles(shapes: str, dtype: torch.dtype) -> tuple[Config, Config, Config]:
+    """Ask for the tiles of items, singles and long runs."""
+    return (
+        config_for("embedding_bag.items", shapes, dtype, ITEMS),
+        config_for("embedding_bag.singles", shapes, dtype, SINGLES),
+        config_for("embedding_bag.long", shapes, dtype, LONG),
+    )
 
 
 def update(
@@ -72,11 +82,7 @@ def _update_width(
     places: dict[str, bool],
     stochastic: bool,
 ) -> None:
-    from recsys.kernels.embedding_bag.triton_backward import (
-        _update_items,
-        _update_long,
-        _update_singles,
-    )
+    from recsys.kernels.embedding_bag.triton_backward import _update_items, _update_singles
 
     grad, feature_data, num_features = gradient
     num_ids = runs.keys.shape[0]
@@ -92,10 +98,7 @@ def _update_width(
     numbers = (num_ids, runs.stride, num_features, grad.stride(0), *own)
     wide = min(16, max(1, block_d // 128))
     dtype = rows[0].dtype  # type: ignore[union-attr]
-    items, singles, long = (
-        config_for(f"embedding_bag.{name}", _class(one.dim, config.rule), dtype, default)
-        for name, default in (("items", ITEMS), ("singles", SINGLES), ("long", LONG))
-    )
+    items, singles, long = _tiles(_class(one.dim, config.rule), dtype)
     launch(
         _update_items,
         min(multiprocessors * max(1, items["programs"] // wide), blocks(num_ids, 2)),
@@ -121,17 +124,34 @@ def _update_width(
         num_warps=singles["num_warps"],
         max_registers=singles["registers"],
     )  # fmt: skip
-    if not cut:
-        return
+    if cut:
+        constants = ({**betas, **shape}, rule)
+        _update_long_runs(runs, (partials, *rows), (num_ids, runs.stride, *own), constants, long)
+
+
+def _update_long_runs(
+    runs: Runs,
+    tensors: tuple[Tensor | None, ...],
+    numbers: tuple[int | float | None, ...],
+    constants: tuple[dict[str, Any], dict[str, Any]],
+    tile: Config,
+) -> None:
+    """Add up the sums of long runs and apply them; constants: before and behind the tile's."""
+    from recsys.kernels.embedding_bag.triton_backward import _update_long
+
+    before, behind = constants
+    multiprocessors = num_multiprocessors(runs.keys.device)
+    num_chunks = blocks(runs.keys.shape[0], CHUNK)
+    block_c = tile_rows(tile, before["block_d"])
     launch(
         _update_long,
-        max(1, min(multiprocessors * long["programs"], num_chunks // 2)),
-        (runs.keys, runs.work, runs.counts, partials, *rows),
-        (num_ids, runs.stride, *own),
+        max(1, min(multiprocessors * tile["programs"], num_chunks // 2)),
+        (runs.keys, runs.work, runs.counts, *tensors),
+        numbers,
         {
-            **betas, **shape, "block_c": tile_rows(long, block_d), "block_few": 8, "chunk": CHUNK,
-            **rule, "shared": long["num_warps"] > 1,
+            **before, "block_c": block_c, "block_few": 8, "chunk": CHUNK, **behind,
+            "shared": tile["num_warps"] > 1,
         },
-        num_warps=long["num_warps"],
-        max_registers=long["registers"],
+        num_warps=tile["num_warps"],
+        max_registers=tile["registers"],
     )  # fmt: skip
