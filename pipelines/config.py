@@ -30,8 +30,8 @@ from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.retrieval.faiss_build import FaissIndexConfig
-from recsys.training.loop import TrainConfig
-from recsys.training.optim import AdamWConfig, ScheduleConfig
+from recsys.training.optim import ScheduleConfig
+from recsys.training.passes import TrainingConfig as TrainingConfig
 
 MIN_ITEMS_PER_CODE = 8
 """What codes per level are chosen for where no number is given."""
@@ -148,70 +148,6 @@ class SemanticIdsConfig:
         enough = math.ceil((MIN_IDS_PER_ITEM * num_items) ** (1 / self.num_levels))
         chosen = min(max(min(MAX_CODES_PER_LEVEL, fitting), enough), num_items)
         return (self.codes_per_level or chosen,) * self.num_levels
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """How the two-tower is trained; lengths are in passes over its examples, the labels."""
-
-    batch_size: int = 512
-    max_epochs: float = 30.0
-    """Passes over the examples, unless validation stops the run before."""
-    max_steps: int | None = None
-    """Ends the run earlier on large data."""
-    epochs_per_evaluation: float = 1.0
-    validation_users: int = 5_000
-    """Users, drawn once by the seed, on whom the best step is chosen."""
-    patience: int = 4
-    """Stop after so many evaluations in a row without a new best."""
-    warmup_share: float = 0.02
-    """Share of the steps in which the learning rate rises."""
-    optimizer: AdamWConfig = field(default_factory=AdamWConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    max_grad_norm: float | None = 1.0
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    device: str = "auto"
-    """``auto`` takes a GPU where there is one; or ``cpu``, ``cuda``, ``cuda:1``."""
-    checkpoint_seconds: float = 60.0
-    """Time between the states that a killed run resumes from."""
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "max_epochs", "epochs_per_evaluation", "validation_users"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
-        if not 0 <= self.warmup_share < 1:
-            raise ValueError(f"warmup_share must be in [0, 1), got {self.warmup_share}")
-
-    def for_examples(self, num_examples: int) -> TrainConfig:
-        """Turn passes into steps for so many examples."""
-        per_epoch = max(1, num_examples // self.batch_size)
-        num_steps = max(1, round(self.max_epochs * per_epoch))
-        if self.max_steps is not None:
-            num_steps = min(num_steps, self.max_steps)
-        return self.for_steps(num_steps, max(1, round(self.epochs_per_evaluation * per_epoch)))
-
-    def for_steps(
-        self, num_steps: int, eval_every: int, decay_steps: int | None = None
-    ) -> TrainConfig:
-        """Describe a run of so many steps, with the schedule of one of ``decay_steps``."""
-        whole = decay_steps or num_steps
-        schedule = ScheduleConfig(
-            learning_rate=self.schedule.learning_rate,
-            warmup_steps=self.schedule.warmup_steps or math.ceil(self.warmup_share * whole),
-            decay=self.schedule.decay,
-            decay_steps=self.schedule.decay_steps or whole,
-            final_share=self.schedule.final_share,
-        )
-        return TrainConfig(
-            num_steps=num_steps,
-            schedule=schedule,
-            max_grad_norm=self.max_grad_norm,
-            precision=self.precision,
-            eval_every=eval_every,
-            patience=self.patience,
-            log_every=max(1, min(50, eval_every)),
-            checkpoint_seconds=self.checkpoint_seconds,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
