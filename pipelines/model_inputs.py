@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from pipelines.config import RunConfig
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.dataset import Sequences, Split
+from recsys.data.dataset import Sequences
+from recsys.data.held_out import HeldOut as HeldOut
+from recsys.data.held_out import concatenated as concatenated
+from recsys.data.held_out import ragged as ragged
 from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
 
 Rows = NDArray[np.int64]
@@ -100,58 +103,3 @@ def load_catalogue(features: Path, content: Path | None) -> ItemCatalogue:
         return ItemCatalogue(torch.empty(categories.batch_size, 0), categories)
     vectors = np.load(content / CONTENT_FILE, allow_pickle=False)
     return ItemCatalogue(torch.from_numpy(vectors), categories)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldOut:
-    """The queries and targets of one split, one query a user."""
-
-    positions: Rows
-    """Each user's first held-out event, [B]; what precedes it is the query."""
-    targets: Jagged
-    """Item rows held out, per query."""
-    seen: Jagged
-    """Item rows of the user's whole history before the first target, per query."""
-
-    @classmethod
-    def of(cls, sequences: Sequences, split: Split) -> HeldOut:
-        """Collect the users that have a target in the split, in user order."""
-        labels = sequences.label_positions(split)
-        users, first, counts = np.unique(
-            sequences.users_of(labels), return_index=True, return_counts=True
-        )
-        positions = labels[first]
-        lengths = positions - sequences.offsets[users]
-        before = concatenated(sequences.offsets[users], lengths)
-        return cls(
-            positions=positions,
-            targets=ragged(np.asarray(sequences.item_rows[labels]), counts),
-            seen=ragged(np.asarray(sequences.item_rows[before]), lengths),
-        )
-
-    def sample(self, num_queries: int, seed: int) -> HeldOut:
-        """Keep at most so many queries, drawn once by the seed."""
-        if num_queries >= len(self.positions):
-            return self
-        rng = np.random.default_rng([seed, num_queries])
-        chosen = np.sort(rng.choice(len(self.positions), num_queries, replace=False))
-        rows = torch.from_numpy(chosen)
-        return HeldOut(
-            positions=self.positions[chosen],
-            targets=self.targets.take(rows),
-            seen=self.seen.take(rows),
-        )
-
-
-def ragged(values: Rows, lengths: Rows) -> Jagged:
-    """Cut values into examples of the given lengths."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return Jagged(torch.from_numpy(values), torch.from_numpy(offsets))
-
-
-def concatenated(starts: Rows, lengths: Rows) -> Rows:
-    """Concatenate the ranges of so many integers from each start."""
-    before = np.cumsum(lengths) - lengths
-    rows: Rows = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
-    return rows

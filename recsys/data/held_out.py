@@ -1,0 +1,69 @@
+"""The held-out events of a split as queries and targets, one query a user.
+
+Axes: B queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from recsys.data.batch import Jagged
+from recsys.data.dataset import Rows, Sequences, Split
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """The queries and targets of one split, one query a user."""
+
+    positions: Rows
+    """Each user's first held-out event, [B]; what precedes it is the query."""
+    targets: Jagged
+    """Item rows held out, per query."""
+    seen: Jagged
+    """Item rows of the user's whole history before the first target, per query."""
+
+    @classmethod
+    def of(cls, sequences: Sequences, split: Split) -> HeldOut:
+        """Collect the users that have a target in the split, in user order."""
+        labels = sequences.label_positions(split)
+        users, first, counts = np.unique(
+            sequences.users_of(labels), return_index=True, return_counts=True
+        )
+        positions = labels[first]
+        lengths = positions - sequences.offsets[users]
+        before = concatenated(sequences.offsets[users], lengths)
+        return cls(
+            positions=positions,
+            targets=ragged(np.asarray(sequences.item_rows[labels]), counts),
+            seen=ragged(np.asarray(sequences.item_rows[before]), lengths),
+        )
+
+    def sample(self, num_queries: int, seed: int) -> HeldOut:
+        """Keep at most so many queries, drawn once by the seed."""
+        if num_queries >= len(self.positions):
+            return self
+        rng = np.random.default_rng([seed, num_queries])
+        chosen = np.sort(rng.choice(len(self.positions), num_queries, replace=False))
+        rows = torch.from_numpy(chosen)
+        return HeldOut(
+            positions=self.positions[chosen],
+            targets=self.targets.take(rows),
+            seen=self.seen.take(rows),
+        )
+
+
+def ragged(values: Rows, lengths: Rows) -> Jagged:
+    """Cut values into examples of the given lengths."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return Jagged(torch.from_numpy(values), torch.from_numpy(offsets))
+
+
+def concatenated(starts: Rows, lengths: Rows) -> Rows:
+    """Concatenate the ranges of so many integers from each start."""
+    before = np.cumsum(lengths) - lengths
+    rows: Rows = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+    return rows
