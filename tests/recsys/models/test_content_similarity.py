@@ -1,0 +1,102 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.models.content_similarity import ContentSimilarity, ContentSimilarityConfig
+from recsys.testing.contracts import (
+    assert_queries_are_independent,
+    assert_scores_every_item,
+    assert_unknown_input_is_scored,
+)
+
+PLAIN = ContentSimilarityConfig(centred=False)
+
+
+def queries(*histories: list[int]) -> JaggedBatch:
+    return JaggedBatch({"history": Jagged.from_lists(histories)})
+
+
+def content(num_rows: int = 9, dim: int = 4) -> torch.Tensor:
+    vectors = torch.randn(num_rows, dim, generator=torch.Generator().manual_seed(0))
+    vectors[0] = 0
+    return vectors
+
+
+def test_the_score_is_the_cosine_to_the_recency_weighted_mean() -> None:
+    vectors = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])
+    model = ContentSimilarity(ContentSimilarityConfig(centred=False, history_power=1.0), vectors)
+    scores = model.score(queries([1, 2]))[0]
+    # Item 2 is the latest and counts 1, item 1 counts 1/2.
+    length = 1.25**0.5
+    expected = torch.tensor([-torch.inf, 0.5 / length, 1 / length, 1.5 / (length * 2**0.5)])
+    torch.testing.assert_close(scores, expected)
+
+
+def test_what_all_items_share_tells_nothing() -> None:
+    shared = torch.tensor([10.0, 10.0, 10.0])
+    vectors = torch.zeros(5, 3)
+    vectors[1:] = torch.tensor([[1.0, 0, 0], [1, 0, 0], [-1, 0, 0], [-1, 0, 0]])
+    plain = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1]))
+    vectors[1:] += shared
+    moved = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1]))
+    torch.testing.assert_close(plain, moved, atol=1e-5, rtol=0)
+    torch.testing.assert_close(moved[0, 1:], torch.tensor([1.0, 1, -1, -1]), atol=1e-5, rtol=0)
+
+
+def test_items_without_content_and_histories_without_any_have_no_evidence() -> None:
+    vectors = content()
+    vectors[3] = 0
+    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(
+        queries([1, 3], [3], [], [99, -5])
+    )
+    assert scores[0, 3] == -torch.inf
+    assert torch.isfinite(scores[0, [1, 2, 4, 5]]).all()
+    assert (scores[1:] == -torch.inf).all()
+
+
+def test_events_beyond_the_window_do_not_count() -> None:
+    config = ContentSimilarityConfig(max_history=2)
+    model = ContentSimilarity(config, content())
+    scores = model.score(queries([8, 7, 1, 2], [1, 2]))
+    torch.testing.assert_close(scores[0], scores[1])
+
+
+def test_it_scores_like_any_retriever() -> None:
+    model, asked = ContentSimilarity(PLAIN, content()), queries([1, 2], [3], [4, 5, 6])
+    assert_scores_every_item(model, asked, 9)
+    assert_unknown_input_is_scored(model, asked, 9)
+    assert_queries_are_independent(model, asked)
+
+
+def test_saved_and_loaded_scores_are_equal(tmp_path: Path) -> None:
+    model = ContentSimilarity(ContentSimilarityConfig(history_power=0.5), content())
+    model.save(tmp_path / "content")
+    loaded = ContentSimilarity.load(tmp_path / "content")
+    assert loaded.config == model.config
+    assert torch.equal(loaded.score(queries([1, 2])), model.score(queries([1, 2])))
+
+
+def test_a_grown_catalogue_leaves_the_old_scores_as_they_were(tmp_path: Path) -> None:
+    old, grown = content(9), torch.cat([content(9), torch.ones(2, 4)])
+    model = ContentSimilarity(ContentSimilarityConfig(), old)
+    model.save(tmp_path)
+    scores = ContentSimilarity.load(tmp_path, grown).score(queries([1, 2]))
+    assert scores.shape == (1, 11)
+    torch.testing.assert_close(scores[:, :9], model.score(queries([1, 2])))
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="history_power must be >= 0"):
+        ContentSimilarityConfig(history_power=-1.0)
+    with pytest.raises(ValueError, match="max_history must be >= 1, got 0"):
+        ContentSimilarityConfig(max_history=0)
+    with pytest.raises(ValueError, match=r"content must be \[N, F\]"):
+        ContentSimilarity(PLAIN, torch.zeros(3))
+    broken = content()
+    broken[4, 1] = torch.nan
+    with pytest.raises(ValueError, match="content of item row 4 is not finite"):
+        ContentSimilarity(PLAIN, broken)
+    with pytest.raises(ValueError, match="mean must be of the content's width 4"):
+        ContentSimilarity(PLAIN, content(), mean=torch.zeros(3))
