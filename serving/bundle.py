@@ -10,6 +10,8 @@
         index/          items.faiss and its description (both may be absent)
         semantic_ids/   codes, id rows (may be absent, with quantizer/)
         quantizer/      gives new items their IDs                     serving/semantic_ids.py
+        content_similarity/, sequence/, generative/, blend_fast/, blend_full/
+                        each may be absent                            serving/history_models.py
         manifest.json   digests, dimensions, versions; written last   serving/manifest.py
     bundle-<version>+<n>/   a delta: rows appended to its parent      serving/delta.py
     current             link to the one that is served
@@ -23,19 +25,36 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.item_to_item import ItemToItem, Neighbours
+from recsys.models.item_tower import ItemCatalogue
 from recsys.models.popularity import Popularity
+from recsys.models.sequence import SequenceModel
+from recsys.retrieval.learned_blend import LearnedBlend
 from serving.catalogue import Catalogue, reading
 from serving.context import check_context_features
 from serving.delta import Delta, chain_of, semantic_ids_of
+from serving.history_models import (
+    BLENDS,
+    CONTENT_SIMILARITY,
+    SEQUENCE,
+    copy_content_similarity,
+    load_blends,
+    load_content_similarity,
+    load_sequence,
+)
 from serving.manifest import (
     VERSION_PATTERN,
     BundleManifest,
     Dimensions,
+    Profile,
     Verdict,
     bundle_directory,
     seal,
@@ -48,6 +67,7 @@ from serving.retriever import (
     TwoTowerParts,
     check_rows,
     copy_model,
+    known_categories,
     load_retriever,
     write_two_tower,
 )
@@ -67,6 +87,12 @@ class BundleParts:
     """Directory that ItemToItem.save wrote."""
     two_tower: TwoTowerParts | None = None
     semantic_ids: SemanticIdParts | None = None
+    content_similarity: Path | None = None
+    """Directory that ContentSimilarity.save wrote, of the two-tower's content."""
+    sequence: Path | None = None
+    """Directory that SequenceModel.save wrote, over the two-tower's content and the catalogue."""
+    blends: Mapping[Profile, Path] = field(default_factory=dict)
+    """Directories that LearnedBlend.save wrote, by the profile that each one ranks ``home`` of."""
     user_features: Mapping[str, int] = field(default_factory=dict)
     """Cardinality of each of users.features."""
     context_features: Mapping[str, int] = field(default_factory=dict)
@@ -85,6 +111,9 @@ class Bundle:
     item_to_item: ItemToItem | None
     retriever: Retriever | None
     semantic_ids: ItemSemanticIds | None
+    content_similarity: ContentSimilarity | None
+    sequence: SequenceModel | None
+    blends: Mapping[Profile, LearnedBlend]
     context_features: Mapping[str, int]
     num_released_rows: int
     """Item rows that models were fitted with; those behind were appended by deltas."""
@@ -96,6 +125,12 @@ class Bundle:
     @property
     def num_item_rows(self) -> int:
         return self.catalogue.num_item_rows
+
+    @cached_property
+    def item_counts(self) -> Tensor:
+        """Events of each item that models were fitted on, [N] float64; 0 for appended ones."""
+        counts = np.bincount(self.users.item_rows, minlength=self.num_item_rows)
+        return torch.from_numpy(counts.astype(np.float64))
 
 
 def write_bundle(
@@ -129,14 +164,7 @@ def write_bundle(
     with whole_directory(final) as directory:
         parts.catalogue.save(directory)
         parts.users.save(directory)
-        copy_model(parts.popularity, directory / "popularity")
-        models = ["popularity"]
-        if parts.item_to_item is not None:
-            copy_model(parts.item_to_item, directory / "item_to_item")
-            models.append("item_to_item")
-        if parts.two_tower is not None:
-            write_two_tower(parts.two_tower, directory)
-            models.append("two_tower")
+        models = _write_models(parts, directory)
         if parts.semantic_ids is not None:
             parts.semantic_ids.copy_to(directory)
         seal(
@@ -155,6 +183,28 @@ def write_bundle(
         )
         load_bundle(directory)
     return final
+
+
+def _write_models(parts: BundleParts, directory: Path) -> list[str]:
+    """Copy what was fitted into a bundle that is being written; return the parts' names."""
+    copy_model(parts.popularity, directory / "popularity")
+    models = ["popularity"]
+    if parts.item_to_item is not None:
+        copy_model(parts.item_to_item, directory / "item_to_item")
+        models.append("item_to_item")
+    if parts.two_tower is not None:
+        write_two_tower(parts.two_tower, directory)
+        models.append("two_tower")
+    if parts.content_similarity is not None:
+        copy_content_similarity(parts.content_similarity, directory / CONTENT_SIMILARITY)
+        models.append(CONTENT_SIMILARITY)
+    if parts.sequence is not None:
+        copy_model(parts.sequence, directory / SEQUENCE)
+        models.append(SEQUENCE)
+    for profile, path in parts.blends.items():
+        copy_model(path, directory / BLENDS[profile])
+        models.append(BLENDS[profile])
+    return models
 
 
 def _dimensions(parts: BundleParts) -> Dimensions:
@@ -201,6 +251,8 @@ def load_bundle(path: Path) -> Bundle:
     users.check(base.directory, base.manifest.dimensions.num_item_rows, base.manifest.user_features)
     _check_count(base.directory, "user", users.num_user_rows, base.manifest)
 
+    retriever = load_retriever(base.directory, base.manifest, catalogue, deltas)
+    items = _items_of(catalogue, base.manifest) if retriever is None else retriever.items
     return Bundle(
         manifest=newest.manifest,
         digest=newest.digest,
@@ -208,11 +260,20 @@ def load_bundle(path: Path) -> Bundle:
         users=users,
         popularity=_load_popularity(base.directory, base.manifest, catalogue.num_item_rows),
         item_to_item=_load_item_to_item(base.directory, base.manifest, catalogue.num_item_rows),
-        retriever=load_retriever(base.directory, base.manifest, catalogue, deltas),
+        retriever=retriever,
         semantic_ids=semantic_ids_of(chain),
+        content_similarity=load_content_similarity(base.directory, base.manifest, items),
+        sequence=load_sequence(base.directory, base.manifest, items),
+        blends=load_blends(base.directory, base.manifest),
         context_features=base.manifest.context_features,
         num_released_rows=base.manifest.dimensions.num_item_rows,
     )
+
+
+def _items_of(catalogue: Catalogue, manifest: BundleManifest) -> ItemCatalogue:
+    """Know the items of a bundle without content."""
+    known = known_categories(catalogue, manifest.dimensions.num_category_rows)
+    return ItemCatalogue(torch.empty(catalogue.num_item_rows, 0), known)
 
 
 def _check_count(directory: Path, name: str, found: int, manifest: BundleManifest) -> None:

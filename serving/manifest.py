@@ -34,9 +34,26 @@ FILES_ALLOWED = {
     "index": {".json", ".faiss"},
     "semantic_ids": {".json", ".safetensors", ".npy"},
     "quantizer": {".json", ".safetensors"},
+    "content_similarity": {".json", ".safetensors"},
+    "sequence": {".json", ".safetensors"},
+    "generative": {".json", ".safetensors"},
+    "blend_fast": {".json", ".safetensors"},
+    "blend_full": {".json", ".safetensors"},
 }
 """Kinds of file by folder. Nothing else may lie in a bundle, least of all a pickle."""
 
+Profile = Literal["fast", "full"]
+"""Which sources answer: ``full`` takes the beam over semantic IDs too."""
+Model = Literal[
+    "popularity",
+    "item_to_item",
+    "two_tower",
+    "content_similarity",
+    "sequence",
+    "generative",
+    "blend_fast",
+    "blend_full",
+]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 Version = Annotated[str, Field(pattern=VERSION_PATTERN)]
@@ -123,14 +140,15 @@ class BundleManifest(_Strict):
     kind: Literal["bundle", "delta"]
     version: Version
     parent: Parent | None = None
-    profile: Literal["fast"] = "fast"
+    profile: Profile = "fast"
+    """The fullest that can be served."""
     dimensions: Dimensions
     vocabularies: dict[str, Sha256]
     """Digest of the ids of items, users and categories that this directory holds."""
     user_features: dict[FeatureName, Count] = {}
     """Number of categorical rows by the feature's name, row 0 (unknown) included."""
     context_features: dict[FeatureName, Count] = {}
-    models: list[Literal["popularity", "item_to_item", "two_tower"]]
+    models: list[Model]
     metrics: dict[str, dict[str, float]] = {}
     """Test metrics by model."""
     verdicts: list[Verdict] = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,8 +57,12 @@ class Retriever:
 
     model: TwoTower
     index: FaissIndex
-    content: Tensor
-    """Content embeddings of all items, [N, F]; F = 0 without."""
+    items: ItemCatalogue
+
+    @property
+    def content(self) -> Tensor:
+        """Content embeddings of all items, [N, F]; F = 0 without."""
+        return self.items.content
 
 
 def copy_model(source: Path, target: Path) -> None:
@@ -114,7 +118,10 @@ def load_retriever(
         index = FaissIndex.load(path, sha256=sha256, num_threads=1)
     check_rows(path, (index.num_item_rows, index.dim), (num_rows, dim))
     content = load_array(directory / CONTENT, np.float32, 2)
-    num_features = _check_inputs(directory / "two_tower" / "config.json", manifest, content)
+    features = (manifest.user_features, manifest.context_features)
+    num_features = content.shape[1]
+    check_inputs(directory / "two_tower" / "config.json", manifest, num_features, *features)
+    check_rows(directory / CONTENT, content.shape, (num_rows, num_features))
     for delta in deltas:
         check_rows(delta.directory, delta.item_vectors.shape, (delta.num_new_items, dim))
         check_rows(delta.directory, delta.content.shape, (delta.num_new_items, num_features))
@@ -122,7 +129,7 @@ def load_retriever(
 
     contents = [torch.from_numpy(part) for part in (content, *(delta.content for delta in deltas))]
     with reading(directory / "two_tower"), torch.no_grad():
-        known = _known_categories(catalogue, manifest.dimensions.num_category_rows)
+        known = known_categories(catalogue, manifest.dimensions.num_category_rows)
         items = ItemCatalogue(torch.cat(contents) if deltas else contents[0], known)
         model = TwoTower.load(directory / "two_tower", items, backend="torch")
         # Encoded here once, so that requests in many threads only read it.
@@ -130,19 +137,28 @@ def load_retriever(
             raise ValueError("its item vectors are not finite; train and release it again")
     if model.config.embedding_dim != dim:
         check_rows(directory / "two_tower", (model.config.embedding_dim,), (dim,))
-    return Retriever(model=model, index=index, content=items.content)
+    return Retriever(model=model, index=index, items=items)
 
 
-def _check_inputs(path: Path, manifest: BundleManifest, content: NDArray[np.generic]) -> int:
-    """Hold what the model was built to read against what the bundle has; return F."""
-    num_rows = manifest.dimensions.num_item_rows
+def check_inputs(
+    path: Path,
+    manifest: BundleManifest,
+    content_dim: int,
+    user_features: Mapping[str, int],
+    context_features: Mapping[str, int],
+) -> None:
+    """Hold what a model was built to read, by its ``config.json``, against what the bundle has.
+
+    Raises:
+        ValueError: Names the input and both values.
+    """
     with reading(path):
         inputs = json.loads(path.read_text())["inputs"]
-        expected = {
-            "num_item_rows": num_rows,
-            "content_dim": content.shape[1],
-            "user_features": manifest.user_features,
-            "context_features": manifest.context_features,
+        expected: dict[str, object] = {
+            "num_item_rows": manifest.dimensions.num_item_rows,
+            "content_dim": content_dim,
+            "user_features": user_features,
+            "context_features": context_features,
         }
         if inputs["num_categories"]:
             expected["num_categories"] = manifest.dimensions.num_category_rows
@@ -152,11 +168,9 @@ def _check_inputs(path: Path, manifest: BundleManifest, content: NDArray[np.gene
                     f"the model was trained with {name} {inputs[name]}, the bundle has {value}; "
                     "its parts come from different runs, release the bundle again"
                 )
-    check_rows(path.parent / CONTENT.name, content.shape, (num_rows, inputs["content_dim"]))
-    return int(inputs["content_dim"])
 
 
-def _known_categories(catalogue: Catalogue, num_category_rows: int) -> Jagged:
+def known_categories(catalogue: Catalogue, num_category_rows: int) -> Jagged:
     """Each item's categories, without those that a delta added after training."""
     values = torch.from_numpy(np.asarray(catalogue.category_values))
     offsets = torch.from_numpy(np.asarray(catalogue.category_offsets))

@@ -174,7 +174,7 @@ def test_deeply_nested_and_huge_manifests_are_refused(bundles_dir):
     [
         ("schema_version", 2),
         ("version", "../v1"),
-        ("profile", "full"),
+        ("profile", "slow"),
         ("kind", "model"),
         ("metrics", {"two_tower": {"recall@10": float("nan")}}),
         ("user_features", {"../age": 4}),

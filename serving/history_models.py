@@ -1,0 +1,112 @@
+"""Models of a bundle that read a history and rank everything, and the blends of their lists.
+
+    content_similarity/   settings, mean of the content      recsys/models/content_similarity.py
+    sequence/             settings, weights                  recsys/models/sequence.py
+    blend_fast/           learned weights by source          recsys/retrieval/learned_blend.py
+    blend_full/           the same with generated items
+
+None of them is retrained for items that a delta appends: their vectors come from their content.
+
+Axes: N item rows, F width of content embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import get_args
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.item_tower import ItemCatalogue
+from recsys.models.sequence import SequenceModel
+from recsys.retrieval.learned_blend import LearnedBlend
+from serving.catalogue import reading
+from serving.manifest import BundleManifest, Profile
+from serving.retriever import check_inputs, check_rows, copy_model
+
+CONTENT_SIMILARITY = "content_similarity"
+SEQUENCE = "sequence"
+BLENDS: Mapping[Profile, str] = {profile: f"blend_{profile}" for profile in get_args(Profile)}
+"""Folder of the blend of each profile."""
+SOURCE_OF_MODEL = {
+    "popularity": "popular",
+    "item_to_item": "item_to_item",
+    "two_tower": "two_tower",
+    "content_similarity": "content",
+    "sequence": "sequence",
+    "generative": "generative",
+}
+"""Candidate source by the part of a bundle that it needs."""
+
+
+def copy_content_similarity(source: Path, target: Path) -> None:
+    """Copy a saved ContentSimilarity without its vectors, which follow from the bundle's content.
+
+    Raises:
+        ValueError: If it is not there.
+    """
+    copy_model(source, target)
+    path = target / f"{CONTENT_SIMILARITY}.safetensors"
+    with reading(path):
+        save_file({"mean": load_file(path)["mean"]}, path)
+
+
+def load_content_similarity(
+    directory: Path, manifest: BundleManifest, items: ItemCatalogue
+) -> ContentSimilarity | None:
+    """Load it over the content of a catalogue that may have grown; None without.
+
+    Raises:
+        ValueError: It is of another content.
+    """
+    if CONTENT_SIMILARITY not in manifest.models:
+        return None
+    with reading(directory / CONTENT_SIMILARITY):
+        return ContentSimilarity.load(directory / CONTENT_SIMILARITY, items.content)
+
+
+def load_sequence(
+    directory: Path, manifest: BundleManifest, items: ItemCatalogue
+) -> SequenceModel | None:
+    """Load the sequence model over a catalogue that may have grown; None without.
+
+    Raises:
+        ValueError: Names the part and what does not fit.
+    """
+    if SEQUENCE not in manifest.models:
+        return None
+    path = directory / SEQUENCE
+    check_inputs(path / "config.json", manifest, items.content.shape[1], {}, {})
+    with reading(path), torch.no_grad():
+        model = SequenceModel.load(path, items, backend="torch")
+        # Encoded here once, so that requests in many threads only read it.
+        if not bool(torch.isfinite(model.all_item_inputs()).all()):
+            raise ValueError("its item vectors are not finite; train and release it again")
+    check_rows(path, (model.num_item_rows,), (len(items.content),))
+    return model
+
+
+def load_blends(directory: Path, manifest: BundleManifest) -> dict[Profile, LearnedBlend]:
+    """Load the learned blend of each profile that the bundle has.
+
+    Raises:
+        ValueError: One is damaged, or weighs a source that the bundle has no part for.
+    """
+    there = {source for part, source in SOURCE_OF_MODEL.items() if part in manifest.models}
+    blends: dict[Profile, LearnedBlend] = {}
+    for profile, folder in BLENDS.items():
+        if folder not in manifest.models:
+            continue
+        with reading(directory / folder):
+            blend = LearnedBlend.load(directory / folder)
+        allowed = there - {"generative"} if profile == "fast" else there
+        if missing := sorted(set(blend.sources) - allowed):
+            raise ValueError(
+                f"{directory / folder} weighs the sources {missing}, profile {profile} of this "
+                f"bundle has {sorted(allowed)}; fit the blend again and release them together"
+            )
+        blends[profile] = blend
+    return blends
