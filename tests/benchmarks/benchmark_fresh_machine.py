@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from results_file import Row, write_results
+from results_file import Row, current_commit, write_results
 
 ROOT = Path(__file__).parents[2]
 GOALS = {"install": 6 * 60, "demo": 5 * 60, "test": 15 * 60}
@@ -41,6 +41,7 @@ def main() -> None:
             for name, value in os.environ.items()
             if name not in ("VIRTUAL_ENV", "RECSYS_DATA_MIRROR", "MAKEFLAGS", "MAKELEVEL")
         }
+        commit = current_commit(clone)
         environment["RECSYS_DATA_CACHE"] = str(Path(folder) / "data")
         for verb in arguments.verbs:
             seconds = seconds_of(verb, clone, environment)
@@ -54,7 +55,7 @@ def main() -> None:
                     met=seconds <= goal,
                 )
             )
-    write_results("fresh_machine", rows, notes=__doc__.split("\n\n", 1)[1])
+    write_results("fresh_machine", rows, notes=__doc__.split("\n\n", 1)[1], commit=commit)
 
 
 if __name__ == "__main__":

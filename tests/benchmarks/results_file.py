@@ -43,14 +43,14 @@ def device_name() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
-def current_commit() -> str:
+def current_commit(checkout: Path | None = None) -> str:
     """Short hash of the checked-out commit, with a plus where files differ from it."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
         capture_output=True,
         text=True,
         check=False,
-        cwd=Path(__file__).parent,
+        cwd=checkout or Path(__file__).parent,
     )
     return described.stdout.strip() or "unknown"
 
@@ -69,12 +69,21 @@ def as_table(rows: list[Row]) -> str:
 
 
 def write_results(
-    name: str, rows: list[Row], *, notes: str = "", device: str | None = None
+    name: str,
+    rows: list[Row],
+    *,
+    notes: str = "",
+    device: str | None = None,
+    commit: str | None = None,
 ) -> None:
-    """Write results/<name>.json and results/<name>.md and print the table."""
+    """Write results/<name>.json and results/<name>.md and print the table.
+
+    Args:
+        commit: What was measured, where the checkout may have moved on meanwhile.
+    """
     RESULTS.mkdir(exist_ok=True)
     device = device or device_name()
-    commit = current_commit()
+    commit = commit or current_commit()
     document = {"device": device, "commit": commit, "rows": [asdict(row) for row in rows]}
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
     page = f"# {name}\n\nDevice: {device}. Commit: {commit}.\n\n{as_table(rows)}\n"
