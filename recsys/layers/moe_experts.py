@@ -1,0 +1,244 @@
+"""Many small feed-forward networks of which each row visits a few; no row is ever dropped.
+
+Rows are sorted by expert. On CUDA in bf16, two grouped matrix products then do all experts at once
+(a product of its own size for each). Elsewhere, and where an expert has few rows, they are cut into
+blocks of one size, padded, each multiplied by its expert's weights in a batched product: what is
+padded is less than a block an expert, however uneven the load.
+
+Axes: B rows, K experts of each row, E experts, S slots (rows in the order in which experts take
+them, padding included), R slots of a block, N blocks, D width, F inner width, O output width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+Compute = Literal["auto", "grouped", "batched", "loop"]
+
+GROUPED_FROM = 64
+"""Rows of an expert, on average, from which grouped products beat a batched one on CUDA."""
+
+
+class Slots(NamedTuple):
+    """The order in which experts take their rows."""
+
+    row_of_slot: Tensor
+    """[S] int64; padding names any row, and what it gives is never read."""
+    slot_of: Tensor
+    """[B * K] int64, the slot of each row's visit."""
+    ends: Tensor
+    """[E] int32, where each expert's slots end; for blocks, [N] int64, each block's expert."""
+
+
+def grouped_slots(experts: Tensor, num_experts: int) -> Slots:
+    """Sort visits by expert, without padding.
+
+    Args:
+        experts: Chosen experts, [B, K].
+    """
+    ordered, order = torch.sort(_sort_keys(experts, num_experts), stable=True)  # [B K]
+    numbers = torch.arange(num_experts, device=experts.device, dtype=ordered.dtype)
+    ends = torch.searchsorted(ordered, numbers, right=True, out_int32=True)
+    slots = torch.arange(len(order), device=order.device)
+    slot_of = torch.empty_like(order).scatter_(0, order, slots)
+    return Slots(order // experts.shape[1], slot_of, ends)
+
+
+def blocked_slots(experts: Tensor, num_experts: int, block_rows: int) -> Slots:
+    """Sort visits by expert into blocks of ``block_rows`` slots, each with one expert."""
+    order, top_k = grouped_slots(experts, num_experts), experts.shape[1]
+    ends = order.ends.long()  # [E]
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    block_ends = (-(-counts // block_rows)).cumsum(0)  # [E]
+    visits = experts.numel()
+    if experts.device.type == "cpu":
+        num_blocks = int(block_ends[-1])
+    else:
+        # As many as there can be: to ask how many there are would wait for the device.
+        num_blocks = visits // block_rows + num_experts
+    blocks = torch.arange(num_blocks, device=experts.device)
+    expert_of_block = torch.searchsorted(block_ends, blocks, right=True)
+    # How far padding pushes the slots of each expert.
+    starts = (block_ends - -(-counts // block_rows)) * block_rows - (ends - counts)
+    slot_of = order.slot_of + starts[experts.flatten()]
+    rows = torch.arange(visits, device=experts.device) // top_k
+    row_of_slot = rows.new_zeros(num_blocks * block_rows).scatter_(0, slot_of, rows)
+    return Slots(row_of_slot, slot_of, expert_of_block.clamp(max=num_experts - 1))
+
+
+def _sort_keys(experts: Tensor, num_experts: int) -> Tensor:
+    # A radix sort passes once over each byte of its keys.
+    return experts.flatten().to(torch.uint8 if num_experts <= 256 else torch.int32)
+
+
+class _Dispatch(torch.autograd.Function):
+    """Rows to slots; the gradient gathers each row's slots instead of adding atomically."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, row_of_slot: Tensor, slot_of: Tensor) -> Tensor:
+        ctx.save_for_backward(slot_of)
+        ctx.num_rows = len(rows)
+        ctx.top_k = len(slot_of) // max(1, len(rows))
+        return rows.index_select(0, row_of_slot)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (slot_of,) = ctx.saved_tensors
+        visits = grad.index_select(0, slot_of)  # [B K, D]
+        return visits.unflatten(0, (ctx.num_rows, ctx.top_k)).sum(1), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """Slots to visits; each slot is read at most once, so the gradient is a plain write."""
+
+    @staticmethod
+    def forward(ctx: Any, slots: Tensor, slot_of: Tensor) -> Tensor:
+        ctx.save_for_backward(slot_of)
+        ctx.num_slots = len(slots)
+        return slots.index_select(0, slot_of)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (slot_of,) = ctx.saved_tensors
+        out = grad.new_zeros(ctx.num_slots, grad.shape[1])
+        return out.index_copy_(0, slot_of, grad), None
+
+
+def dispatch(rows: Tensor, slots: Slots) -> Tensor:
+    """Lay rows out in their slots, [B, D] -> [S, D]."""
+    if not torch.is_grad_enabled():
+        return rows.index_select(0, slots.row_of_slot)
+    return cast("Tensor", _Dispatch.apply(rows, slots.row_of_slot, slots.slot_of))
+
+
+def collect(outputs: Tensor, slots: Slots) -> Tensor:
+    """Take each visit's output back, [S, O] -> [B * K, O]."""
+    if not torch.is_grad_enabled():
+        return outputs.index_select(0, slots.slot_of)
+    return cast("Tensor", _Collect.apply(outputs, slots.slot_of))
+
+
+class Experts(nn.Module):
+    """E networks O(relu(F(x))) without biases, of which each row visits K.
+
+    Args:
+        dim: D.
+        hidden_dim: F.
+        output_dim: O.
+        compute: How visits are multiplied; ``auto`` chooses by device, type and load. ``loop`` is
+            the slow truth, one expert after the other.
+        block_rows: R of the batched product out of training. A constant, so that a row's bits do
+            not depend on how many others visit its expert.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        dim: int,
+        hidden_dim: int,
+        output_dim: int,
+        *,
+        compute: Compute = "auto",
+        block_rows: int = 16,
+    ) -> None:
+        super().__init__()
+        if min(num_experts, dim, hidden_dim, output_dim, block_rows) < 1:
+            raise ValueError(
+                "experts need positive sizes, got "
+                f"{num_experts=}, {dim=}, {hidden_dim=}, {output_dim=}, {block_rows=}"
+            )
+        if compute not in get_args(Compute):
+            raise ValueError(f"compute is one of {get_args(Compute)}, got {compute!r}")
+        self.compute, self.block_rows = compute, block_rows
+        # As nn.Linear: outputs before inputs.
+        self.up = nn.Parameter(torch.empty(num_experts, hidden_dim, dim))
+        self.down = nn.Parameter(torch.empty(num_experts, output_dim, hidden_dim))
+        nn.init.normal_(self.up, std=math.sqrt(2 / dim))
+        nn.init.normal_(self.down, std=1 / math.sqrt(hidden_dim))
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.up)
+
+    def extra_repr(self) -> str:
+        """Show the sizes where a model is printed."""
+        num_experts, hidden_dim, dim = self.up.shape
+        return f"{num_experts}, {dim} -> {hidden_dim} -> {self.down.shape[1]}, {self.compute}"
+
+    def forward(self, rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """Add up what each row's experts say, [B, O].
+
+        Args:
+            rows: [B, D].
+            experts: Which experts a row visits, [B, K].
+            weights: What each visit counts, [B, K].
+        """
+        device = rows.device.type
+        if torch.is_autocast_enabled(device):
+            rows = rows.to(torch.get_autocast_dtype(device))
+        up, down = self.up.to(rows.dtype), self.down.to(rows.dtype)
+        how = self._chosen(rows, experts)
+        with torch.autocast(device, enabled=False):
+            if how == "loop":
+                return loop_over_experts(rows, up, down, experts, weights)
+            if how == "grouped":
+                slots = grouped_slots(experts, self.num_experts)
+                outputs = _grouped(dispatch(rows, slots), up, down, slots.ends)
+            else:
+                block_rows = self._block_rows(experts)
+                slots = blocked_slots(experts, self.num_experts, block_rows)
+                blocks = dispatch(rows, slots).view(-1, block_rows, rows.shape[1])  # [N, R, D]
+                outputs = _batched(blocks, up, down, slots.ends)
+            visits = collect(outputs, slots).view(*experts.shape, down.shape[1])  # [B, K, O]
+            return (visits * weights[:, :, None].to(visits.dtype)).sum(1)
+
+    def _chosen(self, rows: Tensor, experts: Tensor) -> Compute:
+        if self.compute != "auto":
+            return self.compute
+        sizes = (*self.up.shape[1:], self.down.shape[1])
+        # Grouped products want rows that start at multiples of 16 bytes.
+        fits = rows.is_cuda and rows.dtype == torch.bfloat16 and not any(n % 8 for n in sizes)
+        enough = experts.numel() >= GROUPED_FROM * self.num_experts
+        return "grouped" if fits and enough else "batched"
+
+    def _block_rows(self, experts: Tensor) -> int:
+        if not self.training:
+            return self.block_rows
+        # Larger blocks copy weights less often.
+        half_load = experts.numel() // (2 * self.num_experts)
+        return max(self.block_rows, min(128, 1 << max(0, half_load).bit_length()))
+
+
+def _grouped(rows: Tensor, up: Tensor, down: Tensor, ends: Tensor) -> Tensor:
+    """Multiply each expert's stretch of slots by its weights, [S, D] -> [S, O]."""
+    hidden = functional.grouped_mm(rows, up.transpose(1, 2), offs=ends)
+    return functional.grouped_mm(functional.relu(hidden), down.transpose(1, 2), offs=ends)
+
+
+def _batched(blocks: Tensor, up: Tensor, down: Tensor, expert_of_block: Tensor) -> Tensor:
+    """Multiply each block by its expert's weights, [N, R, D] -> [N * R, O]."""
+    hidden = torch.bmm(blocks, up.index_select(0, expert_of_block).transpose(1, 2))
+    hidden = functional.relu(hidden)
+    out = torch.bmm(hidden, down.index_select(0, expert_of_block).transpose(1, 2))
+    return out.flatten(0, 1)
+
+
+def loop_over_experts(
+    rows: Tensor, up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
+) -> Tensor:
+    """Compute one expert after the other: the slow truth, [B, O]."""
+    out = rows.new_zeros(len(rows), down.shape[1])
+    for expert in range(len(up)):
+        row, place = (experts == expert).nonzero(as_tuple=True)
+        visited = functional.relu(rows[row] @ up[expert].T) @ down[expert].T
+        visited = visited * weights[row, place, None].to(visited.dtype)
+        out = out.index_add(0, row, visited)
+    return out

@@ -1,0 +1,196 @@
+"""Which experts a row goes to, and how evenly they are used.
+
+Noisy top-k with a balancing loss: Shazeer et al. 2017, arXiv:1701.06538. Sigmoid top-k whose biases
+balance without a loss: Wang et al. 2024, arXiv:2408.15664, as in DeepSeek-V3, arXiv:2412.19437.
+
+Axes: B rows, D width, E experts, K experts chosen of each row, G groups of rows. A name ends in its
+axes where they change often: ``scores_BE``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional
+
+
+class Routing(NamedTuple):
+    """Where each row goes."""
+
+    experts: Tensor
+    """[B, K] int64, the best expert first."""
+    weights: Tensor
+    """[B, K] float32, >= 0; what each chosen expert's output is multiplied by."""
+    loss: Tensor
+    """Scalar to add to the training loss; zero where balance needs none, or out of training."""
+
+
+class ExpertUse(NamedTuple):
+    """How evenly rows were spread over the experts of one layer."""
+
+    load: Tensor
+    """[E] float32, share of the choices that each expert got; sums to 1."""
+    entropy: float
+    """Entropy of the load over log(E): 1 is even, 0 is one expert for all."""
+    max_violation: float
+    """MaxVio of arXiv:2408.15664: the largest load over the mean load, minus 1; 0 is even."""
+    dead_experts: int
+    """Experts that no row chose."""
+
+
+def expert_use(experts: Tensor, num_experts: int) -> ExpertUse:
+    """Count how often each expert was chosen.
+
+    Args:
+        experts: Chosen experts of any rows, [B, K].
+
+    Raises:
+        ValueError: If there are no rows.
+    """
+    if not experts.numel():
+        raise ValueError("the use of experts needs at least one routed row, got none")
+    counts = torch.bincount(experts.flatten(), minlength=num_experts).double()  # [E]
+    load = counts / counts.sum()
+    entropy = -torch.special.xlogy(load, load).sum() / math.log(max(2, num_experts))
+    return ExpertUse(
+        load=load.float(),
+        entropy=float(entropy),
+        max_violation=float(load.max() * num_experts - 1),
+        dead_experts=int((counts == 0).sum()),
+    )
+
+
+def load_by_group(experts: Tensor, groups: Tensor, num_experts: int, num_groups: int) -> Tensor:
+    """Share of each group's choices that every expert got, [G, E]; an empty group has zeros.
+
+    Args:
+        experts: Chosen experts, [B, K].
+        groups: Domain or slice of each row, [B] in [0, G).
+    """
+    cells = groups[:, None] * num_experts + experts  # [B, K]
+    counts = torch.bincount(cells.flatten(), minlength=num_groups * num_experts)
+    table = counts.view(num_groups, num_experts).float()
+    return table / table.sum(1, keepdim=True).clamp(min=1)
+
+
+def routing_information(experts: Tensor, groups: Tensor) -> float:
+    """Normalised mutual information of experts and groups, both [B]; 1 if each tells the other.
+
+    Mutual information over the mean of both entropies (Strehl and Ghosh 2002, arithmetic mean).
+    """
+    table = torch.zeros(int(experts.max()) + 1, int(groups.max()) + 1, dtype=torch.float64)
+    table.index_put_((experts, groups), torch.ones(len(experts)).double(), accumulate=True)
+    joint = table / table.sum()
+    first, second = joint.sum(1), joint.sum(0)
+
+    def entropy(shares: Tensor) -> float:
+        return -float(torch.special.xlogy(shares, shares).sum())
+
+    together = entropy(first) + entropy(second)
+    return 2 * (together - entropy(joint)) / together if together > 0 else 0.0
+
+
+def _check_choice(num_experts: int, top_k: int) -> None:
+    if not 1 <= top_k <= num_experts:
+        raise ValueError(f"top_k must be in [1, num_experts = {num_experts}], got {top_k}")
+
+
+class SigmoidRouter(nn.Module):
+    """Chooses by sigmoid score plus a bias that rises while an expert gets too few rows.
+
+    The bias takes part in the choice and not in the weight, so balance costs no gradient. It moves
+    once a training step, by ``bias_rate`` times the lack of rows over the mean load, at most
+    ``bias_rate``: the published sign of the lack, but without its swinging about the balance.
+    """
+
+    def __init__(self, dim: int, num_experts: int, top_k: int, *, bias_rate: float = 0.01) -> None:
+        super().__init__()
+        _check_choice(num_experts, top_k)
+        if bias_rate < 0:
+            raise ValueError(f"bias_rate must be >= 0, got {bias_rate}")
+        self.top_k, self.bias_rate = top_k, bias_rate
+        self.scores = nn.Linear(dim, num_experts, bias=False)
+        self.bias: Tensor
+        self.register_buffer("bias", torch.zeros(num_experts))
+
+    def forward(self, rows: Tensor) -> Routing:
+        """Route rows, [B, D]."""
+        with torch.autocast(rows.device.type, enabled=False):
+            scores_BE = torch.sigmoid(self.scores(rows.float()))
+        experts_BK = torch.topk(scores_BE.detach() + self.bias, self.top_k, dim=1).indices
+        chosen_BK = scores_BE.gather(1, experts_BK)
+        # A single expert's share would always be 1 and teach the router nothing.
+        weights_BK = (
+            chosen_BK if self.top_k == 1 else chosen_BK / (chosen_BK.sum(1, keepdim=True) + 1e-9)
+        )
+        if self.training:
+            self._move_bias(experts_BK)
+        return Routing(experts_BK, weights_BK, scores_BE.new_zeros(()))
+
+    @torch.no_grad()
+    def _move_bias(self, experts: Tensor) -> None:
+        counts = chosen_counts(experts, len(self.bias))
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.all_reduce(counts)
+        lack = 1 - counts * (len(self.bias) / counts.sum().clamp(min=1))
+        self.bias += self.bias_rate * lack.clamp(-1, 1)
+        # Only differences matter; left alone the mean would drift.
+        self.bias -= self.bias.mean()
+
+
+class NoisyRouter(nn.Module):
+    """Chooses by a score with learned noise, balanced by the paper's importance and load losses."""
+
+    def __init__(
+        self, dim: int, num_experts: int, top_k: int, *, loss_weight: float = 0.01
+    ) -> None:
+        super().__init__()
+        _check_choice(num_experts, top_k)
+        if loss_weight < 0:
+            raise ValueError(f"loss_weight must be >= 0, got {loss_weight}")
+        self.top_k, self.loss_weight = top_k, loss_weight
+        self.scores = nn.Linear(dim, num_experts, bias=False)
+        self.noise = nn.Linear(dim, num_experts, bias=False)
+        # All experts start alike but for the noise, as in the paper.
+        nn.init.normal_(self.scores.weight, std=1e-2)
+        nn.init.zeros_(self.noise.weight)
+
+    def forward(self, rows: Tensor) -> Routing:
+        """Route rows, [B, D]."""
+        with torch.autocast(rows.device.type, enabled=False):
+            clean_BE = self.scores(rows.float())
+            if not self.training:
+                best = torch.topk(clean_BE, self.top_k, dim=1)
+                return Routing(best.indices, best.values.softmax(1), clean_BE.new_zeros(()))
+            scale_BE = functional.softplus(self.noise(rows.float())) + 1e-2
+            noisy_BE = clean_BE + torch.randn_like(clean_BE) * scale_BE
+            best = torch.topk(noisy_BE, self.top_k, dim=1)
+            weights_BK = best.values.softmax(1)
+            importance_E = torch.zeros_like(noisy_BE).scatter(1, best.indices, weights_BK).sum(0)
+            loss = _squared_variation(importance_E)
+            if self.top_k < clean_BE.shape[1]:
+                loss = loss + _squared_variation(self._smooth_load(clean_BE, noisy_BE, scale_BE))
+            return Routing(best.indices, weights_BK, self.loss_weight * loss)
+
+    def _smooth_load(self, clean_BE: Tensor, noisy_BE: Tensor, scale_BE: Tensor) -> Tensor:
+        """Probability of each expert to be chosen were its noise drawn anew, summed over rows."""
+        edges = torch.topk(noisy_BE, self.top_k + 1, dim=1).values
+        inside_BE = noisy_BE >= edges[:, -2:-1]
+        # What it must beat: the K-th best of the others.
+        rival_BE = torch.where(inside_BE, edges[:, -1:], edges[:, -2:-1])
+        return torch.special.ndtr((clean_BE - rival_BE) / scale_BE).sum(0)
+
+
+def chosen_counts(experts: Tensor, num_experts: int) -> Tensor:
+    """Count the choices of each expert without waiting for the device, [E] float32."""
+    # One comparison for each expert; unlike a scatter it adds in a fixed order.
+    numbers = torch.arange(num_experts, device=experts.device)
+    return (experts.reshape(-1, 1) == numbers).sum(0).float()
+
+
+def _squared_variation(values: Tensor) -> Tensor:
+    """Variance over squared mean."""
+    return values.var(correction=0) / (values.mean().square() + 1e-10)

@@ -1,0 +1,121 @@
+import pytest
+import torch
+from torch.nn import functional
+
+from recsys.layers.moe import SoftMoe, SparseMoe, SparseMoeConfig
+from recsys.layers.moe_experts import Experts, blocked_slots, grouped_slots
+
+CASES = {
+    "uneven": (513, 16, 3),
+    "one row": (1, 3, 1),
+    "all rows to two experts": (100, 8, 2),
+    "no rows": (0, 4, 2),
+}
+
+
+def choices(num_rows: int, num_experts: int, top_k: int, *, same: bool) -> torch.Tensor:
+    if same:
+        return torch.arange(top_k).expand(num_rows, -1).contiguous()
+    return torch.rand(num_rows, num_experts).topk(top_k, dim=1).indices
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("compute", ["grouped", "batched"])
+@pytest.mark.parametrize("training", [True, False])
+def test_every_way_agrees_with_the_loop_forward_and_backward(case, compute, training):
+    torch.manual_seed(1)
+    num_rows, num_experts, top_k = CASES[case]
+    rows = torch.randn(num_rows, 24, requires_grad=True)
+    weights = torch.rand(num_rows, top_k, requires_grad=True)
+    experts = choices(num_rows, num_experts, top_k, same=case.startswith("all"))
+    layer = Experts(num_experts, 24, 32, 16).train(training)
+    leaves = [rows, weights, layer.up, layer.down]
+    found = {}
+    for layer.compute in ("loop", compute):
+        out = layer(rows, experts, weights)
+        found[layer.compute] = [out, *torch.autograd.grad(out.square().sum(), leaves)]
+    for ours, truth in zip(found[compute], found["loop"], strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-5, atol=1e-5)
+
+
+def test_slots_hold_every_visit_once_whatever_the_load():
+    torch.manual_seed(2)
+    for same in (True, False):
+        experts = choices(50, 6, 2, same=same)
+        blocks = blocked_slots(experts, 6, 8)
+        owner = blocks.ends[blocks.slot_of // 8]
+        assert torch.equal(owner, experts.flatten())
+        assert len(blocks.slot_of.unique()) == 100
+        # Less than a block of padding for each expert.
+        assert len(blocks.row_of_slot) < 100 + 6 * 8
+        ends = grouped_slots(experts, 6).ends
+        assert torch.equal(ends.diff(prepend=ends.new_zeros(1)), torch.bincount(
+            experts.flatten(), minlength=6
+        ).int())  # fmt: skip
+
+
+def test_a_rows_bits_do_not_depend_on_the_other_rows():
+    torch.manual_seed(3)
+    layer = SparseMoe(SparseMoeConfig(dim=64, hidden_dim=48, num_experts=8)).eval()
+    rows = torch.randn(128, 64)
+    with torch.no_grad():
+        together = layer(rows).output
+        shuffled = torch.randperm(128)
+        assert torch.equal(layer(rows[shuffled]).output, together[shuffled])
+        others = torch.randn(128, 64)
+        others[77] = rows[5]
+        assert torch.equal(layer(others).output[77], together[5])
+
+
+def test_shared_experts_are_visited_by_every_row():
+    torch.manual_seed(4)
+    config = SparseMoeConfig(dim=8, hidden_dim=16, num_experts=4, num_shared_experts=2)
+    layer = SparseMoe(config).eval()
+    rows = torch.randn(10, 8)
+    without = SparseMoe(SparseMoeConfig(dim=8, hidden_dim=16, num_experts=4)).eval()
+    without.load_state_dict(
+        {name: value for name, value in layer.state_dict().items() if "shared" not in name}
+    )
+    torch.testing.assert_close(
+        layer(rows).output - without(rows).output, layer.shared(rows), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_soft_gates_mix_all_experts_for_each_task():
+    torch.manual_seed(5)
+    layer = SoftMoe(8, 16, num_experts=3, num_tasks=2)
+    rows = torch.randn(10, 8)
+    mixed, gates = layer(rows), layer.gate_weights(rows)
+    inner = functional.relu(layer.up(rows)).view(10, 3, 16)
+    for task in range(2):
+        for row in range(10):
+            slow = sum(
+                gates[row, task, expert] * (inner[row, expert] @ layer.down[expert])
+                for expert in range(3)
+            )
+            torch.testing.assert_close(mixed[task, row], slow, rtol=1e-4, atol=1e-5)
+
+
+def test_a_task_sees_the_shared_experts_and_its_own():
+    layer = SoftMoe(8, 16, num_experts=1, num_tasks=3, num_task_experts=2)
+    seen = (layer.gate_weights(torch.randn(5, 8)) > 0).all(0)
+    assert seen.tolist() == [
+        [True, True, True, False, False, False, False],
+        [True, False, False, True, True, False, False],
+        [True, False, False, False, False, True, True],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: SparseMoeConfig(dim=8, hidden_dim=8, num_experts=4, top_k=5), "top_k must be in"),
+        (lambda: SparseMoeConfig(dim=8, hidden_dim=8, num_experts=4, router="x"), "router is"),
+        (lambda: Experts(4, 8, 8, 8, compute="fast"), "compute is one of"),
+        (lambda: Experts(0, 8, 8, 8), "positive sizes"),
+        (lambda: SoftMoe(8, 8, num_experts=0, num_tasks=2), "at least one expert"),
+    ],
+)
+def test_impossible_layers_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
