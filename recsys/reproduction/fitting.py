@@ -1,0 +1,211 @@
+"""Fit each model of a recipe on what precedes the held-out events, and make it a source.
+
+Axes: B queries of a batch, N item rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recsys.data.dataset import Sequences, Split, concatenated_ranges
+from recsys.data.held_out import HeldOut
+from recsys.data.order import BatchOrder
+from recsys.data.windows import training_windows, window_batch
+from recsys.evaluation.ranking import distinct_targets
+from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.item_to_item import ItemToItem
+from recsys.models.popularity import Popularity
+from recsys.models.sequence import SequenceModel
+from recsys.models.two_tower import TwoTower
+from recsys.reproduction.prepared import Prepared
+from recsys.reproduction.ranking import (
+    HostScoredSource,
+    Question,
+    ScoredSource,
+    Source,
+    metrics_of,
+    rank_all,
+)
+from recsys.reproduction.recipe import Recipe
+from recsys.training.loop import TrainResult, train
+from recsys.training.optim import adamw
+from recsys.training.passes import TrainingConfig
+from recsys.training.progress import Progress, StderrProgress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One order of one data set, to be trained on with one seed."""
+
+    prepared: Prepared
+    sequences: Sequences
+    seed: int
+    device: torch.device
+    checkpoints: Path | None = None
+    """Folder of the states from which a killed training goes on; None keeps none."""
+    eligible: Tensor | None = None
+    """Items that validation may list, [N] bool; None for all."""
+    shows_progress: bool = False
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.prepared.recipe
+
+    def question(self, split: Split, num_users: int | None = None) -> Question:
+        """Ask a split, or so many of its users drawn by the seed."""
+        held_out = HeldOut.of(self.sequences, split)
+        held_out = replace(held_out, targets=distinct_targets(held_out.targets))
+        if num_users is not None:
+            held_out = held_out.sample(num_users, self.seed)
+        return Question(
+            sequences=self.sequences,
+            held_out=held_out,
+            user_features=self.prepared.user_features,
+            num_item_rows=self.prepared.num_item_rows,
+            max_history=self.recipe.max_history,
+            eligible=self.eligible,
+            exclude_history=self.recipe.exclude_history,
+        )
+
+    def item_counts(self) -> Tensor:
+        """Count each item's events in train, [N]."""
+        sequences = self.sequences
+        visible = concatenated_ranges(np.asarray(sequences.offsets[:-1]), sequences.train_end)
+        rows = np.asarray(sequences.item_rows[visible])
+        return torch.from_numpy(np.bincount(rows, minlength=self.prepared.num_item_rows))
+
+
+class Fitted(NamedTuple):
+    """A source, and how its training went where it had one."""
+
+    source: Source
+    training: TrainResult | None = None
+    model: nn.Module | None = None
+
+
+class QuietProgress:
+    """Says nothing, where several trainings share a terminal."""
+
+    def show(self, step: int, num_steps: int, **values: float) -> None:
+        pass
+
+
+def fit(
+    experiment: Experiment,
+    name: str,
+    model: TwoTower | SequenceModel,
+    loss_at: Callable[[int], Tensor],
+    training: TrainingConfig,
+    num_examples: int,
+) -> TrainResult:
+    """Train to the best weights on validation."""
+    score = model.score
+    question = experiment.question("validation", training.validation_users)
+    checkpoints = experiment.checkpoints
+
+    def evaluate(_: nn.Module) -> dict[str, float]:
+        found = rank_all(ScoredSource(score), question, 10, experiment.device)
+        return metrics_of(found.ranks, question.held_out.targets)
+
+    progress: Progress = StderrProgress() if experiment.shows_progress else QuietProgress()
+    return train(
+        model,
+        loss_at,
+        adamw(model, training.optimizer),
+        training.for_examples(num_examples),
+        evaluate=evaluate,
+        progress=progress,
+        checkpoint_dir=None if checkpoints is None else checkpoints / name,
+    )
+
+
+def fit_popularity(experiment: Experiment) -> Fitted:
+    """Count what everyone took."""
+    sequences = experiment.sequences
+    visible = concatenated_ranges(np.asarray(sequences.offsets[:-1]), sequences.train_end)
+    times = None if sequences.times is None else np.asarray(sequences.times[visible])
+    model = Popularity.fit(
+        np.asarray(sequences.item_rows[visible]),
+        times,
+        experiment.prepared.num_item_rows,
+        experiment.recipe.popularity,
+    )
+    return Fitted(HostScoredSource(model.score))
+
+
+def fit_item_to_item(experiment: Experiment) -> Fitted:
+    """Count what appears near what."""
+    sequences = experiment.sequences
+    model = ItemToItem.fit(
+        np.asarray(sequences.item_rows),
+        np.asarray(sequences.offsets[:-1]),
+        np.asarray(sequences.train_end),
+        experiment.prepared.num_item_rows,
+        experiment.recipe.item_to_item,
+    )
+    return Fitted(HostScoredSource(model.score))
+
+
+def fit_content(experiment: Experiment) -> Fitted:
+    """Compare content; nothing is fitted."""
+    content = experiment.prepared.catalogue.content.to(experiment.device)
+    return Fitted(ScoredSource(ContentSimilarity(experiment.recipe.content, content).score))
+
+
+def fit_two_tower(experiment: Experiment) -> Fitted:
+    """Train on single labels."""
+    prepared, recipe, sequences = experiment.prepared, experiment.recipe, experiment.sequences
+    training, max_history = recipe.two_tower_training, recipe.two_tower.max_history
+    positions = sequences.label_positions("train")
+    torch.manual_seed(experiment.seed)
+    model = TwoTower(
+        recipe.two_tower, prepared.sizes(), prepared.catalogue, experiment.item_counts()
+    ).to(experiment.device)
+    order = BatchOrder(len(positions), training.batch_size, experiment.seed)
+
+    def loss_at(step: int) -> Tensor:
+        chosen = positions[order.indices(step)]
+        queries = sequences.queries(
+            chosen, max_history=max_history, user_features=prepared.user_features
+        )
+        labels = sequences.labels(chosen)
+        return model.loss(queries.to(experiment.device), labels.to(experiment.device))
+
+    result = fit(experiment, "two_tower", model, loss_at, training, len(positions))
+    return Fitted(ScoredSource(model.score), result, model)
+
+
+def fit_sequence(experiment: Experiment) -> Fitted:
+    """Train on every position of windows."""
+    prepared, recipe, sequences = experiment.prepared, experiment.recipe, experiment.sequences
+    training = recipe.sequence_training
+    windows = training_windows(sequences, "train", recipe.sequence.max_length)
+    torch.manual_seed(experiment.seed)
+    model = SequenceModel(
+        recipe.sequence, prepared.sizes(), prepared.catalogue, experiment.item_counts()
+    ).to(experiment.device)
+    order = BatchOrder(len(windows), training.batch_size, experiment.seed)
+
+    def loss_at(step: int) -> Tensor:
+        chosen = order.indices(step)
+        batch = window_batch(sequences, windows.starts[chosen], windows.ends[chosen])
+        return model.loss(batch.to(experiment.device))
+
+    result = fit(experiment, "sequence", model, loss_at, training, len(windows))
+    return Fitted(ScoredSource(model.score), result, model)
+
+
+FITTERS: Mapping[str, Callable[[Experiment], Fitted]] = {
+    "popularity": fit_popularity,
+    "item_to_item": fit_item_to_item,
+    "content": fit_content,
+    "two_tower": fit_two_tower,
+    "sequence": fit_sequence,
+}

@@ -1,0 +1,207 @@
+"""The arrays of one data set, prepared once and carried to whichever machine trains on them.
+
+    prepared.json   the recipe, what the arrays are of, and a digest over both files of arrays
+    arrays.npz      every order's sequences, categories, user features, semantic IDs
+    content.npy     [N, F] float16 content embeddings: half the bytes, and every machine that
+                    trains reads the same ones
+
+Axes: N item rows, F content width, L code levels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recsys.data.batch import Jagged
+from recsys.data.dataset import Rows, Sequences
+from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
+from recsys.reproduction.recipe import Recipe, config_of
+
+DESCRIPTION = "prepared.json"
+ARRAYS = "arrays.npz"
+CONTENT = "content.npy"
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codes:
+    """Semantic IDs by item row."""
+
+    codes: Tensor
+    """[N, L] int32, -1 where an item row has none."""
+    level_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A data set as its models read it."""
+
+    name: str
+    data_digest: str
+    """Of the raw events, see ``recsys reproduce``."""
+    recipe: Recipe
+    orders: Mapping[str, Sequences]
+    """Each user's events, by the order of events at one time."""
+    catalogue: ItemCatalogue
+    num_categories: int
+    user_features: Mapping[str, Rows] = field(default_factory=dict)
+    """Categorical rows by user row, each [U]."""
+    cardinalities: Mapping[str, int] = field(default_factory=dict)
+    codes: Codes | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else a reader wants to know: encoder, versions."""
+
+    @property
+    def num_item_rows(self) -> int:
+        return len(self.catalogue.content)
+
+    def sizes(self) -> TwoTowerInputs:
+        """Say how much there is of what models read."""
+        return TwoTowerInputs(
+            num_item_rows=self.num_item_rows,
+            content_dim=self.catalogue.content.shape[1],
+            num_categories=self.num_categories,
+            user_features=dict(self.cardinalities),
+        )
+
+    def order(self, name: str) -> Sequences:
+        """Return the sequences of one order.
+
+        Raises:
+            ValueError: If it is not there; says which are.
+        """
+        if name not in self.orders:
+            raise ValueError(
+                f"{self.name} has no order {name!r} of tied times; it has {', '.join(self.orders)}"
+            )
+        return self.orders[name]
+
+    def save(self, directory: Path) -> str:
+        """Write the three files and return the digest of the arrays."""
+        directory.mkdir(parents=True, exist_ok=True)
+        arrays = _arrays_of(self)
+        content = self.catalogue.content.numpy().astype(np.float16)
+        np.savez_compressed(directory / ARRAYS, allow_pickle=False, **arrays)
+        np.save(directory / CONTENT, content)
+        digest = arrays_digest({**arrays, "content": content})
+        document = {
+            "name": self.name,
+            "data_digest": self.data_digest,
+            "arrays_digest": digest,
+            "recipe": asdict(self.recipe),
+            "orders": list(self.orders),
+            "num_categories": self.num_categories,
+            "cardinalities": dict(self.cardinalities),
+            "level_sizes": None if self.codes is None else list(self.codes.level_sizes),
+            "about": dict(self.about),
+        }
+        # Last, so that a folder with a description is whole.
+        (directory / DESCRIPTION).write_text(json.dumps(document, indent=2) + "\n")
+        return digest
+
+    @classmethod
+    def load(cls, directory: Path) -> Prepared:
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: There is nothing, or the arrays are not those that were described.
+        """
+        path = directory / DESCRIPTION
+        if not path.is_file():
+            raise ValueError(
+                f"{directory} has no {DESCRIPTION}; make the arrays with "
+                "recsys reproduce <card> --prepare FOLDER"
+            )
+        document = json.loads(path.read_text(encoding="utf-8"))
+        with np.load(directory / ARRAYS, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        content = np.load(directory / CONTENT, allow_pickle=False)
+        digest = arrays_digest({**arrays, "content": content})
+        if digest != document["arrays_digest"]:
+            raise ValueError(
+                f"the arrays in {directory} have digest {digest}, their description names "
+                f"{document['arrays_digest']}; copy the whole folder again, or prepare it again"
+            )
+        return _prepared_of(document, arrays, content)
+
+
+def arrays_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Name arrays by their names, types, shapes and bytes, 16 digits."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        values = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {values.dtype.str} {values.shape}\n".encode())
+        digest.update(values.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _arrays_of(prepared: Prepared) -> Arrays:
+    """Lay everything but the content out flat, as narrow as it fits."""
+    arrays: Arrays = {
+        "categories/values": prepared.catalogue.categories.values.numpy(),
+        "categories/offsets": prepared.catalogue.categories.offsets.numpy(),
+    }
+    for order, sequences in prepared.orders.items():
+        for name in ("item_rows", "offsets", "train_end", "validation_end", "times"):
+            values = getattr(sequences, name)
+            if values is not None:
+                arrays[f"{order}/{name}"] = np.asarray(values)
+    for name, rows in prepared.user_features.items():
+        arrays[f"user/{name}"] = np.asarray(rows)
+    if prepared.codes is not None:
+        arrays["codes"] = prepared.codes.codes.numpy()
+    return {name: _narrow(values) for name, values in arrays.items()}
+
+
+def _narrow(values: NDArray[Any]) -> NDArray[Any]:
+    """Halve integers that fit into 32 bits."""
+    limits = np.iinfo(np.int32)
+    if len(values) and (values.min() < limits.min or values.max() > limits.max):
+        return values
+    return values.astype(np.int32)
+
+
+def _prepared_of(document: Mapping[str, Any], arrays: Arrays, content: NDArray[Any]) -> Prepared:
+    """Put together what the files hold."""
+    wide = {name: values.astype(np.int64) for name, values in arrays.items()}
+    orders = {
+        order: Sequences(
+            item_rows=wide[f"{order}/item_rows"],
+            offsets=wide[f"{order}/offsets"],
+            train_end=wide[f"{order}/train_end"],
+            validation_end=wide[f"{order}/validation_end"],
+            times=wide.get(f"{order}/times"),
+        )
+        for order in document["orders"]
+    }
+    categories = Jagged(
+        torch.from_numpy(wide["categories/values"]), torch.from_numpy(wide["categories/offsets"])
+    )
+    codes = None
+    if document["level_sizes"] is not None:
+        codes = Codes(
+            codes=torch.from_numpy(wide["codes"]).int(),
+            level_sizes=tuple(document["level_sizes"]),
+        )
+    return Prepared(
+        name=document["name"],
+        data_digest=document["data_digest"],
+        recipe=config_of(Recipe, document["recipe"], "recipe."),
+        orders=orders,
+        catalogue=ItemCatalogue(torch.from_numpy(content.astype(np.float32)), categories),
+        num_categories=document["num_categories"],
+        user_features={name[5:]: rows for name, rows in wide.items() if name.startswith("user/")},
+        cardinalities=document["cardinalities"],
+        codes=codes,
+        about=document["about"],
+    )

@@ -1,0 +1,113 @@
+"""What is trained and measured, as one document that travels with the arrays.
+
+The document is written by whoever resolved a configuration and read where the training runs, so
+nothing is left to defaults that may differ between two versions of the package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from recsys.models.content_similarity import ContentSimilarityConfig
+from recsys.models.item_to_item import ItemToItemConfig
+from recsys.models.popularity import PopularityConfig
+from recsys.models.sequence import SequenceConfig
+from recsys.models.two_tower import TwoTowerConfig
+from recsys.retrieval.learned_blend import LearnedBlendConfig
+from recsys.training.passes import TrainingConfig
+
+Config = TypeVar("Config")
+
+ROWS = (
+    "popularity",
+    "item_to_item",
+    "content",
+    "two_tower",
+    "sequence",
+    "generative",
+    "blend_fast",
+    "blend",
+)
+"""Names of what is measured; ``blend_fast`` merges all but the generative model's lists."""
+BLENDS = ("blend_fast", "blend")
+SOURCES = {"popularity": "popular"}
+"""Rows whose source has another name in a blend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Settings of every model, of the blend and of what is measured."""
+
+    rows: tuple[str, ...] = ROWS
+    popularity: PopularityConfig = field(default_factory=PopularityConfig)
+    item_to_item: ItemToItemConfig = field(default_factory=ItemToItemConfig)
+    content: ContentSimilarityConfig = field(default_factory=ContentSimilarityConfig)
+    two_tower: TwoTowerConfig = field(default_factory=TwoTowerConfig)
+    two_tower_training: TrainingConfig = field(default_factory=TrainingConfig)
+    sequence: SequenceConfig = field(default_factory=SequenceConfig)
+    sequence_training: TrainingConfig = field(default_factory=TrainingConfig)
+    blend: LearnedBlendConfig = field(default_factory=LearnedBlendConfig)
+    num_candidates: int = 200
+    """Items of each source's list that a blend merges."""
+    max_history: int = 200
+    """The latest so many events that sources which read everything may read."""
+    exclude_history: bool = True
+    """Whether lists leave out what the user already took."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.rows) - set(ROWS))
+        if unknown or not self.rows:
+            raise ValueError(f"rows must be some of {', '.join(ROWS)}, got {list(self.rows)}")
+
+    def digest(self) -> str:
+        """Name these settings by 12 digits; other settings have another name."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def models(self) -> list[str]:
+        """Name what has to be fitted for the rows, in the order of ``ROWS``."""
+        if not set(self.rows) & set(BLENDS):
+            return [row for row in ROWS if row in self.rows]
+        parts = [row for row in ROWS if row not in BLENDS]
+        if "blend" not in self.rows and "generative" not in self.rows:
+            parts.remove("generative")
+        return parts
+
+
+def config_of(kind: type[Config], document: Mapping[str, Any], place: str = "") -> Config:
+    """Build a dataclass, and those inside it, from what ``asdict`` and JSON made of it.
+
+    Raises:
+        ValueError: A key that the dataclass does not have, named with its place.
+    """
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for name, value in document.items():
+        if name not in hints:
+            raise ValueError(
+                f"{place}{name} is no setting of {kind.__name__} in this version of the package; "
+                f"it has {', '.join(sorted(hints))}. Prepare the arrays again with this version"
+            )
+        values[name] = _value_of(hints[name], value, f"{place}{name}.")
+    return kind(**values)
+
+
+def _value_of(hint: Any, value: Any, place: str) -> Any:
+    """Turn lists into tuples and tables into dataclasses, where a field's type says so."""
+    options = [hint]
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        options = list(typing.get_args(hint))
+    for option in options:
+        if dataclasses.is_dataclass(option) and isinstance(option, type):
+            if isinstance(value, Mapping):
+                return config_of(option, value, place)
+        elif typing.get_origin(option) is tuple and isinstance(value, list | tuple):
+            return tuple(value)
+    return value

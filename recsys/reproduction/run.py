@@ -1,0 +1,307 @@
+"""Run a recipe with one seed: fit, list, blend, measure; finished parts are not made again.
+
+A run's folder:
+
+    <row>.npz       its lists on validation and test, and the ranks of the targets there
+    <row>.json      its metrics and how long it took
+    checkpoints/    of a training that is not done
+    result.json     all rows; written last
+
+Looks at the test split go to ``ledger.jsonl`` beside the runs before any of its numbers exist.
+
+Axes: U queries of a split, M targets, N item rows, k list length.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from recsys.data.top_k import TopK
+from recsys.reproduction.fitting import FITTERS, Experiment
+from recsys.reproduction.prepared import Codes, Prepared
+from recsys.reproduction.ranking import Ranked, metrics_of, places_of, rank_all
+from recsys.reproduction.recipe import BLENDS, SOURCES
+from recsys.retrieval.learned_blend import LearnedBlend
+from recsys.retrieval.source_lists import blended_lists, fitted_blend
+
+MeasuredSplit = Literal["validation", "test"]
+RESULT = "result.json"
+LEDGER = "ledger.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What is asked of one run."""
+
+    order: str
+    """Of events at one time."""
+    seed: int
+    splits: tuple[MeasuredSplit, ...] = ("validation", "test")
+    device: str = "auto"
+    why: str = "recsys reproduce"
+    """Noted in the ledger of test looks."""
+    shows_progress: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.order}-{self.seed}"
+
+
+def device_named(name: str) -> torch.device:
+    """Take a GPU where there is one for ``auto``."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def run_once(prepared: Prepared, directory: Path, settings: RunSettings) -> dict[str, Any]:
+    """Fit and measure every row of the recipe, or read what an earlier call left.
+
+    Args:
+        prepared: The arrays and the recipe.
+        directory: Folder of all runs; this one's is below it.
+        settings: Order, seed, splits.
+    """
+    folder = directory / settings.name
+    done = read_result(folder / RESULT, prepared)
+    if done is not None and set(settings.splits) <= set(done["splits"]):
+        return done
+    folder.mkdir(parents=True, exist_ok=True)
+    experiment = Experiment(
+        prepared=prepared,
+        sequences=prepared.order(settings.order),
+        seed=settings.seed,
+        device=device_named(settings.device),
+        checkpoints=folder / "checkpoints",
+        shows_progress=settings.shows_progress,
+    )
+    if "test" in settings.splits:
+        note_test_look(directory / LEDGER, prepared, settings)
+    begin = time.perf_counter()
+    rows = {
+        name: measured_model(experiment, name, folder, settings)
+        for name in prepared.recipe.models()
+    }
+    rows |= {
+        name: measured_blend(experiment, name, folder, settings)
+        for name in BLENDS
+        if name in prepared.recipe.rows
+    }
+    result = {
+        **described(prepared, settings),
+        "device": device_text(experiment.device),
+        "seconds": round(time.perf_counter() - begin, 1),
+        "invalid_ids": invalid_share(folder, prepared.codes, settings.splits),
+        "rows": {name: row for name, row in rows.items() if name in prepared.recipe.rows},
+    }
+    write_json(folder / RESULT, result)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return result
+
+
+def described(prepared: Prepared, settings: RunSettings) -> dict[str, Any]:
+    """Say what a number is of."""
+    return {
+        "data_set": prepared.name,
+        "data_digest": prepared.data_digest,
+        "recipe": prepared.recipe.digest(),
+        "order": settings.order,
+        "seed": settings.seed,
+        "splits": list(settings.splits),
+    }
+
+
+def read_result(path: Path, prepared: Prepared) -> dict[str, Any] | None:
+    """Read a finished part.
+
+    Raises:
+        ValueError: It was made from other data or by another recipe; both are named.
+    """
+    if not path.exists():
+        return None
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for what, here in (("data_digest", prepared.data_digest), ("recipe", prepared.recipe.digest())):
+        if result[what] != here:
+            raise ValueError(
+                f"{path} was made with {what.replace('_', ' ')} {result[what]}, this run has "
+                f"{here}; take another folder, or delete that one to run it again"
+            )
+    return result
+
+
+def measured_model(
+    experiment: Experiment, name: str, folder: Path, settings: RunSettings
+) -> dict[str, Any]:
+    """Fit one model and keep its lists."""
+    prepared = experiment.prepared
+    done = read_result(folder / f"{name}.json", prepared)
+    if done is not None and set(settings.splits) <= set(done["splits"]):
+        row: dict[str, Any] = done["row"]
+        return row
+    begin = time.perf_counter()
+    fitted = FITTERS[name](experiment)
+    fit_seconds = time.perf_counter() - begin
+    k = min(experiment.recipe.num_candidates, prepared.num_item_rows - 1)
+    found = {}
+    for split in settings.splits:
+        question = experiment.question(split)
+        found[split] = rank_all(fitted.source, question, k, experiment.device)
+    row = {
+        "fit_seconds": round(fit_seconds, 2),
+        "seconds": round(time.perf_counter() - begin, 2),
+        "training": None if fitted.training is None else asdict(fitted.training),
+        **metrics_by_split(experiment, found),
+    }
+    save_ranked(folder / f"{name}.npz", found)
+    write_json(folder / f"{name}.json", {**described(prepared, settings), "row": row})
+    return row
+
+
+def measured_blend(
+    experiment: Experiment, name: str, folder: Path, settings: RunSettings
+) -> dict[str, Any]:
+    """Learn weights on validation's lists and merge those of every split."""
+    begin = time.perf_counter()
+    parts = [
+        model for model in experiment.recipe.models() if name == "blend" or model != "generative"
+    ]
+    ranked = {model: load_ranked(folder / f"{model}.npz") for model in parts}
+    lists = {
+        split: {SOURCES.get(model, model): found[split].lists for model, found in ranked.items()}
+        for split in settings.splits
+    }
+    counts = experiment.item_counts()
+    if "validation" not in lists:
+        raise ValueError("a blend is learned on validation; measure that split too")
+    question = experiment.question("validation")
+    blend = fitted_blend(
+        lists["validation"],
+        question.held_out.targets,
+        question.history_lengths(),
+        counts,
+        experiment.recipe.blend,
+    )
+    found = {}
+    for split in settings.splits:
+        asked = experiment.question(split)
+        merged = blended_in_parts(blend, lists[split], asked.history_lengths(), counts)
+        found[split] = Ranked(merged, places_of(merged.item_rows, asked.held_out.targets))
+    save_ranked(folder / f"{name}.npz", found)
+    blend.save(folder / name)
+    return {
+        "fit_seconds": round(time.perf_counter() - begin, 2),
+        "seconds": round(time.perf_counter() - begin, 2),
+        "weights": dict(zip(blend.sources, blend.weights[-1, -1].tolist(), strict=True)),
+        **metrics_by_split(experiment, found),
+    }
+
+
+def blended_in_parts(
+    blend: LearnedBlend,
+    lists: Mapping[str, TopK],
+    history_lengths: torch.Tensor,
+    item_counts: torch.Tensor,
+    size: int = 1024,
+) -> TopK:
+    """Merge so many queries at a time; lists keep every candidate."""
+    merged = []
+    k = sum(top.item_rows.shape[1] for top in lists.values())
+    for rows in torch.split(torch.arange(len(history_lengths)), size):
+        part = {name: TopK(top.scores[rows], top.item_rows[rows]) for name, top in lists.items()}
+        blended = blended_lists(blend, part, history_lengths[rows], item_counts, k)
+        merged.append(TopK(blended.scores[:, :100], blended.item_rows[:, :100]))
+    return TopK(*(torch.cat(parts) for parts in zip(*merged, strict=True)))
+
+
+def metrics_by_split(
+    experiment: Experiment, found: Mapping[MeasuredSplit, Ranked]
+) -> dict[str, dict[str, float]]:
+    """Mean of every metric by split."""
+    return {
+        split: metrics_of(ranked.ranks, experiment.question(split).held_out.targets)
+        for split, ranked in found.items()
+    }
+
+
+def invalid_share(
+    folder: Path, codes: Codes | None, splits: Sequence[MeasuredSplit]
+) -> float | None:
+    """Share of what the generative model listed that is no item with a semantic ID."""
+    path = folder / "generative.npz"
+    if codes is None or not path.exists():
+        return None
+    found = load_ranked(path)
+    rows = torch.cat([found[split].lists.item_rows.flatten() for split in splits])
+    listed = rows[rows != -1]
+    inside = (listed > 0) & (listed < len(codes.codes))
+    valid = inside & (codes.codes[torch.where(inside, listed, 0), 0] >= 0)
+    return float((~valid).float().mean()) if len(listed) else None
+
+
+def save_ranked(path: Path, found: Mapping[MeasuredSplit, Ranked]) -> None:
+    """Write lists and ranks of every split into one file."""
+    arrays = {}
+    for split, ranked in found.items():
+        arrays[f"{split}/scores"] = ranked.lists.scores.numpy()
+        arrays[f"{split}/item_rows"] = ranked.lists.item_rows.numpy().astype(np.int32)
+        arrays[f"{split}/ranks"] = ranked.ranks.numpy()
+    part = path.with_suffix(".part.npz")
+    np.savez(part, allow_pickle=False, **arrays)
+    part.replace(path)
+
+
+def load_ranked(path: Path) -> dict[MeasuredSplit, Ranked]:
+    """Read what `save_ranked` wrote."""
+    splits: tuple[MeasuredSplit, ...] = ("validation", "test")
+    with np.load(path, allow_pickle=False) as file:
+        return {
+            split: Ranked(
+                TopK(
+                    torch.from_numpy(file[f"{split}/scores"]),
+                    torch.from_numpy(file[f"{split}/item_rows"].astype(np.int64)),
+                ),
+                torch.from_numpy(file[f"{split}/ranks"]),
+            )
+            for split in splits
+            if f"{split}/ranks" in file.files
+        }
+
+
+def note_test_look(path: Path, prepared: Prepared, settings: RunSettings) -> None:
+    """Record that a test split is looked at, by what, and why."""
+    entry = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "data_set": prepared.name,
+        "tie_order": settings.order,
+        "model": ", ".join(prepared.recipe.rows),
+        "seed": settings.seed,
+        "config": prepared.recipe.digest(),
+        "why": settings.why,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def device_text(device: torch.device) -> str:
+    """Name the device a number was made on."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a document whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    part.replace(path)
