@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import TopK, no_items
 from recsys.semantic_ids.codes import NO_CODE, id_keys
 from serving.semantic_ids import ItemSemanticIds
 
@@ -51,8 +52,8 @@ class ContentNeighbours:
         self._first_codes = codes[:, 0].numpy()
         self._appended = np.sort(self._item_rows[self._item_rows >= num_released_rows])  # [A]
 
-    def nearest(self, item_row: int, k: int, mask: ItemMask) -> Rows | None:
-        """List up to k allowed items that share the first code, best first; None without an ID.
+    def nearest(self, item_row: int, k: int, mask: ItemMask) -> TopK | None:
+        """List the k best allowed items that share the first code, [1, k]; None without an ID.
 
         They are those behind the longest prefix that has k of them, else behind the first code,
         in order of the cosine of their content; equals by item row.
@@ -68,8 +69,8 @@ class ContentNeighbours:
                 break
         return self._nearest_of(np.sort(rows), np.array([item_row]), k)
 
-    def appended_like(self, history: Rows, k: int, mask: ItemMask) -> Rows | None:
-        """List up to k allowed appended items that begin like one of the latest of a history.
+    def appended_like(self, history: Rows, k: int, mask: ItemMask) -> TopK | None:
+        """List the k best allowed appended items that begin like one of the latest of a history.
 
         In order of the cosine with the nearest of these; None where nothing was appended.
         """
@@ -80,16 +81,19 @@ class ContentNeighbours:
         rows = self._appended[np.isin(self._first_codes[self._appended], self._first_codes[seeds])]
         return self._nearest_of(rows[mask.allows(rows)], seeds, k) if len(seeds) else None
 
-    def _nearest_of(self, rows: Rows, seeds: Rows, k: int) -> Rows:
+    def _nearest_of(self, rows: Rows, seeds: Rows, k: int) -> TopK:
         """Order ascending rows by their largest cosine with any seed, equals by item row."""
+        listed = no_items(1, k)
         if len(rows) == 0:
-            return rows
+            return listed
         own = functional.normalize(self._content[torch.from_numpy(seeds)], dim=1)  # [S, F]
         found = torch.from_numpy(rows)
         cosines = functional.normalize(self._content[found], dim=1) @ own.T  # [P, S]
-        order = cosines.amax(1).sort(descending=True, stable=True).indices[:k]
-        best: Rows = found[order].numpy()
-        return best
+        scores, order = cosines.amax(1).sort(descending=True, stable=True)
+        number = min(k, len(rows))
+        listed.scores[0, :number] = scores[:number]
+        listed.item_rows[0, :number] = found[order[:number]]
+        return listed
 
     def _behind(self, key: int, stride: int) -> Rows:
         """Item rows whose key is the same after division by ``stride``."""

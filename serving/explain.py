@@ -16,6 +16,12 @@ from serving.query import Query
 from serving.schemas import Source
 
 Rows = NDArray[np.int64]
+FOR_A_HISTORY = {
+    "two_tower": "fits the history",
+    "sequence": "comes next after the history",
+    "generative": "was generated from the history",
+}
+"""What each source says of an item that no other one explains better."""
 
 
 def reasons(
@@ -38,17 +44,18 @@ def reasons(
     texts = bundle.catalogue.display_texts
     sent = set(query.sent.tolist())
     found = []
-    for seed, source in zip(seeds.tolist(), sources, strict=True):
+    for row, seed, source in zip(item_rows, seeds.tolist(), sources, strict=True):
         if source == "item_to_item" and seed:
             named = names_history or seed in sent
             found.append(f"goes with {texts[seed] if named else 'the history'}")
         elif source == "content":
-            like = texts[query.item_row] if query.item_row else "the history, and is new"
-            found.append(f"is about the same as {like}")
+            like = texts[query.item_row] if query.item_row else "the history"
+            new = not query.item_row and row >= bundle.num_released_rows
+            found.append(f"is about the same as {like}{', and is new' if new else ''}")
         elif source == "two_tower" and query.item_row:
             found.append(f"is like {texts[query.item_row]}")
         else:
-            found.append("fits the history" if source == "two_tower" else "popular")
+            found.append(FOR_A_HISTORY.get(source, "popular"))
     return found
 
 

@@ -39,7 +39,8 @@ class Query:
     sent: Rows
     """Items that the request itself named; the rest of the history comes from the bundle."""
     features: JaggedBatch
-    """A batch of one, as models read it; the history is at most surface.max_history long."""
+    """A batch of one, as models read it; the history is at most surface.max_history long, and
+    ``history.times`` are its unix seconds, where the bundle has times."""
     degraded: tuple[str, ...]
     """What was asked for and is not known."""
 
@@ -84,6 +85,7 @@ def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
         seen = np.concatenate([known, sent])
         features = {
             "history": _history(seen[-surface.max_history :]),
+            **_times(times, len(sent), moment, surface.max_history),
             "user": _one(user_row),
             **{
                 f"user.{name}": _one(rows[user_row]) for name, rows in bundle.users.features.items()
@@ -135,6 +137,15 @@ def _before(moment: int, user_row: int, bundle: Bundle) -> tuple[Rows, Rows | No
 
 def _history(rows: Rows) -> Jagged:
     return Jagged(torch.from_numpy(rows), torch.tensor([0, len(rows)]))
+
+
+def _times(times: Rows | None, num_sent: int, moment: int, limit: int) -> dict[str, Jagged]:
+    """When each event of the history was; those of the session have just been."""
+    if times is None:
+        return {}
+    just_now = max([moment - 1, *times[-1:].tolist()])
+    everything = np.concatenate([times, np.full(num_sent, just_now, np.int64)])
+    return {"history.times": _history(everything[-limit:])}
 
 
 def _one(row: int) -> Jagged:

@@ -3,7 +3,7 @@
 `Recommender.answer` is the only way a list is made: HTTP, batch scoring and the parity check all
 call it, one query at a time, so equal requests get equal scores to the last bit.
 
-Axes: k list length, S sources.
+Axes: k list length.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
-from recsys.retrieval.blend import ABSENT, CONSTANT, Blended, reciprocal_rank_fusion
+from recsys.data.top_k import TopK
+from recsys.retrieval.learned_blend import LearnedBlend
 from serving.bundle import Bundle, load_bundle
 from serving.explain import reasons
 from serving.filters import eligible_items
+from serving.manifest import Profile
 from serving.query import Query, hydrate
-from serving.schemas import Context, RecommendedItem, Reply, Request, ServedBy, Source
+from serving.ranking import FILLER, Ranked, by_learned_weights, by_reciprocal_rank, filled_up
+from serving.schemas import Context, RecommendedItem, Reply, Request, ServedBy
 from serving.sources import sources_of
 from serving.surfaces import SURFACES, Surface
 
@@ -51,24 +53,38 @@ class _Stopwatch:
 class Recommender:
     """Answers requests from one loaded bundle; safe to share between threads."""
 
-    def __init__(self, bundle: Bundle, surfaces: Mapping[str, Surface] = SURFACES) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        surfaces: Mapping[str, Surface] = SURFACES,
+        *,
+        profile: Profile = "fast",
+    ) -> None:
+        """Make the sources of a profile.
+
+        Args:
+            profile: ``full`` generates items too, where the bundle has a model that does.
+        """
         self.bundle = bundle
         self._surfaces = surfaces
-        self._sources = sources_of(bundle)
+        self._blend = _blend_of(bundle, profile)
+        learned_content = self._blend is not None and "content" in self._blend.sources
+        self._sources = sources_of(bundle, learned_content=learned_content)
         self._served_by = ServedBy(
             bundle=bundle.version,
             index=_index_name(bundle),
             semantic_ids=bundle.semantic_ids.version if bundle.semantic_ids else None,
+            profile=profile,
         )
 
     @classmethod
-    def load(cls, path: str | Path) -> Recommender:
+    def load(cls, path: str | Path, profile: Profile = "fast") -> Recommender:
         """Verify and load ``bundle-<version>`` or ``current``.
 
         Raises:
             ValueError: If it is not a bundle, or anything in it is not as it was released.
         """
-        return cls(load_bundle(Path(path)))
+        return cls(load_bundle(Path(path)), profile=profile)
 
     def answer(self, request: Request, *, names_history: bool = True) -> Reply:
         """Make one list.
@@ -85,10 +101,10 @@ class Recommender:
             clock.lap("hydrate")
             eligible, given_up = eligible_items(query, self.bundle)
             clock.lap("filter")
-            names = ("popular",) if given_up else tuple(surface.weights)
-            candidates = self._retrieve(names, query, eligible)
+            blend = self._blend if surface.learned and not given_up else None
+            candidates = self._retrieve(_names(surface, blend, given_up), query, eligible)
             clock.lap("retrieve")
-            ranked = _rank(candidates, surface.weights, request.k)
+            ranked = self._rank(candidates, blend, query)
             clock.lap("rank")
             items = self._select(ranked, query, names_history)
             clock.lap("select")
@@ -141,61 +157,77 @@ class Recommender:
         }
         return pl.DataFrame(rows, schema=schema, orient="row")
 
-    def _retrieve(
-        self, names: Sequence[str], query: Query, eligible: ItemMask
-    ) -> dict[str, Tensor]:
+    def _retrieve(self, names: Sequence[str], query: Query, eligible: ItemMask) -> dict[str, TopK]:
         """Ask sources, [1, k_s] each; absent ones and those with nothing to say are left out."""
         wanted = max(query.request.k, query.surface.num_candidates)
         k = max(1, min(wanted, eligible.count()))
-        lists: dict[str, Tensor] = {}
+        lists: dict[str, TopK] = {}
         for name in names:
             if (source := self._sources.get(name)) is None:
                 continue
-            rows = source.candidates(query, eligible, k)
-            if rows is not None and bool((rows > 0).any()):
-                lists[name] = rows
+            found = source.candidates(query, eligible, k)
+            if found is not None and bool((found.item_rows > 0).any()):
+                lists[name] = found
         return lists
 
+    def _rank(
+        self, candidates: Mapping[str, TopK], blend: LearnedBlend | None, query: Query
+    ) -> Ranked | None:
+        """Make one list of all, [1, k_s] each."""
+        if not candidates:
+            return None
+        k = query.request.k
+        if blend is None or candidates.keys() == {FILLER}:
+            return by_reciprocal_rank(candidates, query.surface.weights, k)
+        # A blend counts scores from a list's last place: its lists do not grow with the request.
+        length = query.surface.num_candidates
+        weighed = {
+            name: TopK(candidates[name].scores[:, :length], candidates[name].item_rows[:, :length])
+            for name in blend.sources
+            if name in candidates
+        }
+        num_events, counts = len(query.history), self.bundle.item_counts
+        ranked = by_learned_weights(blend, weighed, num_events, counts, k)
+        if FILLER not in candidates:
+            return ranked
+        return filled_up(ranked, candidates[FILLER].item_rows[0].numpy(), k)
+
     def _select(
-        self, ranked: Blended | None, query: Query, names_history: bool
+        self, ranked: Ranked | None, query: Query, names_history: bool
     ) -> list[RecommendedItem]:
         """Name the items of a ranked list and what brought each there."""
         if ranked is None:
             return []
-        rows = [row for row in ranked.item_rows[0].tolist() if row > 0]
-        scores, ranks = ranked.scores[0].tolist(), ranked.source_ranks[0].tolist()
-        weights = query.surface.weights
-        sources = [_leading_source(ranked.sources, ranks[i], weights) for i in range(len(rows))]
+        rows, sources = ranked.item_rows.tolist(), ranked.leading()
         why: Sequence[str | None] = [None] * len(rows)
+        shares: Sequence[dict[str, float] | None] = [None] * len(rows)
         if query.request.explain:
             why = reasons(rows, sources, query, self.bundle, names_history=names_history)
+            shares = ranked.shares()
         item_ids, semantic_ids = self.bundle.catalogue.item_ids, self.bundle.semantic_ids
         codes = [None] * len(rows) if semantic_ids is None else semantic_ids.texts(rows)
         return [
-            RecommendedItem(item_ids[row], score, source, reason, semantic_id)
-            for row, score, source, reason, semantic_id in zip(
-                rows, scores, sources, why, codes, strict=False
+            RecommendedItem(item_ids[row], *told)
+            for row, *told in zip(
+                rows, ranked.scores.tolist(), sources, why, codes, shares, strict=True
             )
         ]
 
 
-def _rank(candidates: Mapping[str, Tensor], weights: Mapping[str, float], k: int) -> Blended | None:
-    """Merge the sources' lists by reciprocal rank; a fallback that is alone counts in full."""
-    if not candidates:
-        return None
-    used = {name: weights[name] for name in candidates}
-    if not any(used.values()):
-        used = dict.fromkeys(used, 1.0)
-    return reciprocal_rank_fusion(candidates, k, used)
+def _blend_of(bundle: Bundle, profile: Profile) -> LearnedBlend | None:
+    """Choose the blend of a profile; without generation both profiles are one."""
+    return bundle.blends.get(profile)
 
 
-def _leading_source(
-    sources: Sequence[str], ranks: Sequence[int], weights: Mapping[str, float]
-) -> Source:
-    """Name the source that contributed most to an item; the surface's order settles ties."""
-    present = [(name, rank) for name, rank in zip(sources, ranks, strict=True) if rank != ABSENT]
-    name, _ = max(present, key=lambda pair: weights[pair[0]] / (CONSTANT + pair[1]))
-    return cast(Source, name)
+def _names(
+    surface: Surface, blend: LearnedBlend | None, given_up: Sequence[str]
+) -> tuple[str, ...]:
+    """Name the sources to ask."""
+    if given_up:
+        return (FILLER,)
+    if blend is None:
+        return tuple(surface.weights)
+    return tuple(dict.fromkeys((*blend.sources, FILLER)))
 
 
 def _shortage(items: Sequence[RecommendedItem], k: int) -> list[str]:

@@ -1,7 +1,7 @@
 """What a client asks and what it gets, the same over HTTP, in Python and in batch.
 
 A field that is not in these schemas is refused with its name, never ignored: ``query``,
-, ``diversity``, ``cursor`` and ``dry_run`` are not served.
+``diversity``, ``cursor`` and ``dry_run`` are not served.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from serving.manifest import Profile
+
 MAX_K = 1_000
 MAX_SESSION = 10_000
 MAX_EXCLUDE = 10_000
 MAX_CATEGORIES = 100
 MAX_BATCH = 1_000
 
-Source = Literal["two_tower", "item_to_item", "content", "popular"]
+Source = Literal["two_tower", "item_to_item", "content", "sequence", "generative", "popular"]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 
 
@@ -88,6 +90,8 @@ class RecommendedItem:
     reason: str | None = None
     semantic_id: str | None = None
     """Codes, coarse to fine, as ``12-250-3``; null without."""
+    contributions: dict[str, float] | None = None
+    """Part of the score that each source added, largest first; null unless asked to explain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,8 @@ class ServedBy:
     index: str | None
     semantic_ids: str | None = None
     """Version of the items' semantic IDs."""
+    profile: Profile = "fast"
+    """Which sources answer: ``full`` generates items too."""
     adapter: None = None
 
 

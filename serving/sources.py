@@ -10,13 +10,16 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from recsys.data.batch import JaggedBatch
 from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import top_k_of_scores
+from recsys.data.top_k import TopK, no_items
+from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
+from recsys.models.sequence import SequenceModel
+from recsys.retrieval.source_lists import ScoredItems
 from serving.bundle import Bundle
 from serving.content_neighbours import ContentNeighbours
 from serving.query import Query
@@ -26,8 +29,8 @@ from serving.retriever import Retriever
 class CandidateSource(Protocol):
     """Ranks items for a query."""
 
-    def candidates(self, query: Query, mask: ItemMask, k: int) -> Tensor | None:
-        """Return item rows best first, [1, k], -1 where short; None if it can say nothing."""
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
+        """Return the best items with their scores, [1, k]; None if it can say nothing."""
         ...
 
 
@@ -37,7 +40,7 @@ class TwoTowerSource:
     def __init__(self, retriever: Retriever) -> None:
         self._retriever = retriever
 
-    def candidates(self, query: Query, mask: ItemMask, k: int) -> Tensor | None:
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
         model, index = self._retriever.model, self._retriever.index
         if query.item_row:
             vector = index.vectors(torch.tensor([query.item_row]))  # [1, D]
@@ -45,61 +48,95 @@ class TwoTowerSource:
             vector = model.query_vectors(query.features)  # [1, D]
         else:
             return None
-        return index.search(vector, k, mask).item_rows
+        return index.search(vector, k, mask)
 
 
 class ItemToItemSource:
     """Neighbours of the history's items."""
 
     def __init__(self, model: ItemToItem) -> None:
-        self._model = model
+        self._items = ScoredItems(model.score)
 
-    def candidates(self, query: Query, mask: ItemMask, k: int) -> Tensor | None:
-        if not query.has_history:
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
+        return self._items(query.features, [mask], k) if query.has_history else None
+
+
+class SequenceSource:
+    """Items that come next after the history, exactly, by the sequence model."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        self._model = model
+        # Asked anew, the model would normalise the whole catalogue for each request.
+        self._item_vectors = model.all_item_vectors()  # [N, D]
+        self._items = ScoredItems(self._score)
+
+    def _score(self, queries: JaggedBatch) -> Tensor:
+        """Score the catalogue as SequenceModel.score does, [1, N]."""
+        return self._model.query_vectors(queries) @ self._item_vectors.T
+
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
+        if query.item_row or not query.has_history:
             return None
-        return top_k_of_scores(self._model.score(query.features), k, mask).item_rows
+        return self._items(query.features, [mask], k)
 
 
 class ContentSource:
-    """Items whose content is like an item's, or appended ones like the history's latest."""
+    """Items whose content is like an item's, or like the history's.
 
-    def __init__(self, neighbours: ContentNeighbours) -> None:
+    Without learned weights, only appended items speak for a history: co-occurrence knows nothing
+    of them.
+    """
+
+    def __init__(
+        self, neighbours: ContentNeighbours | None, similarity: ContentSimilarity | None = None
+    ) -> None:
         self._neighbours = neighbours
+        self._similar = None if similarity is None else ScoredItems(similarity.score)
 
-    def candidates(self, query: Query, mask: ItemMask, k: int) -> Tensor | None:
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
+        if not query.item_row and self._similar is not None:
+            return self._similar(query.features, [mask], k) if query.has_history else None
+        if self._neighbours is None:
+            return None
         if query.item_row:
-            rows = self._neighbours.nearest(query.item_row, k, mask)
-        else:
-            rows = self._neighbours.appended_like(query.history, k, mask)
-        return None if rows is None else _padded(rows, k)
+            return self._neighbours.nearest(query.item_row, k, mask)
+        return self._neighbours.appended_like(query.history, k, mask)
 
 
 class PopularSource:
     """What everyone takes lately; always has a list."""
 
     def __init__(self, model: Popularity) -> None:
-        order = torch.sort(model.item_scores, descending=True, stable=True).indices
-        self._by_popularity = order.numpy()
+        scores, order = torch.sort(model.item_scores, descending=True, stable=True)
+        self._scores, self._by_popularity = scores.numpy(), order.numpy()
 
-    def candidates(self, query: Query, mask: ItemMask, k: int) -> Tensor:
-        return _padded(self._by_popularity[mask.allows(self._by_popularity)][:k], k)
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK:
+        places = np.flatnonzero(mask.allows(self._by_popularity))[:k]
+        listed = no_items(1, k)
+        listed.scores[0, : len(places)] = torch.from_numpy(self._scores[places])
+        listed.item_rows[0, : len(places)] = torch.from_numpy(self._by_popularity[places])
+        return listed
 
 
-def _padded(rows: NDArray[np.int64], k: int) -> Tensor:
-    """Write rows as a list of one query, [1, k]."""
-    return torch.from_numpy(np.pad(rows, (0, k - len(rows)), constant_values=-1))[None]
+def sources_of(bundle: Bundle, *, learned_content: bool = False) -> dict[str, CandidateSource]:
+    """Make the sources that a bundle has the parts for.
 
-
-def sources_of(bundle: Bundle) -> dict[str, CandidateSource]:
-    """Make the sources that a bundle has the parts for."""
+    Args:
+        learned_content: Whether content speaks for every item, as a learned blend weighs it.
+    """
     sources: dict[str, CandidateSource] = {"popular": PopularSource(bundle.popularity)}
     if bundle.item_to_item is not None:
         sources["item_to_item"] = ItemToItemSource(bundle.item_to_item)
+    neighbours = None
     if bundle.retriever is not None:
         sources["two_tower"] = TwoTowerSource(bundle.retriever)
         if bundle.semantic_ids is not None:
             neighbours = ContentNeighbours(
                 bundle.semantic_ids, bundle.retriever.content, bundle.num_released_rows
             )
-            sources["content"] = ContentSource(neighbours)
+    if bundle.sequence is not None:
+        sources["sequence"] = SequenceSource(bundle.sequence)
+    similarity = bundle.content_similarity if learned_content else None
+    if neighbours is not None or similarity is not None:
+        sources["content"] = ContentSource(neighbours, similarity)
     return sources

@@ -19,6 +19,10 @@ class Surface:
     """Items asked from each source; a longer list asks for as many as it has places."""
     max_history: int = 200
     """The latest so many events are what models read."""
+    beam_width: int = 50
+    """Prefixes that generation keeps after each level."""
+    learned: bool = False
+    """Whether the bundle's learned blend, where there is one, takes the place of the weights."""
 
     def __post_init__(self) -> None:
         if not self.weights or any(weight < 0 for weight in self.weights.values()):
@@ -30,11 +34,20 @@ class Surface:
 FILL = 0.001
 """Weight of a source that only fills lists up: below any place of the others, in its own order."""
 
-# Content speaks only for items appended since the release: as released, lists are as evaluated.
+# Without a learned blend content speaks only for items appended since the release: as released,
+# lists are as evaluated.
 HOME = Surface(
     name="home",
-    weights={"two_tower": 1.0, "item_to_item": 1.0, "content": 1.0, "popular": FILL},
+    weights={
+        "two_tower": 1.0,
+        "item_to_item": 1.0,
+        "sequence": 1.0,
+        "generative": 1.0,
+        "content": 1.0,
+        "popular": FILL,
+    },
     exclude_seen=True,
+    learned=True,
 )
 # Content at 0.75: at 1 the next item of a user is found less often (DECISIONS.md).
 SIMILAR = Surface(

@@ -49,11 +49,13 @@ def test_reply_has_every_field_of_the_contract(client, released):
         "source",
         "reason",
         "semantic_id",
+        "contributions",
     ]
     assert reply["served_by"] == {
         "bundle": "v1",
         "index": "flat-40x8",
         "semantic_ids": read_manifest(released / "current")[0].semantic_ids.version,
+        "profile": "fast",
         "adapter": None,
     }
     assert reply["degraded"] == []

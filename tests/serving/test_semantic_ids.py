@@ -148,7 +148,9 @@ def test_content_neighbours_are_the_slow_truth(bundle):
             cosines = torch.cosine_similarity(content[candidates], content[row], dim=1)
             order = sorted(zip((-cosines).tolist(), candidates, strict=True))
             found = neighbours.nearest(row, k, ItemMask(allowed))
-            assert found.tolist() == [one for _, one in order][:k]
+            expected = [one for _, one in order][:k]
+            assert found.item_rows[0, : len(expected)].tolist() == expected
+            assert (found.item_rows[0, len(expected) :] == -1).all()
 
 
 def test_new_item_finds_its_like_and_is_found_by_it(bundles_dir):
@@ -174,12 +176,17 @@ def test_visitor_gets_the_new_item_that_is_like_the_latest_ones(bundles_dir):
     neighbours = ContentNeighbours(after.semantic_ids, after.retriever.content, 41)
     codes, everything = after.semantic_ids.codes, ItemMask.all(43)
     # Fresh 1 is item 3 again, fresh 2 item 4.
-    assert neighbours.appended_like(np.array([3]), 5, everything)[0] == 41
-    assert neighbours.appended_like(np.array([4]), 1, everything).tolist() == [42]
-    assert set(neighbours.appended_like(np.array([3, 4]), 5, everything)) == {41, 42}
-    assert neighbours.appended_like(np.array([3]), 5, ItemMask.none(43)).tolist() == []
+
+    def appended(history, k, mask=everything):
+        rows = neighbours.appended_like(np.array(history), k, mask).item_rows[0].tolist()
+        return [row for row in rows if row > 0]
+
+    assert appended([3], 5)[0] == 41
+    assert appended([4], 1) == [42]
+    assert set(appended([3, 4], 5)) == {41, 42}
+    assert appended([3], 5, ItemMask.none(43)) == []
     unlike = next(row for row in range(1, 41) if codes[row, 0] not in codes[[3, 4], 0])
-    assert neighbours.appended_like(np.array([unlike]), 5, everything).tolist() == []
+    assert appended([unlike], 5) == []
 
     def place(session):
         items = Recommender(after).answer(Request(session=session, k=40, explain=True)).items

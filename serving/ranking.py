@@ -1,0 +1,134 @@
+"""Rank: the sources' lists become one, and each item's score is told apart by source.
+
+Surface ``home`` takes the learned blend of the bundle where there is one; everything else is
+merged by reciprocal rank. Lists that a blend leaves short are filled up with popular items.
+
+Axes: k list length, n items listed, S sources, C candidates of a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recsys.data.top_k import TopK
+from recsys.retrieval.blend import ABSENT, CONSTANT, Blended, reciprocal_rank_fusion
+from recsys.retrieval.learned_blend import LearnedBlend
+from recsys.retrieval.source_lists import blended_lists
+from serving.schemas import Source
+
+Rows = NDArray[np.int64]
+FILLER: Source = "popular"
+
+
+class Ranked(NamedTuple):
+    """Items of one list, best first."""
+
+    item_rows: Rows
+    """[n]."""
+    scores: NDArray[np.float32]
+    """[n], never rising."""
+    sources: tuple[str, ...]
+    ranks: Rows
+    """[n, S] from 1 in each source's list, 0 where it does not have the item."""
+    contributions: NDArray[np.float32]
+    """[n, S] what each source added to the score; 0 where it does not have the item."""
+
+    @classmethod
+    def of(cls, blended: Blended, contributions: Tensor) -> Ranked:
+        """Take the one query of a batch, without the places that were not filled."""
+        rows = blended.item_rows[0].numpy()
+        there = rows > 0
+        return cls(
+            rows[there],
+            blended.scores[0].numpy()[there],
+            blended.sources,
+            blended.source_ranks[0].numpy()[there],
+            contributions[0].float().numpy()[there],
+        )
+
+    def leading(self) -> list[Source]:
+        """Name the source that added most to each item; among equals the better rank."""
+        if len(self.item_rows) == 0:
+            return []
+        present = self.ranks != ABSENT
+        parts = np.where(present, self.contributions, -np.inf)
+        most = parts == parts.max(1, keepdims=True)
+        places = np.where(most & present, self.ranks, np.iinfo(np.int64).max).argmin(1)
+        return [cast(Source, self.sources[place]) for place in places.tolist()]
+
+    def shares(self) -> list[dict[str, float]]:
+        """Give the part of each item's score that each source added, largest first.
+
+        Parts sum to 1; where weights are negative, the sizes do. Nothing where all added 0.
+        """
+        size = np.abs(self.contributions).sum(1, keepdims=True)
+        parts = np.divide(
+            self.contributions, size, out=np.zeros_like(self.contributions), where=size > 0
+        )
+        return [
+            {
+                self.sources[place]: round(float(own[place]), 4)
+                for place in np.argsort(-own, kind="stable").tolist()
+                if own[place] != 0
+            }
+            for own in parts
+        ]
+
+
+def by_reciprocal_rank(
+    candidates: Mapping[str, TopK], weights: Mapping[str, float], k: int
+) -> Ranked:
+    """Merge lists [1, C] by their ranks; a fallback that is alone counts in full."""
+    used = {name: weights[name] for name in candidates}
+    if not any(used.values()):
+        used = dict.fromkeys(used, 1.0)
+    lists = {name: top.item_rows for name, top in candidates.items()}
+    blended = reciprocal_rank_fusion(lists, k, used)
+    weight = torch.tensor([used[name] for name in blended.sources])
+    shares = weight / (CONSTANT + blended.source_ranks)
+    return Ranked.of(blended, shares.masked_fill(blended.source_ranks == ABSENT, 0.0))
+
+
+def by_learned_weights(
+    blend: LearnedBlend,
+    candidates: Mapping[str, TopK],
+    num_events: int,
+    item_counts: Tensor,
+    k: int,
+) -> Ranked:
+    """Merge lists [1, C] with the weights that were learned for such a history and such items.
+
+    Args:
+        num_events: Events of the history that models read.
+        item_counts: Events of each item that models were fitted on.
+    """
+    lengths = torch.tensor([num_events])
+    blended = blended_lists(blend, candidates, lengths, item_counts, k)
+    assert blended.contributions is not None
+    return Ranked.of(blended, blended.contributions)
+
+
+def filled_up(ranked: Ranked, popular: Rows, k: int) -> Ranked:
+    """Let popular items follow, best first, until there are k; they add nothing to a score."""
+    more = popular[(popular > 0) & ~np.isin(popular, ranked.item_rows)][: k - len(ranked.item_rows)]
+    if len(more) == 0:
+        return ranked
+    sources = ranked.sources if FILLER in ranked.sources else (*ranked.sources, FILLER)
+    lowest = min(0.0, float(ranked.scores[-1])) if len(ranked.scores) else 0.0
+    width = len(sources) - len(ranked.sources)
+    ranks = np.zeros((len(more), len(sources)), np.int64)
+    ranks[:, sources.index(FILLER)] = 1 + np.flatnonzero(np.isin(popular, more))
+    nothing = np.zeros((len(more), len(sources)), np.float32)
+    return Ranked(
+        np.concatenate([ranked.item_rows, more]),
+        np.concatenate([ranked.scores, np.full(len(more), lowest, np.float32)]),
+        sources,
+        np.concatenate([np.pad(ranked.ranks, ((0, 0), (0, width))), ranks]),
+        np.concatenate([np.pad(ranked.contributions, ((0, 0), (0, width))), nothing]),
+    )
