@@ -2,7 +2,8 @@
 
 At each level a model scores the next code of every beam, the trie says which codes lead to an item
 that the request may show, and the best prefixes go on. An item's score is the sum of its codes'
-log-probabilities, each over all codes of its level, so it does not depend on what else is allowed;
+log-probabilities, each over all codes of its level or, where the model was trained so, over those
+that lead to an item of the catalogue; either way it does not depend on what else is allowed, and
 with a beam as wide as there are prefixes the result is that of scoring every item. Where a beam has
 to choose among equal scores, prefixes go by their codes and items by their row, ascending: lists
 do not depend on a kernel. Constrained decoding by tables: STATIC, arXiv:2602.22647.
@@ -17,7 +18,7 @@ N item rows, k list length.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,49 +26,15 @@ from torch.nn import functional
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import NO_ROW, TopK, no_items
+from recsys.layers.decode_step import Beams, Decoded, DecodeStep
 from recsys.semantic_ids.trie import Restriction, Trie
+
+__all__ = ["BeamSearch", "Beams", "CapturedSearch", "DecodeStep", "Decoded", "check_scores"]
 
 StateT = TypeVar("StateT")
 ContextT = TypeVar("ContextT")
-Context_contra = TypeVar("Context_contra", contravariant=True)
 TensorsT = TypeVar("TensorsT", bound=tuple[Tensor, ...])
 LARGEST = torch.iinfo(torch.int32).max
-
-
-class Beams(NamedTuple, Generic[StateT]):
-    """Which prefixes go on to the next level."""
-
-    level: int
-    """Codes taken so far, the level to be scored: 1 .. L - 1."""
-    parents: Tensor
-    """Which beam of the level before each one continues, [B, W] int64."""
-    codes: Tensor
-    """The code that each one took there, [B, W] int64; in range also for beams that are dead."""
-    state: StateT
-    """What the step before returned, its beams in the order of that step."""
-
-
-class Decoded(NamedTuple, Generic[StateT]):
-    """What a model says of the next code."""
-
-    logits: Tensor
-    """Logits or log-probabilities, [B, W, K]; minus infinity is never chosen."""
-    state: StateT
-    """The model's own memory of its beams (their keys and values), handed to the next step."""
-
-
-class DecodeStep(Protocol[Context_contra, StateT]):
-    """Score the next code of every beam.
-
-    The context is what a request's beams share, encoded before the search, once: keys and values
-    of the history for a decoder that attends to it, [B, ...]. The state is what differs by beam.
-    A step with ``beams`` None scores the first level: [B, 1, K] of the one empty prefix. Later
-    ones pick the state of ``beams.parents``, append ``beams.codes``, and score ``beams.level``.
-    """
-
-    def __call__(
-        self, context: Context_contra, beams: Beams[StateT] | None, /
-    ) -> Decoded[StateT]: ...
 
 
 class BeamSearch(Generic[ContextT, StateT]):
@@ -123,14 +90,14 @@ class BeamSearch(Generic[ContextT, StateT]):
     def lists(self, context: ContextT, k: int, restriction: Restriction | None = None) -> TopK:
         """Do what ``search`` does without ever waiting for the device, NaN unchecked."""
         trie, last = self.trie, self.trie.num_levels - 1
-        logits, state = self.decode_step(context, None)
-        batch_size = len(logits)
+        decoded = self.decode_step(context, None)
+        batch_size = len(decoded.logits)
         if restriction is not None:
             _check_num_masks(len(restriction.head[0]), batch_size)
         scores = torch.zeros(batch_size, 1, device=trie.device)  # [B, W]
         states = trie.start(batch_size)[:, None]  # [B, W]
         for level, size in enumerate(trie.level_sizes):
-            candidates = self._candidates(logits, scores, states, level, restriction)  # [B, C]
+            candidates = self._candidates(decoded, scores, states, level, restriction)  # [B, C]
             if level == last:
                 break
             width = min(self.beam_width, candidates.shape[1], max(1, trie.num_items))
@@ -139,18 +106,19 @@ class BeamSearch(Generic[ContextT, StateT]):
             scores = candidates.gather(1, chosen)
             states = states.gather(1, parents).view(-1)
             states = trie.step(states, codes.view(-1), level).view_as(codes)
-            logits, state = self.decode_step(context, Beams(level + 1, parents, codes, state))
+            decoded = self.decode_step(context, Beams(level + 1, parents, codes, decoded.state))
         return self._rank_items(candidates, states, k)
 
     def _candidates(
         self,
-        logits: Tensor,
+        decoded: Decoded[StateT],
         scores: Tensor,
         states: Tensor,
         level: int,
         restriction: Restriction | None,
     ) -> Tensor:
         """Score every code behind every beam, -inf where no allowed item follows, [B, C]."""
+        logits = decoded.logits
         expected = (*scores.shape, self.trie.level_sizes[level])
         if logits.shape != expected:
             raise ValueError(
@@ -158,17 +126,25 @@ class BeamSearch(Generic[ContextT, StateT]):
                 f"{expected}: requests, beams and the codes of the trie's level sizes "
                 f"{self.trie.level_sizes}; was the model built for them?"
             )
-        if level == 0:
-            live = self._first_codes if restriction is None else restriction.head[0]  # [1 or B, K]
-            live = live[:, None]
-        else:
-            requests = None
-            if restriction is not None and len(scores) > 1:
-                requests = torch.arange(len(scores), device=scores.device)
-                requests = requests.repeat_interleave(scores.shape[1])
-            live = self.trie.mask(states.view(-1), level, restriction, requests).view(expected)
-        sums = functional.log_softmax(logits.float(), 2).add_(scores[:, :, None])
+        live = self._live(states, level, restriction)
+        logits = logits.float()
+        if decoded.rivals == "catalogue":
+            known = live if restriction is None else self._live(states, level, None)
+            logits = logits.masked_fill(~known, -torch.inf)
+        # Behind a dead beam there is no rival and no number, and nothing lives either.
+        sums = functional.log_softmax(logits, 2).add_(scores[:, :, None])
         return sums.masked_fill_(~live, -torch.inf).flatten(1)
+
+    def _live(self, states: Tensor, level: int, restriction: Restriction | None) -> Tensor:
+        """Say which codes may follow states [B, W]: [B or 1, W or 1, K] bool."""
+        if level == 0:
+            return (self._first_codes if restriction is None else restriction.head[0])[:, None]
+        requests = None
+        if restriction is not None and len(states) > 1:
+            requests = torch.arange(len(states), device=states.device)
+            requests = requests.repeat_interleave(states.shape[1])
+        mask = self.trie.mask(states.view(-1), level, restriction, requests)
+        return mask.view(*states.shape, self.trie.level_sizes[level])
 
     def _rank_items(self, candidates: Tensor, states: Tensor, k: int) -> TopK:
         """Rank the items that are one code away, candidates [B, C] behind states [B, W]."""

@@ -1,0 +1,225 @@
+"""Blocks that read a history and decode semantic IDs behind it, code by code.
+
+A block either reads places that attend to each other, or decodes tokens that attend to their own
+tokens before them and to a history whose keys and values were computed once and are shared by all
+beams of a request. With ``cross_attention`` the two are read one after the other (Raffel et al.
+2020, arXiv:1910.10683, as TIGER has it), without it by one softmax, as a decoder alone does.
+
+Axes: B requests, W beams (in training: places that are trained), S tokens of a beam, T places of
+the history, D width, H heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recsys.kernels.hstu_attention.reference import distance_buckets
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeBlockConfig:
+    """Sizes of one block.
+
+    Raises:
+        ValueError: If the heads do not divide the width.
+    """
+
+    dim: int
+    num_heads: int
+    hidden_dim: int
+    """Width inside the feed-forward layer."""
+    dropout: float
+    cross_attention: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_heads < 1 or self.dim % self.num_heads:
+            raise ValueError(f"num_heads must divide the width {self.dim}, got {self.num_heads}")
+
+
+class SharedContext(NamedTuple):
+    """A history as one block reads it for every beam."""
+
+    keys: Tensor
+    """[B, H, T, D / H]"""
+    values: Tensor
+    """[B, H, T, D / H]"""
+    bias: Tensor
+    """Added to scores, -inf where nothing is read: [B or 1, H or 1, W or 1, T]."""
+
+
+class OwnTokens(NamedTuple):
+    """Keys and values of the tokens of each beam, [B, W, S, H, D / H] each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class DistanceBias(nn.Module):
+    """Learned numbers for each head by how many places lie between two, and on which side.
+
+    Args:
+        num_heads: H.
+        num_buckets: Numbers of each side and head; near distances have one of their own.
+        num_places: Distances are less than this.
+        both_sides: Whether places ahead are read too.
+    """
+
+    def __init__(
+        self, num_heads: int, num_buckets: int, num_places: int, *, both_sides: bool = False
+    ) -> None:
+        super().__init__()
+        self.num_buckets = num_buckets
+        self.weights = nn.Parameter(torch.zeros(num_buckets * (1 + both_sides), num_heads))
+        self.buckets: Tensor
+        buckets = distance_buckets(num_places, num_buckets).long()
+        self.register_buffer("buckets", buckets, persistent=False)
+
+    def forward(self, distance: Tensor) -> Tensor:
+        """Look up distances back in time, negative ones ahead, [..., T] -> [..., H, T]."""
+        bucket = self.buckets[distance.abs().clamp(max=len(self.buckets) - 1)]
+        if len(self.weights) > self.num_buckets:
+            bucket = bucket + (distance < 0) * self.num_buckets
+        return functional.embedding(bucket, self.weights).movedim(-1, -2)
+
+
+class CodeBlock(nn.Module):
+    """Attention and a feed-forward layer, each behind a norm and added to its input."""
+
+    def __init__(self, config: CodeBlockConfig) -> None:
+        super().__init__()
+        dim = config.dim
+        self.num_heads = config.num_heads
+        self.cross_attention = config.cross_attention
+        self.attention_norm = nn.LayerNorm(dim)
+        self.query_key_value = nn.Linear(dim, 3 * dim)
+        self.output = nn.Linear(dim, dim)
+        self.hidden = nn.Sequential(
+            nn.LayerNorm(dim),
+            nn.Linear(dim, config.hidden_dim),
+            nn.GELU(),
+            nn.Dropout(config.dropout),
+            nn.Linear(config.hidden_dim, dim),
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        if config.cross_attention:
+            self.cross_norm = nn.LayerNorm(dim)
+            self.cross_query = nn.Linear(dim, dim)
+            self.cross_output = nn.Linear(dim, dim)
+            self.cross_key_value = nn.Linear(dim, 2 * dim)
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        """Split the width, [..., D] -> [..., H, D / H]."""
+        return projected.view(*projected.shape[:-1], self.num_heads, -1)
+
+    def _add(self, state: Tensor, read: Tensor) -> Tensor:
+        state = state + self.dropout(read)
+        added: Tensor = state + self.dropout(self.hidden(state))
+        return added
+
+    def read(self, places: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Let places attend to each other.
+
+        Args:
+            places: [B, T, D].
+            bias: [B or 1, H or 1, T, T], -inf where a place is not read.
+
+        Returns:
+            The places, [B, T, D], and their keys and values, [B, H, T, D / H].
+        """
+        projected = self.query_key_value(self.attention_norm(places))
+        query, key, value = (
+            self._heads(part).transpose(1, 2) for part in projected.chunk(3, dim=-1)
+        )
+        mask = bias.to(query.dtype)
+        read = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self._add(places, self.output(read.transpose(1, 2).flatten(2))), key, value
+
+    def share(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute keys and values of an encoded history, [B, T, D] -> [B, H, T, D / H] each."""
+        key, value = self.cross_key_value(memory).chunk(2, dim=-1)
+        return self._heads(key).transpose(1, 2), self._heads(value).transpose(1, 2)
+
+    def decode(
+        self, tokens: Tensor, context: SharedContext, past: OwnTokens | None
+    ) -> tuple[Tensor, OwnTokens]:
+        """Decode tokens that follow the ``past`` ones of their beam, [B, W, S, D] -> the same.
+
+        Returns:
+            The tokens, and keys and values of the past and these.
+        """
+        projected = self.query_key_value(self.attention_norm(tokens))
+        query, key, value = (self._heads(part) for part in projected.chunk(3, dim=-1))
+        own = OwnTokens(key, value)  # [B, W, S, H, D / H]
+        if past is not None:
+            own = OwnTokens(*(torch.cat(pair, dim=2) for pair in zip(past, own, strict=True)))
+        scores = own_scores(query, own.keys)  # [B, W, S, H, all S]
+        if not self.cross_attention:
+            read = joint_attention(query, scores, own.values, context)
+            return self._add(tokens, self.output(read)), own
+        read = (torch.softmax(scores, -1).to(value.dtype)[..., None] * own_rows(own.values)).sum(-2)
+        tokens = tokens + self.dropout(self.output(read.flatten(3)))
+        query = side_by_side(self._heads(self.cross_query(self.cross_norm(tokens))))
+        mask = repeat_tokens(context.bias, tokens.shape[2]).to(query.dtype)
+        read = functional.scaled_dot_product_attention(
+            query, context.keys, context.values, attn_mask=mask
+        )
+        read = read.transpose(1, 2).reshape(tokens.shape)
+        return self._add(tokens, self.cross_output(read)), own
+
+
+def own_rows(own: Tensor) -> Tensor:
+    """Lay a beam's tokens out for each of its queries, [B, W, S, H, d] -> [B, W, 1, H, S, d]."""
+    return own.transpose(2, 3)[:, :, None]
+
+
+def own_scores(query: Tensor, keys: Tensor) -> Tensor:
+    """Score a beam's tokens up to each query, [B, W, S, H, d] -> [B, W, S, H, all S] float32."""
+    num_new, num_all = query.shape[2], keys.shape[2]
+    scale = float(query.shape[-1]) ** -0.5
+    scores: Tensor = (query[..., None, :] * own_rows(keys)).sum(-1).float() * scale
+    if num_new == 1:
+        return scores
+    place = torch.arange(num_all, device=keys.device)
+    later = place[None, :] > place[num_all - num_new :, None]  # [S, all S]
+    return scores.masked_fill(later[:, None, :], -torch.inf)
+
+
+def side_by_side(query: Tensor) -> Tensor:
+    """Put the tokens of all beams in one row, [B, W, S, H, d] -> [B, H, W S, d]."""
+    return query.flatten(1, 2).transpose(1, 2)
+
+
+def repeat_tokens(bias: Tensor, num_tokens: int) -> Tensor:
+    """Give each token its beam's bias, [.., W or 1, T] -> [.., W S or 1, T]."""
+    return bias if bias.shape[2] == 1 else bias.repeat_interleave(num_tokens, dim=2)
+
+
+def joint_attention(
+    query: Tensor, scores: Tensor, values: Tensor, context: SharedContext
+) -> Tensor:
+    """Attend to own tokens and the context by one softmax.
+
+    Args:
+        query: [B, W, S, H, d].
+        scores: Of own tokens, [B, W, S, H, all S].
+        values: Of own tokens, [B, W, all S, H, d].
+        context: What all beams share.
+
+    Returns:
+        [B, W, S, D].
+    """
+    shape, length = query.shape, context.keys.shape[2]
+    shared = side_by_side(query) @ context.keys.transpose(-1, -2)  # [B, H, W S, T]
+    scale = float(shape[-1]) ** -0.5
+    shared = shared.float() * scale + repeat_tokens(context.bias, shape[2])
+    single = scores.flatten(1, 2).transpose(1, 2)  # [B, H, W S, all S]
+    both = torch.softmax(torch.cat([shared, single], -1), -1).to(values.dtype)
+    read = (both[..., :length] @ context.values).transpose(1, 2).reshape(shape)
+    weights = both[..., length:].transpose(1, 2).reshape(scores.shape)  # [B, W, S, H, all S]
+    read = read + (weights[..., None] * own_rows(values)).sum(-2)
+    return read.flatten(3)

@@ -1,0 +1,397 @@
+"""Generative model: reads a history and says the next item's semantic ID, code by code.
+
+TIGER (arXiv:2305.05065) with one place per event instead of one per code: an event is the sum of
+its codes' embeddings and, where wanted, its item tower's vector. The decoder stands behind every
+event of a sequence at once, so that all prefixes are trained in one pass. A code's probability is
+shared among the codes that lead to an item of the catalogue, so an ID's probabilities multiply to
+one over the catalogue. A dense head on the decoder's first token, trained beside the codes, scores
+items as a SequenceModel does: one model that generates and scores.
+
+Axes: B sequences, T places (a start and the events), W beams, P positions trained, L levels, K
+codes of a level, N item rows, R distinct items, J blocks, H heads, D width.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recsys.data.batch import Jagged, JaggedBatch, latest
+from recsys.layers.attention import Layout
+from recsys.layers.code_children import CodeChildren
+from recsys.layers.code_decoder import CodeBlock, OwnTokens
+from recsys.layers.decode_step import Beams, Decoded
+from recsys.layers.embedding import Backend
+from recsys.layers.growing_vocabulary import hashed_rows
+from recsys.models.generative_config import GenerativeConfig, GenerativeInputs
+from recsys.models.generative_loss import DenseRanking, Positions, before_last, code_loss
+from recsys.models.history_reader import BeamState, GenerativeContext, HistoryReader
+from recsys.models.item_tower import NORM_FLOOR, CatalogueModel, ItemCatalogue, ItemTower
+from recsys.models.sequence import Ranked, sampled_items
+
+
+class GenerativeModel(CatalogueModel):
+    """History reader and code decoder, and the item tower with its catalogue."""
+
+    codes: Tensor
+
+    def __init__(
+        self,
+        config: GenerativeConfig,
+        inputs: GenerativeInputs,
+        codes: Tensor,
+        catalogue: ItemCatalogue,
+        item_counts: Tensor | None = None,
+    ) -> None:
+        """Build the model.
+
+        Args:
+            config: Sizes and the loss.
+            inputs: Sizes of what is read, and the version of the semantic IDs.
+            codes: Semantic ID of each item row of the catalogue, [N, L]; -1 where there is none.
+            catalogue: Content and categories of every item row.
+            item_counts: Training events of each item, [num_item_rows]: items without any count as
+                never met. A loaded model has its own.
+
+        Raises:
+            ValueError: The codes do not fit the catalogue or the levels.
+        """
+        super().__init__(catalogue)
+        inputs.check_codes(codes, self.num_item_rows)
+        self.config, self.inputs = config, inputs
+        dim, sizes = config.embedding_dim, inputs.level_sizes
+        self.register_buffer("codes", codes.long(), persistent=False)
+        self.code_children = CodeChildren(self.codes, sizes)
+        # Each level has a row for items without an ID, the first.
+        self.event_codes = nn.Embedding(sum(sizes) + len(sizes), dim)
+        self.taken_codes = nn.Embedding(sum(sizes), dim)
+        self.levels = nn.Parameter(torch.randn(len(sizes), dim) / math.sqrt(dim))
+        for table in (self.event_codes, self.taken_codes):
+            nn.init.normal_(table.weight, std=1 / math.sqrt(dim))
+        self.prefixes = None
+        if config.prefix_rows:
+            self.prefixes = nn.Embedding(config.prefix_rows, dim)
+            nn.init.normal_(self.prefixes.weight, std=0.3 / math.sqrt(dim))
+        self.reader = HistoryReader(config)
+        self.decoder = nn.ModuleList(
+            CodeBlock(config.block_config(cross_attention=config.has_encoder))
+            for _ in range(config.num_layers)
+        )
+        self.decoder_norm = nn.LayerNorm(dim)
+        self.heads = nn.ModuleList(nn.Linear(dim, size) for size in sizes)
+        self.dense = nn.Linear(dim, dim) if config.dense_weight else None
+        # Codes alone need no tower; one of one row stands in.
+        self.item_tower = ItemTower(config, inputs.tower(config.reads_items))
+        if item_counts is not None and config.reads_items:
+            self.item_tower.item_counts.copy_(item_counts)
+
+    def blocks(self) -> list[CodeBlock]:
+        """List the decoder's blocks."""
+        return cast("list[CodeBlock]", list(self.decoder))
+
+    def _history(self, batch: JaggedBatch, limit: int) -> Jagged:
+        """Take the latest events; rows that are no items become the unknown item."""
+        history = latest(batch["history"], limit)
+        inside = (history.values >= 0) & (history.values < self.num_item_rows)
+        return Jagged(torch.where(inside, history.values, 0), history.offsets)
+
+    def _ids(self, codes: Tensor) -> Tensor:
+        """Read semantic IDs as numbers, [..., L] -> [...]; -1 where there is none."""
+        key = torch.zeros_like(codes[..., 0])
+        for level in range(codes.shape[-1]):
+            key = self.code_children.step(key, codes[..., level], level)
+        return torch.where(codes[..., 0] < 0, -1, key)
+
+    def _places(
+        self, history: Jagged, layout: Layout, from_tower: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Lay out what the reader reads, and what its memory holds of it, [B, T, D] each."""
+        inputs = self._event_inputs(history.values, from_tower)
+        found = self.reader.found(self._ids(self.codes[history.values]), layout)
+        return self.reader.places_of(inputs, layout), found
+
+    def _event_inputs(self, rows: Tensor, from_tower: Tensor | None) -> Tensor:
+        """Encode events of item rows [M], with their item tower's vectors [M, D], as [M, D]."""
+        codes, sizes = self.codes[rows], self.inputs.level_sizes
+        shift = torch.tensor([1, *(size + 1 for size in sizes[:-1])], device=codes.device)
+        vectors = functional.embedding_bag(
+            codes + shift.cumsum(0), self.event_codes.weight, mode="sum"
+        )
+        if self.prefixes is not None:
+            known = (codes[:, :1] >= 0).to(vectors.dtype)
+            prefix = torch.zeros_like(rows)
+            for level in range(len(sizes)):
+                prefix = self.code_children.step(prefix, codes[:, level], level)
+                vectors = vectors + known * self._prefix_vectors(prefix, level + 1)
+        return vectors if from_tower is None else vectors + from_tower
+
+    def _prefix_vectors(self, prefixes: Tensor, length: int) -> Tensor:
+        """Look prefixes of ``length`` codes up in the hashed table, [...] -> [..., D]."""
+        assert self.prefixes is not None
+        rows = hashed_rows(prefixes, self.config.prefix_rows, 1, seed=length)[..., 0]
+        found: Tensor = self.prefixes(rows)
+        return found
+
+    @torch.no_grad()
+    def context(self, queries: JaggedBatch) -> GenerativeContext:
+        """Read histories, once for all beams.
+
+        Args:
+            queries: ``history`` (item rows, oldest first); empty ones are read as the start alone.
+        """
+        history = self._history(queries, self.config.max_length)
+        layout = Layout.of(history.offsets, history.segments(), self.config.max_length, None)
+        from_tower = None
+        if self.config.items == "codes and tower":
+            from_tower = self.all_item_inputs()[history.values]
+        places, found = self._places(history, layout, from_tower)
+        seen = history.lengths()
+        keys, values = self.reader(places, found, seen, self.blocks())
+        bias = self.reader.bias(seen, places.shape[1])[:, :, None]  # [B, H, 1, T]
+        return GenerativeContext(keys, values, bias.to(keys.dtype))
+
+    def _token(self, level: int, taken: Tensor, prefixes: Tensor) -> Tensor:
+        """Make the token that asks for a code of ``level``, [...] -> [..., D].
+
+        Args:
+            taken: The code before it; not read at the first level.
+            prefixes: All codes before it, read as one number.
+        """
+        token = self.levels[level].expand(*taken.shape, -1)
+        if level == 0:
+            return token
+        offset = sum(self.inputs.level_sizes[: level - 1])
+        token = token + functional.embedding(taken + offset, self.taken_codes.weight)
+        if self.prefixes is not None:
+            token = token + self._prefix_vectors(prefixes, level)
+        return token
+
+    def _logits(self, hidden: Tensor, level: int) -> Tensor:
+        """Score the codes of a level, [..., D] -> [..., K]."""
+        head: nn.Linear = self.heads[level]  # type: ignore[assignment]
+        if self.config.code_temperature is None:
+            logits: Tensor = head(hidden)
+            return logits
+        directions = functional.normalize(head.weight, dim=1, eps=NORM_FLOOR)
+        asked = functional.normalize(hidden, dim=-1, eps=NORM_FLOOR)
+        return functional.linear(asked, directions) / self.config.code_temperature + head.bias
+
+    def decode_step(
+        self, context: GenerativeContext, beams: Beams[BeamState] | None, /
+    ) -> Decoded[BeamState]:
+        """Score the next code of every beam, see ``recsys.layers.decode_step``."""
+        rivals = self.config.rivals
+        if beams is None:
+            prefixes = torch.zeros(
+                context.keys.shape[1], 1, dtype=torch.int64, device=context.keys.device
+            )
+            hidden, state = self._decode(context, self._token(0, prefixes, prefixes), None)
+            return Decoded(self._logits(hidden, 0), BeamState(*state, prefixes), rivals)
+        batch = torch.arange(len(beams.parents), device=beams.parents.device)[:, None]
+        keys, values, prefixes = beams.state
+        prefixes = prefixes.gather(1, beams.parents)
+        past = BeamState(
+            keys[:, batch, beams.parents],
+            values[:, batch, beams.parents],
+            self.code_children.step(prefixes, beams.codes, beams.level - 1),
+        )
+        token = self._token(beams.level, beams.codes, past.prefixes)
+        hidden, state = self._decode(context, token, past)
+        logits = self._logits(hidden, beams.level)
+        return Decoded(logits, BeamState(*state, past.prefixes), rivals)
+
+    def _decode(
+        self, context: GenerativeContext, token: Tensor, past: BeamState | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Decode one token of each beam, [B, W, D] -> [B, W, D] and keys and values of all."""
+        hidden, owns = token[:, :, None], []
+        for index, block in enumerate(self.blocks()):
+            own = None if past is None else OwnTokens(past.keys[index], past.values[index])
+            hidden, own = block.decode(hidden, context.block(index), own)
+            owns.append(own)
+        keys, values = zip(*owns, strict=True)
+        return self.decoder_norm(hidden[:, :, 0]), (torch.stack(keys), torch.stack(values))
+
+    def _queries(self, hidden: Tensor) -> Tensor:
+        """Turn the decoder's first tokens into unit vectors, [..., D] -> [..., D]."""
+        assert self.dense is not None
+        return functional.normalize(self.dense(hidden).float(), dim=-1, eps=NORM_FLOOR)
+
+    @torch.no_grad()
+    def query_vectors(self, queries: JaggedBatch) -> Tensor:
+        """Encode queries for the dense head as unit vectors, [B, D].
+
+        Raises:
+            ValueError: The model has no dense head.
+        """
+        if self.dense is None:
+            raise ValueError(
+                "the model was built with dense_weight 0 and has no dense head; generate by a beam "
+                "search or train it with one"
+            )
+        context = self.context(queries)
+        return self._queries(self._decode(context, self._first_token(context), None)[0][:, 0])
+
+    def _first_token(self, context: GenerativeContext) -> Tensor:
+        """Ask for the first code of one beam for each request, [B, 1, D]."""
+        nothing = context.bias.new_zeros(context.keys.shape[1], 1, dtype=torch.int64)
+        return self._token(0, nothing, nothing)
+
+    @torch.no_grad()
+    def score(self, queries: JaggedBatch) -> Tensor:
+        """Score every item by the dense head's cosine, [B, N]; row 0 is -inf."""
+        scores = self.query_vectors(queries) @ self.all_item_vectors().T
+        scores[:, 0] = -torch.inf
+        return scores
+
+    def loss(self, batch: JaggedBatch) -> Tensor:
+        """Negative log-probability of every event's ID, and the dense head's softmax loss.
+
+        Args:
+            batch: ``history``, whole sequences of at most max_length + 1 events (longer ones are
+                cut to the latest).
+        """
+        config = self.config
+        events = self._history(batch, config.max_length + 1)
+        asked, history = Positions.of(events, config), before_last(events)
+        ranked, rows, inputs = self._tower_inputs(asked.labels, history.values)
+        from_tower = None
+        if config.items == "codes and tower":
+            from_tower = functional.embedding(torch.searchsorted(rows, history.values), inputs)
+        context = self._training_context(history, asked, from_tower)
+        labels, dense = asked.labels, None
+        if ranked is not None:
+            items = functional.embedding(torch.searchsorted(rows, ranked.rows), inputs)
+            dense = DenseRanking(config, ranked, items, history, asked)
+            if config.drawn_labels:
+                with torch.no_grad():
+                    first = self._forced(context, asked, self.codes[labels], 1)[:, 0]
+                    labels = dense.drawn(self._queries(first))
+        codes = self.codes[labels]  # [P, L]
+        hidden = self._forced(context, asked, codes.clamp(min=0), codes.shape[1])  # [P, L, D]
+        loss = self._code_loss(hidden, codes, asked.weights)
+        if dense is not None:
+            loss = loss + config.dense_weight * dense.loss(self._queries(hidden[:, 0]))
+        return loss
+
+    def _tower_inputs(self, labels: Tensor, read: Tensor) -> tuple[Ranked | None, Tensor, Tensor]:
+        """Encode items by the tower, each once.
+
+        Returns:
+            The items that the dense head ranks, None without one; all that are encoded, [R] rows,
+            ascending; and their vectors, [R, D].
+        """
+        num_item_rows, draws = self.inputs.num_item_rows, self.config.num_uniform_negatives
+        if self.dense is None:
+            rows = torch.unique(read) if self.config.reads_items else read[:0]
+            return None, rows, self.item_inputs(rows)
+        if draws is None or draws >= num_item_rows - 1:
+            rows = torch.arange(num_item_rows, device=labels.device)
+            return Ranked(rows[1:], None), rows, self.item_inputs(rows)
+        ranked = sampled_items(labels, draws, self.item_tower.item_counts)
+        rows = torch.unique(torch.cat([ranked.rows, read]))
+        return ranked, rows, self.item_inputs(rows)
+
+    def _training_context(
+        self, history: Jagged, asked: Positions, from_tower: Tensor | None
+    ) -> GenerativeContext:
+        """Read histories for all positions; each position reads up to its place."""
+        layout = Layout.of(history.offsets, history.segments(), self.config.max_length, None)
+        places, found = self._places(history, layout, from_tower)
+        if self.config.bidirectional:
+            places = places[asked.sequences]
+            found = None if found is None else found[asked.sequences]
+            bias = self.reader.bias(asked.places, places.shape[1])[:, :, None]  # [P, H, 1, T]
+        else:
+            every = torch.arange(places.shape[1], device=places.device)
+            bias = self.reader.bias(every, len(every)).transpose(0, 1)[None]  # [1, H, T, T]
+        keys, values = self.reader(places, found, asked.places, self.blocks())
+        return GenerativeContext(keys, values, bias)
+
+    def _forced(
+        self, context: GenerativeContext, asked: Positions, codes: Tensor, num_tokens: int
+    ) -> Tensor:
+        """Decode behind given codes, [P, L], the first tokens of each position: [P, S, D]."""
+        if self.config.bidirectional:
+            grid = codes[:, None]  # every position is a row of the context
+        else:
+            shape = (context.keys.shape[1], context.keys.shape[3], codes.shape[1])
+            grid = codes.new_zeros(shape).index_put((asked.sequences, asked.places), codes)
+        tokens, prefixes = [], torch.zeros_like(grid[..., 0])
+        for level in range(num_tokens):
+            taken = grid[..., max(0, level - 1)]
+            if level > 0:
+                prefixes = self.code_children.step(prefixes, taken, level - 1)
+            tokens.append(self._token(level, taken, prefixes))
+        hidden = torch.stack(tokens, dim=2)  # [B, W, S, D]
+        for index, block in enumerate(self.blocks()):
+            hidden, _ = block.decode(hidden, context.block(index), None)
+        hidden = cast("Tensor", self.decoder_norm(hidden))
+        at = (slice(None), 0) if self.config.bidirectional else (asked.sequences, asked.places)
+        return hidden[at]
+
+    def _code_loss(self, hidden: Tensor, codes: Tensor, weights: Tensor) -> Tensor:
+        """Sum the levels' losses, the mean over positions whose label has an ID."""
+        with_id = (codes[:, 0] >= 0).nonzero()[:, 0]
+        hidden, codes, weights = hidden[with_id], codes[with_id], weights[with_id]
+        share = weights / weights.sum().clamp(min=1e-12)
+        loss, prefixes = torch.zeros((), device=hidden.device), torch.zeros_like(with_id)
+        for level in range(codes.shape[1]):
+            rivals = None
+            if self.config.rivals == "catalogue":
+                rivals = self.code_children(prefixes, level)
+            logits = self._logits(hidden[:, level], level)
+            loss = loss + code_loss(
+                logits, codes[:, level], rivals, share, self.config.label_smoothing
+            )
+            prefixes = self.code_children.step(prefixes, codes[:, level], level)
+        return loss
+
+    def save(self, directory: Path) -> None:
+        """Write weights and settings; catalogue and semantic IDs belong to their own artefacts."""
+        directory.mkdir(parents=True, exist_ok=True)
+        state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        save_file(state, directory / "generative.safetensors")
+        document = {"config": asdict(self.config), "inputs": asdict(self.inputs)}
+        (directory / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path,
+        catalogue: ItemCatalogue,
+        codes: Tensor,
+        *,
+        semantic_ids: str,
+        backend: Backend | None = None,
+    ) -> GenerativeModel:
+        """Read a saved model, in evaluation mode, over a catalogue that may have grown.
+
+        Args:
+            codes: Semantic ID of each item row of the catalogue, [N, L]; -1 where there is none.
+            semantic_ids: Version of these codes; where the caller knows that items were appended
+                to the model's version, that one.
+            backend: Of the embedding tables; None is the one it was trained with.
+
+        Raises:
+            ValueError: The codes are of another version than the model's, both named.
+        """
+        document = json.loads((directory / "config.json").read_text())
+        settings, sizes = document["config"], document["inputs"]
+        settings["memory_orders"] = tuple(settings["memory_orders"])
+        sizes["level_sizes"] = tuple(sizes["level_sizes"])
+        inputs = GenerativeInputs(**sizes)
+        inputs.check_version(semantic_ids)
+        config = GenerativeConfig(**settings)
+        config = replace(config, backend=backend or config.backend)
+        model = cls(config, inputs, codes, catalogue)
+        model.load_state_dict(load_file(directory / "generative.safetensors"))
+        return model.eval()

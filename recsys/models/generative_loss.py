@@ -1,0 +1,137 @@
+"""What a generative model is trained on: positions, codes against their rivals, items densely.
+
+Axes: P positions, M events of a batch, L levels, K codes of a level, C candidates, D width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recsys.data.batch import Jagged
+from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
+from recsys.models.generative_config import GenerativeConfig
+from recsys.models.item_tower import NORM_FLOOR
+from recsys.models.sequence import Ranked
+
+
+class Positions(NamedTuple):
+    """Where a training step asks for the next event."""
+
+    sequences: Tensor
+    """[P], the sequence of each."""
+    places: Tensor
+    """[P], events before it, which it reads."""
+    labels: Tensor
+    """[P], item rows, never 0."""
+    weights: Tensor
+    """[P], how much each counts."""
+
+    @classmethod
+    def of(cls, events: Jagged, config: GenerativeConfig) -> Positions:
+        """Ask for every known event of sequences, or for some drawn at random."""
+        segments = events.segments()
+        places = torch.arange(len(segments), device=segments.device) - events.offsets[segments]
+        weights = torch.where(places == 0, config.first_weight, 1.0) * (events.values > 0)
+        if config.num_prefixes is not None and config.bidirectional:
+            share = config.num_prefixes / events.lengths()[segments]
+            weights = weights * (torch.rand(len(segments), device=segments.device) < share)
+        kept = weights.nonzero()[:, 0]
+        return cls(segments[kept], places[kept], events.values[kept], weights[kept])
+
+
+def before_last(events: Jagged) -> Jagged:
+    """Drop the last event of each sequence, which nothing is asked behind."""
+    lengths = (events.lengths() - 1).clamp(min=0)
+    segments = events.segments()
+    place = torch.arange(len(segments), device=segments.device) - events.offsets[segments]
+    kept = place < lengths[segments]
+    return Jagged(events.values[kept], functional.pad(lengths.cumsum(0), (1, 0)))
+
+
+def code_loss(
+    logits: Tensor, codes: Tensor, rivals: Tensor | None, weights: Tensor, label_smoothing: float
+) -> Tensor:
+    """Cross-entropy of the codes of one level, summed with weights.
+
+    Args:
+        logits: [P, K].
+        codes: [P].
+        rivals: Which codes the probability is shared among, [P, K] bool; None is all.
+        weights: [P].
+        label_smoothing: Share of the target spread evenly over the rivals.
+    """
+    logits = logits.float()
+    if rivals is None:
+        rivals = torch.ones_like(logits, dtype=torch.bool)
+    normalizer = torch.logsumexp(logits.masked_fill(~rivals, -torch.inf), dim=1)  # [P]
+    own = logits.gather(1, codes[:, None])[:, 0]
+    even = (logits * rivals).sum(1) / rivals.sum(1)
+    target = (1 - label_smoothing) * own + label_smoothing * even
+    return (weights * (normalizer - target)).sum()
+
+
+class DenseRanking:
+    """Positions' labels ranked by a dot product against items, as a sequence model has it."""
+
+    def __init__(
+        self,
+        config: GenerativeConfig,
+        ranked: Ranked,
+        items: Tensor,
+        history: Jagged,
+        asked: Positions,
+    ) -> None:
+        """Take the items ranked, [C, D], and what each position asks for and has seen."""
+        self.config, self.ranked, self.asked = config, ranked, asked
+        self.items = functional.normalize(items.float(), dim=1, eps=NORM_FLOOR)
+        self.columns = torch.searchsorted(ranked.rows, asked.labels)  # [P]
+        self.excluded = None
+        if config.leave_out_history:
+            seen = _seen(history, asked)
+            column = torch.searchsorted(ranked.rows, seen.values).clamp(max=len(ranked.rows) - 1)
+            absent = ranked.rows[column] != seen.values
+            # What is not ranked needs no leaving out; the label never is.
+            column = torch.where(absent, self.columns[seen.segments()], column)
+            self.excluded = Jagged(column, seen.offsets)
+
+    def loss(self, queries: Tensor) -> Tensor:
+        """Softmax loss of unit vectors, [P, D]."""
+        return softmax_loss(
+            queries / self.config.temperature,
+            SoftmaxCandidates(self.items, self.ranked.log_inclusion),
+            self.columns,
+            self.asked.weights,
+            label_smoothing=self.config.dense_label_smoothing,
+            excluded=self.excluded,
+            max_scores=self.config.max_scores,
+        )
+
+    @torch.no_grad()
+    def drawn(self, queries: Tensor) -> Tensor:
+        """Replace some labels by items drawn from what is said of them, [P, D] -> [P]."""
+        labels = self.asked.labels.clone()
+        wanted = torch.rand(len(labels), device=labels.device) < self.config.drawn_labels
+        at = wanted.nonzero()[:, 0]
+        scores = (queries[at] @ self.items.T).float() / self.config.temperature
+        if self.ranked.log_inclusion is not None:
+            scores -= self.ranked.log_inclusion
+        if self.excluded is not None:
+            seen = self.excluded.take(at)
+            scores[seen.segments(), seen.values] = -torch.inf
+        # What was seen is never drawn, also where nothing else is ranked.
+        chances = torch.nan_to_num(torch.softmax(scores, dim=1)) + 1e-30
+        labels[at] = self.ranked.rows[torch.multinomial(chances, 1)[:, 0]]
+        return labels
+
+
+def _seen(history: Jagged, asked: Positions) -> Jagged:
+    """List for each position the events that it has read, P ragged rows."""
+    offsets = functional.pad(asked.places.cumsum(0), (1, 0))
+    position = torch.repeat_interleave(asked.places)  # [X]
+    source = history.offsets[asked.sequences][position] - offsets[position]
+    source = source + torch.arange(len(position), device=source.device)
+    return Jagged(history.values[source], offsets)

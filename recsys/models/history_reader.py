@@ -1,0 +1,119 @@
+"""Reads histories for a decoder of semantic IDs: what all beams of a request share.
+
+Axes: B sequences, T places (a start and the events), W beams, M events of a batch, J blocks of the
+decoder, H heads, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recsys.layers.attention import Layout
+from recsys.layers.code_decoder import CodeBlock, DistanceBias, SharedContext
+from recsys.layers.ngram_memory import NgramMemory
+from recsys.models.generative_config import GenerativeConfig
+
+
+class GenerativeContext(NamedTuple):
+    """A batch of histories as every beam reads them."""
+
+    keys: Tensor
+    """[J, B, H, T, D / H]"""
+    values: Tensor
+    """[J, B, H, T, D / H]"""
+    bias: Tensor
+    """By distance, -inf where there is no event, [B or 1, H, W or 1, T]."""
+
+    def block(self, index: int) -> SharedContext:
+        return SharedContext(self.keys[index], self.values[index], self.bias)
+
+
+class BeamState(NamedTuple):
+    """What differs by beam."""
+
+    keys: Tensor
+    """Of the tokens decoded so far, [J, B, W, S, H, D / H]."""
+    values: Tensor
+    """[J, B, W, S, H, D / H]"""
+    prefixes: Tensor
+    """Codes taken, read as one number, [B, W] int64."""
+
+
+class HistoryReader(nn.Module):
+    """Turns the places of a history into keys and values for the decoder's blocks."""
+
+    def __init__(self, config: GenerativeConfig) -> None:
+        super().__init__()
+        dim, places = config.embedding_dim, config.max_length + 1
+        self.config = config
+        self.start = nn.Parameter(torch.randn(dim) / math.sqrt(dim))
+        self.places = nn.Embedding(places, dim)
+        nn.init.normal_(self.places.weight, std=0.3 / math.sqrt(dim))
+        self.dropout = nn.Dropout(config.dropout)
+        self.encoder = nn.ModuleList(
+            CodeBlock(config.block_config(cross_attention=False))
+            for _ in range(config.num_encoder_layers if config.has_encoder else 0)
+        )
+        self.memory_norm = nn.LayerNorm(dim) if config.has_encoder else None
+        buckets = config.position_buckets
+        self.among_places = DistanceBias(
+            config.num_heads, buckets, places, both_sides=config.bidirectional
+        )
+        self.to_places = DistanceBias(config.num_heads, buckets, places)
+        self.memory = None
+        if config.memory_orders:
+            self.memory = NgramMemory(dim, config.memory_orders, config.memory_rows, config.backend)
+
+    def places_of(self, inputs: Tensor, layout: Layout) -> Tensor:
+        """Lay events out behind the start, [M, D] -> [B, T, D]."""
+        padded = layout.padded(inputs)
+        start = self.start.to(padded.dtype).expand(len(padded), 1, -1)
+        places = torch.cat([start, padded], dim=1)
+        placed: Tensor = self.dropout(places + self.places.weight[: places.shape[1]])
+        return placed
+
+    def found(self, ids: Tensor, layout: Layout) -> Tensor | None:
+        """Look events' IDs up in the memory, [M] int64 -> [B, T, D]."""
+        if self.memory is None:
+            return None
+        return self.memory.look_up(functional.pad(layout.padded(ids + 1), (1, 0)) - 1)
+
+    def forward(
+        self, places: Tensor, found: Tensor | None, seen: Tensor, decoder: list[CodeBlock]
+    ) -> tuple[Tensor, Tensor]:
+        """Read places, [B, T, D], of which the first ``seen`` + 1, [B], count.
+
+        Returns:
+            Keys and values of every block of the decoder, [J, B, H, T, D / H] each.
+        """
+        place = torch.arange(places.shape[1], device=places.device)
+        bias = self.among_places(place[:, None] - place[None, :]).transpose(0, 1)[None]
+        if self.config.bidirectional:
+            hidden = (place > seen[:, None])[:, None, None]  # [B, 1, 1, T]
+        else:
+            hidden = (place[None, :] > place[:, None])[None, None]  # [1, 1, T, T]
+        bias = bias.masked_fill(hidden, -torch.inf)
+        shared = []
+        encoder = cast("list[CodeBlock]", list(self.encoder))
+        for index, block in enumerate(encoder or decoder):
+            places, key, value = block.read(places, bias)
+            shared.append((key, value))
+            if index == 0 and self.memory is not None and found is not None:
+                places = self.memory(places, found)
+        if self.memory_norm is not None:
+            memory = self.memory_norm(places)
+            shared = [block.share(memory) for block in decoder]
+        keys, values = zip(*shared, strict=True)
+        return torch.stack(keys), torch.stack(values)
+
+    def bias(self, places: Tensor, num_places: int) -> Tensor:
+        """Let a decoder behind ``places`` events read those alone, [...] -> [..., H, T]."""
+        place = torch.arange(num_places, device=places.device)
+        distance = places[..., None] - place
+        bias: Tensor = self.to_places(distance)
+        return bias.masked_fill((distance < 0)[..., None, :], -torch.inf)
