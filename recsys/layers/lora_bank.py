@@ -1,16 +1,21 @@
 """Several adapters of one base in one forward: each row of a batch is corrected by its own.
 
-All A of a layer lie side by side in one matrix, all B likewise. With few adapters every row is
-multiplied by all of them and a mask keeps its own: two matrix products, no sorting, no wait for the
-device, and each row's result is the same whatever stands beside it. With many adapters each row
-gathers its own matrices (Punica, arXiv:2310.18547) for batched products.
+There are three ways to do it, chosen by what was measured (``tests/benchmarks/benchmark_lora.py``):
 
-Axes: X rows, S adapters, r the largest rank, I and O a layer's inputs and outputs.
+- *Few adapters*: all A of a layer lie side by side in one matrix, all B likewise; every row is
+  multiplied by all of them and a mask keeps its own. No sorting and no wait for a device, and a
+  row's result is the same whatever stands beside it.
+- *Many adapters*: each row gathers its own matrices (Punica, arXiv:2310.18547).
+- *On a CPU, rows that lie by adapter*: each run of rows meets weights that its adapter was merged
+  into, so the correction costs no arithmetic; a copy of the corrected weights per adapter is kept.
+
+Axes: X rows, P places of a row, S adapters, r the largest rank, I and O a layer's inputs and
+outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,19 +24,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.hooks import RemovableHandle
 
-from recsys.layers.lora import Hook, LoraAdapter
+from recsys.layers.lora import LoraAdapter
 
 MASKED_UP_TO = 16
-"""Adapters up to which multiplying by all and masking is the faster way (``results/lora.md``)."""
+"""Adapters up to which rows are multiplied by all of them."""
+RUNS_PER_ADAPTER = 2
+"""Runs of rows, for each adapter, up to which merged weights are used."""
 
 
 class _Chosen(NamedTuple):
     rows: Tensor
     """[X] number of each row's adapter, 0 is none."""
     mask: Tensor | None
-    """[X, S r] which columns are the row's own, None where rows gather."""
+    """[X, S r] which columns are the row's own, None where rows gather or lie in runs."""
+    runs: list[tuple[int, int]]
+    """Adapter and number of rows of each run, empty where there are too many runs."""
 
 
 @dataclass(frozen=True)
@@ -44,26 +52,28 @@ class _Stacked:
     """[1 + S, O, r]."""
     side_by_side: tuple[Tensor, Tensor]
     """a as [S r, I] and b as [S r, O]."""
+    merged: list[Tensor]
+    """S weights with the correction added, [I, O] each; empty off a CPU."""
 
 
 class LoraBank:
-    """Stacks adapters and hooks them into their base.
+    """Stacks adapters and puts them into their base.
 
     Outside of ``choose`` the base answers alone. What is chosen belongs to the calling thread or
     task, so that a bank may be shared.
     """
 
     def __init__(self, base: nn.Module, adapters: Mapping[str, LoraAdapter]) -> None:
-        """Copy the matrices; training an adapter later does not change the bank.
+        """Copy the matrices; training an adapter, or the base, later does not change the bank.
 
         Raises:
-            ValueError: If an adapter was made for another base; names both digests.
+            ValueError: If an adapter was made for another base; names the digests.
         """
         self.names = tuple(adapters)
         self._number = {name: place for place, name in enumerate(self.names, start=1)}
         self._rank = max((one.config.rank for one in adapters.values()), default=1)
         self._chosen: ContextVar[_Chosen | None] = ContextVar("chosen", default=None)
-        self._hooks: list[RemovableHandle] = []
+        self._layers: list[nn.Linear] = []
         digests = {one.base_digest for one in adapters.values()}
         if len(digests) > 1:
             raise ValueError(
@@ -74,8 +84,11 @@ class LoraBank:
             layer = layers.get(name)
             if not isinstance(layer, nn.Linear):
                 raise ValueError(f"the base has no linear layer {name!r} that an adapter corrects")
-            hook = self._hook(_stack(name, layer, list(adapters.values()), self._rank))
-            self._hooks.append(layer.register_forward_hook(hook))
+            if "forward" in vars(layer):
+                raise ValueError(f"layer {name!r} has a bank already; call its remove() first")
+            stacked = _stack(name, layer, list(adapters.values()), self._rank)
+            layer.forward = self._forward(layer, stacked)  # type: ignore[method-assign, assignment]
+            self._layers.append(layer)
 
     def number(self, name: str | None) -> int:
         """Number an adapter by its name for ``choose``; 0, the base alone, for any other name."""
@@ -86,46 +99,58 @@ class LoraBank:
         """Correct each row of the inputs of corrected layers by its adapter.
 
         Args:
-            rows: Number of each row's adapter, [X]; rows of 0 get the base's answer, bit for bit.
+            rows: Number of each row's adapter, [X]; rows of 0 get the base's answer.
         """
-        token = self._chosen.set(_Chosen(rows, self._mask(rows)))
+        token = self._chosen.set(self._choice(rows))
         try:
             yield
         finally:
             self._chosen.reset(token)
 
     def remove(self) -> None:
-        """Take the hooks out of the base."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        """Take the adapters out of the base."""
+        for layer in self._layers:
+            del layer.forward
+        self._layers = []
 
-    def _mask(self, rows: Tensor) -> Tensor | None:
+    def _choice(self, rows: Tensor) -> _Chosen | None:
+        if rows.device.type == "cpu":
+            if not bool(rows.any()):
+                return None
+            if not torch.is_grad_enabled():
+                numbers, counts = torch.unique_consecutive(rows, return_counts=True)
+                if len(numbers) <= RUNS_PER_ADAPTER * (1 + len(self.names)):
+                    runs = list(zip(numbers.tolist(), counts.tolist(), strict=True))
+                    return _Chosen(rows, None, runs)
         if len(self.names) > MASKED_UP_TO:
-            return None
+            return _Chosen(rows, None, [])
         columns = torch.arange(1, len(self.names) + 1, device=rows.device)
         own = (rows[:, None] == columns).float()  # [X, S]
-        return own.repeat_interleave(self._rank, dim=1, output_size=len(columns) * self._rank)
+        width = len(columns) * self._rank
+        return _Chosen(rows, own.repeat_interleave(self._rank, dim=1, output_size=width), [])
 
-    def _hook(self, stacked: _Stacked) -> Hook:
-        def correct(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
+    def _forward(self, layer: nn.Linear, stacked: _Stacked) -> Callable[[Tensor], Tensor]:
+        def forward(inputs: Tensor) -> Tensor:
             chosen = self._chosen.get()
             if chosen is None:
-                return None
-            if len(inputs[0]) != len(chosen.rows):
+                return functional.linear(inputs, layer.weight, layer.bias)
+            if len(inputs) != len(chosen.rows):
                 raise ValueError(
                     f"adapters were chosen for {len(chosen.rows)} rows, a corrected layer got "
-                    f"{len(inputs[0])}; choose one for each row that the layer reads"
+                    f"{len(inputs)}; choose one for each row that the layer reads"
                 )
+            if chosen.runs:
+                return _by_runs(inputs, chosen.runs, layer, stacked)
+            output = functional.linear(inputs, layer.weight, layer.bias)
             if chosen.mask is None:
-                return output + _gathered(inputs[0], chosen.rows, stacked)
-            return _masked(inputs[0], output, chosen.mask, stacked)
+                return output + _gathered(inputs, chosen.rows, stacked)
+            return _masked(inputs, output, chosen.mask, stacked)
 
-        return correct
+        return forward
 
 
 def _stack(name: str, layer: nn.Linear, adapters: list[LoraAdapter], rank: int) -> _Stacked:
-    weight = layer.weight
+    weight = layer.weight.detach()
     a = weight.new_zeros(1 + len(adapters), rank, layer.in_features)
     b = weight.new_zeros(1 + len(adapters), layer.out_features, rank)
     for place, adapter in enumerate(adapters, start=1):
@@ -139,21 +164,46 @@ def _stack(name: str, layer: nn.Linear, adapters: list[LoraAdapter], rank: int) 
             )
         a[place, :own] = one.a.detach().to(weight)
         b[place, :, :own] = adapter.config.scale * one.b.detach().to(weight)
+    merged: list[Tensor] = []
+    if weight.device.type == "cpu":
+        merged = [(weight + b[place] @ a[place]).T for place in range(1, 1 + len(adapters))]
     side = a[1:].flatten(0, 1).contiguous(), b[1:].transpose(1, 2).flatten(0, 1).contiguous()
-    return _Stacked(a, b, side)
+    return _Stacked(a, b, side, merged)
+
+
+def _by_runs(
+    inputs: Tensor, runs: list[tuple[int, int]], layer: nn.Linear, stacked: _Stacked
+) -> Tensor:
+    output = inputs.new_empty(*inputs.shape[:-1], layer.out_features)
+    read, written = inputs.flatten(0, -2), output.flatten(0, -2)  # [X P, I], [X P, O]
+    places = len(read) // len(inputs)
+    begin = 0
+    for number, count in runs:
+        part = slice(begin, begin + count * places)
+        weight = stacked.merged[number - 1] if number else layer.weight.T
+        if layer.bias is None:
+            torch.mm(read[part], weight, out=written[part])
+        else:
+            torch.addmm(layer.bias, read[part], weight, out=written[part])
+        begin = part.stop
+    return output
 
 
 def _masked(inputs: Tensor, output: Tensor, mask: Tensor, stacked: _Stacked) -> Tensor:
     a, b = stacked.side_by_side
     inner = functional.linear(inputs, a)  # [X, ..., S r]
     between = (1,) * (inner.ndim - 2)
-    inner = inner * mask.view(len(mask), *between, mask.shape[1])
-    shape = output.shape
-    return torch.addmm(output.flatten(0, -2), inner.flatten(0, -2).to(output.dtype), b).view(shape)
+    inner = (inner * mask.view(len(mask), *between, mask.shape[1])).flatten(0, -2)
+    flat = output.flatten(0, -2)
+    if torch.is_grad_enabled():
+        return torch.addmm(flat, inner.to(flat.dtype), b).view(output.shape)
+    # Nobody else has seen the output, and a second one of that size costs more than the products.
+    flat.addmm_(inner.to(flat.dtype), b)
+    return output
 
 
 def _gathered(inputs: Tensor, rows: Tensor, stacked: _Stacked) -> Tensor:
-    flat = inputs.view(len(inputs), -1, inputs.shape[-1])  # [X, P, I]
+    flat = inputs.reshape(len(inputs), -1, inputs.shape[-1])  # [X, P, I]
     inner = torch.bmm(flat, stacked.a[rows].transpose(1, 2))  # [X, P, r]
     corrected = torch.bmm(inner, stacked.b[rows].transpose(1, 2))  # [X, P, O]
     return corrected.view(*inputs.shape[:-1], -1)

@@ -59,8 +59,17 @@ class AdaptedRetriever:
         """
         if len(domains) != queries.batch_size:
             raise ValueError(f"{len(domains)} domains for {queries.batch_size} queries")
+        numbers = torch.tensor([self.bank.number(one) for one in domains])
         device = queries["history"].values.device
-        numbers = torch.tensor([self.bank.number(one) for one in domains], device=device)
+        if device.type != "cpu" or len(set(domains)) == 1:
+            return self._encoded(queries, numbers.to(device))
+        # By domain, so that a CPU can take merged weights.
+        order = torch.argsort(numbers, stable=True)
+        taken = {name: feature.take(order) for name, feature in queries.features.items()}
+        vectors = self._encoded(JaggedBatch(taken), numbers[order])
+        return torch.empty_like(vectors).index_copy_(0, order, vectors)
+
+    def _encoded(self, queries: JaggedBatch, numbers: Tensor) -> Tensor:
         with self.bank.choose(self._rows(queries, numbers)):
             return self.model.query_vectors(queries)
 

@@ -85,7 +85,8 @@ def test_corrections_equal_the_formula_merged_or_not_and_unmerge_gives_the_same_
 
 @torch.no_grad()
 @pytest.mark.parametrize("num_adapters", [3, MASKED_UP_TO + 2])
-def test_mixed_batch_gives_each_row_what_its_adapter_alone_gives(num_adapters):
+@pytest.mark.parametrize("in_runs", [False, True])
+def test_mixed_batch_gives_each_row_what_its_adapter_alone_gives(num_adapters, in_runs):
     model = base()
     configs = [ANY, LoraConfig(targets=("0",), rank=2, max_share=1.0)]
     adapters = {
@@ -95,9 +96,13 @@ def test_mixed_batch_gives_each_row_what_its_adapter_alone_gives(num_adapters):
     alone = model(inputs)
     bank = LoraBank(model, adapters)
     rows = torch.arange(40) % (num_adapters + 1)
+    if in_runs:
+        rows = rows.sort().values
     with bank.choose(rows):
         mixed = model(inputs)
-    assert torch.equal(mixed[rows == 0], alone[rows == 0])
+    if not in_runs:
+        assert torch.equal(mixed[rows == 0], alone[rows == 0])
+    torch.testing.assert_close(mixed[rows == 0], alone[rows == 0], rtol=0, atol=1e-6)
     for name, adapter in adapters.items():
         own = rows == bank.number(name)
         adapter.attach()
@@ -106,7 +111,10 @@ def test_mixed_batch_gives_each_row_what_its_adapter_alone_gives(num_adapters):
     # Outside of choose, and for names that it does not know, the base answers.
     assert torch.equal(model(inputs), alone)
     assert bank.number("elsewhere") == bank.number(None) == 0
-    with bank.choose(rows[:3]), pytest.raises(ValueError, match="3 rows, a corrected layer got 40"):
+    with (
+        bank.choose(rows[-3:]),
+        pytest.raises(ValueError, match="3 rows, a corrected layer got 40"),
+    ):
         model(inputs)
     bank.remove()
     with bank.choose(rows):
@@ -120,7 +128,8 @@ def test_a_row_does_not_depend_on_the_adapters_of_its_neighbours():
     inputs = torch.randn(32, 12)
     results = []
     for others in (0, 1, 2):
-        rows = torch.full((32,), others)
+        # Too many runs for merged weights.
+        rows = torch.arange(32) % 2 + others // 2
         rows[5] = 2
         with bank.choose(rows):
             results.append(model(inputs)[5])

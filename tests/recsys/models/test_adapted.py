@@ -1,0 +1,99 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.layers.lora import LoraAdapter, LoraConfig, digest_of_weights
+from recsys.layers.lora_file import load_adapter, save_adapter
+from recsys.models.adapted import AdaptedRetriever, query_layers
+from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
+from recsys.models.sequence import SequenceConfig, SequenceModel
+from recsys.models.two_tower import TwoTower, TwoTowerConfig
+
+NUM_ITEM_ROWS = 60
+INPUTS = TwoTowerInputs(num_item_rows=NUM_ITEM_ROWS)
+SEQUENCE = SequenceConfig(
+    embedding_dim=16, hidden_dim=32, max_length=6, num_heads=2, num_blocks=2, backend="torch"
+)
+DOMAINS = ["books", None, "films", "games", "books", "unheard of"]
+
+
+def built(kind: str):
+    torch.manual_seed(0)
+    known, counts = ItemCatalogue.empty(NUM_ITEM_ROWS), torch.ones(NUM_ITEM_ROWS).long()
+    if kind == "two_tower":
+        config = TwoTowerConfig(embedding_dim=16, hidden_dim=32, max_history=6, backend="torch")
+        return TwoTower(config, INPUTS, known, counts).eval()
+    settings = SEQUENCE if kind == "attention" else replace(SEQUENCE, block="hstu")
+    return SequenceModel(settings, INPUTS, known, counts).eval()
+
+
+def adapter_of(model, seed: int, targets=None, rank: int = 3):
+    torch.manual_seed(seed)
+    adapter = LoraAdapter(
+        model, LoraConfig(targets=targets or query_layers(model), rank=rank, max_share=1.0)
+    )
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.normal_(std=0.05)
+    return adapter.eval()
+
+
+def queries() -> JaggedBatch:
+    """Six histories, one of them empty, one longer than models read."""
+    lists = [[3, 4, 5], [7], [], [9, 8, 7, 6, 5, 4, 3, 2, 1], [30, 31], [40]]
+    return JaggedBatch({"history": Jagged.from_lists(lists)})
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "attention", "hstu"])
+@torch.no_grad()
+def test_each_query_of_a_mixed_batch_is_read_through_its_domains_adapter(kind):
+    model = built(kind)
+    alone = model.query_vectors(queries())
+    names = ["books", "films", "games"]
+    adapters = {name: adapter_of(model, seed) for seed, name in enumerate(names, start=1)}
+    retriever = AdaptedRetriever(model, adapters)
+    mixed = retriever.query_vectors(queries(), DOMAINS)
+    for name, adapter in adapters.items():
+        own = [place for place, domain in enumerate(DOMAINS) if domain == name]
+        adapter.attach()
+        torch.testing.assert_close(
+            mixed[own], model.query_vectors(queries())[own], rtol=0, atol=1e-6
+        )
+        adapter.detach()
+        # An empty history of a sequence model has one learned vector, which no layer corrects.
+        changed = kind == "two_tower" or name != "films"
+        assert torch.equal(mixed[own], alone[own]) is not changed
+    assert torch.equal(mixed[[1, 5]], alone[[1, 5]])
+    scores = retriever.score(queries(), DOMAINS)
+    torch.testing.assert_close(
+        scores[:, 1:], mixed @ model.all_item_vectors()[1:].T, rtol=0, atol=1e-6
+    )
+    assert bool((scores[:, 0] == -torch.inf).all())
+    with pytest.raises(ValueError, match="1 domains for 6 queries"):
+        retriever.query_vectors(queries(), ["books"])
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "attention"])
+def test_an_adapter_fits_the_saved_model_that_it_was_trained_on(kind, tmp_path):
+    model = built(kind)
+    adapter = adapter_of(model, 1)
+    model.save(tmp_path / "model")
+    save_adapter(adapter, tmp_path / "adapter", domain="books")
+    loaded = type(model).load(tmp_path / "model", ItemCatalogue.empty(NUM_ITEM_ROWS + 5))
+    assert digest_of_weights(loaded) == adapter.base_digest
+    again = load_adapter(tmp_path / "adapter", loaded)
+    expected = AdaptedRetriever(model, {"books": adapter}).query_vectors(queries(), ["books"] * 6)
+    found = AdaptedRetriever(loaded, {"books": again}).query_vectors(queries(), ["books"] * 6)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_layers_of_items_are_refused():
+    torch.manual_seed(0)
+    inputs, known = TwoTowerInputs(num_item_rows=9, content_dim=6), torch.randn(9, 6)
+    catalogue = ItemCatalogue(known, ItemCatalogue.empty(9).categories)
+    model = SequenceModel(SEQUENCE, inputs, catalogue)
+    adapter = adapter_of(model, 1, ("item_tower.content",))
+    with pytest.raises(ValueError, match=r"corrects item_tower.content, but items have"):
+        AdaptedRetriever(model, {"books": adapter})
