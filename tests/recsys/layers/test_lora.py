@@ -113,7 +113,7 @@ def test_mixed_batch_gives_each_row_what_its_adapter_alone_gives(num_adapters, i
     assert bank.number("elsewhere") == bank.number(None) == 0
     with (
         bank.choose(rows[-3:]),
-        pytest.raises(ValueError, match="3 rows, .* layer got 40"),
+        pytest.raises(ValueError, match=r"3 rows, .* layer got 40"),
     ):
         model(inputs)
     bank.remove()
