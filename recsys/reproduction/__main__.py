@@ -1,0 +1,133 @@
+"""Train and measure prepared arrays: ``python -m recsys.reproduction FOLDER --seeds 0 1 2``.
+
+Needs torch, numpy and safetensors alone, so it runs where the pipelines' packages are not. Seeds
+run beside each other on one device; what is finished is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from recsys.reproduction.prepared import Prepared
+from recsys.reproduction.recipe import ROWS, Recipe, config_of
+from recsys.reproduction.run import RunSettings, run_once
+
+PROTOCOLS = ("ranking", "cold")
+
+
+def parsed_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="recsys.reproduction", description=__doc__)
+    parser.add_argument("folder", type=Path, help="arrays, from recsys reproduce --prepare")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--orders", nargs="*", help="of tied times; all by default")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--rows", nargs="*", choices=ROWS, help="only these; the arrays' own else")
+    parser.add_argument("--protocol", choices=PROTOCOLS, default="ranking")
+    parser.add_argument("--validation-only", action="store_true", help="never look at test")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
+    parser.add_argument("--workers", type=int, default=1, help="runs beside each other")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="of the recipe")
+    parser.add_argument("--why", default="recsys reproduce", help="noted with each look at test")
+    parser.add_argument("--progress", action="store_true", help="write the steps of trainings")
+    return parser.parse_args(arguments)
+
+
+def with_changes(recipe: Recipe, changes: Sequence[str]) -> Recipe:
+    """Lay ``a.b=JSON`` changes over a recipe.
+
+    Raises:
+        ValueError: A key that the recipe does not have.
+    """
+    document = asdict(recipe)
+    for change in changes:
+        key, _, text = change.partition("=")
+        *path, last = key.split(".")
+        place: Any = document
+        for part in path:
+            place = place.get(part) if isinstance(place, dict) else None
+        if not isinstance(place, dict) or last not in place:
+            raise ValueError(f"--set {change!r}: the recipe has no {key}")
+        place[last] = json.loads(text)
+    return config_of(Recipe, document)
+
+
+def settings_of(options: argparse.Namespace, order: str, seed: int) -> RunSettings:
+    """Describe one run."""
+    return RunSettings(
+        order=order,
+        seed=seed,
+        splits=("validation",) if options.validation_only else ("validation", "test"),
+        device=options.device,
+        why=options.why,
+        shows_progress=options.progress,
+    )
+
+
+def run_all(prepared: Prepared, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run every order and seed in this process."""
+    results = []
+    for order in options.orders or prepared.orders:
+        for seed in options.seeds:
+            settings = settings_of(options, order, seed)
+            results.append(run_once(prepared, options.out, settings))
+            sys.stdout.write(summary_line(results[-1]))
+            sys.stdout.flush()
+    return results
+
+
+def summary_line(result: dict[str, Any]) -> str:
+    """Say in one line what a run found."""
+    split = "test" if "test" in result["splits"] else "validation"
+    numbers = (
+        f"{name} {row[split]['recall@10']:.4f}/{row[split]['ndcg@10']:.4f}"
+        for name, row in result["rows"].items()
+    )
+    head = f"{result['data_set']} {result['order']} seed {result['seed']} {split}"
+    return f"{head}, {result['seconds']:.0f} s: {'  '.join(numbers)}\n"
+
+
+def run_beside_each_other(arguments: Sequence[str], options: argparse.Namespace) -> int:
+    """Give each order and seed a process of its own, so many at a time; return the worst code."""
+    orders = options.orders or list(Prepared.load(options.folder).orders)
+    waiting = [(order, seed) for order in orders for seed in options.seeds]
+    running: list[subprocess.Popen[bytes]] = []
+    worst = 0
+    while waiting or running:
+        while waiting and len(running) < options.workers:
+            order, seed = waiting.pop(0)
+            alone = [*arguments, "--orders", order, "--seeds", str(seed), "--workers", "1"]
+            command = [sys.executable, "-m", "recsys.reproduction", *alone]
+            running.append(subprocess.Popen(command))
+        time.sleep(0.2)
+        done = [process for process in running if process.poll() is not None]
+        worst = max([worst, *(abs(process.returncode) for process in done)])
+        running = [process for process in running if process not in done]
+    return worst
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parsed_arguments(given)
+    if options.workers > 1:
+        return run_beside_each_other(given, options)
+    prepared = Prepared.load(options.folder)
+    recipe = prepared.recipe
+    if options.rows:
+        recipe = replace(recipe, rows=tuple(options.rows))
+    prepared = replace(prepared, recipe=with_changes(recipe, options.set))
+    run_all(prepared, options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
