@@ -44,10 +44,13 @@ from serving.delta import Delta, chain_of, semantic_ids_of
 from serving.history_models import (
     BLENDS,
     CONTENT_SIMILARITY,
+    GENERATIVE,
     SEQUENCE,
+    Generation,
     copy_content_similarity,
     load_blends,
     load_content_similarity,
+    load_generation,
     load_sequence,
 )
 from serving.manifest import (
@@ -91,6 +94,8 @@ class BundleParts:
     """Directory that ContentSimilarity.save wrote, of the two-tower's content."""
     sequence: Path | None = None
     """Directory that SequenceModel.save wrote, over the two-tower's content and the catalogue."""
+    generative: Path | None = None
+    """Directory that GenerativeModel.save wrote, of the catalogue and of ``semantic_ids``."""
     blends: Mapping[Profile, Path] = field(default_factory=dict)
     """Directories that LearnedBlend.save wrote, by the profile that each one ranks ``home`` of."""
     user_features: Mapping[str, int] = field(default_factory=dict)
@@ -113,6 +118,7 @@ class Bundle:
     semantic_ids: ItemSemanticIds | None
     content_similarity: ContentSimilarity | None
     sequence: SequenceModel | None
+    generative: Generation | None
     blends: Mapping[Profile, LearnedBlend]
     context_features: Mapping[str, int]
     num_released_rows: int
@@ -171,6 +177,7 @@ def write_bundle(
             directory,
             kind="bundle",
             version=version,
+            profile="fast" if parts.generative is None else "full",
             dimensions=_dimensions(parts),
             user_features=dict(parts.user_features),
             context_features=dict(parts.context_features),
@@ -201,6 +208,9 @@ def _write_models(parts: BundleParts, directory: Path) -> list[str]:
     if parts.sequence is not None:
         copy_model(parts.sequence, directory / SEQUENCE)
         models.append(SEQUENCE)
+    if parts.generative is not None:
+        copy_model(parts.generative, directory / GENERATIVE)
+        models.append(GENERATIVE)
     for profile, path in parts.blends.items():
         copy_model(path, directory / BLENDS[profile])
         models.append(BLENDS[profile])
@@ -253,6 +263,7 @@ def load_bundle(path: Path) -> Bundle:
 
     retriever = load_retriever(base.directory, base.manifest, catalogue, deltas)
     items = _items_of(catalogue, base.manifest) if retriever is None else retriever.items
+    semantic_ids = semantic_ids_of(chain)
     return Bundle(
         manifest=newest.manifest,
         digest=newest.digest,
@@ -261,9 +272,10 @@ def load_bundle(path: Path) -> Bundle:
         popularity=_load_popularity(base.directory, base.manifest, catalogue.num_item_rows),
         item_to_item=_load_item_to_item(base.directory, base.manifest, catalogue.num_item_rows),
         retriever=retriever,
-        semantic_ids=semantic_ids_of(chain),
+        semantic_ids=semantic_ids,
         content_similarity=load_content_similarity(base.directory, base.manifest, items),
         sequence=load_sequence(base.directory, base.manifest, items),
+        generative=load_generation(base.directory, base.manifest, items, semantic_ids),
         blends=load_blends(base.directory, base.manifest),
         context_features=base.manifest.context_features,
         num_released_rows=base.manifest.dimensions.num_item_rows,

@@ -2,10 +2,12 @@
 
     content_similarity/   settings, mean of the content      recsys/models/content_similarity.py
     sequence/             settings, weights                  recsys/models/sequence.py
+    generative/           settings, weights                  recsys/models/generative.py
     blend_fast/           learned weights by source          recsys/retrieval/learned_blend.py
     blend_full/           the same with generated items
 
-None of them is retrained for items that a delta appends: their vectors come from their content.
+None of them is retrained for items that a delta appends: their vectors come from their content,
+and the trie of semantic IDs grows by theirs.
 
 Axes: N item rows, F width of content embeddings.
 """
@@ -13,6 +15,7 @@ Axes: N item rows, F width of content embeddings.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -20,24 +23,29 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.generative import GenerativeModel
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.sequence import SequenceModel
 from recsys.retrieval.learned_blend import LearnedBlend
+from recsys.semantic_ids.codes import NO_CODE
+from recsys.semantic_ids.trie import Trie
 from serving.catalogue import reading
 from serving.manifest import BundleManifest, Profile
 from serving.retriever import check_inputs, check_rows, copy_model
+from serving.semantic_ids import ItemSemanticIds
 
 CONTENT_SIMILARITY = "content_similarity"
 SEQUENCE = "sequence"
+GENERATIVE = "generative"
 BLENDS: Mapping[Profile, str] = {profile: f"blend_{profile}" for profile in get_args(Profile)}
 """Folder of the blend of each profile."""
 SOURCE_OF_MODEL = {
     "popularity": "popular",
     "item_to_item": "item_to_item",
     "two_tower": "two_tower",
-    "content_similarity": "content",
-    "sequence": "sequence",
-    "generative": "generative",
+    CONTENT_SIMILARITY: "content",
+    SEQUENCE: "sequence",
+    GENERATIVE: "generative",
 }
 """Candidate source by the part of a bundle that it needs."""
 
@@ -79,7 +87,7 @@ def load_sequence(
     if SEQUENCE not in manifest.models:
         return None
     path = directory / SEQUENCE
-    check_inputs(path / "config.json", manifest, items.content.shape[1], {}, {})
+    check_inputs(path / "config.json", manifest, items.content.shape[1], {})
     with reading(path), torch.no_grad():
         model = SequenceModel.load(path, items, backend="torch")
         # Encoded here once, so that requests in many threads only read it.
@@ -87,6 +95,59 @@ def load_sequence(
             raise ValueError("its item vectors are not finite; train and release it again")
     check_rows(path, (model.num_item_rows,), (len(items.content),))
     return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """The generative model with the trie of what it may generate."""
+
+    model: GenerativeModel
+    trie: Trie
+    """Of the semantic IDs of all item rows, appended ones included."""
+
+
+def load_generation(
+    directory: Path,
+    manifest: BundleManifest,
+    items: ItemCatalogue,
+    semantic_ids: ItemSemanticIds | None,
+) -> Generation | None:
+    """Load the generative model over IDs that may have grown; None without.
+
+    Args:
+        manifest: Of the bundle as it was released, before any delta.
+        semantic_ids: Of all item rows.
+
+    Raises:
+        ValueError: There are no semantic IDs, they are not those that the model speaks (both are
+            named), or another part does not fit.
+    """
+    if GENERATIVE not in manifest.models:
+        return None
+    path, released = directory / GENERATIVE, manifest.semantic_ids
+    if semantic_ids is None or released is None:
+        raise ValueError(
+            f"{path} generates semantic IDs and the bundle has none; release it with its IDs"
+        )
+    levels = {"level_sizes": released.level_sizes}
+    check_inputs(path / "config.json", manifest, items.content.shape[1], levels)
+    codes = semantic_ids.codes
+    with reading(path), torch.no_grad():
+        model = GenerativeModel.load(
+            path, items, codes, semantic_ids=released.version, backend="torch"
+        )
+        # Encoded here once, so that requests in many threads only read it.
+        if not bool(torch.isfinite(model.all_item_inputs()).all()):
+            raise ValueError("its item vectors are not finite; train and release it again")
+        rows = (codes[:, 0] != NO_CODE).nonzero().flatten()
+        trie = Trie.build(
+            codes[rows],
+            semantic_ids.ids.level_sizes,
+            item_rows=rows,
+            num_item_rows=len(codes),
+            version=semantic_ids.version,
+        )
+    return Generation(model=model, trie=trie)
 
 
 def load_blends(directory: Path, manifest: BundleManifest) -> dict[Profile, LearnedBlend]:
@@ -102,7 +163,7 @@ def load_blends(directory: Path, manifest: BundleManifest) -> dict[Profile, Lear
             continue
         with reading(directory / folder):
             blend = LearnedBlend.load(directory / folder)
-        allowed = there - {"generative"} if profile == "fast" else there
+        allowed = there - {GENERATIVE} if profile == "fast" else there
         if missing := sorted(set(blend.sources) - allowed):
             raise ValueError(
                 f"{directory / folder} weighs the sources {missing}, profile {profile} of this "

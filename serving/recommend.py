@@ -26,7 +26,7 @@ from serving.manifest import Profile
 from serving.query import Query, hydrate
 from serving.ranking import FILLER, Ranked, by_learned_weights, by_reciprocal_rank, filled_up
 from serving.schemas import Context, RecommendedItem, Reply, Request, ServedBy
-from serving.sources import sources_of
+from serving.sources import LateError, SourceOptions, sources_of
 from serving.surfaces import SURFACES, Surface
 
 if TYPE_CHECKING:
@@ -59,32 +59,43 @@ class Recommender:
         surfaces: Mapping[str, Surface] = SURFACES,
         *,
         profile: Profile = "fast",
+        beam_timeout_ms: float | None = None,
     ) -> None:
         """Make the sources of a profile.
 
         Args:
-            profile: ``full`` generates items too, where the bundle has a model that does.
+            profile: ``full`` generates items too; without a model that does, it is ``fast``.
+            beam_timeout_ms: A list is made without generated items where they take longer, and
+                says so; None waits for them.
         """
         self.bundle = bundle
+        self.profile: Profile = "fast" if bundle.generative is None else profile
         self._surfaces = surfaces
-        self._blend = _blend_of(bundle, profile)
-        learned_content = self._blend is not None and "content" in self._blend.sources
-        self._sources = sources_of(bundle, learned_content=learned_content)
+        self._blend = bundle.blends.get(self.profile)
+        options = SourceOptions(
+            self.profile,
+            learned_content=self._blend is not None and "content" in self._blend.sources,
+            beam_width=surfaces["home"].beam_width,
+            beam_timeout_ms=beam_timeout_ms,
+        )
+        self._sources = sources_of(bundle, options)
         self._served_by = ServedBy(
             bundle=bundle.version,
             index=_index_name(bundle),
             semantic_ids=bundle.semantic_ids.version if bundle.semantic_ids else None,
-            profile=profile,
+            profile=self.profile,
         )
 
     @classmethod
-    def load(cls, path: str | Path, profile: Profile = "fast") -> Recommender:
-        """Verify and load ``bundle-<version>`` or ``current``.
+    def load(
+        cls, path: str | Path, profile: Profile = "fast", *, beam_timeout_ms: float | None = None
+    ) -> Recommender:
+        """Verify and load ``bundle-<version>`` or ``current``; arguments as of the class.
 
         Raises:
             ValueError: If it is not a bundle, or anything in it is not as it was released.
         """
-        return cls(load_bundle(Path(path)), profile=profile)
+        return cls(load_bundle(Path(path)), profile=profile, beam_timeout_ms=beam_timeout_ms)
 
     def answer(self, request: Request, *, names_history: bool = True) -> Reply:
         """Make one list.
@@ -102,8 +113,12 @@ class Recommender:
             eligible, given_up = eligible_items(query, self.bundle)
             clock.lap("filter")
             blend = self._blend if surface.learned and not given_up else None
-            candidates = self._retrieve(_names(surface, blend, given_up), query, eligible)
+            names = _names(surface, blend, given_up)
+            candidates, late = self._retrieve(names, query, eligible)
             clock.lap("retrieve")
+            if late:
+                # The weights that were learned without what is late.
+                blend = blend and self.bundle.blends.get("fast", blend)
             ranked = self._rank(candidates, blend, query)
             clock.lap("rank")
             items = self._select(ranked, query, names_history)
@@ -112,7 +127,7 @@ class Recommender:
             request_id=uuid.uuid4().hex,
             items=items,
             served_by=self._served_by,
-            degraded=[*query.degraded, *given_up, *_shortage(items, request.k)],
+            degraded=[*query.degraded, *given_up, *late, *_shortage(items, request.k)],
             fallback="popular" if set(candidates) == {"popular"} else None,
             timings_ms=clock.total(),
         )
@@ -157,18 +172,29 @@ class Recommender:
         }
         return pl.DataFrame(rows, schema=schema, orient="row")
 
-    def _retrieve(self, names: Sequence[str], query: Query, eligible: ItemMask) -> dict[str, TopK]:
-        """Ask sources, [1, k_s] each; absent ones and those with nothing to say are left out."""
+    def _retrieve(
+        self, names: Sequence[str], query: Query, eligible: ItemMask
+    ) -> tuple[dict[str, TopK], list[str]]:
+        """Ask sources, [1, k_s] each; absent ones and those with nothing to say are left out.
+
+        Returns:
+            Lists by source, and a note on each source that was late.
+        """
         wanted = max(query.request.k, query.surface.num_candidates)
         k = max(1, min(wanted, eligible.count()))
         lists: dict[str, TopK] = {}
+        late: list[str] = []
         for name in names:
             if (source := self._sources.get(name)) is None:
                 continue
-            found = source.candidates(query, eligible, k)
+            try:
+                found = source.candidates(query, eligible, k)
+            except LateError:
+                late.append(f"late_source: {name}")
+                continue
             if found is not None and bool((found.item_rows > 0).any()):
                 lists[name] = found
-        return lists
+        return lists, late
 
     def _rank(
         self, candidates: Mapping[str, TopK], blend: LearnedBlend | None, query: Query
@@ -212,11 +238,6 @@ class Recommender:
                 rows, ranked.scores.tolist(), sources, why, codes, shares, strict=True
             )
         ]
-
-
-def _blend_of(bundle: Bundle, profile: Profile) -> LearnedBlend | None:
-    """Choose the blend of a profile; without generation both profiles are one."""
-    return bundle.blends.get(profile)
 
 
 def _names(

@@ -118,9 +118,12 @@ def load_retriever(
         index = FaissIndex.load(path, sha256=sha256, num_threads=1)
     check_rows(path, (index.num_item_rows, index.dim), (num_rows, dim))
     content = load_array(directory / CONTENT, np.float32, 2)
-    features = (manifest.user_features, manifest.context_features)
     num_features = content.shape[1]
-    check_inputs(directory / "two_tower" / "config.json", manifest, num_features, *features)
+    features = {
+        "user_features": manifest.user_features,
+        "context_features": manifest.context_features,
+    }
+    check_inputs(directory / "two_tower" / "config.json", manifest, num_features, features)
     check_rows(directory / CONTENT, content.shape, (num_rows, num_features))
     for delta in deltas:
         check_rows(delta.directory, delta.item_vectors.shape, (delta.num_new_items, dim))
@@ -144,10 +147,12 @@ def check_inputs(
     path: Path,
     manifest: BundleManifest,
     content_dim: int,
-    user_features: Mapping[str, int],
-    context_features: Mapping[str, int],
+    more: Mapping[str, object],
 ) -> None:
     """Hold what a model was built to read, by its ``config.json``, against what the bundle has.
+
+    Args:
+        more: What else the model reads, by name.
 
     Raises:
         ValueError: Names the input and both values.
@@ -157,8 +162,7 @@ def check_inputs(
         expected: dict[str, object] = {
             "num_item_rows": manifest.dimensions.num_item_rows,
             "content_dim": content_dim,
-            "user_features": user_features,
-            "context_features": context_features,
+            **more,
         }
         if inputs["num_categories"]:
             expected["num_categories"] = manifest.dimensions.num_category_rows

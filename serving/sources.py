@@ -6,7 +6,8 @@ else is asked at the time.
 
 from __future__ import annotations
 
-from typing import Protocol
+import time
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,13 +16,18 @@ from torch import Tensor
 from recsys.data.batch import JaggedBatch
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import TopK, no_items
+from recsys.layers.decode_step import Beams, Decoded
 from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.history_reader import BeamState, GenerativeContext
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
 from recsys.models.sequence import SequenceModel
-from recsys.retrieval.source_lists import ScoredItems
+from recsys.retrieval.beam_search import BeamSearch
+from recsys.retrieval.source_lists import GeneratedItems, ScoredItems
 from serving.bundle import Bundle
 from serving.content_neighbours import ContentNeighbours
+from serving.history_models import Generation
+from serving.manifest import Profile
 from serving.query import Query
 from serving.retriever import Retriever
 
@@ -30,8 +36,16 @@ class CandidateSource(Protocol):
     """Ranks items for a query."""
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
-        """Return the best items with their scores, [1, k]; None if it can say nothing."""
+        """Return the best items with their scores, [1, k]; None if it can say nothing.
+
+        Raises:
+            LateError: It did not finish in the time it has.
+        """
         ...
+
+
+class LateError(Exception):
+    """A source takes longer than a request can wait."""
 
 
 class TwoTowerSource:
@@ -80,6 +94,50 @@ class SequenceSource:
         return self._items(query.features, [mask], k)
 
 
+class _Timed(NamedTuple):
+    """A context with the moment by which the search has to be done."""
+
+    context: GenerativeContext
+    deadline: float
+
+
+class GenerativeSource:
+    """Items whose semantic IDs the generative model finds most probable, by beam search."""
+
+    def __init__(self, generation: Generation, beam_width: int, timeout_ms: float | None) -> None:
+        """Prepare the search.
+
+        Args:
+            timeout_ms: How long a search may take; None is as long as it takes. Looked at before
+                each level, so a search ends at most a level's time later.
+        """
+        self._model = generation.model
+        self._timeout_seconds = float("inf") if timeout_ms is None else timeout_ms / 1_000
+        # The bundle's loader has held the released version against the model's.
+        search = BeamSearch(
+            self._decode_step,
+            generation.trie,
+            beam_width=beam_width,
+            semantic_ids_version=generation.trie.version,
+        )
+        self._items = GeneratedItems(self, search)
+
+    def context(self, queries: JaggedBatch) -> _Timed:
+        """Read the history, once for all beams."""
+        deadline = time.perf_counter() + self._timeout_seconds
+        return _Timed(self._model.context(queries), deadline)
+
+    def _decode_step(self, timed: _Timed, beams: Beams[BeamState] | None, /) -> Decoded[BeamState]:
+        if time.perf_counter() > timed.deadline:
+            raise LateError
+        return self._model.decode_step(timed.context, beams)
+
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
+        if query.item_row or not query.has_history:
+            return None
+        return self._items(query.features, [mask], k)
+
+
 class ContentSource:
     """Items whose content is like an item's, or like the history's.
 
@@ -118,12 +176,18 @@ class PopularSource:
         return listed
 
 
-def sources_of(bundle: Bundle, *, learned_content: bool = False) -> dict[str, CandidateSource]:
-    """Make the sources that a bundle has the parts for.
+class SourceOptions(NamedTuple):
+    """What a profile wants of the sources."""
 
-    Args:
-        learned_content: Whether content speaks for every item, as a learned blend weighs it.
-    """
+    profile: Profile = "fast"
+    learned_content: bool = False
+    """Whether content speaks for every item, as a learned blend weighs it."""
+    beam_width: int = 50
+    beam_timeout_ms: float | None = None
+
+
+def sources_of(bundle: Bundle, options: SourceOptions) -> dict[str, CandidateSource]:
+    """Make the sources of a profile that a bundle has the parts for."""
     sources: dict[str, CandidateSource] = {"popular": PopularSource(bundle.popularity)}
     if bundle.item_to_item is not None:
         sources["item_to_item"] = ItemToItemSource(bundle.item_to_item)
@@ -136,7 +200,11 @@ def sources_of(bundle: Bundle, *, learned_content: bool = False) -> dict[str, Ca
             )
     if bundle.sequence is not None:
         sources["sequence"] = SequenceSource(bundle.sequence)
-    similarity = bundle.content_similarity if learned_content else None
+    if bundle.generative is not None and options.profile == "full":
+        sources["generative"] = GenerativeSource(
+            bundle.generative, options.beam_width, options.beam_timeout_ms
+        )
+    similarity = bundle.content_similarity if options.learned_content else None
     if neighbours is not None or similarity is not None:
         sources["content"] = ContentSource(neighbours, similarity)
     return sources

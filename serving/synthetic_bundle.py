@@ -1,13 +1,15 @@
 """Bundles of any size from made-up arrays, for tests, load tests and trying the server out.
 
 Even users took even items and odd users odd items, popular ones more often; popularity and
-item-to-item are fitted on that, the two-tower is left as it was initialised.
+item-to-item are fitted on that, the other models are left as they were initialised and blends
+weigh their lists by made-up numbers.
 """
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +18,23 @@ from numpy.typing import NDArray
 
 from features.point_in_time import FEATURES
 from recsys.data.batch import Jagged
+from recsys.models.content_similarity import ContentSimilarity, ContentSimilarityConfig
+from recsys.models.generative import GenerativeModel
+from recsys.models.generative_config import GenerativeConfig, GenerativeInputs
 from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
 from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
 from recsys.models.popularity import Popularity, PopularityConfig
+from recsys.models.sequence import SequenceConfig, SequenceModel
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.retrieval.faiss_index import build_index
+from recsys.retrieval.learned_blend import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.source_features import FEATURES as LIST_FEATURES
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import resolve_collisions
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from serving.bundle import BundleParts, write_bundle
 from serving.catalogue import Catalogue
+from serving.manifest import Profile
 from serving.retriever import TwoTowerParts
 from serving.semantic_ids import ID_ROWS, QUANTIZER, SemanticIdParts
 from serving.users import Users
@@ -48,6 +57,8 @@ class SyntheticSize:
     context_features: tuple[str, ...] = ("user_num_events",)
     """Of features.point_in_time; the events are from November 2023."""
     semantic_ids: bool = True
+    history_models: bool = False
+    """Whether there are a sequence and a generative model, content similarity and blends."""
     seed: int = 0
 
 
@@ -74,7 +85,7 @@ def synthetic_parts(scratch: Path, size: SyntheticSize) -> BundleParts:
     neighbours = ItemToItem.fit(users.item_rows, starts, ends, num_item_rows, ItemToItemConfig())
     neighbours.save(scratch / "item_to_item")
     two_tower = _two_tower(scratch, catalogue, size)
-    return BundleParts(
+    parts = BundleParts(
         catalogue=catalogue,
         users=users,
         popularity=scratch / "popularity",
@@ -84,6 +95,7 @@ def synthetic_parts(scratch: Path, size: SyntheticSize) -> BundleParts:
         user_features={"age": NUM_AGE_ROWS},
         context_features=_cardinalities(size),
     )
+    return _with_history_models(parts, scratch, size) if size.history_models else parts
 
 
 def _cardinalities(size: SyntheticSize) -> dict[str, int]:
@@ -122,12 +134,15 @@ def _catalogue(size: SyntheticSize) -> Catalogue:
     )
 
 
+def _categories(catalogue: Catalogue) -> Jagged:
+    return Jagged(
+        torch.from_numpy(catalogue.category_values), torch.from_numpy(catalogue.category_offsets)
+    )
+
+
 def _two_tower(scratch: Path, catalogue: Catalogue, size: SyntheticSize) -> TwoTowerParts:
     content = torch.randn(size.num_items + 1, size.content_dim)
     content[0] = 0
-    categories = Jagged(
-        torch.from_numpy(catalogue.category_values), torch.from_numpy(catalogue.category_offsets)
-    )
     config = TwoTowerConfig(
         embedding_dim=size.embedding_dim, hidden_dim=2 * size.embedding_dim, backend="torch"
     )
@@ -139,7 +154,8 @@ def _two_tower(scratch: Path, catalogue: Catalogue, size: SyntheticSize) -> TwoT
         context_features=_cardinalities(size),
     )
     counts = torch.ones(size.num_items + 1, dtype=torch.int64)
-    model = TwoTower(config, inputs, ItemCatalogue(content, categories), counts).eval()
+    items = ItemCatalogue(content, _categories(catalogue))
+    model = TwoTower(config, inputs, items, counts).eval()
     with torch.no_grad():
         vectors = model.all_item_vectors()
     model.save(scratch / "two_tower")
@@ -173,3 +189,61 @@ def _semantic_ids(scratch: Path, content: NDArray[np.float32]) -> SemanticIdPart
     id_rows[0] = 0
     np.save(directory / ID_ROWS, id_rows)
     return SemanticIdParts(directory=directory)
+
+
+def _with_history_models(parts: BundleParts, scratch: Path, size: SyntheticSize) -> BundleParts:
+    """Add content similarity, a sequence model and, with semantic IDs, a generative one."""
+    assert parts.two_tower is not None
+    items = ItemCatalogue(torch.from_numpy(parts.two_tower.content), _categories(parts.catalogue))
+    counts = torch.ones(size.num_items + 1, dtype=torch.int64)
+    inputs = TwoTowerInputs(
+        num_item_rows=size.num_items + 1,
+        content_dim=size.content_dim,
+        num_categories=parts.catalogue.num_category_rows,
+    )
+    similarity = ContentSimilarity(ContentSimilarityConfig(), items.content)
+    similarity.save(scratch / "content_similarity")
+    dim, hidden = size.embedding_dim, 2 * size.embedding_dim
+    sequence = SequenceConfig(embedding_dim=dim, hidden_dim=hidden, time_buckets=8, backend="torch")
+    SequenceModel(sequence, inputs, items, counts).save(scratch / "sequence")
+    sources = ["popular", "item_to_item", "two_tower", "content", "sequence"]
+    blends: dict[Profile, Path] = {"fast": _blend(scratch / "blend_fast", sources)}
+    generative = None
+    if parts.semantic_ids is not None:
+        generative = _generative(parts.semantic_ids.directory, items, scratch, size)
+        blends["full"] = _blend(scratch / "blend_full", [*sources, "generative"])
+    return replace(
+        parts,
+        content_similarity=scratch / "content_similarity",
+        sequence=scratch / "sequence",
+        generative=generative,
+        blends=blends,
+    )
+
+
+def _generative(
+    semantic_ids: Path, items: ItemCatalogue, scratch: Path, size: SyntheticSize
+) -> Path:
+    ids = SemanticIds.load(semantic_ids)
+    rows = torch.from_numpy(np.load(semantic_ids / ID_ROWS))
+    inputs = GenerativeInputs(
+        num_item_rows=size.num_items + 1,
+        level_sizes=ids.level_sizes,
+        semantic_ids=ids.version,
+        content_dim=size.content_dim,
+        num_categories=len(CATEGORIES) + 1,
+    )
+    dim = size.embedding_dim
+    config = GenerativeConfig(embedding_dim=dim, hidden_dim=2 * dim, backend="torch")
+    counts = torch.ones(size.num_items + 1, dtype=torch.int64)
+    model = GenerativeModel(config, inputs, ids.codes[rows], items, counts)
+    model.save(scratch / "generative")
+    return scratch / "generative"
+
+
+def _blend(directory: Path, sources: Sequence[str]) -> Path:
+    """Weigh sources differently for short and long histories and for rare and frequent items."""
+    config = LearnedBlendConfig(history_bounds=(5,), item_bounds=(2,))
+    weights = torch.rand(3, 3, len(sources), len(LIST_FEATURES)) + 0.1
+    LearnedBlend(config, sources, weights, torch.ones(len(sources))).save(directory)
+    return directory
