@@ -6,18 +6,19 @@ No step waits for the device: counts stay there, and launches read them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from recsys.kernels.embedding_bag.launch import launch
+from recsys.kernels.embedding_bag.launch import launch, part_streams
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.reference import MEAN, UNPOOLED
 
 CHUNK = 64
 """Sorted ids that one program adds up; a run in more than two such chunks is cut there."""
+SHORT_RUN = 8
+"""Most ids of a run that is one of a tile of short runs."""
 KEY_BLOCK, LIST_BLOCK = 1024, 1024
 LIST_WARPS = 8
 MIN_BYTES_BESIDE = 1 << 28
@@ -77,7 +78,7 @@ def group(
     feature_data: Tensor,
     batch: tuple[Tensor, Tensor, Tensor | None, int],
 ) -> Runs:
-    """Sort ids by key, equal keys in their order, and list singles, items and long runs."""
+    """Sort ids by key, equal keys in their order, and list what there is to do."""
     from recsys.kernels.embedding_bag.triton_grouping import _list_work
 
     ids, offsets, sample_weights, pooling = batch
@@ -98,26 +99,10 @@ def group(
             max(1, (offsets.shape[0] - 1) // num_features), num_features, num_ids, stride,
             layout.total_rows,
         ),
-        {"pooling": pooling, "chunk": CHUNK, "block": LIST_BLOCK},
+        {"pooling": pooling, "chunk": CHUNK, "short": SHORT_RUN, "block": LIST_BLOCK},
         num_warps=LIST_WARPS,
     )  # fmt: skip
     return Runs(keys, scales, work, counts, stride)
-
-
-class _Beside(NamedTuple):
-    """A second stream for one stream, and the events at which they wait for each other."""
-
-    stream: torch.cuda.Stream
-    begin: torch.cuda.Event
-    end: torch.cuda.Event
-
-
-@lru_cache(maxsize=64)
-def _beside(stream: torch.cuda.Stream) -> _Beside:
-    # Before the lookup's blocks, which would otherwise keep the sort waiting for their end.
-    own = torch.cuda.Stream(stream.device, priority=-1)  # type: ignore[no-untyped-call]
-    events = (torch.cuda.Event(), torch.cuda.Event())  # type: ignore[no-untyped-call]
-    return _Beside(own, *events)
 
 
 def group_beside(
@@ -133,18 +118,14 @@ def group_beside(
     meet again here, so that no tensor is freed while the other stream uses it.
     """
     ids = batch[0]
-    if not ids.is_cuda or num_bytes < MIN_BYTES_BESIDE:
+    streams = part_streams(ids.device) if num_bytes >= MIN_BYTES_BESIDE else None
+    if streams is None:
         return lookup(), group(layout, feature_data, batch)
-    stream = torch.cuda.current_stream(ids.device)
-    beside = _beside(stream)
-    beside.begin.record(stream)
     out = lookup()
-    beside.stream.wait_event(beside.begin)
-    torch.cuda.set_stream(beside.stream)
+    streams.switch()
     try:
         runs = group(layout, feature_data, batch)
     finally:
-        torch.cuda.set_stream(stream)
-    beside.end.record(beside.stream)
-    stream.wait_event(beside.end)
+        streams.resume()
+    streams.join()
     return out, runs

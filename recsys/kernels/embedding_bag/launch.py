@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,3 +70,45 @@ def launch(
         )
     else:
         found[(grid, 1, 1)](*addresses, *numbers, *values)
+
+
+class Streams(NamedTuple):
+    """A stream, a second one beside it, and the events at which they wait for each other.
+
+    Both meet again in ``join``, so that no tensor is freed while the other stream uses it.
+    """
+
+    own: torch.cuda.Stream
+    beside: torch.cuda.Stream
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+
+    def resume(self) -> None:
+        """Launch on the first stream again."""
+        torch.cuda.set_stream(self.own)
+
+    def switch(self) -> None:
+        """Launch on the second stream."""
+        torch.cuda.set_stream(self.beside)
+
+    def join(self) -> None:
+        """Let the first stream wait for the second."""
+        self.end.record(self.beside)
+        self.own.wait_event(self.end)
+
+
+@lru_cache(maxsize=64)
+def _streams(own: torch.cuda.Stream) -> Streams:
+    # Before the other's blocks, which would otherwise keep this one waiting for their end.
+    beside = torch.cuda.Stream(own.device, priority=-1)  # type: ignore[no-untyped-call]
+    return Streams(own, beside, torch.cuda.Event(), torch.cuda.Event())  # type: ignore[no-untyped-call]
+
+
+def part_streams(device: torch.device) -> Streams | None:
+    """Let a second stream go on from where the current one is; None where there are no streams."""
+    if device.type != "cuda":
+        return None
+    streams = _streams(torch.cuda.current_stream(device))
+    streams.begin.record(streams.own)
+    streams.beside.wait_event(streams.begin)
+    return streams

@@ -1,10 +1,10 @@
 """Triton kernels of the backward with the optimizer inside; bitwise deterministic.
 
-`triton_grouping` lists the work: rows that occur once (singles), shorter runs and pieces of long
-runs (items), and long runs. `_update_items` adds up an item's gradients a tile of ids at a time; a
-short run is applied at once, a piece's sum is kept. `_update_singles` does a tile of rows at a
-time. `_update_long` adds a long run's sums in ascending order and applies. A chunk meets at most
-two long runs, the one of its first id and the one that starts in it: two slots a chunk hold sums.
+`triton_grouping` lists the work: rows that occur once (singles) or a few times (short runs), other
+runs and pieces of long runs (items), and long runs. `_update_items` adds up an item's gradients a
+tile of ids at a time; a whole run is applied at once, a piece's sum is kept. `_update_long` adds a
+long run's sums in ascending order and applies. A chunk meets at most two long runs, the one of its
+first id and the one that starts in it: two slots a chunk hold sums. `triton_rows` has the others.
 
 Axes: F features, B batch, M ids, D width. A place is b * F + f, or unpooled the id's m.
 """
@@ -153,15 +153,6 @@ def _apply(
     tl.store(weights + at, w.to(weights.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def _fetch(sorted_keys, work, stride, tile, count, block_r: tl.constexpr):
-    """Read place in the order, key and place of a tile of singles; the key is -1 beyond them."""
-    r = tile * block_r + tl.arange(0, block_r)
-    i = tl.load(work + stride + r, mask=r < count, other=0)
-    key = tl.load(sorted_keys + i, mask=r < count, other=-1)
-    return i, key.to(tl.int64), tl.load(work + i, mask=r < count, other=0)
-
-
 @triton.jit(
     do_not_specialize=[
         "num_ids", "stride", "num_features", "grad_stride", "first_key", "end_key", "start", "seed",
@@ -205,7 +196,7 @@ def _update_items(
     stochastic: tl.constexpr,
     shared: tl.constexpr,
 ):
-    """Add up the gradients of each item, ``block_l`` ids at a time; apply those of short runs."""
+    """Add up the gradients of each item, ``block_l`` ids at a time; apply those of whole runs."""
     stride = stride // 16 * 16
     start = start // 16 * 16
     num_items = tl.load(counts + ITEMS)
@@ -252,75 +243,6 @@ def _update_items(
                     learning_rate, corrections, grad_scale, first_key, start, epsilon, beta1,
                     beta2, seed, max_row_norm, dim, rule, stochastic, shared,
                 )  # fmt: skip
-
-
-@triton.jit(
-    do_not_specialize=[
-        "num_ids", "stride", "num_features", "grad_stride", "first_key", "end_key", "start", "seed",
-    ]
-)  # fmt: skip
-def _update_singles(
-    sorted_keys,
-    sorted_scales,
-    work,
-    counts,
-    grad,
-    feature_data,
-    weights,
-    first,
-    second,
-    step,
-    learning_rate,
-    corrections,
-    grad_scale,
-    skip,
-    num_ids: tl.int32,
-    stride: tl.int64,
-    num_features: tl.int32,
-    grad_stride: tl.int64,
-    first_key: tl.int64,
-    end_key: tl.int64,
-    start: tl.int64,
-    seed: tl.int64,
-    epsilon,
-    max_row_norm,
-    beta1: tl.constexpr,
-    beta2: tl.constexpr,
-    dim: tl.constexpr,
-    block_d: tl.constexpr,
-    block_r: tl.constexpr,
-    uniform: tl.constexpr,
-    aligned: tl.constexpr,
-    rule: tl.constexpr,
-    stochastic: tl.constexpr,
-    shared: tl.constexpr,
-):
-    """Update the rows that occur once, ``block_r`` at a time."""
-    stride = stride // 16 * 16
-    start = start // 16 * 16
-    count = tl.load(counts)
-    if skip is not None:
-        count = tl.where(tl.load(skip) == 0, count, 0)
-    d = tl.arange(0, block_d)
-    i, key, place = _fetch(sorted_keys, work, stride, tl.program_id(0), count, block_r)
-    for tile in range(tl.program_id(0), tl.cdiv(count, block_r), tl.num_programs(0)):
-        # Asked for a tile ahead: the rows wait for them.
-        ahead = tile + tl.num_programs(0)
-        next_i, next_key, next_place = _fetch(sorted_keys, work, stride, ahead, count, block_r)
-        live = (key >= first_key) & (key < end_key)
-        mask = live[:, None] & (d[None, :] < dim)
-        at = start + (key - first_key)[:, None] * dim + d[None, :]
-        w = tl.load(weights + at, mask=mask, other=0.0).to(tl.float32)
-        g = _gradients(
-            grad, feature_data, sorted_scales, i, place, live, d, num_features, grad_stride, dim,
-            uniform, aligned,
-        )  # fmt: skip
-        _apply(
-            g, w, key, live, d, weights, first, second, step, learning_rate, corrections,
-            grad_scale, first_key, start, epsilon, beta1, beta2, seed, max_row_norm, dim, rule,
-            stochastic, shared,
-        )  # fmt: skip
-        i, key, place = next_i, next_key, next_place
 
 
 @triton.jit(do_not_specialize=["num_ids", "stride", "first_key", "end_key", "start", "seed"])
@@ -385,14 +307,14 @@ def _update_long(
             last = head + block_c - 1
             near = tl.load(sorted_keys + last * chunk, mask=last < num_chunks, other=-1)
             while near == own:
-                # All of these chunks are this run's.
+                # All of these chunks are this run's. What ends the loop is asked for ahead.
+                last += block_c
+                near = tl.load(sorted_keys + last * chunk, mask=last < num_chunks, other=-1)
                 slots = (2 * c + tl.where(c == head, 1, 0)).to(tl.int64)[:, None]
                 acc += tl.load(
                     partials + slots * dim + d[None, :], mask=d[None, :] < dim, other=0.0
                 )
                 c += block_c
-                last += block_c
-                near = tl.load(sorted_keys + last * chunk, mask=last < num_chunks, other=-1)
             total = tl.sum(acc, axis=0)
             few = last - block_c + 1 + tl.arange(0, block_few)
             more = own == own

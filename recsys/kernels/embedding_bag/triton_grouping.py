@@ -1,13 +1,14 @@
 """Triton kernels that bring equal rows together: keys before the sort, lists of work after it.
 
-After the stable sort, ids of one key are a run. A run of one id goes to the list of singles; other
-runs are items. A run is long if it meets three or more aligned chunks of ``chunk`` sorted ids; its
-part in each chunk is an item of its own, a piece, and its first id goes to the list of long runs.
-Which list an id belongs to is read off its neighbours. Places in a list are drawn by atomic
-counters, so the order of the lists varies; every entry is worked on alone, so no result does.
+After the stable sort, ids of one key are a run. A run of one id goes to the list of singles, one of
+up to ``short`` ids to the list of short runs; other runs are items. A run is long if it meets three
+or more aligned chunks of ``chunk`` sorted ids; its part in each chunk is an item of its own, a
+piece, and its first id goes to the list of long runs. Which list an id belongs to is read off its
+neighbours. Places in a list are drawn by atomic counters, so the order of the lists varies; every
+entry is worked on alone, so no result does.
 
-``work`` is one int32 tensor: counters, then sorted places, singles and items of ``stride`` each,
-then long runs.
+``work`` is one int32 tensor: sorted places, singles and items of ``stride`` each, then long runs.
+Short runs fill the space of items from its end, for the two together never fill it.
 
 Axes: F features, B batch, M ids. A place is b * F + f, or unpooled the id's m.
 """
@@ -18,7 +19,7 @@ import triton
 import triton.language as tl
 
 MEAN = tl.constexpr(1)
-ITEMS, LONG = tl.constexpr(1), tl.constexpr(32)
+ITEMS, SHORT, LONG = tl.constexpr(1), tl.constexpr(16), tl.constexpr(32)
 
 
 @triton.jit(
@@ -95,9 +96,10 @@ def _list_work(
     total_rows: tl.int64,
     pooling: tl.constexpr,
     chunk: tl.constexpr,
+    short: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Bring places and factors into sorted order and fill the three lists."""
+    """Bring places and factors into sorted order and fill the four lists."""
     stride = stride // 16 * 16
     i = tl.program_id(0) * block + tl.arange(0, block)
     inside = i < num_ids
@@ -127,16 +129,23 @@ def _list_work(
     far = tl.load(sorted_keys + beyond, mask=(starts | aligned) & (beyond < num_ids), other=-1)
     back = tl.load(sorted_keys + i - chunk - 1, mask=aligned & (i > chunk), other=-1)
     long = (starts & (far == key)) | (aligned & ((far == key) | (back == key)))
-    item = starts | long
-    # One sum and one atomic for both lists: singles in the low half, items in the high one.
-    ranks = tl.cumsum(single.to(tl.int32) + (item.to(tl.int32) << 16), 0)
+    past = tl.load(sorted_keys + i + short, mask=starts & (i + short < num_ids), other=-1)
+    few = starts & (past != key)
+    item = (starts & (few == 0)) | long
+    # One sum for three lists: singles in 11 bits, items and short runs, two ids each, in 10.
+    flags = single.to(tl.int32) + (item.to(tl.int32) << 11) + (few.to(tl.int32) << 21)
+    ranks = tl.cumsum(flags, 0)
     found = tl.max(ranks, 0).to(tl.int64)
     counter = counts.to(tl.pointer_type(tl.int64), bitcast=True)
-    base = tl.atomic_add(counter, (found & 0xFFFF) + ((found >> 16) << 32))
+    base = tl.atomic_add(counter, (found & 0x7FF) + (((found >> 11) & 0x3FF) << 32))
     singles = work + stride + (base & 0xFFFFFFFF)
-    tl.store(singles + (ranks & 0xFFFF) - 1, i, mask=single)
+    tl.store(singles + (ranks & 0x7FF) - 1, i, mask=single)
     items = work + 2 * stride + (base >> 32)
-    tl.store(items + (ranks >> 16) - 1, tl.where(long, -1 - i, i), mask=item)
+    tl.store(items + ((ranks >> 11) & 0x3FF) - 1, tl.where(long, -1 - i, i), mask=item)
+    num_few = (found >> 21).to(tl.int32)
+    if num_few > 0:
+        base_few = tl.atomic_add(counts + SHORT, num_few)
+        tl.store(work + 3 * stride - base_few - (ranks >> 21), i, mask=few)
     runs = starts & long
     num_runs = tl.sum(runs.to(tl.int32), 0)
     if num_runs > 0:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recsys.kernels.embedding_bag.grouping import CHUNK, Runs, blocks
-from recsys.kernels.embedding_bag.launch import launch, num_multiprocessors
+from recsys.kernels.embedding_bag.launch import launch, num_multiprocessors, part_streams
 from recsys.kernels.embedding_bag.layout import WidthClass
 from recsys.kernels.embedding_bag.optimizer import (
     Optimizer,
@@ -23,8 +23,11 @@ from recsys.kernels.tuning import Config, config_for, shape_class
 # multiprocessor's, ``registers`` the most of a thread. Another tile adds gradients in another
 # order: the bits of an update depend on its inputs and on these numbers.
 SINGLES = {"elements": 512, "num_warps": 4, "programs": 6, "registers": 80}
+SHORT = {"elements": 256, "num_warps": 1, "programs": 24, "registers": 80}
 ITEMS = {"elements": 512, "num_warps": 1, "programs": 32, "registers": 64}
 LONG = {"elements": 2048, "num_warps": 2, "programs": 8, "registers": 128}
+MIN_NUMBERS_BESIDE = 1 << 26
+"""An update of fewer gradients' numbers ends before two streams pay for their events."""
 
 
 def tile_rows(shape: Config, block_d: int, warps: int | None = None) -> int:
@@ -37,11 +40,12 @@ def _class(dim: int, rule: Optimizer) -> str:
     return f"{shape_class(dim=dim)}-{rule.name.lower()}"
 
 
-def _tiles(shapes: str, dtype: torch.dtype) -> tuple[Config, Config, Config]:
-    """Ask for the tiles of items, singles and long runs."""
+def _tiles(shapes: str, dtype: torch.dtype) -> tuple[Config, ...]:
+    """Ask for the tiles of items, singles, short and long runs."""
     return (
         config_for("embedding_bag.items", shapes, dtype, ITEMS),
         config_for("embedding_bag.singles", shapes, dtype, SINGLES),
+        config_for("embedding_bag.short", shapes, dtype, SHORT),
         config_for("embedding_bag.long", shapes, dtype, LONG),
     )
 
@@ -82,7 +86,8 @@ def _update_width(
     places: dict[str, bool],
     stochastic: bool,
 ) -> None:
-    from recsys.kernels.embedding_bag.triton_backward import _update_items, _update_singles
+    from recsys.kernels.embedding_bag.triton_backward import _update_items
+    from recsys.kernels.embedding_bag.triton_rows import _update_short, _update_singles
 
     grad, feature_data, num_features = gradient
     num_ids = runs.keys.shape[0]
@@ -91,42 +96,53 @@ def _update_width(
     partials = torch.empty(2 * num_chunks * one.dim if cut else 1, device=grad.device)
     block_d = 1 << (one.dim - 1).bit_length()
     multiprocessors = num_multiprocessors(grad.device)
-    betas = {"beta1": config.beta1, "beta2": config.beta2}
-    shape = {"dim": one.dim, "block_d": block_d}
-    rule = {"rule": int(config.rule), "stochastic": stochastic}
+    before = {
+        "beta1": config.beta1, "beta2": config.beta2, "dim": one.dim, "block_d": block_d,
+    }  # fmt: skip
+    behind = {**places, "rule": int(config.rule), "stochastic": stochastic}
     own = (one.first_key, one.end_key, one.start, config.seed, config.epsilon, config.max_row_norm)
     numbers = (num_ids, runs.stride, num_features, grad.stride(0), *own)
     wide = min(16, max(1, block_d // 128))
     dtype = rows[0].dtype  # type: ignore[union-attr]
-    items, singles, long = _tiles(_class(one.dim, config.rule), dtype)
+    items, singles, short, long = _tiles(_class(one.dim, config.rule), dtype)
+    lists = (runs.keys, runs.scales, runs.work, runs.counts, grad, feature_data)
+    other = part_streams(grad.device) if num_ids * one.dim >= MIN_NUMBERS_BESIDE else None
+    if other:
+        other.switch()
     launch(
         _update_items,
         min(multiprocessors * max(1, items["programs"] // wide), blocks(num_ids, 2)),
-        (runs.keys, runs.scales, runs.work, runs.counts, grad, feature_data, partials, *rows),
+        (*lists, partials, *rows),
         numbers,
         {
-            **betas, **shape, "block_l": tile_rows(items, block_d, wide), "chunk": CHUNK, **places,
-            **rule, "shared": items["num_warps"] > 1,
+            **before, "block_l": tile_rows(items, block_d, wide), "chunk": CHUNK, **behind,
+            "shared": items["num_warps"] > 1,
         },
         num_warps=min(32, items["num_warps"] * wide),
         max_registers=items["registers"],
     )  # fmt: skip
-    block_r = tile_rows(singles, block_d)
-    launch(
-        _update_singles,
-        min(multiprocessors * singles["programs"], blocks(num_ids, 4)),
-        (runs.keys, runs.scales, runs.work, runs.counts, grad, feature_data, *rows),
-        numbers,
-        {
-            **betas, **shape, "block_r": block_r, **places, **rule,
-            "shared": block_r * block_d < 32 * singles["num_warps"],
-        },
-        num_warps=singles["num_warps"],
-        max_registers=singles["registers"],
-    )  # fmt: skip
     if cut:
-        constants = ({**betas, **shape}, rule)
+        constants = (before, {"rule": behind["rule"], "stochastic": stochastic})
         _update_long_runs(runs, (partials, *rows), (num_ids, runs.stride, *own), constants, long)
+    if other:
+        other.resume()
+    for kernel, tile, warps in (
+        (_update_short, short, short["num_warps"] * wide),
+        (_update_singles, singles, singles["num_warps"]),
+    ):
+        block_r = tile_rows(tile, block_d, warps)
+        launch(
+            kernel,
+            min(multiprocessors * max(1, tile["programs"] * tile["num_warps"] // warps),
+                blocks(num_ids, 4)),
+            (*lists, *rows),
+            numbers,
+            {**before, "block_r": block_r, **behind, "shared": block_r * block_d < 32 * warps},
+            num_warps=warps,
+            max_registers=tile["registers"],
+        )  # fmt: skip
+    if other:
+        other.join()
 
 
 def _update_long_runs(

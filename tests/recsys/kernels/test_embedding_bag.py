@@ -164,7 +164,8 @@ def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
     with asking() as questions:
         expected, truth = step()
     if DEVICE == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
-        names = {f"embedding_bag.{name}" for name in ("forward", "items", "singles", "long")}
+        kernels = ("forward", "items", "singles", "short", "long")
+        names = {f"embedding_bag.{name}" for name in kernels}
         assert {one.kernel for one in questions} == names
     for one in questions:
         for factor in (0.5, 2):
@@ -193,8 +194,9 @@ def test_one_hot_id(count: int) -> None:
 
 
 def test_runs_of_every_length_at_every_place() -> None:
-    """Lengths around one to four chunks of 64, so placed that they start anywhere in one."""
-    lengths = torch.tensor([1, 2, 63, 64, 65, 3, 127, 1, 128, 129, 5, 191, 192, 193, 1, 256, 2, 70])
+    """Lengths around one to four chunks of 64, placed anywhere in one, and around short runs."""
+    short = [2, 3, 1, 4, 5, 6, 7, 8, 9, 1, 10, 2, 8]
+    lengths = torch.tensor([1, 2, 63, 64, 65, 3, 127, 1, 128, 129, 5, 191, 192, 193, 1, 256, *short])
     layout = TableLayout((len(lengths),), (4,), (0,))
     for first in (0, 1, 37):
         generator = torch.Generator().manual_seed(first)
