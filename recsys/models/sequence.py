@@ -251,9 +251,13 @@ class SequenceModel(CatalogueModel):
         Args:
             batch: ``history``, whole sequences of at most max_length + 1 events (longer ones are
                 cut to the latest), and ``history.times`` of the same events where there are times.
+                ``history.counted``, where it is there, is 0 for events that are no labels.
         """
         events, times = self._read(batch, self.config.max_length + 1)
         labels, has_label = next_events(events)  # [M]
+        if "history.counted" in batch:
+            counted, _ = next_events(latest(batch["history.counted"], self.config.max_length + 1))
+            labels = torch.where(counted > 0, labels, 0)
         kept = has_label.nonzero()[:, 0]  # [P]
         lengths = (events.lengths() - 1).clamp(min=0)
         history = Jagged(events.values[kept], functional.pad(lengths.cumsum(0), (1, 0)))
