@@ -180,9 +180,11 @@ def beyond_accuracy(
     return {f"{name}@{k}": value for name, value in values.items() if np.isfinite(value)}
 
 
-def best_single(results: Mapping[str, RankingResult], metric: str, blend: str) -> str:
+def best_single(
+    results: Mapping[str, RankingResult], metric: str, blends: Sequence[str] = ()
+) -> str:
     """Name the best model that is no blend; called with the validation split alone."""
-    single = [name for name in results if name != blend] or list(results)
+    single = [name for name in results if name not in blends] or list(results)
     return max(
         single, key=lambda name: float(per_user_metric(results[name].ranks, metric).nanmean())
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -25,11 +25,13 @@ from recsys.content.endpoint import EndpointConfig
 from recsys.content.endpoint_encoder import EmbeddingEndpointConfig
 from recsys.content.enrichment import EnrichmentConfig
 from recsys.evaluation.ranking import RankingConfig, check_metric_name
+from recsys.models.content_similarity import ContentSimilarityConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.retrieval.faiss_build import FaissIndexConfig
+from recsys.retrieval.learned_blend import LearnedBlendConfig
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig as TrainingConfig
 
@@ -158,11 +160,36 @@ class SequenceTrainingConfig(TrainingConfig):
     """
 
     enabled: bool = False
-    """Whether it is trained and measured beside the others; it is not served yet."""
+    """Whether it is trained, measured beside the others and served."""
     batch_size: int = 256
     """Windows of a step; every event of a window but its first is a label."""
     max_epochs: float = 14.0
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=2e-3))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlendConfig(LearnedBlendConfig):
+    """How the lists of all sources become the one that is served.
+
+    Each source is asked for as many items as the surface ``home`` asks it for. Items are told
+    apart (``item_bounds``) by their number of events.
+    """
+
+    enabled: bool = True
+    """Whether weights are learned on validation; else the surface's weights serve."""
+    min_found: int = 20
+    """Validation users with their item in any list, in each half, below which none are learned."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_found < 1:
+            raise ValueError(f"min_found must be >= 1, got {self.min_found}")
+
+    def learned(self) -> LearnedBlendConfig:
+        """Return what the weights are fitted with."""
+        return LearnedBlendConfig(
+            **{part.name: getattr(self, part.name) for part in fields(LearnedBlendConfig)}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,10 +340,12 @@ class RunConfig:
     semantic_ids: SemanticIdsConfig = field(default_factory=SemanticIdsConfig)
     popularity: PopularityConfig = field(default_factory=PopularityConfig)
     item_to_item: ItemToItemConfig = field(default_factory=ItemToItemConfig)
+    content_similarity: ContentSimilarityConfig = field(default_factory=ContentSimilarityConfig)
     two_tower: TwoTowerConfig = field(default_factory=TwoTowerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     sequence: SequenceConfig = field(default_factory=SequenceConfig)
     sequence_training: SequenceTrainingConfig = field(default_factory=SequenceTrainingConfig)
+    blend: BlendConfig = field(default_factory=BlendConfig)
     index: FaissIndexConfig = field(default_factory=FaissIndexConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     report: ReportConfig = field(default_factory=ReportConfig)

@@ -34,9 +34,12 @@ METRICS = ("recall@10", "ndcg@10", "recall@50", "mrr@10")
 MODEL_NAMES = {
     "popularity": "popularity",
     "item_to_item": "item-to-item",
+    "content": "content",
     "two_tower": "two-tower",
-    "sequence": "sequence (not served)",
-    "blend": "blend (what is served)",
+    "sequence": "sequence",
+    "generative": "generative",
+    "blend_fast": "blend, fast",
+    "blend": "blend",
 }
 SHOWN_USERS = 3
 SHOWN_ITEMS = 8

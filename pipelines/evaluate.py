@@ -1,4 +1,7 @@
-"""Stage evaluate: every model and the served blend on validation and test, full catalogue.
+"""Stage evaluate: every model and the served blends on validation and test, full catalogue.
+
+What merges the lists was fitted on validation, so there each half of the users is measured by the
+weights of the other half; on test everyone by what is served.
 
 Writes per tie order and split: metrics of each model, their analysis (analysis.json), and one
 Parquet file with a row for each user and held-out item: its rank by each model, and each model's
@@ -9,10 +12,12 @@ Axes: B queries of a batch, N item rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -22,55 +27,63 @@ from torch import Tensor
 from pipelines.analyse_results import Background, analyse_split, best_single
 from pipelines.analysis import Analysis, SplitAnalysis
 from pipelines.artifacts import Manifest, digest_of_json, to_json
-from pipelines.blended_scores import BlendedScores
+from pipelines.blends import ProfileBlend, dense, fold_of_users, load_blends, row_names
 from pipelines.config import RunConfig
 from pipelines.config_file import plain
-from pipelines.model_inputs import HeldOut, ModelInputs, queries_per_batch, tie_orders
+from pipelines.model_inputs import HeldOut, ModelInputs, tie_orders
+from pipelines.sources import (
+    Answer,
+    Source,
+    ask_all,
+    batches,
+    event_counts,
+    lists_of,
+    load_sources,
+)
 from pipelines.stage import StageContext, StageRows
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Sequences
-from recsys.evaluation.ranking import RankingResult, evaluate_ranking
-from recsys.models.item_to_item import ItemToItem
-from recsys.models.popularity import Popularity
-from recsys.models.sequence import SequenceModel
-from recsys.models.two_tower import TwoTower
-from serving.surfaces import HOME
+from recsys.evaluation.ranking import RankingResult, evaluate_ranking, joined_results
+from serving.manifest import Profile
 
-Score = Callable[[JaggedBatch], Tensor]
 SPLITS: tuple[Literal["validation", "test"], ...] = ("validation", "test")
 BLEND = "blend"
 
 
-def load_scores(context: StageContext, inputs: ModelInputs, order: str) -> dict[str, Score]:
-    """Load the models fit on train; each scores all items for a batch, [B, N]."""
-    baselines = context.inputs["fit_baselines"] / order
-    two_tower = TwoTower.load(
-        context.inputs["train_two_tower"] / order / "two_tower", inputs.catalogue
-    )
-    models: dict[str, Score] = {
-        "popularity": Popularity.load(baselines / "popularity").score,
-        "item_to_item": ItemToItem.load(baselines / "item_to_item").score,
-        "two_tower": torch.no_grad()(two_tower.score),
-    }
-    blend = BlendedScores(models)
-    trained = context.inputs["train_sequence"] / order / "sequence"
-    if trained.exists():
-        # Measured beside the others; nothing serves it, so it is no part of the blend.
-        models["sequence"] = SequenceModel.load(trained, inputs.catalogue).score
-    return {**models, BLEND: blend}
+class Blending(NamedTuple):
+    """What merges the lists of a split."""
 
+    profiles: Mapping[Profile, ProfileBlend]
+    item_counts: Tensor
+    """Events of each item that the sources were fitted on, [N]."""
+    folds: Tensor | None
+    """Half of each user row where the weights were fitted on this split, [num_user_rows]."""
 
-def batches(inputs: ModelInputs, held_out: HeldOut, config: RunConfig) -> Iterator[JaggedBatch]:
-    """Build the split's queries; ``seen`` carries the whole history, which no list repeats."""
-    size = queries_per_batch(inputs, config)
-    for begin in range(0, len(held_out.positions), size):
-        positions = held_out.positions[begin : begin + size]
-        queries = inputs.queries(positions, max_history=HOME.max_history)
-        rows = torch.arange(begin, begin + len(positions))
-        seen = held_out.seen.take(rows)
-        if not config.evaluation.exclude_history:
-            seen = Jagged(seen.values[:0], torch.zeros_like(seen.offsets))
-        yield JaggedBatch({**queries.features, "seen": seen})
+    @classmethod
+    def of(
+        cls,
+        profiles: Mapping[Profile, ProfileBlend],
+        inputs: ModelInputs,
+        split: Literal["validation", "test"],
+        seed: int,
+    ) -> Blending:
+        """Prepare a split; on validation each half is measured by the weights of the other."""
+        sequences, num_item_rows = inputs.sequences, inputs.sizes.num_item_rows
+        counts = event_counts(sequences, np.asarray(sequences.train_end), num_item_rows)
+        halves = fold_of_users(sequences.num_user_rows, seed)
+        return cls(profiles, counts, halves if split == "validation" else None)
+
+    def scores(self, queries: JaggedBatch, answers: Mapping[str, Answer]) -> dict[str, Tensor]:
+        """Score every item by each profile's list, by row of the metrics, [B, N]."""
+        lists, names = lists_of(answers), row_names(self.profiles)
+        folds = None if self.folds is None else self.folds[queries["user"].values]
+        lengths = queries["history"].lengths()
+        return {
+            names[profile]: dense(
+                blend.lists(lists, lengths, self.item_counts, folds), len(self.item_counts)
+            )
+            for profile, blend in self.profiles.items()
+        }
 
 
 def per_user_table(results: Mapping[str, RankingResult], listed: int, run: str) -> pl.DataFrame:
@@ -106,12 +119,16 @@ def per_user_table(results: Mapping[str, RankingResult], listed: int, run: str) 
 
 
 def evaluate_split(
-    scores: Mapping[str, Score],
+    sources: Mapping[str, Source],
     inputs: ModelInputs,
     split: Literal["validation", "test"],
     config: RunConfig,
+    blending: Blending | None = None,
 ) -> dict[str, RankingResult]:
-    """Rank the full catalogue for the split's users by each model."""
+    """Rank the full catalogue for the split's users by each model, and by what merges their lists.
+
+    Every model answers once; its list goes into the blends.
+    """
     held_out = HeldOut.of(inputs.sequences, split)
     if config.evaluation.max_users is not None:
         held_out = held_out.sample(config.evaluation.max_users, config.seed)
@@ -121,17 +138,30 @@ def evaluate_split(
             "for leave_one_out, and global_time needs events after its cut. Look at "
             "build_features/report.json for what was filtered out"
         )
-    exclude = held_out.seen if config.evaluation.exclude_history else None
-    return {
-        name: evaluate_ranking(
-            score,
-            batches(inputs, held_out, config),
-            held_out.targets,
-            config.evaluation,
-            exclude=exclude,
-        )
-        for name, score in scores.items()
-    }
+    parts: dict[str, list[RankingResult]] = defaultdict(list)
+    begin = 0
+    for queries in batches(inputs, held_out, config):
+        rows = torch.arange(begin, begin := begin + queries.batch_size)
+        answers = ask_all(sources, queries, inputs.sizes.num_item_rows)
+        scores = {name: answer.scores for name, answer in answers.items()}
+        if blending is not None:
+            scores |= blending.scores(queries, answers)
+        for name, values in scores.items():
+            parts[name].append(
+                evaluate_ranking(
+                    partial(ready, values),
+                    [queries],
+                    held_out.targets.take(rows),
+                    config.evaluation,
+                    exclude=queries["seen"],
+                )
+            )
+    return {name: joined_results(found, config.evaluation) for name, found in parts.items()}
+
+
+def ready(scores: Tensor, _: JaggedBatch) -> Tensor:
+    """Return scores that were made before."""
+    return scores
 
 
 def evaluate(context: StageContext) -> StageRows:
@@ -143,19 +173,22 @@ def evaluate(context: StageContext) -> StageRows:
     num_users = num_rows = 0
     for order in tie_orders(features):
         inputs = ModelInputs.load(features, context.inputs.get("embed_items"), order)
-        scores = load_scores(context, inputs, order)
+        sources = load_sources(context, inputs, order)
+        profiles = load_blends(context.inputs["fit_blend"] / order)
         known = Background.of(inputs, features, data_digest)
         baseline = ""
         metrics[order], analyses[order] = {}, {}
         for split in SPLITS:
-            results = evaluate_split(scores, inputs, split, config)
+            blending = Blending.of(profiles, inputs, split, config.seed)
+            results = evaluate_split(sources, inputs, split, config, blending)
             metrics[order][split] = {name: result.metrics for name, result in results.items()}
             num_users += next(iter(results.values())).num_users
             table = per_user_table(results, config.evaluation.listed, context.making)
             table.write_parquet(context.output / f"per_user_{order}_{split}.parquet")
             num_rows += table.height
             # Validation comes first and chooses; the test split chooses nothing.
-            baseline = baseline or best_single(results, config.evaluation.primary_metric, BLEND)
+            blends = tuple(row_names(profiles).values())
+            baseline = baseline or best_single(results, config.evaluation.primary_metric, blends)
             if config.evaluation.num_resamples:
                 analyses[order][split] = analyse_split(
                     results,

@@ -1,7 +1,11 @@
-"""Stage fit_baselines: popularity and item-to-item on the events before the held-out ones."""
+"""Stage fit_baselines: popularity, item-to-item and likeness by content, before what is held out.
+
+Likeness by content learns nothing from events; it is left out where items have no content.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -10,41 +14,49 @@ import numpy as np
 from pipelines.config import RunConfig
 from pipelines.model_inputs import ModelInputs, tie_orders
 from pipelines.stage import StageContext, StageRows
-from recsys.data.dataset import Sequences, concatenated_ranges
+from recsys.data.dataset import concatenated_ranges
+from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
 
+CONTENT = "content"
+Baseline = Popularity | ItemToItem | ContentSimilarity
+
 
 def fit_models(
-    sequences: Sequences, num_item_rows: int, config: RunConfig, split: Literal["train", "all"]
-) -> tuple[Popularity, ItemToItem]:
-    """Fit both models on what a model of ``split`` may see."""
+    inputs: ModelInputs, config: RunConfig, split: Literal["train", "all"]
+) -> dict[str, Baseline]:
+    """Fit the models on what a model of ``split`` may see, by the name of their folder."""
+    sequences, num_item_rows = inputs.sequences, inputs.sizes.num_item_rows
     starts, ends = sequences.offsets[:-1], sequences.visible_end(split)
     visible = concatenated_ranges(starts, ends)
     rows = np.asarray(sequences.item_rows[visible])
     times = None if sequences.times is None else np.asarray(sequences.times[visible])
-    popularity = Popularity.fit(rows, times, num_item_rows, config.popularity)
-    item_to_item = ItemToItem.fit(
-        np.asarray(sequences.item_rows), starts, ends, num_item_rows, config.item_to_item
-    )
-    return popularity, item_to_item
+    models: dict[str, Baseline] = {
+        "popularity": Popularity.fit(rows, times, num_item_rows, config.popularity),
+        "item_to_item": ItemToItem.fit(
+            np.asarray(sequences.item_rows), starts, ends, num_item_rows, config.item_to_item
+        ),
+    }
+    content = inputs.catalogue.content
+    if content.shape[1] and bool((content[1:] != 0).any()):
+        models[CONTENT] = ContentSimilarity(config.content_similarity, content)
+    return models
 
 
-def save_models(models: tuple[Popularity, ItemToItem], directory: Path) -> None:
+def save_models(models: Mapping[str, Baseline], directory: Path) -> None:
     """Write each model into its folder."""
-    popularity, item_to_item = models
-    popularity.save(directory / "popularity")
-    item_to_item.save(directory / "item_to_item")
+    for name, model in models.items():
+        model.save(directory / name)
 
 
 def fit_baselines(context: StageContext) -> StageRows:
-    """Fit both models once for each order of tied times."""
+    """Fit the models once for each order of tied times."""
     features = context.inputs["build_features"]
     num_events = 0
-    for order in tie_orders(context.inputs["build_features"]):
-        inputs = ModelInputs.load(features, None, order)
-        models = fit_models(inputs.sequences, inputs.sizes.num_item_rows, context.config, "train")
-        save_models(models, context.output / order)
+    for order in tie_orders(features):
+        inputs = ModelInputs.load(features, context.inputs["embed_items"], order)
+        save_models(fit_models(inputs, context.config, "train"), context.output / order)
         num_events += int(
             (inputs.sequences.visible_end("train") - inputs.sequences.offsets[:-1]).sum()
         )

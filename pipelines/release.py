@@ -17,9 +17,11 @@ import numpy as np
 import polars as pl
 
 from pipelines.artifacts import digest_of_json, to_json, write_text_durably
+from pipelines.blends import served_blends
 from pipelines.build_semantic_ids import publish_version, read_version, store_of
 from pipelines.config import RunConfig
 from pipelines.config_file import plain
+from pipelines.fit_baselines import CONTENT
 from pipelines.model_inputs import ModelInputs, released_order
 from pipelines.promotion import note_release
 from pipelines.release_checks import Metrics, release_verdicts
@@ -103,6 +105,11 @@ def content_source(context: StageContext) -> ContentSource:
     )
 
 
+def present(directory: Path) -> Path | None:
+    """Return a model's folder, None where the model was not fitted."""
+    return directory if directory.exists() else None
+
+
 def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     """Gather what a request needs from the artefacts."""
     features = context.inputs["build_features"]
@@ -141,6 +148,9 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         semantic_ids=SemanticIdParts(directory=semantic_ids)
         if read_version(semantic_ids)
         else None,
+        content_similarity=present(context.inputs["refit"] / CONTENT),
+        sequence=present(context.inputs["refit"] / "sequence"),
+        blends=served_blends(context.inputs["fit_blend"] / released_order(features)),
         user_features={
             feature["name"]: feature["cardinality"] for feature in described["user_features"]
         },

@@ -11,11 +11,13 @@ from pipelines.enrich_items import enrich_items
 from pipelines.enrich_items import raw_files as language_model_files
 from pipelines.evaluate import evaluate
 from pipelines.fit_baselines import fit_baselines
+from pipelines.fit_blend import fit_blend
 from pipelines.refit import refit
 from pipelines.release import is_published, release
 from pipelines.report import LIBRARIES as REPORT_LIBRARIES
 from pipelines.report import SECTIONS as REPORT_SECTIONS
 from pipelines.report import report, tells_all_looks
+from pipelines.sources import READS as SOURCES
 from pipelines.stage import Stage
 from pipelines.train_sequence import train_sequence
 from pipelines.train_two_tower import train_two_tower
@@ -29,6 +31,16 @@ TRAINING_CODE = (
     "recsys/training",
 )
 TENSORS = ("numpy", "torch")
+SOURCE_CODE = (
+    *DATA_CODE,
+    "pipelines/blends.py",
+    "pipelines/sources.py",
+    "recsys/evaluation",
+    "recsys/layers",
+    "recsys/models",
+    "recsys/retrieval",
+    "serving/surfaces.py",
+)
 
 STAGES = [
     Stage(
@@ -82,12 +94,13 @@ STAGES = [
     ),
     Stage(
         name="fit_baselines",
-        description="Fit popularity and item-to-item on the events before the held-out ones",
-        reads=("build_features",),
-        writes="popularity, item_to_item",
-        sections=("popularity", "item_to_item"),
+        description="Fit popularity, item-to-item and likeness by content before what is held out",
+        reads=("build_features", "embed_items"),
+        writes="popularity, item_to_item, content",
+        sections=("popularity", "item_to_item", "content_similarity"),
         code=(
             *DATA_CODE,
+            "recsys/models/content_similarity.py",
             "recsys/models/item_to_item.py",
             "recsys/models/popularity.py",
         ),
@@ -115,27 +128,25 @@ STAGES = [
         function=train_sequence,
     ),
     Stage(
+        name="fit_blend",
+        description="Learn on validation how the lists of all models become the one that is served",
+        reads=SOURCES,
+        writes="weights of each profile, what validation says of them",
+        sections=("blend", "evaluation", "seed"),
+        code=SOURCE_CODE,
+        libraries=TENSORS,
+        function=fit_blend,
+    ),
+    Stage(
         name="evaluate",
-        description="Measure every model and the served blend on validation and test",
-        reads=(
-            "build_features",
-            "embed_items",
-            "fit_baselines",
-            "train_two_tower",
-            "train_sequence",
-        ),
+        description="Measure every model and the served blends on validation and test",
+        reads=(*SOURCES, "fit_blend"),
         writes="metrics, their analysis, per-user ranks and lists",
         sections=("evaluation", "seed"),
         code=(
-            *DATA_CODE,
+            *SOURCE_CODE,
             "pipelines/analyse_results.py",
             "pipelines/analysis.py",
-            "pipelines/blended_scores.py",
-            "recsys/evaluation",
-            "recsys/layers",
-            "recsys/models",
-            "recsys/retrieval/blend.py",
-            "serving/surfaces.py",
         ),
         libraries=("numpy", "polars", "torch"),
         function=evaluate,
@@ -159,12 +170,23 @@ STAGES = [
     Stage(
         name="refit",
         description="Fit all models again on everything, for release",
-        reads=("build_features", "embed_items", "train_two_tower"),
-        writes="popularity, item_to_item, two_tower",
-        sections=("popularity", "item_to_item", "two_tower", "training", "seed"),
+        reads=("build_features", "embed_items", "train_two_tower", "train_sequence"),
+        writes="popularity, item_to_item, content, two_tower, sequence",
+        sections=(
+            "popularity",
+            "item_to_item",
+            "content_similarity",
+            "two_tower",
+            "training",
+            "sequence",
+            "sequence_training",
+            "evaluation.exclude_history",
+            "seed",
+        ),
         code=(
             *TRAINING_CODE,
             "pipelines/fit_baselines.py",
+            "pipelines/train_sequence.py",
             "pipelines/train_two_tower.py",
             "recsys/models",
         ),
@@ -194,6 +216,7 @@ STAGES = [
             "build_features",
             "embed_items",
             "build_semantic_ids",
+            "fit_blend",
             "evaluate",
             "refit",
             "build_index",
@@ -201,6 +224,7 @@ STAGES = [
         writes="verdicts, and bundles/bundle-<version> with the link bundles/current",
         sections=("release", "content", "enrichment"),
         code=(
+            "pipelines/blends.py",
             "pipelines/release_checks.py",
             "serving/bundle.py",
             "serving/manifest.py",

@@ -1,12 +1,13 @@
 """Stage train_sequence: fit the sequence model on train, pick its steps on validation.
 
-It is off unless ``sequence_training.enabled``; then evaluate measures it beside the others. It is
-not released, so nothing serves it.
+It is off unless ``sequence_training.enabled``; then it is measured, refitted and served with the
+others.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
@@ -24,30 +25,35 @@ from pipelines.training import (
 from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows, window_batch
 from recsys.models.sequence import SequenceModel
-from recsys.training.loop import TrainResult
+from recsys.training.loop import TrainConfig, TrainResult
 
 
 def make_sequence_model(
-    inputs: ModelInputs, config: RunConfig, device: torch.device
+    inputs: ModelInputs, config: RunConfig, split: Literal["train", "all"], device: torch.device
 ) -> SequenceModel:
-    """Build an untrained model that knows how often each item occurs in train."""
+    """Build an untrained model that knows how often each item occurs in its split."""
     settings = config.sequence
     if not config.evaluation.exclude_history:
         # Lists may repeat the history, so its items stand against the label too.
         settings = replace(settings, leave_out_history=False)
-    counts = count_items(inputs, "train")
+    counts = count_items(inputs, split)
     torch.manual_seed(config.seed)
     return SequenceModel(settings, inputs.sizes, inputs.catalogue, counts).to(device)
 
 
 def fit_sequence_model(
-    inputs: ModelInputs, config: RunConfig, run: TrainingRun
+    inputs: ModelInputs,
+    config: RunConfig,
+    train_config: TrainConfig,
+    run: TrainingRun,
+    *,
+    split: Literal["train", "all"],
 ) -> tuple[SequenceModel, TrainResult]:
-    """Train on every position of the windows of train; validation picks the best weights."""
+    """Train on every position of a split's windows; on ``train`` validation picks the weights."""
     training, max_length = config.sequence_training, config.sequence.max_length
     device = training_device(training)
-    windows = training_windows(inputs.sequences, "train", max_length)
-    model = make_sequence_model(inputs, config, device)
+    windows = training_windows(inputs.sequences, split, max_length)
+    model = make_sequence_model(inputs, config, split, device)
     order = BatchOrder(len(windows), training.batch_size, config.seed)
 
     def loss_at(step: int) -> torch.Tensor:
@@ -55,8 +61,9 @@ def fit_sequence_model(
         batch = window_batch(inputs.sequences, windows.starts[chosen], windows.ends[chosen])
         return model.loss(batch.to(device))
 
-    evaluate = validation_metrics(inputs, config, training, model.score, max_history=max_length)
-    train_config = training.for_examples(len(windows))
+    evaluate = None
+    if split == "train":
+        evaluate = validation_metrics(inputs, config, training, model.score, max_history=max_length)
     return model, fit(model, loss_at, training, train_config, run, evaluate)
 
 
@@ -67,6 +74,8 @@ def train_sequence(context: StageContext) -> StageRows:
         return StageRows(rows_in=0, rows_out=0)
 
     def fit_on(inputs: ModelInputs, run: TrainingRun) -> tuple[SequenceModel, TrainResult]:
-        return fit_sequence_model(inputs, config, run)
+        num_windows = len(training_windows(inputs.sequences, "train", config.sequence.max_length))
+        train_config = config.sequence_training.for_examples(num_windows)
+        return fit_sequence_model(inputs, config, train_config, run, split="train")
 
     return train_each_order(context, "sequence", fit_on)

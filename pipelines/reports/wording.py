@@ -10,16 +10,21 @@ MODELS = {
     "popularity": "popularity",
     "item_to_item": "item-to-item",
     "two_tower": "two-tower",
+    "content": "content",
     "sequence": "sequence model",
+    "generative": "generative model",
+    "blend_fast": "blend (fast)",
     "blend": "blend",
 }
 MODEL_MEANINGS = {
     "popularity": "the same list for everyone: what was taken most, recent events counting more",
     "item_to_item": "what others took next to the items of the user's history",
     "two_tower": "a trained network: the history and each item become vectors that are compared",
-    "sequence": "a trained network that reads the history in its order; measured, not yet served",
+    "content": "items whose text is like that of what the user took lately",
+    "sequence": "a trained network that reads the history in its order",
     "generative": "a trained network that writes out the next item's semantic ID, best ones first",
-    "blend": "the lists of the served models put together; this is what is served",
+    "blend_fast": "the lists of all models but the generative one put together; served by default",
+    "blend": "the lists of all models put together; this is what is served",
 }
 METRICS = {
     "ndcg": ("NDCG@{k}", "1 if the item comes first, less the lower it stands, 0 below place {k}"),

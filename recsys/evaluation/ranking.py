@@ -11,7 +11,7 @@ Axes: B users of a batch, U users in all, N item rows (row 0 is padding), M targ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -209,7 +209,7 @@ def evaluate_ranking(
             NaN.
     """
     config = config or RankingConfig()
-    targets = _distinct(targets)
+    targets = distinct_targets(targets)
     ranks, lists, user_rows = [], [], []
     buffer = torch.empty(0, 0)
     end = 0
@@ -238,13 +238,8 @@ def evaluate_ranking(
         )
 
     all_ranks = Jagged(torch.cat(ranks), targets.offsets)
-    metrics = {
-        f"{name}@{k}": float(metric(all_ranks, k).nanmean())
-        for k in config.ks
-        for name, metric in METRICS.items()
-    }
     return RankingResult(
-        metrics=metrics,
+        metrics=_means(all_ranks, config),
         num_users=int((targets.lengths() > 0).sum()),
         user_rows=torch.cat(user_rows),
         targets=targets,
@@ -254,6 +249,37 @@ def evaluate_ranking(
             torch.cat([best.item_rows for best in lists]),
         ),
     )
+
+
+def joined_results(parts: Sequence[RankingResult], config: RankingConfig) -> RankingResult:
+    """Join the results of consecutive queries, as if they had been evaluated together."""
+    targets, ranks = _joined([p.targets for p in parts]), _joined([p.ranks for p in parts])
+    return RankingResult(
+        metrics=_means(ranks, config),
+        num_users=sum(part.num_users for part in parts),
+        user_rows=torch.cat([part.user_rows for part in parts]),
+        targets=targets,
+        ranks=ranks,
+        top_k=TopK(
+            torch.cat([part.top_k.scores for part in parts]),
+            torch.cat([part.top_k.item_rows for part in parts]),
+        ),
+    )
+
+
+def _joined(parts: Sequence[Jagged]) -> Jagged:
+    lengths = torch.cat([part.lengths() for part in parts])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return Jagged(torch.cat([part.values for part in parts]), offsets)
+
+
+def _means(ranks: Jagged, config: RankingConfig) -> dict[str, float]:
+    """Average every metric over the users that have a target."""
+    return {
+        f"{name}@{k}": float(metric(ranks, k).nanmean())
+        for k in config.ks
+        for name, metric in METRICS.items()
+    }
 
 
 def target_ranks(scores: Tensor, targets: Jagged) -> Tensor:
@@ -291,7 +317,7 @@ def _slice(jagged: Jagged, begin: int, end: int) -> Jagged:
     return Jagged(jagged.values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
-def _distinct(targets: Jagged) -> Jagged:
+def distinct_targets(targets: Jagged) -> Jagged:
     """Keep the first of equal targets of one query."""
     pairs = torch.stack([targets.segments(), targets.values], dim=1)
     _, group = torch.unique(pairs, dim=0, return_inverse=True)

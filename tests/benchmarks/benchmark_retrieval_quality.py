@@ -35,6 +35,7 @@ from pipelines.model_inputs import ModelInputs
 from pipelines.presets import PRESETS
 from pipelines.resolve import with_dataset
 from pipelines.run import pick_stages, run_stages
+from pipelines.sources import ScoredSource
 from pipelines.stages import STAGES
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
@@ -89,7 +90,7 @@ def measure(
         return
     config = config_of(name, order, seed, workspace)
     two_tower = ["enrich_items", "embed_items", "train_two_tower"]
-    fit = ["fit_baselines"] if baselines_only else two_tower
+    fit = ["enrich_items", "embed_items", "fit_baselines"] if baselines_only else two_tower
     outcomes = run_stages(pick_stages(STAGES, ["build_features", *fit], None), config)
     by_stage = {outcome.stage: outcome for outcome in outcomes}
     features = workspace / "build_features"
@@ -97,13 +98,13 @@ def measure(
     inputs = ModelInputs.load(features, content, order)
     if baselines_only:
         folder = workspace / "fit_baselines" / order
-        scores = {
-            "popularity": Popularity.load(folder / "popularity").score,
-            "item_to_item": ItemToItem.load(folder / "item_to_item").score,
+        sources = {
+            "popularity": ScoredSource(Popularity.load(folder / "popularity").score),
+            "item_to_item": ScoredSource(ItemToItem.load(folder / "item_to_item").score),
         }
     else:
         folder = workspace / "train_two_tower" / order / "two_tower"
-        scores = {"two_tower": TwoTower.load(folder, inputs.catalogue).score}
+        sources = {"two_tower": ScoredSource(TwoTower.load(folder, inputs.catalogue).score)}
     fitted = by_stage[fit[-1]]
     described = {
         "set": name,
@@ -116,9 +117,10 @@ def measure(
     }
     with torch.no_grad():
         splits = {
-            split: evaluate_split(scores, inputs, split, config) for split in ("validation", "test")
+            split: evaluate_split(sources, inputs, split, config)
+            for split in ("validation", "test")
         }
-    for model in scores:
+    for model in sources:
         note_test_look({**described, "model": model}, why)
         metrics = {split: results[model].metrics for split, results in splits.items()}
         numbers = {

@@ -64,7 +64,7 @@ SIGNS = [
     "checkpoints/train_two_tower-*/given/*",
     "checkpoints/train_sequence-*/given/*",
     "evaluate/manifest.json",
-    "checkpoints/refit-*/given/*",
+    "checkpoints/refit-*/two_tower/*",
     "bundles",
 ]
 

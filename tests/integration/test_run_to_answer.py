@@ -4,18 +4,21 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
 from click.testing import Result
 from fastapi.testclient import TestClient
 
-from pipelines.blended_scores import BlendedScores
+from pipelines.blends import load_blends
 from pipelines.model_inputs import ModelInputs
+from pipelines.sources import ScoredSource, ask_all, event_counts, lists_of
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.top_k import select_top_k
+from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
+from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.testing.synthetic import World
 from serving.app import create_app
@@ -70,26 +73,35 @@ def test_http_gives_the_scores_of_python(
 
 def test_the_measured_blend_is_the_served_one(shop: Path, recommender: Recommender) -> None:
     inputs = ModelInputs.load(shop / "build_features", shop / "embed_items", "given")
-    two_tower = TwoTower.load(shop / "refit/two_tower", inputs.catalogue)
-    blend = BlendedScores(
-        {
-            "popularity": Popularity.load(shop / "refit/popularity").score,
-            "item_to_item": ItemToItem.load(shop / "refit/item_to_item").score,
-            "two_tower": two_tower.score,
-        }
-    )
+    refit = shop / "refit"
+    two_tower = TwoTower.load(refit / "two_tower", inputs.catalogue)
+    sequence = SequenceModel.load(refit / "sequence", inputs.catalogue)
+    popularity = Popularity.load(refit / "popularity")
+    sources = {
+        "popularity": ScoredSource(popularity.score, needs_history=False),
+        "item_to_item": ScoredSource(ItemToItem.load(refit / "item_to_item").score),
+        "content": ScoredSource(ContentSimilarity.load(refit / "content").score),
+        "two_tower": ScoredSource(two_tower.score),
+        "sequence": ScoredSource(sequence.score),
+    }
+    blend = load_blends(shop / "fit_blend/given")["fast"]
+    served_by = recommender.bundle.blends["fast"].sources
+    assert set(served_by) == {"popular", "item_to_item", "content", "two_tower", "sequence"}
+    ends = np.asarray(inputs.sequences.offsets[1:])
+    counts = event_counts(inputs.sequences, ends, inputs.sizes.num_item_rows)
     users = recommender.bundle.users
     for row in range(1, users.num_user_rows):
         history = Jagged.from_lists([users.history(row).tolist()])
         user = Jagged.one_each(torch.tensor([row]))
-        scores = blend(JaggedBatch({"history": history, "user": user, "seen": history}))
-        measured = select_top_k(scores, 10)
-        rows = [item for item in measured.item_rows[0].tolist() if item > 0]
+        queries = JaggedBatch({"history": history, "user": user, "seen": history})
+        answers = ask_all(sources, queries, inputs.sizes.num_item_rows)
+        measured = blend.lists(lists_of(answers), history.lengths(), counts)
+        rows = [item for item in measured.item_rows[0].tolist() if item > 0][:10]
         served = recommender.recommend([users.user_ids[row]], k=10)
         assert served["item_id"].to_list() == [
             recommender.bundle.catalogue.item_ids[item] for item in rows
         ]
-        assert served["score"].to_list() == measured.scores[0, : len(rows)].tolist()
+        assert served["score"].to_list() == pytest.approx(measured.scores[0, : len(rows)].tolist())
 
 
 def test_metrics_agree_with_the_per_user_results(shop: Path) -> None:
@@ -97,7 +109,8 @@ def test_metrics_agree_with_the_per_user_results(shop: Path) -> None:
     for split in ("validation", "test"):
         table = pl.read_parquet(shop / f"evaluate/per_user_given_{split}.parquet")
         assert table.height == 80
-        for model in ("popularity", "item_to_item", "two_tower", "sequence", "blend"):
+        models = ("popularity", "item_to_item", "content", "two_tower", "sequence", "blend")
+        for model in models:
             hits = (table[f"rank_{model}"].fill_null(99) <= 5).mean()
             assert metrics[split][model]["recall@5"] == pytest.approx(hits)
             top = table.select(
@@ -110,7 +123,7 @@ def test_metrics_agree_with_the_per_user_results(shop: Path) -> None:
 def test_every_look_at_the_test_split_is_in_the_ledger(shop: Path) -> None:
     looks = [json.loads(line) for line in (shop / "ledger.jsonl").read_text().splitlines()]
     assert [look["split"] for look in looks] == ["test"]
-    measured = {"popularity", "item_to_item", "two_tower", "sequence", "blend"}
+    measured = {"popularity", "item_to_item", "content", "two_tower", "sequence", "blend"}
     assert set(looks[0]["ndcg@10"]) == measured
 
 

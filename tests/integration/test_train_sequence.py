@@ -45,10 +45,17 @@ def test_the_successor_is_found_on_both_splits_and_shown(shop: Path, recsys: Rec
     assert "run:sequence" in compared.output
 
 
-def test_what_is_served_does_not_hold_it(shop: Path) -> None:
+def test_what_is_served_holds_it_fitted_on_everything(shop: Path) -> None:
     manifest = json.loads((shop / "bundles/current/manifest.json").read_text())
-    assert "sequence" not in manifest["models"]
-    assert not (shop / "bundles/current/sequence").exists()
+    assert "sequence" in manifest["models"]
+    name = "sequence.safetensors"
+    released = (shop / "bundles/current/sequence" / name).read_bytes()
+    assert released == (shop / "refit/sequence" / name).read_bytes()
+    assert released != (shop / "train_sequence/given/sequence" / name).read_bytes()
+    best = json.loads((shop / "train_sequence/given/training.json").read_text())["best_step"]
+    again = json.loads((shop / "refit/trainings/sequence/training.json").read_text())
+    # One window a user before and after, so one pass is as many steps.
+    assert again["num_steps"] == best
 
 
 def test_where_it_is_off_nothing_is_trained_or_measured(
@@ -59,15 +66,14 @@ def test_where_it_is_off_nothing_is_trained_or_measured(
         shutil.copytree(shop / name, workspace / name)
     off = ["--set", "sequence_training.enabled=false"]
     config = shop.parent / "shop.toml"
-    stages = ["--stage", "train_sequence", "--stage", "evaluate", "--stage", "report"]
+    names = ("train_sequence", "fit_blend", "evaluate", "report", "refit")
+    stages = [part for name in names for part in ("--stage", name)]
     result = recsys("run", "-c", config, "-w", workspace, "-q", *off, *stages)
     assert result.exit_code == 0, result.output
     assert not (workspace / "train_sequence/given").exists()
     metrics = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]["test"]
-    assert set(metrics) == {"popularity", "item_to_item", "two_tower", "blend"}
-    with_it = json.loads((shop / "evaluate/metrics.json").read_text())["given"]["test"]
-    # Not in the blend: what is served is the same with it and without.
-    assert metrics["blend"] == with_it["blend"]
+    assert set(metrics) == {"popularity", "item_to_item", "content", "two_tower", "blend"}
+    assert not (workspace / "refit/sequence").exists()
 
 
 class Killed(BaseException):
@@ -109,7 +115,8 @@ def test_times_are_read_in_training_and_in_evaluation_alike(
         shutil.copytree(shop / name, workspace / name)
     config = shop.parent / "shop.toml"
     options = [part for one in settings for part in ("--set", one)]
-    result = recsys("run", "-c", config, "-w", workspace, "-q", "--stage", "evaluate", *options)
+    stages = ["--stage", "fit_blend", "--stage", "evaluate"]
+    result = recsys("run", "-c", config, "-w", workspace, "-q", *stages, *options)
     assert result.exit_code == 0, result.output
     measured = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]
     ending = json.loads((workspace / "train_sequence/given/training.json").read_text())

@@ -161,8 +161,8 @@ def test_paired_tests_are_corrected_together(analysis: SplitAnalysis) -> None:
 
 def test_the_best_single_model_is_no_blend() -> None:
     results = {"popularity": POOR, "two_tower": GOOD, "blend": PERFECT}
-    assert best_single(results, "ndcg@2", "blend") == "two_tower"
-    assert best_single({"blend": PERFECT}, "ndcg@2", "blend") == "blend"
+    assert best_single(results, "ndcg@2", ("blend",)) == "two_tower"
+    assert best_single({"blend": PERFECT}, "ndcg@2", ("blend",)) == "blend"
 
 
 def test_items_are_cut_by_the_domain_of_the_catalogue(tmp_path: Path) -> None:

@@ -1,0 +1,128 @@
+"""The sources of candidates as models that were fit on train, and what they answer.
+
+A model's name is its row in the metrics, a source's its name in a blend and in serving.
+
+Axes: B queries of a batch, N item rows, k list length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipelines.config import RunConfig
+from pipelines.fit_baselines import CONTENT
+from pipelines.model_inputs import HeldOut, ModelInputs, queries_per_batch
+from pipelines.stage import StageContext
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Rows, Sequences, concatenated_ranges
+from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import TopK
+from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.item_to_item import ItemToItem
+from recsys.models.popularity import Popularity
+from recsys.models.sequence import SequenceModel
+from recsys.models.two_tower import TwoTower
+from recsys.retrieval.source_lists import ScoredItems, unseen
+from serving.surfaces import HOME
+
+Score = Callable[[JaggedBatch], Tensor]
+SOURCE_OF_MODEL = {
+    "popularity": "popular",
+    "item_to_item": "item_to_item",
+    "content": "content",
+    "two_tower": "two_tower",
+    "sequence": "sequence",
+    "generative": "generative",
+}
+READS = ("build_features", "embed_items", "fit_baselines", "train_two_tower", "train_sequence")
+"""The stages whose artefacts `load_sources` reads."""
+
+
+class Answer(NamedTuple):
+    """What a model says of a batch of queries."""
+
+    scores: Tensor
+    """Of every item, [B, N]; -inf for what it does not rank."""
+    top: TopK
+    """The list that serving would ask the source for, without what was seen, [B, k]."""
+
+
+class Source(Protocol):
+    """A model that answers queries."""
+
+    def __call__(self, queries: JaggedBatch, masks: Sequence[ItemMask], k: int) -> Answer:
+        """Answer a batch; lists hold what the masks allow."""
+        ...
+
+
+class ScoredSource:
+    """A model that scores every item."""
+
+    def __init__(self, score: Score, *, needs_history: bool = True) -> None:
+        self._score = score
+        self._needs_history = needs_history
+
+    @torch.no_grad()
+    def __call__(self, queries: JaggedBatch, masks: Sequence[ItemMask], k: int) -> Answer:
+        scores = self._score(queries).detach()
+        listed = ScoredItems(lambda _: scores, needs_history=self._needs_history)
+        return Answer(scores, listed(queries, masks, k))
+
+
+def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict[str, Source]:
+    """Load the models fit on train, by model."""
+    baselines = context.inputs["fit_baselines"] / order
+    popularity = Popularity.load(baselines / "popularity")
+    two_tower = TwoTower.load(
+        context.inputs["train_two_tower"] / order / "two_tower", inputs.catalogue
+    )
+    sources: dict[str, Source] = {
+        "popularity": ScoredSource(popularity.score, needs_history=False),
+        "item_to_item": ScoredSource(ItemToItem.load(baselines / "item_to_item").score),
+    }
+    if (baselines / CONTENT).exists():
+        sources["content"] = ScoredSource(ContentSimilarity.load(baselines / CONTENT).score)
+    sources["two_tower"] = ScoredSource(two_tower.score)
+    trained = context.inputs["train_sequence"] / order / "sequence"
+    if trained.exists():
+        sources["sequence"] = ScoredSource(SequenceModel.load(trained, inputs.catalogue).score)
+    return sources
+
+
+def batches(inputs: ModelInputs, held_out: HeldOut, config: RunConfig) -> Iterator[JaggedBatch]:
+    """Build the split's queries; ``seen`` carries the whole history, which no list repeats."""
+    size = queries_per_batch(inputs, config)
+    for begin in range(0, len(held_out.positions), size):
+        positions = held_out.positions[begin : begin + size]
+        queries = inputs.queries(positions, max_history=HOME.max_history)
+        rows = torch.arange(begin, begin + len(positions))
+        seen = held_out.seen.take(rows)
+        if not config.evaluation.exclude_history:
+            seen = Jagged(seen.values[:0], torch.zeros_like(seen.offsets))
+        yield JaggedBatch({**queries.features, "seen": seen})
+
+
+def ask_all(
+    sources: Mapping[str, Source], queries: JaggedBatch, num_item_rows: int
+) -> dict[str, Answer]:
+    """Let every model answer a batch that has ``seen``, by model."""
+    masks = unseen(queries["seen"], num_item_rows)
+    k = max(1, min(HOME.num_candidates, num_item_rows - 1))
+    return {name: source(queries, masks, k) for name, source in sources.items()}
+
+
+def lists_of(answers: Mapping[str, Answer]) -> dict[str, TopK]:
+    """Take the lists, by source."""
+    return {SOURCE_OF_MODEL[model]: answer.top for model, answer in answers.items()}
+
+
+def event_counts(sequences: Sequences, ends: Rows, num_item_rows: int) -> Tensor:
+    """Count each item's events before each user's ``ends``, [N]."""
+    visible = concatenated_ranges(np.asarray(sequences.offsets[:-1]), ends)
+    counts = np.bincount(np.asarray(sequences.item_rows)[visible], minlength=num_item_rows)
+    return torch.from_numpy(counts)
