@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich import box
@@ -20,6 +20,7 @@ BundlePath = Annotated[
     Path,
     typer.Option("--bundle", "--bundles", "-b", help="A bundle, or the link to the published one."),
 ]
+Profile = Literal["fast", "full"]
 DEMO_BUNDLE = Path("runs/movielens-100k/bundles/current")
 
 
@@ -42,6 +43,9 @@ def serve(
     bundle: BundlePath = DEMO_BUNDLE,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    profile: Annotated[
+        Profile | None, typer.Option(help="fast, the default, or full: generate items too.")
+    ] = None,
 ) -> None:
     """Answer requests over HTTP; a newly published bundle is taken up while serving.
 
@@ -49,7 +53,7 @@ def serve(
 
       recsys serve
 
-      recsys serve --bundle runs/shop/bundles/current --port 8080
+      recsys serve --bundle runs/shop/bundles/current --port 8080 --profile full
 
       curl -s --json '{"user_id": "1", "k": 5}' localhost:8000/v1/recommend
     """
@@ -57,7 +61,7 @@ def serve(
     from serving.settings import Settings
 
     bundles = check_bundle(bundle).absolute().parent
-    serve_app(Settings.from_environment(bundles=bundles, host=host, port=port))
+    serve_app(Settings.from_environment(bundles=bundles, host=host, port=port, profile=profile))
 
 
 def recommend(

@@ -81,7 +81,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         ValueError: If there is no bundle to serve, or it is refused; says what to do.
     """
     settings = settings or Settings.from_environment()
-    watcher = BundleWatcher(settings.bundles, poll_seconds=settings.poll_seconds)
+    watcher = BundleWatcher(
+        settings.bundles,
+        poll_seconds=settings.poll_seconds,
+        profile=settings.profile,
+        beam_timeout_ms=settings.beam_timeout_ms,
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -172,6 +177,7 @@ def _add_health(app: FastAPI, watcher: BundleWatcher) -> None:
                 "status": "ready",
                 "bundle": bundle.version,
                 "digest": bundle.digest,
+                "profile": watcher.recommender.profile,
                 "num_items": bundle.num_item_rows - 1,
                 "semantic_ids": bundle.semantic_ids.version if bundle.semantic_ids else None,
                 "loaded_at": state.loaded_at,

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from serving.log import log
-from serving.manifest import CURRENT, MANIFEST
+from serving.manifest import CURRENT, MANIFEST, Profile
 from serving.recommend import Recommender
 from serving.schemas import Request
 
@@ -41,20 +42,30 @@ Identity = tuple[str, int, int, int]
 class BundleWatcher:
     """Holds the recommender that serves, and replaces it when ``current`` moves."""
 
-    def __init__(self, bundles_dir: Path, *, poll_seconds: float) -> None:
-        """Load ``current``.
+    def __init__(
+        self,
+        bundles_dir: Path,
+        *,
+        poll_seconds: float,
+        profile: Profile = "fast",
+        beam_timeout_ms: float | None = None,
+    ) -> None:
+        """Load ``current``; ``profile`` and ``beam_timeout_ms`` as of Recommender.
 
         Raises:
             ValueError: If there is none, or it is refused; says what to do.
         """
         self._current = bundles_dir / CURRENT
         self._poll_seconds = poll_seconds
+        self._load = partial(
+            _load_and_try, self._current, profile=profile, beam_timeout_ms=beam_timeout_ms
+        )
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._looking = threading.Lock()
         _check_there(bundles_dir)
         self._tried = self._identity()
-        self._recommender = _load_and_try(self._current)
+        self._recommender = self._load()
         self._state = SwapState(loaded_at=datetime.now(UTC))
         log("bundle_loaded", {"bundle": self._recommender.bundle.version})
 
@@ -94,7 +105,7 @@ class BundleWatcher:
             self._tried = identity
             started = time.perf_counter()
             try:
-                candidate = _load_and_try(self._current)
+                candidate = self._load()
             except Exception as error:
                 # Whatever is wrong with a new bundle, the old one has to go on serving.
                 self._refuse(error)
@@ -177,13 +188,13 @@ def _check_there(bundles_dir: Path) -> None:
     )
 
 
-def _load_and_try(current: Path) -> Recommender:
+def _load_and_try(current: Path, *, profile: Profile, beam_timeout_ms: float | None) -> Recommender:
     """Load a bundle and answer with it once, so that the first request finds everything warm."""
     with _permitted():
         # A folder that may not be listed would look empty, its files missing.
         for _ in os.walk(current.resolve(), onerror=_raise):
             pass
-        recommender = Recommender.load(current)
+        recommender = Recommender.load(current, profile, beam_timeout_ms=beam_timeout_ms)
     bundle = recommender.bundle
     owner = bundle.users.user_ids[1] if bundle.users.num_user_rows > 1 else None
     recommender.answer(Request(user_id=owner, k=1))

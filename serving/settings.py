@@ -9,6 +9,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from serving.manifest import Profile
+
 PREFIX = "RECSYS_"
 
 
@@ -21,6 +23,10 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     """0 takes any free port."""
+    profile: Profile = "fast"
+    """``full`` generates items too, where the bundle has a model that does."""
+    beam_timeout_ms: float = 200.0
+    """Lists are made without generated items where they take longer; replies then say so."""
     poll_seconds: float = 0.5
     """How often ``current`` is looked at (a link and a file's times); SIGHUP looks at once."""
     max_body_bytes: int = 8 << 20
@@ -42,7 +48,13 @@ class Settings:
     """
 
     def __post_init__(self) -> None:
-        for name in ("poll_seconds", "max_body_bytes", "body_timeout_seconds", "torch_threads"):
+        for name in (
+            "beam_timeout_ms",
+            "poll_seconds",
+            "max_body_bytes",
+            "body_timeout_seconds",
+            "torch_threads",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
         if not 0 <= self.port < 1 << 16:

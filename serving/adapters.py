@@ -1,0 +1,243 @@
+"""Domain adapters beside the bundles: registered with their base's digest, taken up while serving.
+
+    adapters/domain-<name>/adapter-<version>/
+        adapter_config.json, adapter_model.safetensors     as PEFT, recsys/layers/lora_file.py
+        adapter.json       domain, base, verdicts, digests of both files; written last
+    adapters/domain-<name>/current     link to the one that is served; without it none is
+
+An adapter fits the weights it was trained on, by digest. One for another base is left out and told
+of with both digests: its domain is then answered by the base alone, as an unknown domain is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recsys.layers.lora import LoraAdapter, digest_of_weights
+from recsys.layers.lora_file import CONFIG, WEIGHTS, load_adapter, save_adapter
+from recsys.models.adapted import AdaptedRetriever, twin_of
+from recsys.models.sequence import SequenceModel
+from recsys.models.two_tower import TwoTower
+from serving.manifest import CURRENT, FileEntry, Sha256, Verdict, digest_of_file, whole_directory
+
+FOLDER = "adapters"
+DESCRIPTION = "adapter.json"
+MAX_DOMAIN = 80
+"""Characters of a domain's name, which becomes part of a folder's."""
+BaseName = Literal["two_tower", "sequence"]
+Model = TwoTower | SequenceModel
+
+
+class AdapterManifest(BaseModel):
+    """What a registered adapter is, and what the harm gate found."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    schema_version: Literal[1] = 1
+    version: Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
+    domain: Annotated[str, Field(min_length=1, max_length=MAX_DOMAIN)]
+    base: BaseName
+    base_digest: Sha256
+    """Of the base's weights (recsys.layers.lora.digest_of_weights)."""
+    base_version: str
+    """Bundle whose model the base is."""
+    num_parameters: int
+    share: float
+    """Parameters, of the base's."""
+    metrics: dict[str, dict[str, float]] = {}
+    """On held-out events of the domain: of the base and of the adapter."""
+    verdicts: list[Verdict] = []
+    files: dict[str, FileEntry]
+
+
+def domain_directory(bundles_dir: Path, domain: str) -> Path:
+    """Name the folder of a domain's adapters.
+
+    Raises:
+        ValueError: If the name is empty or too long.
+    """
+    if not 1 <= len(domain) <= MAX_DOMAIN:
+        raise ValueError(
+            f"a domain's name has 1 to {MAX_DOMAIN} characters, got {len(domain)}: {domain[:90]!r}"
+        )
+    return bundles_dir / FOLDER / f"domain-{quote(domain, safe='')}"
+
+
+def write_adapter(
+    bundles_dir: Path,
+    adapter: LoraAdapter,
+    *,
+    domain: str,
+    base: BaseName,
+    base_version: str,
+    metrics: Mapping[str, Mapping[str, float]] | None = None,
+    verdicts: Sequence[Verdict] = (),
+) -> Path:
+    """Register an adapter, whole or not at all; equal ones have equal versions.
+
+    Returns:
+        Its directory; ``publish_adapter`` makes it the one that is served.
+    """
+    folder = domain_directory(bundles_dir, domain)
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = folder / ".writing"
+    save_adapter(adapter, scratch, domain=domain)
+    version = digest_of_file(scratch / WEIGHTS)[:12]
+    final = folder / f"adapter-{version}"
+    if not final.exists():
+        with whole_directory(final) as directory:
+            for name in (CONFIG, WEIGHTS):
+                (scratch / name).rename(directory / name)
+            manifest = AdapterManifest(
+                version=version,
+                domain=domain,
+                base=base,
+                base_digest=adapter.base_digest,
+                base_version=base_version,
+                num_parameters=adapter.num_parameters,
+                share=adapter.share,
+                metrics={name: dict(values) for name, values in (metrics or {}).items()},
+                verdicts=list(verdicts),
+                files={
+                    name: FileEntry(
+                        sha256=digest_of_file(directory / name),
+                        size=(directory / name).stat().st_size,
+                    )
+                    for name in (CONFIG, WEIGHTS)
+                },
+            )
+            text = json.dumps(manifest.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
+            (directory / DESCRIPTION).write_text(text, encoding="utf-8")
+            _flush(directory)
+    for path in scratch.iterdir():
+        path.unlink()
+    scratch.rmdir()
+    return final
+
+
+def _flush(directory: Path) -> None:
+    for path in (*directory.iterdir(), directory):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def publish_adapter(directory: Path) -> None:
+    """Serve an adapter for its domain, in one rename.
+
+    Raises:
+        ValueError: If it is damaged.
+    """
+    read_registered(directory)
+    link = directory.parent / f".{CURRENT}-{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(directory.name)
+    link.replace(directory.parent / CURRENT)
+
+
+def withdraw_adapter(bundles_dir: Path, domain: str) -> None:
+    """Answer a domain by the base alone again; its adapters stay registered.
+
+    Raises:
+        ValueError: If none is served for it.
+    """
+    link = domain_directory(bundles_dir, domain) / CURRENT
+    if not link.is_symlink():
+        raise ValueError(f"no adapter is served for domain {domain!r}; {link} does not exist")
+    link.unlink()
+
+
+def read_registered(directory: Path) -> AdapterManifest:
+    """Read and verify a registered adapter's description and files.
+
+    Raises:
+        ValueError: Names the file that is missing, altered or no adapter's.
+    """
+    path = directory / DESCRIPTION
+    try:
+        manifest = AdapterManifest.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise ValueError(
+            f"{path} describes no adapter ({str(error).splitlines()[0]}); register it with "
+            "recsys adapt"
+        ) from error
+    expected = {CONFIG, WEIGHTS}
+    if manifest.files.keys() != expected:
+        raise ValueError(
+            f"{path} names {sorted(manifest.files)}, an adapter has {sorted(expected)}"
+        )
+    for name, entry in manifest.files.items():
+        file = directory / name
+        if not file.is_file() or file.is_symlink():
+            raise ValueError(f"{file} is missing; register the adapter again")
+        if (found := digest_of_file(file)) != entry.sha256:
+            raise ValueError(
+                f"{file} is altered: its sha256 is {found}, {DESCRIPTION} says {entry.sha256}; "
+                "register the adapter again"
+            )
+    return manifest
+
+
+def served_adapters(bundles_dir: Path) -> dict[str, Path]:
+    """Find what each domain's ``current`` points at, by the folder's name."""
+    links = sorted((bundles_dir / FOLDER).glob(f"domain-*/{CURRENT}"))
+    return {link.parent.name: link.resolve() for link in links}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapters:
+    """The adapters of one bundle's models."""
+
+    retrievers: Mapping[BaseName, AdaptedRetriever] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of each domain's adapter, as ``served_by.adapter`` tells it."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Why a domain's adapter is not served, by the folder's name."""
+
+    def version_of(self, domain: str | None) -> str | None:
+        """Name a domain's adapter; None where the base alone answers."""
+        return None if domain is None else self.versions.get(domain)
+
+
+def load_adapters(served: Mapping[str, Path], models: Mapping[BaseName, Model]) -> Adapters:
+    """Put the published adapters into twins of a bundle's models; refuse those that do not fit.
+
+    Args:
+        served: By folder, from ``served_adapters``.
+        models: Of the bundle; they are not changed.
+    """
+    digests: dict[BaseName, str] = {}
+    twins: dict[BaseName, Model] = {}
+    loaded: dict[BaseName, dict[str, LoraAdapter]] = {}
+    versions: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    for folder, directory in served.items():
+        try:
+            manifest = read_registered(directory)
+            base = manifest.base
+            if base not in models:
+                raise ValueError(f"{directory} adapts a {base}, which the bundle does not have")
+            if base not in twins:
+                twins[base] = twin_of(models[base])
+                digests[base] = digest_of_weights(models[base])
+            adapter = load_adapter(directory, twins[base], base_digest=digests[base])
+        except ValueError as error:
+            refused[folder] = str(error)
+            continue
+        loaded.setdefault(base, {})[manifest.domain] = adapter
+        versions[manifest.domain] = f"{manifest.domain}/{manifest.version}"
+    for base, twin in twins.items():
+        # Reading an adapter makes a model forget what it encoded; items are as they were.
+        twin.take_item_inputs(models[base])
+    retrievers = {base: AdaptedRetriever(twins[base], some) for base, some in loaded.items()}
+    return Adapters(retrievers=retrievers, versions=versions, refused=refused)
