@@ -8,6 +8,7 @@ Axes: B queries, M events of a batch, N item rows, D width.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -85,3 +86,11 @@ class AdaptedRetriever:
             return numbers
         history = latest(queries["history"], self.model.config.max_length)
         return numbers[history.segments()]
+
+
+def twin_of(model: TwoTower | SequenceModel) -> TwoTower | SequenceModel:
+    """Copy a model's layers but none of its tensors, so that adapters do not reach the original."""
+    memo: dict[int, object] = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    inputs = model.all_item_inputs()
+    memo[id(inputs)] = inputs
+    return copy.deepcopy(model, memo)

@@ -169,6 +169,10 @@ class CatalogueModel(nn.Module):
             self._all_inputs = torch.cat(parts)
         return self._all_inputs
 
+    def take_item_inputs(self, other: CatalogueModel) -> None:
+        """Keep what another model of the same items encoded, instead of encoding it again."""
+        self._all_inputs = other.all_item_inputs()
+
     @torch.no_grad()
     def item_vectors(self, items: JaggedBatch, content: Tensor) -> Tensor:
         """Encode any items, also ones outside the catalogue, as unit vectors, [R, D].
