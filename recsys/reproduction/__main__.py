@@ -11,11 +11,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from recsys.reproduction.cold_run import SETTINGS, run_cold
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.recipe import ROWS, Recipe, config_of
 from recsys.reproduction.run import RunSettings, run_once
@@ -78,7 +79,8 @@ def run_all(prepared: Prepared, options: argparse.Namespace) -> list[dict[str, A
     for order in options.orders or prepared.orders:
         for seed in options.seeds:
             settings = settings_of(options, order, seed)
-            results.append(run_once(prepared, options.out, settings))
+            run = run_cold if options.protocol == "cold" else run_once
+            results.append(run(prepared, options.out, settings))
             sys.stdout.write(summary_line(results[-1]))
             sys.stdout.flush()
     return results
@@ -87,12 +89,17 @@ def run_all(prepared: Prepared, options: argparse.Namespace) -> list[dict[str, A
 def summary_line(result: dict[str, Any]) -> str:
     """Say in one line what a run found."""
     split = "test" if "test" in result["splits"] else "validation"
-    numbers = (
-        f"{name} {row[split]['recall@10']:.4f}/{row[split]['ndcg@10']:.4f}"
-        for name, row in result["rows"].items()
-    )
+    numbers = (f"{name} {numbers_of(row[split])}" for name, row in result["rows"].items())
     head = f"{result['data_set']} {result['order']} seed {result['seed']} {split}"
     return f"{head}, {result['seconds']:.0f} s: {'  '.join(numbers)}\n"
+
+
+def numbers_of(metrics: Mapping[str, float]) -> str:
+    """Write recall@10 and ndcg@10, or of a cold start the recalls told and not told."""
+    names = ["recall@10", "ndcg@10"]
+    if "told/recall@10" in metrics:
+        names = [f"{setting}/recall@10" for setting in SETTINGS]
+    return "/".join(f"{metrics[name]:.4f}" for name in names)
 
 
 def run_beside_each_other(arguments: Sequence[str], options: argparse.Namespace) -> int:

@@ -20,10 +20,12 @@ from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows, window_batch
 from recsys.evaluation.ranking import distinct_targets
 from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.generative import GenerativeModel
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
+from recsys.reproduction.generation import GeneratedSource, codes_of, generative_inputs
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking import (
     HostScoredSource,
@@ -38,6 +40,9 @@ from recsys.training.loop import TrainResult, train
 from recsys.training.optim import adamw
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import Progress, StderrProgress
+
+VALIDATION_BEAMS = 20
+"""Beams while a generative model trains: its best steps show with few."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,18 +105,18 @@ class QuietProgress:
 def fit(
     experiment: Experiment,
     name: str,
-    model: TwoTower | SequenceModel,
+    model: nn.Module,
+    source: Source,
     loss_at: Callable[[int], Tensor],
     training: TrainingConfig,
     num_examples: int,
 ) -> TrainResult:
     """Train to the best weights on validation."""
-    score = model.score
     question = experiment.question("validation", training.validation_users)
     checkpoints = experiment.checkpoints
 
     def evaluate(_: nn.Module) -> dict[str, float]:
-        found = rank_all(ScoredSource(score), question, 10, experiment.device)
+        found = rank_all(source, question, 10, experiment.device)
         return metrics_of(found.ranks, question.held_out.targets)
 
     progress: Progress = StderrProgress() if experiment.shows_progress else QuietProgress()
@@ -178,8 +183,9 @@ def fit_two_tower(experiment: Experiment) -> Fitted:
         labels = sequences.labels(chosen)
         return model.loss(queries.to(experiment.device), labels.to(experiment.device))
 
-    result = fit(experiment, "two_tower", model, loss_at, training, len(positions))
-    return Fitted(ScoredSource(model.score), result, model)
+    source = ScoredSource(model.score)
+    result = fit(experiment, "two_tower", model, source, loss_at, training, len(positions))
+    return Fitted(source, result, model)
 
 
 def fit_sequence(experiment: Experiment) -> Fitted:
@@ -198,8 +204,34 @@ def fit_sequence(experiment: Experiment) -> Fitted:
         batch = window_batch(sequences, windows.starts[chosen], windows.ends[chosen])
         return model.loss(batch.to(experiment.device))
 
-    result = fit(experiment, "sequence", model, loss_at, training, len(windows))
-    return Fitted(ScoredSource(model.score), result, model)
+    source = ScoredSource(model.score)
+    result = fit(experiment, "sequence", model, source, loss_at, training, len(windows))
+    return Fitted(source, result, model)
+
+
+def fit_generative(experiment: Experiment) -> Fitted:
+    """Train on every event's semantic ID; what the beam finds on validation picks the weights."""
+    prepared, recipe, sequences = experiment.prepared, experiment.recipe, experiment.sequences
+    training, codes = recipe.generative_training, codes_of(prepared)
+    windows = training_windows(sequences, "train", recipe.generative.max_length)
+    torch.manual_seed(experiment.seed)
+    model = GenerativeModel(
+        recipe.generative,
+        generative_inputs(prepared, codes),
+        codes.codes,
+        prepared.catalogue,
+        experiment.item_counts(),
+    ).to(experiment.device)
+    order = BatchOrder(len(windows), training.batch_size, experiment.seed)
+
+    def loss_at(step: int) -> Tensor:
+        chosen = order.indices(step)
+        batch = window_batch(sequences, windows.starts[chosen], windows.ends[chosen])
+        return model.loss(batch.to(experiment.device))
+
+    narrow = GeneratedSource(model, codes, VALIDATION_BEAMS)
+    result = fit(experiment, "generative", model, narrow, loss_at, training, len(windows))
+    return Fitted(GeneratedSource(model, codes, recipe.beam_width), result, model)
 
 
 FITTERS: Mapping[str, Callable[[Experiment], Fitted]] = {
@@ -208,4 +240,5 @@ FITTERS: Mapping[str, Callable[[Experiment], Fitted]] = {
     "content": fit_content,
     "two_tower": fit_two_tower,
     "sequence": fit_sequence,
+    "generative": fit_generative,
 }

@@ -7,16 +7,16 @@ Axes: B queries of a batch, U queries of a split, M targets, N item rows, k list
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Rows, Sequences
 from recsys.data.held_out import HeldOut
-from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import TopK, select_top_k
 from recsys.evaluation.ranking import UNRANKED, per_user_metric
 
@@ -65,6 +65,9 @@ class ScoredSource:
     @torch.no_grad()
     def __call__(self, queries: JaggedBatch, allowed: Tensor, targets: Jagged, k: int) -> Found:
         scores = self._score(queries).to(allowed.device).float()
+        # A model from before the catalogue grew has nothing to say of what is new.
+        missing = allowed.shape[1] - scores.shape[1]
+        scores = functional.pad(scores, (0, missing), value=-torch.inf)
         scores = scores.masked_fill(~allowed, -torch.inf)
         return Found(select_top_k(scores, k), ranks_of(scores, targets))
 
@@ -74,25 +77,6 @@ class HostScoredSource(ScoredSource):
 
     def __init__(self, score: Score) -> None:
         super().__init__(lambda queries: score(queries.to("cpu")))
-
-
-class SearchedItems(Protocol):
-    """Lists items without scoring all of them."""
-
-    def __call__(self, queries: JaggedBatch, masks: Sequence[ItemMask], k: int) -> TopK: ...
-
-
-class ListedSource:
-    """A search: targets beyond its list have no rank."""
-
-    def __init__(self, search: SearchedItems) -> None:
-        self._search = search
-
-    @torch.no_grad()
-    def __call__(self, queries: JaggedBatch, allowed: Tensor, targets: Jagged, k: int) -> Found:
-        masks = [ItemMask(one) for one in allowed.cpu().numpy()]
-        lists = self._search(queries, masks, k)
-        return Found(lists, places_of(lists.item_rows, targets))
 
 
 def ranks_of(scores: Tensor, targets: Jagged) -> Tensor:
@@ -132,6 +116,8 @@ class Question(NamedTuple):
     max_history: int
     eligible: Tensor | None = None
     """Items that any list may hold, [N] bool; None for all."""
+    beside: Jagged | None = None
+    """Further items that each query's list may hold, U queries."""
     exclude_history: bool = True
 
     def history_lengths(self) -> Tensor:
@@ -147,14 +133,17 @@ class Question(NamedTuple):
             queries = self.sequences.queries(
                 positions, max_history=self.max_history, user_features=self.user_features
             )
-            allowed = self._allowed(self.held_out.seen.take(rows).to(device))
+            beside = None if self.beside is None else self.beside.take(rows).to(device)
+            allowed = self._allowed(self.held_out.seen.take(rows).to(device), beside)
             yield queries.to(device), allowed, self.held_out.targets.take(rows).to(device)
 
-    def _allowed(self, seen: Jagged) -> Tensor:
+    def _allowed(self, seen: Jagged, beside: Jagged | None) -> Tensor:
         device = seen.offsets.device
         allowed = torch.ones(seen.batch_size, self.num_item_rows, dtype=torch.bool, device=device)
         if self.eligible is not None:
             allowed &= self.eligible.to(device)
+        if beside is not None:
+            allowed[beside.segments(), beside.values] = True
         if self.exclude_history:
             allowed[seen.segments(), seen.values] = False
         allowed[:, 0] = False

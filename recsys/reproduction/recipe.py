@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from recsys.models.content_similarity import ContentSimilarityConfig
+from recsys.models.generative_config import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence import SequenceConfig
@@ -53,6 +54,9 @@ class Recipe:
     two_tower_training: TrainingConfig = field(default_factory=TrainingConfig)
     sequence: SequenceConfig = field(default_factory=SequenceConfig)
     sequence_training: TrainingConfig = field(default_factory=TrainingConfig)
+    generative: GenerativeConfig = field(default_factory=GenerativeConfig)
+    generative_training: TrainingConfig = field(default_factory=TrainingConfig)
+    beam_width: int = 100
     blend: LearnedBlendConfig = field(default_factory=LearnedBlendConfig)
     num_candidates: int = 200
     """Items of each source's list that a blend merges."""

@@ -8,6 +8,7 @@ import torch
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
+from recsys.models.generative_config import GenerativeConfig
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.sequence import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
@@ -45,11 +46,25 @@ def small_recipe() -> Recipe:
     schedule = ScheduleConfig(learning_rate=1e-2)
     training = TrainingConfig(batch_size=64, max_epochs=8.0, schedule=schedule)
     return Recipe(
-        rows=("popularity", "item_to_item", "content", "two_tower", "sequence", "blend_fast"),
+        rows=(
+            "popularity",
+            "item_to_item",
+            "content",
+            "two_tower",
+            "sequence",
+            "generative",
+            "blend_fast",
+            "blend",
+        ),
         two_tower=TwoTowerConfig(embedding_dim=16, hidden_dim=16),
         two_tower_training=replace(training, max_epochs=2.0),
         sequence=SequenceConfig(embedding_dim=16, hidden_dim=16, max_length=10),
         sequence_training=training,
+        generative=GenerativeConfig(
+            embedding_dim=16, hidden_dim=16, num_heads=1, max_length=10, dropout=0.0
+        ),
+        generative_training=replace(training, max_epochs=40.0, patience=40),
+        beam_width=10,
         blend=LearnedBlendConfig(),
         num_candidates=20,
     )

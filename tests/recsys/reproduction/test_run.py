@@ -26,7 +26,10 @@ def finished(small_world, tmp_path_factory):
 def test_models_find_the_next_item_of_a_walk_and_popularity_does_not(finished):
     rows = finished[1]["rows"]
     assert rows["sequence"]["test"]["recall@5"] > 0.8
-    assert rows["blend_fast"]["test"]["ndcg@10"] >= 0.95 * rows["sequence"]["test"]["ndcg@10"]
+    assert rows["generative"]["test"]["recall@5"] > 0.8
+    for blend in ("blend_fast", "blend"):
+        assert rows[blend]["test"]["ndcg@10"] >= 0.95 * rows["sequence"]["test"]["ndcg@10"]
+    assert finished[1]["invalid_ids"] == 0
     assert rows["popularity"]["test"]["recall@10"] < 0.4
 
 
