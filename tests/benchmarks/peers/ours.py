@@ -1,6 +1,6 @@
 """Our sequence model, an epoch at a time.
 
-    python ours.py HISTORIES.npz DIM BLOCKS HEADS LENGTH
+python ours.py HISTORIES.npz DIM BLOCKS HEADS LENGTH
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""RecTools' SASRec, an epoch at a time: python rectools_sasrec.py HISTORIES.npz DIM BLOCKS HEADS LENGTH.
+"""RecTools' SASRec, an epoch at a time.
+
+    python rectools_sasrec.py HISTORIES.npz DIM BLOCKS HEADS LENGTH
 
 Its defaults otherwise: full softmax, Adam 1e-3, 128 sequences a batch, dropout 0.2; like ours it
 trains every position at once. Only the latest events of a long history are trained on.
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from protocol import K, Histories, Rows, serve
+from protocol import Histories, K, Rows, serve
 from pytorch_lightning import Callback, Trainer
 from rectools import Columns
 from rectools.dataset import Dataset
