@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recsys.kernels.embedding_bag import radix_sort
 from recsys.kernels.embedding_bag.launch import launch, part_streams
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.reference import MEAN, UNPOOLED
@@ -84,12 +85,20 @@ def group(
     ids, offsets, sample_weights, pooling = batch
     num_ids, num_features = ids.shape[0], len(layout.feature_tables)
     keys, places, counts = key_ids(layout, feature_data, ids, offsets, pooling)
-    keys, order = torch.sort(keys, stable=True)
-    # Only here, in the memory that the sort gave back.
     stride = blocks(num_ids, 16) * 16
     size = 3 * stride + stride // CHUNK + 16
-    work = torch.empty(size, dtype=torch.int32, device=ids.device)
     scaled = sample_weights is not None or pooling == MEAN
+    own = radix_sort.sorter(keys, layout.total_rows + 1)
+    order: Tensor | None
+    if own is None:
+        keys, order = torch.sort(keys, stable=True)
+        # Only here, in the memory that the sort gave back.
+        work = torch.empty(size, dtype=torch.int32, device=ids.device)
+    else:
+        work = torch.empty(size, dtype=torch.int32, device=ids.device)
+        # Without factors, nobody asks which id it was: the places themselves are sorted.
+        keys = radix_sort.sort_pairs(own, keys, None if scaled else places, work)
+        order = work if scaled else None
     scales = torch.empty(num_ids, device=ids.device) if scaled else None
     launch(
         _list_work,

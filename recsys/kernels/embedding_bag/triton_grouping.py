@@ -99,16 +99,17 @@ def _list_work(
     short: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Bring places and factors into sorted order and fill the four lists."""
+    """Bring factors, and places unless they are, into sorted order and fill the four lists."""
     stride = stride // 16 * 16
     i = tl.program_id(0) * block + tl.arange(0, block)
     inside = i < num_ids
-    m = tl.load(order + i, mask=inside, other=0)
     key = tl.load(sorted_keys + i, mask=inside, other=0)
     before = tl.load(sorted_keys + i - 1, mask=inside & (i > 0), other=-1)
     after = tl.load(sorted_keys + i + 1, mask=i + 1 < num_ids, other=-1)
-    place = tl.load(places + m, mask=inside, other=0)
-    tl.store(work + i, place, mask=inside)
+    if order is not None:
+        m = tl.load(order + i, mask=inside, other=0)
+        place = tl.load(places + m, mask=inside, other=0)
+        tl.store(work + i, place, mask=inside)
     if sorted_scales is not None:
         scale = tl.full((block,), 1.0, tl.float32)
         if sample_weights is not None:

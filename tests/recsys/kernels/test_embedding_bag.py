@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.kernels.embedding_bag import reference
+from recsys.kernels.embedding_bag import radix_sort, reference
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.op import POOLINGS, EmbeddingBags, QuantizedEmbeddingBags
 from recsys.kernels.embedding_bag.optimizer import Optimizer, OptimizerConfig, OptimizerState
@@ -152,6 +152,30 @@ def test_long_runs_agree_and_repeat_their_bits(layout: TableLayout) -> None:
     assert all(torch.equal(one[1], bits[0][1]) for one in bits)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="the sort itself runs on this machine")
+@pytest.mark.parametrize(("pooling", "weighted"), [("sum", False), ("mean", True)])
+def test_values_of_32_bits_are_as_good_as_the_order(
+    pooling: str, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU's own sort hands on: places in order, or 32-bit numbers of the ids in order."""
+    batch = batch_of(MIXED, batch=40, longest=12)
+    bits = []
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr(radix_sort, "sorter", lambda keys, num_keys: "any")
+            monkeypatch.setattr(radix_sort, "sort_pairs", sort_by_torch)
+        bags = bags_of(MIXED, OptimizerConfig(), torch.float32)
+        run_both(bags, batch, pooling, weighted)
+        bits.append(bags.weights)
+    assert torch.equal(*bits)
+
+
+def sort_by_torch(own: str, keys: Tensor, values: Tensor | None, work: Tensor) -> Tensor:
+    keys, order = torch.sort(keys, stable=True)
+    work[: len(keys)] = order if values is None else values[order]
+    return keys
+
+
 def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
     ids = torch.cat([torch.zeros(200, dtype=torch.int64), torch.arange(40) // 2 * 2 % 39])
     offsets = torch.arange(0, 241, 5, device=DEVICE)  # 3 features of 16 bags
@@ -196,7 +220,9 @@ def test_one_hot_id(count: int) -> None:
 def test_runs_of_every_length_at_every_place() -> None:
     """Lengths around one to four chunks of 64, placed anywhere in one, and around short runs."""
     short = [2, 3, 1, 4, 5, 6, 7, 8, 9, 1, 10, 2, 8]
-    lengths = torch.tensor([1, 2, 63, 64, 65, 3, 127, 1, 128, 129, 5, 191, 192, 193, 1, 256, *short])
+    lengths = torch.tensor(
+        [1, 2, 63, 64, 65, 3, 127, 1, 128, 129, 5, 191, 192, 193, 1, 256, *short]
+    )
     layout = TableLayout((len(lengths),), (4,), (0,))
     for first in (0, 1, 37):
         generator = torch.Generator().manual_seed(first)

@@ -1,0 +1,31 @@
+"""The sort of keys with values against torch's, on CUDA."""
+
+import pytest
+import torch
+
+from recsys.kernels.embedding_bag import radix_sort
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("num_keys", [1, 2, 300, 1 << 18, 10_000_001, 32_000_001, (1 << 31) - 1])
+@pytest.mark.parametrize("count", [1, 2047, 2048, 70_001, 600_000, 3_000_003])
+def test_sorts_stably_as_torch(cuda: torch.device, num_keys: int, count: int) -> None:
+    generator = torch.Generator(cuda).manual_seed(count)
+    draws = torch.rand(count, generator=generator, device=cuda, dtype=torch.float64)
+    for power in (1, 8):
+        keys = (draws.pow(power) * num_keys).to(torch.int32)
+        values = torch.randint(1 << 30, (count,), generator=generator, device=cuda).int()
+        own = radix_sort.sorter(keys, num_keys)
+        assert own is not None
+        expected, order = torch.sort(keys, stable=True)
+        for given, true in ((values, values[order]), (None, order)):
+            work = torch.full((3 * count + 5,), -1, dtype=torch.int32, device=cuda)
+            found = radix_sort.sort_pairs(own, keys, given, work)
+            assert torch.equal(found, expected)
+            assert torch.equal(work[:count], true.int())
+
+
+def test_keys_of_64_bits_are_left_to_torch(cuda: torch.device) -> None:
+    assert radix_sort.sorter(torch.zeros(3, dtype=torch.int64, device=cuda), 5) is None
+    assert radix_sort.sorter(torch.zeros(0, dtype=torch.int32, device=cuda), 5) is None
