@@ -51,6 +51,7 @@ class Experiment:
 
     prepared: Prepared
     sequences: Sequences
+    """What is asked about, and trained on where ``training`` is None."""
     seed: int
     device: torch.device
     checkpoints: Path | None = None
@@ -58,6 +59,12 @@ class Experiment:
     eligible: Tensor | None = None
     """Items that validation may list, [N] bool; None for all."""
     shows_progress: bool = False
+    training: Sequences | None = None
+    """The same events with other ends of train, such as those of some users alone."""
+
+    @property
+    def trained_on(self) -> Sequences:
+        return self.sequences if self.training is None else self.training
 
     @property
     def recipe(self) -> Recipe:
@@ -81,7 +88,7 @@ class Experiment:
 
     def item_counts(self) -> Tensor:
         """Count each item's events in train, [N]."""
-        sequences = self.sequences
+        sequences = self.trained_on
         visible = concatenated_ranges(np.asarray(sequences.offsets[:-1]), sequences.train_end)
         rows = np.asarray(sequences.item_rows[visible])
         return torch.from_numpy(np.bincount(rows, minlength=self.prepared.num_item_rows))
@@ -133,7 +140,7 @@ def fit(
 
 def fit_popularity(experiment: Experiment) -> Fitted:
     """Count what everyone took."""
-    sequences = experiment.sequences
+    sequences = experiment.trained_on
     visible = concatenated_ranges(np.asarray(sequences.offsets[:-1]), sequences.train_end)
     times = None if sequences.times is None else np.asarray(sequences.times[visible])
     model = Popularity.fit(
@@ -147,7 +154,7 @@ def fit_popularity(experiment: Experiment) -> Fitted:
 
 def fit_item_to_item(experiment: Experiment) -> Fitted:
     """Count what appears near what."""
-    sequences = experiment.sequences
+    sequences = experiment.trained_on
     model = ItemToItem.fit(
         np.asarray(sequences.item_rows),
         np.asarray(sequences.offsets[:-1]),
@@ -166,7 +173,7 @@ def fit_content(experiment: Experiment) -> Fitted:
 
 def fit_two_tower(experiment: Experiment) -> Fitted:
     """Train on single labels."""
-    prepared, recipe, sequences = experiment.prepared, experiment.recipe, experiment.sequences
+    prepared, recipe, sequences = experiment.prepared, experiment.recipe, experiment.trained_on
     training, max_history = recipe.two_tower_training, recipe.two_tower.max_history
     positions = sequences.label_positions("train")
     torch.manual_seed(experiment.seed)
@@ -190,7 +197,7 @@ def fit_two_tower(experiment: Experiment) -> Fitted:
 
 def fit_sequence(experiment: Experiment) -> Fitted:
     """Train on every position of windows."""
-    prepared, recipe, sequences = experiment.prepared, experiment.recipe, experiment.sequences
+    prepared, recipe, sequences = experiment.prepared, experiment.recipe, experiment.trained_on
     training = recipe.sequence_training
     windows = training_windows(sequences, "train", recipe.sequence.max_length)
     torch.manual_seed(experiment.seed)
@@ -211,7 +218,7 @@ def fit_sequence(experiment: Experiment) -> Fitted:
 
 def fit_generative(experiment: Experiment) -> Fitted:
     """Train on every event's semantic ID; what the beam finds on validation picks the weights."""
-    prepared, recipe, sequences = experiment.prepared, experiment.recipe, experiment.sequences
+    prepared, recipe, sequences = experiment.prepared, experiment.recipe, experiment.trained_on
     training, codes = recipe.generative_training, codes_of(prepared)
     windows = training_windows(sequences, "train", recipe.generative.max_length)
     torch.manual_seed(experiment.seed)

@@ -1,0 +1,195 @@
+"""A ladder of widths, depths and shares of the data: what a sequence model gains by each.
+
+    python -m recsys.reproduction.ladder FOLDER --out RUNS --workers 12
+
+Each rung trains the recipe's sequence model with its own width and depth on the events of a share
+of the users, drawn once by the seed, and is measured on validation: the cross entropy over the
+full catalogue in nats, at the model's own temperature, and the ranking. The test split is not
+looked at. Needs torch, numpy and safetensors alone.
+
+Axes: U users, B queries of a batch, N item rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recsys.data.dataset import Sequences
+from recsys.models.sequence import SequenceModel
+from recsys.reproduction.fitting import Experiment, fit_sequence
+from recsys.reproduction.prepared import Prepared
+from recsys.reproduction.ranking import ScoredSource, metrics_of, rank_all
+from recsys.reproduction.run import device_named, device_text, read_result, write_json
+
+WIDTHS = (32, 64, 128, 256)
+DEPTHS = (1, 2, 4)
+SHARES = (0.125, 0.25, 0.5, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One training of the ladder."""
+
+    width: int
+    depth: int
+    share: float
+    """Of the users whose events are trained on."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.depth < 1 or not 0 < self.share <= 1:
+            raise ValueError(
+                f"width and depth must be >= 1 and share in (0, 1], got {self.width}, "
+                f"{self.depth} and {self.share}"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"w{self.width}-d{self.depth}-s{self.share:g}-{self.seed}"
+
+
+def rungs(widths: Sequence[int], depths: Sequence[int], shares: Sequence[float]) -> list[Rung]:
+    """List every combination, the longest trainings first."""
+    every = [
+        Rung(width=width, depth=depth, share=share)
+        for width, depth, share in itertools.product(widths, depths, shares)
+    ]
+    return sorted(every, key=lambda rung: -rung.share * rung.width * (1 + rung.depth))
+
+
+def of_some_users(sequences: Sequences, share: float, seed: int) -> Sequences:
+    """Train on a share of the users alone; a larger share holds every user of a smaller one."""
+    starts, ends = np.asarray(sequences.offsets[:-1]), np.asarray(sequences.train_end)
+    drawn = np.random.default_rng([seed, len(starts)]).random(len(starts))
+    chosen = np.argsort(drawn, kind="stable")[: max(1, round(share * len(starts)))]
+    train_end = starts.copy()
+    train_end[chosen] = ends[chosen]
+    return replace(sequences, train_end=train_end)
+
+
+def run_rung(prepared: Prepared, folder: Path, rung: Rung, device: torch.device) -> dict[str, Any]:
+    """Train and measure one rung, or read what an earlier call left."""
+    path = folder / f"{rung.name}.json"
+    done = read_result(path, prepared)
+    if done is not None:
+        return done
+    recipe = prepared.recipe
+    sized = replace(
+        recipe.sequence,
+        embedding_dim=rung.width,
+        hidden_dim=max(1, recipe.sequence.hidden_dim * rung.width // recipe.sequence.embedding_dim),
+        num_blocks=rung.depth,
+    )
+    own = replace(prepared, recipe=replace(recipe, sequence=sized))
+    sequences = prepared.order(next(iter(prepared.orders)))
+    experiment = Experiment(
+        prepared=own,
+        sequences=sequences,
+        seed=rung.seed,
+        device=device,
+        training=of_some_users(sequences, rung.share, rung.seed),
+    )
+    begin = time.perf_counter()
+    fitted = fit_sequence(experiment)
+    seconds = time.perf_counter() - begin
+    model = cast("SequenceModel", fitted.model)
+    question = experiment.question("validation")
+    ranked = rank_all(ScoredSource(model.score), question, 50, device)
+    result = {
+        "data_set": prepared.name,
+        "data_digest": prepared.data_digest,
+        "recipe": recipe.digest(),
+        **asdict(rung),
+        "num_weights": num_encoder_weights(model),
+        "num_all_weights": sum(weight.numel() for weight in model.parameters()),
+        "num_events": int(experiment.item_counts().sum()),
+        "loss": cross_entropy(model, experiment),
+        **metrics_of(ranked.ranks, question.held_out.targets),
+        "training": None if fitted.training is None else asdict(fitted.training),
+        "seconds": round(seconds, 1),
+        "device": device_text(device),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, result)
+    return result
+
+
+def num_encoder_weights(model: SequenceModel) -> int:
+    """Count what reads histories: all weights but the tables, whose rows the catalogue decides."""
+    encoder = sum(weight.numel() for weight in model.encoder.parameters())
+    content = model.item_tower.content
+    return encoder + (0 if content is None else content.weight.numel())
+
+
+@torch.no_grad()
+def cross_entropy(model: SequenceModel, experiment: Experiment) -> float:
+    """Mean -log of the targets' softmax over all that a query may be shown, in nats."""
+    question = experiment.question("validation")
+    total, number = 0.0, 0
+    for queries, allowed, targets in question.batches(experiment.device):
+        logits = model.score(queries).float() / model.config.temperature  # [B, N]
+        # A target that the user has seen cannot be listed, so it does not count.
+        shown = allowed[targets.segments(), targets.values]
+        logits = logits.masked_fill(~allowed, -torch.inf).log_softmax(1)
+        own: Tensor = logits[targets.segments(), targets.values][shown]
+        total, number = total - float(own.sum()), number + len(own)
+    return total / max(1, number)
+
+
+def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="recsys.reproduction.ladder", description=__doc__)
+    parser.add_argument("folder", type=Path, help="arrays, from recsys scale --prepare")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the rungs' results")
+    parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS))
+    parser.add_argument("--depths", nargs="+", type=int, default=list(DEPTHS))
+    parser.add_argument("--shares", nargs="+", type=float, default=list(SHARES))
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--workers", type=int, default=1, help="rungs beside each other")
+    parser.add_argument("--part", type=int, help="of the workers, for this process")
+    return parser.parse_args(arguments)
+
+
+def own_share(every: Sequence[Rung], worker: int, num_workers: int) -> Iterator[Rung]:
+    """Deal the rungs out, so that each worker has long and short ones."""
+    return itertools.islice(every, worker, None, num_workers)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the rungs that are not there yet."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parsed_arguments(given)
+    every = rungs(options.widths, options.depths, options.shares)
+    if options.workers > 1 and options.part is None:
+        command = [sys.executable, "-m", "recsys.reproduction.ladder", *given, "--part"]
+        workers = [subprocess.Popen([*command, str(part)]) for part in range(options.workers)]
+        return max(abs(worker.wait()) for worker in workers)
+    prepared = Prepared.load(options.folder)
+    device = device_named(options.device)
+    if options.workers > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // options.workers))
+    for rung in own_share(every, options.part or 0, options.workers):
+        result = run_rung(prepared, options.out, rung, device)
+        line = {name: result[name] for name in ("num_events", "loss", "ndcg@10", "seconds")}
+        sys.stdout.write(f"{rung.name} {json.dumps(line)}\n")
+        sys.stdout.flush()
+        assert math.isfinite(result["loss"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
