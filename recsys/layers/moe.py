@@ -139,12 +139,13 @@ class SoftMoe(nn.Module):
 
     def gate_weights(self, rows: Tensor) -> Tensor:
         """Weigh the experts for each task, rows sum to 1, [B, D] -> [B, T, E]."""
-        logits = self.gates(rows).view(-1, self.num_tasks, self.num_experts).float()
+        logits: Tensor = self.gates(rows).view(-1, self.num_tasks, self.num_experts).float()
         return logits.masked_fill(self.hidden, -torch.inf).softmax(2)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Mix the experts for each task, [B, D] -> [T, B, D]."""
-        inner = functional.relu(self.up(rows)).unflatten(1, (self.num_experts, -1))  # [B, E, F]
+        inner = functional.relu(self.up(rows))
+        inner = inner.view(len(rows), *self.down.shape[:2])  # [B, E, F]
         outputs = torch.bmm(inner.transpose(0, 1), self.down.to(inner.dtype))  # [E, B, D]
         weights = self.gate_weights(rows).to(outputs.dtype)
         # Per row [T, E] x [E, D].

@@ -88,11 +88,11 @@ class _Dispatch(torch.autograd.Function):
         return rows.index_select(0, row_of_slot)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (slot_of,) = ctx.saved_tensors
         visits = grad.index_select(0, slot_of)  # [B K, D]
-        return visits.unflatten(0, (ctx.num_rows, ctx.top_k)).sum(1), None, None
+        return visits.view(ctx.num_rows, ctx.top_k, grad.shape[1]).sum(1), None, None
 
 
 class _Collect(torch.autograd.Function):
@@ -105,7 +105,7 @@ class _Collect(torch.autograd.Function):
         return slots.index_select(0, slot_of)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (slot_of,) = ctx.saved_tensors
         out = grad.new_zeros(ctx.num_slots, grad.shape[1])
@@ -116,14 +116,20 @@ def dispatch(rows: Tensor, slots: Slots) -> Tensor:
     """Lay rows out in their slots, [B, D] -> [S, D]."""
     if not torch.is_grad_enabled():
         return rows.index_select(0, slots.row_of_slot)
-    return cast("Tensor", _Dispatch.apply(rows, slots.row_of_slot, slots.slot_of))
+    return cast(
+        "Tensor",
+        _Dispatch.apply(rows, slots.row_of_slot, slots.slot_of),  # type: ignore[no-untyped-call]
+    )
 
 
 def collect(outputs: Tensor, slots: Slots) -> Tensor:
     """Take each visit's output back, [S, O] -> [B * K, O]."""
     if not torch.is_grad_enabled():
         return outputs.index_select(0, slots.slot_of)
-    return cast("Tensor", _Collect.apply(outputs, slots.slot_of))
+    return cast(
+        "Tensor",
+        _Collect.apply(outputs, slots.slot_of),  # type: ignore[no-untyped-call]
+    )
 
 
 class Experts(nn.Module):

@@ -163,17 +163,25 @@ class NoisyRouter(nn.Module):
         with torch.autocast(rows.device.type, enabled=False):
             clean_BE = self.scores(rows.float())
             if not self.training:
-                best = torch.topk(clean_BE, self.top_k, dim=1)
-                return Routing(best.indices, best.values.softmax(1), clean_BE.new_zeros(()))
+                experts_BK = torch.topk(clean_BE, self.top_k, dim=1).indices
+                return Routing(
+                    experts_BK, self._weights(clean_BE, experts_BK), clean_BE.new_zeros(())
+                )
             scale_BE = functional.softplus(self.noise(rows.float())) + 1e-2
             noisy_BE = clean_BE + torch.randn_like(clean_BE) * scale_BE
-            best = torch.topk(noisy_BE, self.top_k, dim=1)
-            weights_BK = best.values.softmax(1)
-            importance_E = torch.zeros_like(noisy_BE).scatter(1, best.indices, weights_BK).sum(0)
+            experts_BK = torch.topk(noisy_BE, self.top_k, dim=1).indices
+            weights_BK = self._weights(noisy_BE, experts_BK)
+            importance_E = torch.zeros_like(noisy_BE).scatter(1, experts_BK, weights_BK).sum(0)
             loss = _squared_variation(importance_E)
             if self.top_k < clean_BE.shape[1]:
                 loss = loss + _squared_variation(self._smooth_load(clean_BE, noisy_BE, scale_BE))
-            return Routing(best.indices, weights_BK, self.loss_weight * loss)
+            return Routing(experts_BK, weights_BK, self.loss_weight * loss)
+
+    def _weights(self, scores_BE: Tensor, experts_BK: Tensor) -> Tensor:
+        """Softmax over the chosen; a single one's share of all, or it would teach nothing."""
+        if self.top_k == 1:
+            return scores_BE.softmax(1).gather(1, experts_BK)
+        return scores_BE.gather(1, experts_BK).softmax(1)
 
     def _smooth_load(self, clean_BE: Tensor, noisy_BE: Tensor, scale_BE: Tensor) -> Tensor:
         """Probability of each expert to be chosen were its noise drawn anew, summed over rows."""
@@ -181,7 +189,8 @@ class NoisyRouter(nn.Module):
         inside_BE = noisy_BE >= edges[:, -2:-1]
         # What it must beat: the K-th best of the others.
         rival_BE = torch.where(inside_BE, edges[:, -1:], edges[:, -2:-1])
-        return torch.special.ndtr((clean_BE - rival_BE) / scale_BE).sum(0)
+        chances_BE: Tensor = torch.special.ndtr((clean_BE - rival_BE) / scale_BE)
+        return chances_BE.sum(0)
 
 
 def chosen_counts(experts: Tensor, num_experts: int) -> Tensor:

@@ -1,0 +1,39 @@
+"""Explicit feature interactions: the cross layers of DCN-v2 (Wang et al. 2021, arXiv:2008.13535).
+
+Axes: M rows, W width of all fields together.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class CrossNetwork(nn.Module):
+    """Layers x' = x0 * (V U x + b) + x, so that each adds one order of interaction.
+
+    Args:
+        dim: W.
+        num_layers: Layers; none gives the input.
+        rank: Width between U and V; 0 is one full matrix.
+    """
+
+    def __init__(self, dim: int, num_layers: int, rank: int = 0) -> None:
+        super().__init__()
+        if dim < 1 or num_layers < 0 or not 0 <= rank < dim:
+            raise ValueError(
+                f"a cross network needs dim >= 1, num_layers >= 0 and 0 <= rank < dim, got "
+                f"{dim=}, {num_layers=}, {rank=}"
+            )
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, dim))
+            if rank
+            else nn.Linear(dim, dim)
+            for _ in range(num_layers)
+        )
+
+    def forward(self, fields: Tensor) -> Tensor:
+        """Cross the fields of each row, [M, W] -> [M, W]."""
+        state = fields
+        for layer in self.layers:
+            state = fields * layer(state) + state
+        return state

@@ -1,0 +1,129 @@
+"""Parts of the ranker: fields of a query, and the trunk between crossed fields and heads.
+
+Axes: B queries, M candidates of a batch, D width of a field, W width of all fields, T tasks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from recsys.data.batch import JaggedBatch
+from recsys.layers.embedding import EmbeddingBags, TableConfig
+from recsys.layers.moe import SoftMoe, SparseMoe, SparseMoeConfig
+from recsys.layers.moe_routing import Routing
+from recsys.layers.target_attention import ReadableHistory
+from recsys.models.ranker_config import RankerConfig, RankerInputs
+
+
+class Reader(NamedTuple):
+    """What is known of queries, ready for any candidates."""
+
+    history: ReadableHistory
+    fields: Tensor
+    """User and context, [B, fields * D]."""
+
+
+class Ranked(NamedTuple):
+    """What the network says of candidates."""
+
+    logits: Tensor
+    """[M, T], of feedback on an examined item."""
+    routing: Routing | None
+    """Who went where, of a sparse trunk."""
+
+
+class QueryFields(nn.Module):
+    """One field of all a user's features, one of all the context's."""
+
+    def __init__(self, config: RankerConfig, inputs: RankerInputs) -> None:
+        super().__init__()
+        dim = config.embedding_dim
+        self.kinds = [
+            (kind, [f"{kind}.{name}" for name in features])
+            for kind, features in (
+                ("user", inputs.user_features),
+                ("context", inputs.context_features),
+            )
+            if features or (kind == "user" and inputs.query_dense)
+        ]
+        tables = [
+            TableConfig(
+                name=f"{kind}_{name}",
+                num_rows=rows,
+                embedding_dim=dim,
+                features=(f"{kind}.{name}",),
+            )
+            for kind, features in (
+                ("user", inputs.user_features),
+                ("context", inputs.context_features),
+            )
+            for name, rows in features.items()
+        ]
+        self.tables = EmbeddingBags(tables, config.backend) if tables else None
+        self.dense = nn.Linear(len(inputs.query_dense), dim) if inputs.query_dense else None
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in self.kinds)
+
+    def forward(self, queries: JaggedBatch, dense: Tensor | None) -> Tensor:
+        """Encode queries, [B, fields * D]."""
+        pooled = {} if self.tables is None else self.tables(queries)
+        fields = []
+        for (kind, names), norm in zip(self.kinds, self.norms, strict=True):
+            parts = [pooled[name] for name in names]
+            if kind == "user" and self.dense is not None and dense is not None:
+                parts.append(self.dense(dense))
+            fields.append(norm(sum(parts)))
+        if not fields:
+            return queries["history"].offsets.new_zeros(queries.batch_size, 0).float()
+        return torch.cat(fields, dim=1)
+
+
+class Trunk(nn.Module):
+    """What stands between the crossed fields and the heads, added to what it reads."""
+
+    def __init__(self, config: RankerConfig, width: int, num_tasks: int) -> None:
+        super().__init__()
+        self.num_tasks = num_tasks
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.body: nn.Module
+        if config.trunk == "sparse":
+            self.body = SparseMoe(
+                SparseMoeConfig(
+                    dim=width,
+                    hidden_dim=config.hidden_dim,
+                    num_experts=config.num_experts,
+                    top_k=config.top_k,
+                    num_shared_experts=config.num_shared_experts,
+                    router=config.router,
+                    bias_rate=config.bias_rate,
+                    loss_weight=config.router_loss_weight,
+                )
+            )
+        elif config.trunk in ("mmoe", "ple"):
+            own = config.num_task_experts if config.trunk == "ple" else 0
+            self.body = SoftMoe(
+                width,
+                config.hidden_dim,
+                num_experts=config.num_experts,
+                num_tasks=num_tasks,
+                num_task_experts=own,
+            )
+        else:
+            self.body = nn.Sequential(
+                nn.Linear(width, config.hidden_dim),
+                nn.ReLU(),
+                nn.Linear(config.hidden_dim, width),
+            )
+
+    def forward(self, crossed: Tensor) -> tuple[list[Tensor], Routing | None]:
+        """Give each task's input, T times [M, W]."""
+        normed, routing = self.norm(crossed), None
+        if isinstance(self.body, SparseMoe):
+            mixed, routing = self.body(normed)
+        else:
+            mixed = self.body(normed)
+        each = mixed if mixed.ndim == 3 else [mixed] * self.num_tasks
+        return [crossed + self.dropout(own) for own in each], routing

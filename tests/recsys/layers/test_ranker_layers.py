@@ -1,0 +1,83 @@
+"""Cross network, target attention and examination, each against a slow truth."""
+
+import math
+
+import pytest
+import torch
+
+from recsys.data.batch import Jagged
+from recsys.layers.cross import CrossNetwork
+from recsys.layers.examination import Examination
+from recsys.layers.target_attention import TargetAttention
+
+
+def test_cross_layers_follow_the_papers_formula():
+    torch.manual_seed(0)
+    network, fields = CrossNetwork(5, 2), torch.randn(4, 5)
+    first = fields * (fields @ network.layers[0].weight.T + network.layers[0].bias) + fields
+    second = fields * (first @ network.layers[1].weight.T + network.layers[1].bias) + first
+    torch.testing.assert_close(network(fields), second)
+
+
+def test_a_full_rank_in_two_factors_is_a_matrix():
+    torch.manual_seed(1)
+    low, full, fields = CrossNetwork(6, 1, rank=3), CrossNetwork(6, 1), torch.randn(4, 6)
+    narrow, wide = low.layers[0]
+    with torch.no_grad():
+        full.layers[0].weight.copy_(wide.weight @ narrow.weight)
+        full.layers[0].bias.copy_(wide.bias)
+    torch.testing.assert_close(low(fields), full(fields))
+    with pytest.raises(ValueError, match="0 <= rank < dim"):
+        CrossNetwork(6, 1, rank=6)
+
+
+def test_a_candidate_reads_the_events_of_its_own_user():
+    torch.manual_seed(2)
+    attention = TargetAttention(4, 3, max_history=3)
+    torch.nn.init.normal_(attention.nothing)
+    history = Jagged.from_lists([[1, 2], [], [3, 4, 5]])
+    inputs, candidates = torch.randn(5, 4), torch.randn(3, 2, 4)
+    read = attention(candidates, attention.prepare(history, inputs))
+    for user, events in enumerate([inputs[:2], inputs[:0], inputs[2:]]):
+        steps = torch.arange(len(events) - 1, -1, -1)
+        values = torch.cat([attention.nothing[None], events + attention.recency(steps)])
+        for place in range(2):
+            query = attention.query(candidates[user, place])
+            weights = (attention.key(values) @ query / math.sqrt(3)).softmax(0)
+            torch.testing.assert_close(read[user, place], weights @ values)
+
+
+def test_likelihood_in_a_slot_is_of_examined_times_relevant():
+    torch.manual_seed(3)
+    layer = Examination(4)
+    torch.nn.init.normal_(layer.odds)
+    logits, slots = torch.randn(50, 2).double(), torch.randint(6, (50,))
+    labels = torch.randint(0, 2, (50, 2)).double()
+    chance = layer.curve()[slots.clamp(max=3), None].double() * logits.sigmoid()
+    expected = -(labels * chance.log() + (1 - labels) * (1 - chance).log())
+    torch.testing.assert_close(layer(logits, slots, labels), expected, rtol=1e-5, atol=1e-6)
+    assert float(layer.curve()[0]) == 1
+
+
+def test_certain_logits_in_the_first_slot_have_finite_losses_and_gradients():
+    layer = Examination(2)
+    logits = torch.tensor([[80.0], [-80.0], [80.0]], requires_grad=True)
+    loss = layer(logits, torch.tensor([0, 0, 1]), torch.tensor([[0.0], [1.0], [0.0]]))
+    loss.sum().backward()
+    assert bool(loss.isfinite().all())
+    assert bool(logits.grad.isfinite().all())
+    assert bool(layer.odds.grad.isfinite().all())
+
+
+def test_the_planted_curve_is_recovered_from_feedback_of_known_relevance():
+    torch.manual_seed(4)
+    truth = torch.tensor([1.0, 0.7, 0.45, 0.2])
+    slots, logits = torch.randint(4, (40_000,)), torch.randn(40_000, 1)
+    labels = (torch.rand(40_000, 1) < truth[slots, None] * logits.sigmoid()).float()
+    layer = Examination(4)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
+    for _ in range(100):
+        optimizer.zero_grad()
+        layer(logits, slots, labels).mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(layer.curve(), truth, atol=0.02, rtol=0)
