@@ -1,6 +1,7 @@
 import json
 import logging
 import time
+from dataclasses import asdict
 
 import pytest
 from fastapi.testclient import TestClient
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 
 from serving.app import create_app
 from serving.log import LOGGER, JsonLines
-from serving.manifest import read_manifest
+from serving.manifest import publish, read_manifest
 from serving.recommend import Recommender
+from serving.schemas import Request
 from serving.settings import Settings
+from serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 JSON = {"content-type": "application/json"}
 LIMIT = 1 << 20
@@ -327,3 +330,21 @@ def test_any_item_id_in_the_path_is_never_5xx(client, item_id):
     from urllib.parse import quote
 
     assert client.get(f"/v1/similar/{quote(item_id, safe='')}").status_code < 500
+
+
+def test_server_of_profile_full_answers_as_python_does(tmp_path):
+    write_synthetic_bundle(tmp_path, "v1", SyntheticSize(history_models=True))
+    publish(tmp_path, "v1")
+    full = Settings(bundles=tmp_path, profile="full", beam_timeout_ms=60_000, log_requests=False)
+    asked = {"user_id": "user-1", "k": 3, "explain": True}
+    with TestClient(create_app(full)) as client:
+        assert client.get("/readyz").json()["profile"] == "full"
+        reply = client.post("/v1/recommend", json=asked).json()
+    assert reply["served_by"]["profile"] == "full"
+    local = Recommender.load(tmp_path / "current", "full").answer(Request.model_validate(asked))
+    assert reply["items"] == [asdict(item) for item in local.items]
+    assert "generative" in reply["items"][0]["contributions"]
+    with TestClient(create_app(Settings(bundles=tmp_path, log_requests=False))) as client:
+        assert client.get("/readyz").json()["profile"] == "fast"
+        fast = client.post("/v1/recommend", json=asked).json()
+    assert fast["items"] != reply["items"]

@@ -23,3 +23,13 @@ def test_given_values_win_over_the_environment_and_that_over_defaults():
 def test_wrong_variable_is_named(name, value, message):
     with pytest.raises(ValueError, match=message):
         Settings.from_environment({name: value})
+
+
+def test_profile_is_fast_or_full():
+    assert Settings.from_environment({}).profile == "fast"
+    assert Settings.from_environment({"RECSYS_PROFILE": "full"}).profile == "full"
+    assert Settings.from_environment({"RECSYS_PROFILE": "full"}, profile="fast").profile == "fast"
+    with pytest.raises(ValueError, match=r"RECSYS_PROFILE.*'fast' or 'full', got 'slow'"):
+        Settings.from_environment({"RECSYS_PROFILE": "slow"})
+    with pytest.raises(ValueError, match="beam_timeout_ms must be > 0"):
+        Settings(beam_timeout_ms=0)
