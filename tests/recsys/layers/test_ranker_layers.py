@@ -56,7 +56,7 @@ def test_likelihood_in_a_slot_is_of_examined_times_relevant():
     chance = layer.curve()[slots.clamp(max=3), None].double() * logits.sigmoid()
     expected = -(labels * chance.log() + (1 - labels) * (1 - chance).log())
     torch.testing.assert_close(layer(logits, slots, labels), expected, rtol=1e-5, atol=1e-6)
-    assert float(layer.curve()[0]) == 1
+    assert layer.curve()[0].item() == 1
 
 
 def test_certain_logits_in_the_first_slot_have_finite_losses_and_gradients():
