@@ -1,9 +1,10 @@
-"""A retriever whose queries are read through domain adapters, each query through its own.
+"""A retriever that reads each query through the adapter of its domain.
 
-Adapters correct what reads a query; items keep one vector for all domains, and with it one index.
-So the query side's layers may be targets, the item tower's may not.
+An adapter may correct the layers that read a query and the one that projects an item's content.
+Where it corrects the latter, items have vectors of their own in that domain, encoded once; else
+all domains share the base's.
 
-Axes: B queries, M events of a batch, N item rows, D width.
+Axes: B queries, M events of a batch, S sets of item vectors, N item rows, D width.
 """
 
 from __future__ import annotations
@@ -13,45 +14,74 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from recsys.data.batch import JaggedBatch, latest
+from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.layers.lora import LoraAdapter
 from recsys.layers.lora_bank import LoraBank
+from recsys.models.item_tower import NORM_FLOOR
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
 
-QUERY_LAYERS = {TwoTower: ("query_tower.*",), SequenceModel: ("encoder.*",)}
-"""Targets of a model's adapters: every linear layer that reads a query."""
+Model = TwoTower | SequenceModel
+QUERY_LAYERS: Mapping[type[Model], str] = {TwoTower: "query_tower.*", SequenceModel: "encoder.*"}
+CONTENT_LAYER = "item_tower.content"
+ENCODED_AT_A_TIME = 1 << 16
 
 
-def query_layers(model: TwoTower | SequenceModel) -> tuple[str, ...]:
-    """Give the targets for adapters of a model."""
-    return next(names for kind, names in QUERY_LAYERS.items() if isinstance(model, kind))
+def adapted_layers(model: Model) -> tuple[str, ...]:
+    """Give the targets of a model's adapters: what reads a query, and the projected content."""
+    reading = QUERY_LAYERS[type(model)]
+    return (reading,) if model.item_tower.content is None else (reading, CONTENT_LAYER)
+
+
+def twin_of(model: Model) -> Model:
+    """Copy a model's layers but none of its tensors, so that adapters do not reach the original."""
+    memo: dict[int, object] = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    inputs = model.all_item_inputs()
+    memo[id(inputs)] = inputs
+    return copy.deepcopy(model, memo)
 
 
 class AdaptedRetriever:
     """A base and the adapters of several domains, as one retriever of mixed batches."""
 
-    def __init__(
-        self, model: TwoTower | SequenceModel, adapters: Mapping[str, LoraAdapter]
-    ) -> None:
-        """Hook adapters into a model; without a domain it answers as before.
+    def __init__(self, model: Model, adapters: Mapping[str, LoraAdapter]) -> None:
+        """Put adapters into a model; without a domain it answers as before.
 
         Args:
             adapters: By domain, made for this model.
 
         Raises:
-            ValueError: If an adapter is for another base or corrects layers of items.
+            ValueError: If an adapter is for another base.
         """
-        for domain, adapter in adapters.items():
-            if odd := [name for name in adapter.layers if name.startswith("item_tower")]:
-                raise ValueError(
-                    f"the adapter of domain {domain!r} corrects {odd[0]}, but items have one "
-                    f"vector for all domains; its targets may be {query_layers(model)}"
-                )
         self.model = model
         self.bank = LoraBank(model, adapters)
+        # Number of an adapter -> its set of item vectors; 0 is the base's.
+        self._set_of = [0]
+        sets = [model.all_item_inputs()]
+        for number, adapter in enumerate(adapters.values(), start=1):
+            if CONTENT_LAYER in adapter.layers:
+                self._set_of.append(len(sets))
+                sets.append(self._encode_items(number))
+            else:
+                self._set_of.append(0)
+        self._inputs = sets  # S x [N, D]
+        self._vectors = [functional.normalize(one, dim=1, eps=NORM_FLOOR) for one in sets]
 
+    def numbers(self, domains: Sequence[str | None]) -> list[int]:
+        """Number each domain's adapter; 0, the base alone, for an unknown domain or None."""
+        return [self.bank.number(domain) for domain in domains]
+
+    def item_vectors(self, domain: str | None) -> Tensor:
+        """Give the unit vectors of the whole catalogue in a domain, [N, D]; row 0 is no item."""
+        return self._vectors[self._set_of[self.bank.number(domain)]]
+
+    def shares_items(self, domain: str | None) -> bool:
+        """Say whether a domain's items have the base's vectors, so that its index serves."""
+        return self._set_of[self.bank.number(domain)] == 0
+
+    @torch.no_grad()
     def query_vectors(self, queries: JaggedBatch, domains: Sequence[str | None]) -> Tensor:
         """Encode queries as unit vectors, [B, D].
 
@@ -60,7 +90,7 @@ class AdaptedRetriever:
         """
         if len(domains) != queries.batch_size:
             raise ValueError(f"{len(domains)} domains for {queries.batch_size} queries")
-        numbers = torch.tensor([self.bank.number(one) for one in domains])
+        numbers = torch.tensor(self.numbers(domains))
         device = queries["history"].values.device
         if device.type != "cpu" or len(set(domains)) == 1:
             return self._encoded(queries, numbers.to(device))
@@ -70,15 +100,35 @@ class AdaptedRetriever:
         vectors = self._encoded(JaggedBatch(taken), numbers[order])
         return torch.empty_like(vectors).index_copy_(0, order, vectors)
 
-    def _encoded(self, queries: JaggedBatch, numbers: Tensor) -> Tensor:
-        with self.bank.choose(self._rows(queries, numbers)):
-            return self.model.query_vectors(queries)
-
+    @torch.no_grad()
     def score(self, queries: JaggedBatch, domains: Sequence[str | None]) -> Tensor:
         """Score every item of the catalogue for each query by cosine, [B, N]; row 0 is -inf."""
-        scores = self.query_vectors(queries, domains) @ self.model.all_item_vectors().T
+        vectors = self.query_vectors(queries, domains)
+        sets = [self._set_of[number] for number in self.numbers(domains)]
+        if len(set(sets)) == 1:
+            scores = vectors @ self._vectors[sets[0]].T
+        else:
+            scores = vectors.new_empty(len(vectors), len(self._vectors[0]))
+            for one in set(sets):
+                rows = [row for row, other in enumerate(sets) if other == one]
+                scores[rows] = vectors[rows] @ self._vectors[one].T
         scores[:, 0] = -torch.inf
         return scores
+
+    def _encoded(self, queries: JaggedBatch, numbers: Tensor) -> Tensor:
+        def inputs_of(history: Jagged) -> Tensor:
+            # One set after the other; no stacked copy of all of them is kept.
+            sets = torch.tensor(self._set_of, device=numbers.device)[numbers]  # [B]
+            of_event = sets[history.segments()]
+            inputs = self._inputs[0][history.values]
+            for one in range(1, len(self._inputs)):
+                own = (of_event == one)[:, None]
+                inputs = torch.where(own, self._inputs[one][history.values], inputs)
+            return inputs
+
+        shared = len(self._inputs) == 1
+        with self.bank.choose(self._rows(queries, numbers)):
+            return self.model.query_vectors(queries, None if shared else inputs_of)
 
     def _rows(self, queries: JaggedBatch, numbers: Tensor) -> Tensor:
         """Number the adapter of each row of a corrected layer's input, [B] or [M]."""
@@ -87,10 +137,13 @@ class AdaptedRetriever:
         history = latest(queries["history"], self.model.config.max_length)
         return numbers[history.segments()]
 
-
-def twin_of(model: TwoTower | SequenceModel) -> TwoTower | SequenceModel:
-    """Copy a model's layers but none of its tensors, so that adapters do not reach the original."""
-    memo: dict[int, object] = {id(one): one for one in (*model.parameters(), *model.buffers())}
-    inputs = model.all_item_inputs()
-    memo[id(inputs)] = inputs
-    return copy.deepcopy(model, memo)
+    @torch.no_grad()
+    def _encode_items(self, number: int) -> Tensor:
+        """Encode the catalogue through one adapter, [N, D]."""
+        device = self.model.all_item_inputs().device
+        rows = torch.arange(self.model.num_item_rows, device=device)
+        parts = []
+        for part in torch.split(rows, ENCODED_AT_A_TIME):
+            with self.bank.choose(torch.full_like(part, number)):
+                parts.append(self.model.item_inputs(part))
+        return torch.cat(parts)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -226,15 +227,18 @@ class SequenceModel(CatalogueModel):
         return history, times
 
     @torch.no_grad()
-    def query_vectors(self, queries: JaggedBatch) -> Tensor:
+    def query_vectors(
+        self, queries: JaggedBatch, inputs_of: Callable[[Jagged], Tensor] | None = None
+    ) -> Tensor:
         """Encode queries as unit vectors, [B, D].
 
         Args:
             queries: ``history`` (item rows, oldest first) and, where events have times,
                 ``history.times`` (unix seconds of the same events).
+            inputs_of: Inputs of a history's events, [M, D]; by default the catalogue's.
         """
         history, times = self._read(queries, self.config.max_length)
-        inputs = self.all_item_inputs()[history.values]
+        inputs = inputs_of(history) if inputs_of else self.all_item_inputs()[history.values]
         encoded: Tensor = self.encoder(inputs, history, times)
         return self.encoder.last(encoded, history)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -203,13 +204,20 @@ class TwoTower(CatalogueModel):
             self.item_tower.item_counts.copy_(item_counts)
 
     @torch.no_grad()
-    def query_vectors(self, queries: JaggedBatch) -> Tensor:
-        """Encode queries as unit vectors, [B, D]."""
+    def query_vectors(
+        self, queries: JaggedBatch, inputs_of: Callable[[Jagged], Tensor] | None = None
+    ) -> Tensor:
+        """Encode queries as unit vectors, [B, D].
+
+        Args:
+            inputs_of: Inputs of a history's values, [M, D]; by default the catalogue's.
+        """
         history = latest(queries["history"], self.config.max_history)
         known = history._replace(
             values=torch.where(history.values < self.num_item_rows, history.values, 0)
         )
-        vectors: Tensor = self.query_tower(queries, known, self.all_item_inputs()[known.values])
+        inputs = inputs_of(known) if inputs_of else self.all_item_inputs()[known.values]
+        vectors: Tensor = self.query_tower(queries, known, inputs)
         return vectors
 
     @torch.no_grad()

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.lora import LoraAdapter, LoraConfig
-from recsys.models.adapted import AdaptedRetriever, query_layers
+from recsys.models.adapted import AdaptedRetriever, adapted_layers
 from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
 from recsys.models.sequence import SequenceConfig, SequenceModel
 
@@ -44,7 +44,7 @@ def model_on(device: str, blocks: int) -> SequenceModel:
 def adapters_of(model: SequenceModel, rank: int) -> dict[str, LoraAdapter]:
     made = {}
     for domain in DOMAINS:
-        adapter = LoraAdapter(model, LoraConfig(targets=query_layers(model), rank=rank))
+        adapter = LoraAdapter(model, LoraConfig(targets=adapted_layers(model), rank=rank))
         with torch.no_grad():
             for parameter in adapter.parameters():
                 parameter.normal_(std=0.05)

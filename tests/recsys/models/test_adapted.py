@@ -6,7 +6,7 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.lora import LoraAdapter, LoraConfig, digest_of_weights
 from recsys.layers.lora_file import load_adapter, save_adapter
-from recsys.models.adapted import AdaptedRetriever, query_layers
+from recsys.models.adapted import AdaptedRetriever, adapted_layers, twin_of
 from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
 from recsys.models.sequence import SequenceConfig, SequenceModel
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
@@ -32,7 +32,7 @@ def built(kind: str):
 def adapter_of(model, seed: int, targets=None, rank: int = 3):
     torch.manual_seed(seed)
     adapter = LoraAdapter(
-        model, LoraConfig(targets=targets or query_layers(model), rank=rank, max_share=1.0)
+        model, LoraConfig(targets=targets or adapted_layers(model), rank=rank, max_share=1.0)
     )
     with torch.no_grad():
         for parameter in adapter.parameters():
@@ -90,11 +90,58 @@ def test_an_adapter_fits_the_saved_model_that_it_was_trained_on(kind, tmp_path):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
-def test_layers_of_items_are_refused():
-    torch.manual_seed(0)
-    inputs, known = TwoTowerInputs(num_item_rows=9, content_dim=6), torch.randn(9, 6)
-    catalogue = ItemCatalogue(known, ItemCatalogue.empty(9).categories)
-    model = SequenceModel(SEQUENCE, inputs, catalogue)
-    adapter = adapter_of(model, 1, ("item_tower.content",))
-    with pytest.raises(ValueError, match=r"corrects item_tower.content, but items have"):
-        AdaptedRetriever(model, {"books": adapter})
+def with_content(kind: str):
+    torch.manual_seed(1)
+    inputs = replace(INPUTS, content_dim=6)
+    catalogue = ItemCatalogue(
+        torch.randn(NUM_ITEM_ROWS, 6), ItemCatalogue.empty(NUM_ITEM_ROWS).categories
+    )
+    counts = torch.ones(NUM_ITEM_ROWS).long()
+    if kind == "two_tower":
+        config = TwoTowerConfig(embedding_dim=16, hidden_dim=32, max_history=6, backend="torch")
+        return TwoTower(config, inputs, catalogue, counts).eval()
+    return SequenceModel(SEQUENCE, inputs, catalogue, counts).eval()
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "attention"])
+@torch.no_grad()
+def test_items_have_vectors_of_their_own_where_an_adapter_corrects_their_content(kind):
+    model = with_content(kind)
+    assert adapted_layers(model)[1] == "item_tower.content"
+    alone, items = model.score(queries()), model.all_item_vectors()
+    reading = adapted_layers(model)[:1]
+    adapters = {
+        "books": adapter_of(model, 1),
+        "films": adapter_of(model, 2, reading),
+        "games": adapter_of(model, 3),
+    }
+    retriever = AdaptedRetriever(model, adapters)
+    mixed = retriever.score(queries(), DOMAINS)
+    for name, adapter in adapters.items():
+        own = [place for place, domain in enumerate(DOMAINS) if domain == name]
+        adapter.attach()
+        torch.testing.assert_close(mixed[own], model.score(queries())[own], rtol=0, atol=2e-6)
+        torch.testing.assert_close(
+            retriever.item_vectors(name), model.all_item_vectors(), rtol=0, atol=2e-6
+        )
+        adapter.detach()
+    torch.testing.assert_close(mixed[[1, 5]], alone[[1, 5]], rtol=0, atol=1e-6)
+    assert retriever.shares_items("films")
+    assert retriever.shares_items("unheard of")
+    assert not retriever.shares_items("books")
+    assert torch.equal(retriever.item_vectors(None), items)
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "attention"])
+@torch.no_grad()
+def test_adapters_of_a_twin_do_not_reach_the_model(kind):
+    model = with_content(kind)
+    alone, encoded = model.score(queries()), model.all_item_inputs()
+    twin = twin_of(model)
+    assert twin.all_item_inputs() is encoded
+    pairs = zip(model.parameters(), twin.parameters(), strict=True)
+    assert all(mine is theirs for mine, theirs in pairs)
+    retriever = AdaptedRetriever(twin, {"books": adapter_of(twin, 1)})
+    assert not torch.allclose(retriever.score(queries(), ["books"] * 6), alone, atol=1e-3)
+    assert model.all_item_inputs() is encoded
+    assert torch.equal(model.score(queries()), alone)
