@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 _compiled: dict[tuple[object, ...], Any] = {}
 
 
+@cache
 def interpreting() -> bool:
     """Whether Triton's interpreter runs the kernels, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
@@ -58,11 +60,13 @@ def launch(
             )  # fmt: skip
         return
     addresses = [None if one is None else one.data_ptr() for one in tensors]
-    misaligned = [one is not None and one % 16 != 0 for one in addresses]
+    misaligned = None
+    if reduce(or_, filter(None, addresses)) % 16:
+        misaligned = tuple(one is not None and one % 16 != 0 for one in addresses)
     types = [None if one is None else one.dtype for one in tensors]
     values = constants.values()
     options = (id(kernel), index, num_warps, max_registers, numbers[-1] is None)
-    key = (*options, *types, *values, tuple(misaligned) if True in misaligned else None)
+    key = (*options, *types, *values, misaligned)
     found = _compiled.get(key)
     if found is None:
         _compiled[key] = kernel[(grid,)](

@@ -40,8 +40,8 @@ class _Count(ctypes.Structure):
 class Sorter(NamedTuple):
     """Compiled kernels for keys of so many digits of so many bits, and tiles of so many pairs."""
 
-    count: ctypes.c_void_p
-    sort: ctypes.c_void_p
+    count_digits: ctypes.c_void_p
+    sort_by_digit: ctypes.c_void_p
     bits: int
     passes: int
     tile: int
@@ -69,14 +69,14 @@ def _compiled(index: int, num_bits: int, items: int) -> Sorter | None:
         driver = ctypes.CDLL("libcuda.so.1")
         with torch.cuda.device(index):
             # Private, so any failure has the same answer.
-            count, sort = (
-                torch.cuda._compile_kernel(source, name).func  # type: ignore[attr-defined]
+            kernels = [
+                torch.cuda._compile_kernel(source, name).func
                 for name in ("count_digits", "sort_by_digit")
-            )
+            ]
     except Exception as error:
         logger.warning("radix_sort_unavailable reason=%r; torch.sort takes its place", error)
         return None
-    return Sorter(count, sort, bits, passes, THREADS * items, driver)
+    return Sorter(kernels[0], kernels[1], bits, passes, THREADS * items, driver)
 
 
 def sort_pairs(own: Sorter, keys: Tensor, values: Tensor | None, work: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def sort_pairs(own: Sorter, keys: Tensor, values: Tensor | None, work: Tensor) -
     ways = ((sorted_keys.data_ptr(), room), (room + third, room + 2 * third))
     stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
     source = (keys.data_ptr(), None if values is None else values.data_ptr())
-    _launch(own, own.count, min(tiles, 264), stream, _Count(source[0], words, count))
+    _launch(own, own.count_digits, min(tiles, 264), stream, _Count(source[0], words, count))
     for one in range(own.passes):
         # The last pass ends in the results.
         target = ways[(own.passes - 1 - one) % 2]
@@ -111,7 +111,7 @@ def sort_pairs(own: Sorter, keys: Tensor, values: Tensor | None, work: Tensor) -
         arguments = _Pass(
             *source, *target, digits, of_tiles, next_tiles + 4 * one, count, one * own.bits
         )
-        _launch(own, own.sort, tiles, stream, arguments)
+        _launch(own, own.sort_by_digit, tiles, stream, arguments)
         source = target
     return sorted_keys
 

@@ -265,8 +265,8 @@ def forward(
     for one in layout.classes:
         shapes, default = _tile(one.dim, mean_length, weights.element_size())
         chosen = config_for("embedding_bag.forward", shapes, weights.dtype, default)
-        block_d, warps = triton.next_power_of_2(one.dim), chosen["num_warps"]
-        blocks = triton.cdiv(batch, chosen["block_b"]) * len(one.features)
+        block_d, warps = 1 << (one.dim - 1).bit_length(), chosen["num_warps"]
+        blocks = -(-batch // chosen["block_b"]) * len(one.features)
         tensors = (weights, scale_offset, feature_data, ids, offsets, sample_weights, out)
         numbers = (batch, num_features, before, out_stride, one.first_key, one.start)
         tile = {"block_b": chosen["block_b"], "unroll": chosen["unroll"], "pooling": pooling}
