@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from pipelines import (
+    adapt_commands,
     bundle_commands,
     compare_commands,
     data_commands,
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.add_typer(data_commands.app, name="data", help="Data sets known by name.")
 app.add_typer(ids_commands.app, name="ids", help="Semantic IDs: published versions of them.")
 app.add_typer(kernel_commands.app, name="kernels", help="GPU kernels: time, tune, look inside.")
+adapt_commands.add_to(app)
 bundle_commands.add_to(app)
 compare_commands.add_to(app)
 tracking_commands.add_to(app)

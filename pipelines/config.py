@@ -20,6 +20,7 @@ from typing import Literal
 
 from features.point_in_time import FEATURES
 from features.schema import FilterConfig, SplitConfig, TimeUnit
+from pipelines.adapt_config import AdapterConfig
 from pipelines.tracking import TrackingConfig
 from recsys.content.endpoint import EndpointConfig
 from recsys.content.endpoint_encoder import EmbeddingEndpointConfig
@@ -346,6 +347,7 @@ class RunConfig:
     sequence: SequenceConfig = field(default_factory=SequenceConfig)
     sequence_training: SequenceTrainingConfig = field(default_factory=SequenceTrainingConfig)
     blend: BlendConfig = field(default_factory=BlendConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
     index: FaissIndexConfig = field(default_factory=FaissIndexConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     report: ReportConfig = field(default_factory=ReportConfig)

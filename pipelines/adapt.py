@@ -1,0 +1,327 @@
+"""Adapt a released model to one domain: train, judge, train again on everything, register.
+
+As a release does: the adapter that is measured is trained on train, over the model of train, and
+its best step is picked on half of the domain's validation users; the harm gate judges it on the
+other half. What is served is trained for as many passes on everything, over the released model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from pipelines.adapt_gate import harm_verdicts, metrics_of
+from pipelines.adapt_inputs import DomainQueries, Domains, load_inputs
+from pipelines.artifacts import to_json, write_text_durably
+from pipelines.config import RunConfig
+from pipelines.model_inputs import ModelInputs
+from pipelines.release import bundles_dir
+from pipelines.stage_errors import RefusedError, UnstableTrainingError
+from pipelines.training import ProgressBar, training_device
+from recsys.data.batch import JaggedBatch
+from recsys.data.domains import domain_positions, domain_window_batch, domain_windows
+from recsys.data.order import BatchOrder
+from recsys.data.windows import training_windows
+from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
+from recsys.layers.lora import LoraAdapter
+from recsys.models.adapted import AdaptedRetriever, adapted_layers
+from recsys.models.sequence import SequenceModel
+from recsys.models.two_tower import TwoTower
+from recsys.training.loop import TrainConfig, TrainingDiverged, TrainResult, train
+from recsys.training.optim import adamw
+from recsys.training.progress import SilentTracker
+from serving.adapters import BaseName, publish_adapter, write_adapter
+from serving.delta import chain_of
+from serving.manifest import CURRENT, Verdict
+
+Model = TwoTower | SequenceModel
+Split = Literal["train", "all"]
+MODELS: Mapping[BaseName, type[TwoTower] | type[SequenceModel]] = {
+    "two_tower": TwoTower,
+    "sequence": SequenceModel,
+}
+KS = (10,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapted:
+    """What became of a domain's adapter."""
+
+    directory: Path
+    metrics: Mapping[str, Mapping[str, float]]
+    verdicts: list[Verdict]
+    num_labels: int
+    """Of the domain, that the registered adapter learned from."""
+    num_steps: int
+    share: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """All that training for one domain needs."""
+
+    config: RunConfig
+    inputs: ModelInputs
+    domains: Domains
+    domain: int
+    base: BaseName
+    show_progress: bool
+
+    @property
+    def device(self) -> torch.device:
+        return training_device(self.config.adapter)
+
+    @property
+    def max_history(self) -> int:
+        sizes = {
+            "two_tower": self.config.two_tower.max_history,
+            "sequence": self.config.sequence.max_length,
+        }
+        return sizes[self.base]
+
+    def load(self, directory: Path) -> Model:
+        """Read a model over the workspace's catalogue.
+
+        Raises:
+            ValueError: If it was built from other data than the workspace holds.
+        """
+        model = MODELS[self.base].load(directory, self.inputs.catalogue)
+        if model.inputs.num_item_rows != self.inputs.sizes.num_item_rows:
+            raise ValueError(
+                f"{directory} knows {model.inputs.num_item_rows} item rows, the workspace has "
+                f"{self.inputs.sizes.num_item_rows}; run the pipeline again to release a base "
+                "of this data"
+            )
+        return model.to(self.device)
+
+
+def adapt(
+    config: RunConfig, domain: str, *, publish: bool = True, show_progress: bool = False
+) -> Adapted:
+    """Train an adapter for a domain, hold it against the harm gate, register it.
+
+    Raises:
+        ValueError: If the domain, the run or the released bundle is not there.
+        RefusedError: If the gate refuses it; names what failed. Nothing is registered.
+    """
+    begin = time.perf_counter()
+    inputs, domains, order = load_inputs(config)
+    bundle, base = released_base(config)
+    task = Task(
+        config=config,
+        inputs=inputs,
+        domains=domains,
+        domain=domains.place_of(domain),
+        base=base,
+        show_progress=show_progress,
+    )
+    measured = config.workspace / f"train_{base}" / order / base
+    best_step, metrics, verdicts = judge(task, task.load(measured))
+    if not all(verdict.passed for verdict in verdicts):
+        refuse(config, domain, verdicts)
+
+    model = task.load(bundle / base)
+    loss_at, num_now = losses(task, model, "all")
+    _, num_before = losses(task, model, "train")
+    adapter = new_adapter(task, model)
+    growth = num_now / num_before
+    whole = config.adapter.for_examples(num_before).num_steps
+    num_steps = max(1, round(best_step * growth))
+    steps = config.adapter.for_steps(num_steps, num_steps, max(1, round(whole * growth)))
+    fit(task, adapter, loss_at, steps, None)
+    manifest = chain_of((bundles_dir(config) / CURRENT).resolve())[0].manifest
+    directory = write_adapter(
+        bundles_dir(config),
+        adapter,
+        domain=domain,
+        base=base,
+        base_version=manifest.version,
+        metrics=metrics,
+        verdicts=verdicts,
+    )
+    if publish:
+        publish_adapter(directory)
+    return Adapted(
+        directory=directory,
+        metrics=metrics,
+        verdicts=verdicts,
+        num_labels=len(domain_positions(inputs.sequences, "all", domains.own_items(task.domain))),
+        num_steps=num_steps,
+        share=adapter.share,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def released_base(config: RunConfig) -> tuple[Path, BaseName]:
+    """Find the released bundle and which of its models is adapted.
+
+    Raises:
+        ValueError: If nothing is released, or it lacks the model that ``adapter.model`` names.
+    """
+    current = bundles_dir(config) / CURRENT
+    if not current.exists():
+        raise ValueError(f"{current} does not exist; release a bundle first: recsys run")
+    base = chain_of(current.resolve())[0]
+    # A model of the bundle that was not trained in this workspace has nothing to be judged by.
+    there = [name for name in ("sequence", "two_tower") if (base.directory / name).is_dir()]
+    wanted = config.adapter.model
+    if (wanted != "auto" and wanted not in there) or not there:
+        raise ValueError(
+            f"adapter.model = {wanted!r}, but {base.directory} has {', '.join(there) or 'neither'}"
+        )
+    found: BaseName = (
+        "two_tower" if wanted == "two_tower" or "sequence" not in there else "sequence"
+    )
+    return base.directory, found
+
+
+def new_adapter(task: Task, model: Model) -> LoraAdapter:
+    """Make an adapter that changes nothing yet, by the run's seed."""
+    torch.manual_seed(task.config.seed)
+    return LoraAdapter(model, task.config.adapter.lora(adapted_layers(model))).attach()
+
+
+def judge(task: Task, model: Model) -> tuple[int, dict[str, dict[str, float]], list[Verdict]]:
+    """Train on train and compare on held-out users; return the best step, metrics and verdicts."""
+    config = task.config.adapter
+    limit = config.validation_users
+    halves = [
+        DomainQueries.of(task.inputs, task.domains, task.domain, half, limit, task.config.seed)
+        for half in (0, 1)
+    ]
+    picking, judging = halves[0].only_domain(), halves[1]
+    name = task.domains.names[task.domain]
+    if min(len(picking), len(judging.only_domain())) < 2:
+        raise ValueError(
+            f"domain {name!r} has {len(picking)} held-out users to pick a step by and "
+            f"{len(judging.only_domain())} to judge by; it needs 2 of each"
+        )
+    base = measure(task, model.score, judging)
+    adapter = new_adapter(task, model)
+    loss_at, num_examples = losses(task, model, "train")
+
+    def evaluate(_: nn.Module) -> Mapping[str, float]:
+        return measure(task, model.score, picking).metrics
+
+    steps = replace(config.for_examples(num_examples), metric=config.metric)
+    result = fit(task, adapter, loss_at, steps, evaluate)
+    adapter.detach()
+    retriever = AdaptedRetriever(model, {name: adapter})
+    adapted = measure(task, partial(score_mixed, retriever, task.domains.names), judging)
+    results = {"base": base, "adapter": adapted}
+    verdicts = harm_verdicts(judging, base, adapted, config)
+    return result.best_step, metrics_of(judging, results, config.metric), verdicts
+
+
+def score_mixed(
+    retriever: AdaptedRetriever, names: tuple[str, ...], queries: JaggedBatch
+) -> Tensor:
+    """Score each query through the adapter of its domain, where it has one, [B, N]."""
+    domains = [names[number] for number in queries["domain"].values.tolist()]
+    return retriever.score(queries, domains)
+
+
+def measure(
+    task: Task, score: Callable[[JaggedBatch], Tensor], queries: DomainQueries
+) -> RankingResult:
+    """Rank the full catalogue for held-out queries."""
+    held_out = queries.held_out
+    return evaluate_ranking(
+        lambda batch: score(batch.to(task.device)),
+        queries.batches(task.inputs, task.config, task.max_history),
+        held_out.targets,
+        RankingConfig(ks=KS),
+        exclude=held_out.seen if task.config.evaluation.exclude_history else None,
+    )
+
+
+def losses(task: Task, model: Model, split: Split) -> tuple[Callable[[int], Tensor], int]:
+    """Give the loss of each step on a domain's labels of a split, and the number of examples.
+
+    Raises:
+        ValueError: If the domain has no label there.
+    """
+    own, sequences = task.domains.own_items(task.domain), task.inputs.sequences
+    size, seed, device = task.config.adapter.batch_size, task.config.seed, task.device
+    if isinstance(model, TwoTower):
+        positions = domain_positions(sequences, split, own)
+        num_examples = len(positions)
+    else:
+        windows = training_windows(sequences, split, model.config.max_length)
+        windows = domain_windows(sequences, windows, own)
+        num_examples = len(windows)
+    if num_examples == 0:
+        raise ValueError(
+            f"domain {task.domains.names[task.domain]!r} has no event to learn from in {split!r}; "
+            "users need an event before it"
+        )
+    order = BatchOrder(num_examples, min(size, num_examples), seed)
+
+    def loss_at(step: int) -> Tensor:
+        chosen = order.indices(step)
+        if isinstance(model, TwoTower):
+            queries = task.inputs.queries(positions[chosen], max_history=task.max_history)
+            labels = sequences.labels(positions[chosen])
+            return model.loss(queries.to(device), labels.to(device))
+        starts, ends = windows.starts[chosen], windows.ends[chosen]
+        return model.loss(domain_window_batch(sequences, starts, ends, own).to(device))
+
+    return loss_at, num_examples
+
+
+def fit(
+    task: Task,
+    adapter: LoraAdapter,
+    loss_at: Callable[[int], Tensor],
+    steps: TrainConfig,
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None,
+) -> TrainResult:
+    """Train an adapter over its frozen base.
+
+    Raises:
+        UnstableTrainingError: If loss or gradients did not stay finite.
+    """
+    name = task.domains.names[task.domain]
+    title = f"{name} ({'judged' if evaluate else 'everything'})"
+    try:
+        with ProgressBar(title, visible=task.show_progress) as progress:
+            return train(
+                adapter,
+                loss_at,
+                adamw(adapter, task.config.adapter.optimizer),
+                steps,
+                evaluate=evaluate,
+                tracker=SilentTracker(),
+                progress=progress,
+            )
+    except TrainingDiverged as error:
+        raise UnstableTrainingError(str(error)) from error
+
+
+def refuse(config: RunConfig, domain: str, verdicts: list[Verdict]) -> None:
+    """Keep the verdicts and stop.
+
+    Raises:
+        RefusedError: Always; names each failed check with its value and bound.
+    """
+    path = config.workspace / "refused-adapter.json"
+    told = {"domain": domain, "verdicts": [verdict.model_dump() for verdict in verdicts]}
+    write_text_durably(path, to_json(told))
+    failed = [
+        f"  {one.name}: {one.value:.4f} against a bound of {one.bound:.4f} ({one.reason})"
+        for one in verdicts
+        if not one.passed
+    ]
+    raise RefusedError(
+        f"the adapter of domain {domain!r} is refused and was not registered; the domain is "
+        "answered as before.\n" + "\n".join(failed) + f"\nAll verdicts: {path}. The bounds are "
+        "in [adapter]."
+    )
