@@ -25,6 +25,7 @@ from pipelines.model_inputs import ModelInputs
 from pipelines.release import bundles_dir
 from pipelines.stage_errors import RefusedError, UnstableTrainingError
 from pipelines.training import ProgressBar, training_device
+from pipelines.workspace import Workspace
 from recsys.data.batch import JaggedBatch
 from recsys.data.domains import domain_positions, domain_window_batch, domain_windows
 from recsys.data.order import BatchOrder
@@ -112,6 +113,11 @@ def adapt(
         ValueError: If the domain, the run or the released bundle is not there.
         RefusedError: If the gate refuses it; names what failed. Nothing is registered.
     """
+    with Workspace(config.workspace).lock():
+        return _adapt(config, domain, publish=publish, show_progress=show_progress)
+
+
+def _adapt(config: RunConfig, domain: str, *, publish: bool, show_progress: bool) -> Adapted:
     begin = time.perf_counter()
     inputs, domains, order = load_inputs(config)
     bundle, base = released_base(config)

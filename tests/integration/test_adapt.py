@@ -1,0 +1,174 @@
+"""Adapters on a released world of two domains with opposite tastes."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from click.testing import Result
+
+from recsys.layers.lora import digest_of_weights
+from recsys.testing.world_text import DOMAINS
+from recsys.testing.worlds import WorldConfig, world
+from serving.adapters import read_registered, served_adapters
+from serving.bundle import load_bundle
+
+Recsys = Callable[..., Result]
+BOOKS, TOYS = list(DOMAINS)[:2]
+SETTINGS = """
+preset = "shop"
+
+[data]
+events = "events.csv"
+items = "items.csv"
+
+[filters]
+min_user_events = 3
+min_item_events = 1
+
+[features]
+context_features = []
+
+[content]
+encoder = "hash"
+
+[semantic_ids]
+method = "none"
+
+[two_tower]
+embedding_dim = 32
+hidden_dim = 32
+max_history = 20
+dropout = 0.0
+backend = "torch"
+
+[training]
+batch_size = 64
+max_epochs = 2.0
+device = "cpu"
+
+[training.schedule]
+learning_rate = 0.003
+
+[adapter]
+rank = 4
+device = "cpu"
+max_epochs = 6.0
+min_slice_users = 40
+max_share = 0.2
+
+[adapter.schedule]
+learning_rate = 0.003
+
+[evaluation]
+ks = [5, 10]
+
+[tracking]
+enabled = false
+"""
+
+
+def write_world(folder: Path) -> Path:
+    """Write the clicks of a world of two domains, the catalogue with its domains, and the TOML."""
+    made = world(
+        WorldConfig(seed=5, num_users=240, num_items=60, num_requests=9_000, num_domains=2)
+    )
+    clicks = made.events.event_types == "click"
+    pl.DataFrame(
+        {
+            "user_id": made.events.user_ids[clicks],
+            "item_id": made.events.item_ids[clicks],
+            "event_time": made.events.times[clicks],
+            "event_type": made.events.event_types[clicks],
+        }
+    ).write_csv(folder / "events.csv")
+    names = np.array([BOOKS, TOYS])
+    pl.DataFrame(
+        {
+            "item_id": made.catalogue.item_ids,
+            "title": made.catalogue.titles,
+            "domain": names[made.truth.domain_of_item],
+        }
+    ).write_csv(folder / "items.csv")
+    (folder / "shop.toml").write_text(SETTINGS)
+    return folder / "shop.toml"
+
+
+@pytest.fixture(scope="module")
+def domains(tmp_path_factory: pytest.TempPathFactory, recsys: Recsys) -> Path:
+    """A workspace in which the whole run is done, and its TOML beside it."""
+    folder = tmp_path_factory.mktemp("domains")
+    config = write_world(folder)
+    result = recsys("run", "-c", config, "-w", folder / "run", "--quiet")
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.fixture
+def workspace(domains: Path, tmp_path: Path) -> Path:
+    """A copy of it, to adapt in."""
+    return Path(shutil.copytree(domains / "run", tmp_path / "run", symlinks=True))
+
+
+def adapt(recsys: Recsys, domains: Path, workspace: Path, *more: str) -> Result:
+    return recsys("adapt", "-c", domains / "shop.toml", "-w", workspace, "-q", *more)
+
+
+def test_an_adapter_is_judged_registered_with_its_base_and_withdrawn(
+    recsys: Recsys, domains: Path, workspace: Path
+) -> None:
+    result = adapt(recsys, domains, workspace, "--domain", BOOKS)
+    assert result.exit_code == 0, result.output
+    (directory,) = served_adapters(workspace / "bundles").values()
+    manifest = read_registered(directory)
+    assert (manifest.domain, manifest.base) == (BOOKS, "two_tower")
+    assert manifest.metrics["adapter"]["ndcg@10"] > manifest.metrics["base"]["ndcg@10"]
+    assert all(verdict.passed for verdict in manifest.verdicts)
+    assert f"lists of domain {TOYS} unchanged" in {one.name for one in manifest.verdicts}
+    bundle = (workspace / "bundles/current").resolve()
+    assert manifest.base_version == json.loads((bundle / "manifest.json").read_text())["version"]
+    model = load_bundle(bundle).retriever.model
+    assert manifest.base_digest == digest_of_weights(model)
+    # The same again is the same adapter.
+    assert adapt(recsys, domains, workspace, "--domain", BOOKS).exit_code == 0
+    assert list(served_adapters(workspace / "bundles").values()) == [directory]
+    withdrawn = adapt(recsys, domains, workspace, "--domain", BOOKS, "--withdraw")
+    assert withdrawn.exit_code == 0, withdrawn.output
+    assert served_adapters(workspace / "bundles") == {}
+    assert directory.is_dir()
+
+
+def test_an_adapter_that_the_gate_refuses_is_not_registered(
+    recsys: Recsys, domains: Path, workspace: Path
+) -> None:
+    result = adapt(recsys, domains, workspace, "--domain", BOOKS, "--set", "adapter.min_gain=9.0")
+    assert result.exit_code == 3, result.output
+    assert f"ndcg@10 of domain {BOOKS}" in result.output
+    assert not (workspace / "bundles/adapters").exists()
+    told = json.loads((workspace / "refused-adapter.json").read_text())
+    failed = [one for one in told["verdicts"] if not one["passed"]]
+    assert failed
+    assert all(one["value"] < one["bound"] for one in failed)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--domain", "nowhere"), f"no item is of domain 'nowhere'; there are {BOOKS}, {TOYS}"),
+        (("--domain", BOOKS, "--set", "adapter.rank=33"), "rank 33 is larger than layer"),
+        (("--domain", BOOKS, "--set", "adapter.max_share=0.01"), "at most 1.0% are allowed"),
+        (("--domain", BOOKS, "--set", "adapter.model=sequence"), "'sequence', but"),
+        (("--domain", BOOKS, "--set", 'adapter.targets=["decoder.*"]'), "names no linear layer"),
+        (("--domain", BOOKS, "--withdraw"), "no adapter is served for domain"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused_in_words(
+    recsys: Recsys, domains: Path, more: tuple[str, ...], said: str
+) -> None:
+    result = adapt(recsys, domains, domains / "run", *more)
+    assert result.exit_code == 2, result.output
+    assert said in " ".join(result.output.split())
+    assert not (domains / "run/bundles/adapters").exists()
