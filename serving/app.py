@@ -171,13 +171,14 @@ def _add_health(app: FastAPI, watcher: BundleWatcher) -> None:
     @app.get("/readyz")
     async def readyz() -> Response:
         """Tell what is served, and whether a newer bundle was refused."""
-        bundle, state = watcher.recommender.bundle, watcher.state
+        recommender, state = watcher.recommender, watcher.state
+        bundle = recommender.bundle
         return JsonResponse(
             {
                 "status": "ready",
                 "bundle": bundle.version,
                 "digest": bundle.digest,
-                "profile": watcher.recommender.profile,
+                "profile": recommender.profile,
                 "num_items": bundle.num_item_rows - 1,
                 "semantic_ids": bundle.semantic_ids.version if bundle.semantic_ids else None,
                 "loaded_at": state.loaded_at,

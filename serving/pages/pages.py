@@ -142,12 +142,14 @@ def _add_files(app: FastAPI, watcher: BundleWatcher) -> None:
 def _add_items(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup: Lookup) -> None:
     @app.get("/v1/catalogue")
     def catalogue(http: HttpRequest) -> Response:
-        """Tell how much there is, and which categories."""
-        bundle = watcher.recommender.bundle
+        """Tell how much there is, which categories, and what answers."""
+        recommender = watcher.recommender
+        bundle = recommender.bundle
         shown = shows_users(http, settings)
         return _json(
             {
                 "bundle": bundle.version,
+                "profile": recommender.profile,
                 "num_items": bundle.num_item_rows - 1,
                 "num_users": bundle.users.num_user_rows - 1 if shown else None,
                 "shows_users": shown,

@@ -1,6 +1,6 @@
 // The lists of the page: recommendations with what moved, this visit, the history, similar items.
 
-import { SOURCES } from "./words.js";
+import { partsInWords, SOURCES } from "./words.js";
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -61,10 +61,19 @@ function fill(element, item, card, place, top) {
   badge.textContent = source.label;
   badge.title = source.told;
   const score = element.querySelector(".score");
-  score.title = `score ${item.score}`;
+  const parts = partsInWords(item.contributions);
+  score.title = [`score ${item.score}`, parts].filter(Boolean).join(": ");
   // What only fills a list up has scores too small to say anything; the bar shows their order.
   score.querySelector(".number").textContent = item.score >= 0.001 ? item.score.toPrecision(3) : "";
-  score.querySelector(".bar").style.setProperty("--share", String(top > 0 ? item.score / top : 0));
+  const bar = score.querySelector(".bar");
+  bar.style.setProperty("--share", String(top > 0 ? item.score / top : 0));
+  const colours = Object.entries(item.contributions ?? {}).map(([source, part]) => {
+    const colour = made("i", `part ${source}`);
+    colour.style.setProperty("--part", String(Math.max(0, part)));
+    return colour;
+  });
+  bar.classList.toggle("parted", colours.length > 0);
+  bar.replaceChildren(...colours);
 }
 
 const MOVES = {

@@ -195,7 +195,7 @@ async function about() {
     showsUsers = found.shows_users;
     const counts = [items(found.num_items)];
     if (showsUsers) counts.push(users(found.num_users));
-    at("about").textContent = `${counts.join(", ")} \u00b7 bundle ${found.bundle}`;
+    at("about").textContent = `${counts.join(", ")} \u00b7 bundle ${found.bundle} \u00b7 profile ${found.profile}`;
     at("surprise").disabled = !showsUsers;
     if (!showsUsers) at("user-note").textContent = "This server does not list its users.";
     const choices = found.categories.map(

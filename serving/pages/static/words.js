@@ -1,9 +1,11 @@
 // What a reply says about itself, in plain words; and the request, for a shell.
 
 export const SOURCES = {
+  sequence: { label: "next", told: "sequence model: what comes next" },
+  generative: { label: "generated", told: "generative model: the semantic ID that comes next" },
   two_tower: { label: "taste", told: "two-tower model" },
   item_to_item: { label: "together", told: "taken together" },
-  content: { label: "alike", told: "content is alike: the semantic IDs begin alike" },
+  content: { label: "alike", told: "content is alike" },
   popular: { label: "popular", told: "popular with everyone" },
 };
 
@@ -25,6 +27,8 @@ function degradedInWords(note, asked, titles) {
       return `${which} items are not in the catalogue either.`;
     case "short_list":
       return `Only ${which.replace(" of ", " of the ")} places could be filled.`;
+    case "late_source":
+      return `The ${which} model took too long, so the list is made without it.`;
     case "stale_data":
       return "The newest event is long past, so times are counted from then.";
     case "everything_filtered":
@@ -45,6 +49,14 @@ export function notesOf(reply, asked, titles = new Map()) {
   }
   if (!reply.items.length) notes.push("There is nothing to show.");
   return notes;
+}
+
+// Which part of an item's score each source added, largest first.
+export function partsInWords(contributions) {
+  const parts = Object.entries(contributions ?? {}).map(
+    ([source, part]) => `${SOURCES[source]?.label ?? source} ${Math.round(100 * part)}%`,
+  );
+  return parts.join(", ");
 }
 
 // What is known of one item, for the head of its dialog.
