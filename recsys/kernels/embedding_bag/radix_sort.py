@@ -92,21 +92,20 @@ def sort_pairs(own: Sorter, keys: Tensor, values: Tensor | None, work: Tensor) -
     count, device = keys.shape[0], keys.device
     bins, tiles = 1 << own.bits, -(-count // own.tile)
     # Digits of all passes, numbers of the next tiles, then each pass's words of tiles.
-    words = torch.zeros(
-        own.passes * (bins + 1 + tiles * bins), dtype=torch.int32, device=device
-    ).data_ptr()
-    next_tiles = words + 4 * own.passes * bins
+    words = torch.zeros(own.passes * (bins + 1 + tiles * bins), dtype=torch.int32, device=device)
+    all_digits = words.data_ptr()
+    next_tiles = all_digits + 4 * own.passes * bins
     status = next_tiles + 4 * own.passes
     sorted_keys = torch.empty_like(keys)
     room, third = work.data_ptr(), work.shape[0] // 3 * 4
     ways = ((sorted_keys.data_ptr(), room), (room + third, room + 2 * third))
     stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
     source = (keys.data_ptr(), None if values is None else values.data_ptr())
-    _launch(own, own.count_digits, min(tiles, 264), stream, _Count(source[0], words, count))
+    _launch(own, own.count_digits, min(tiles, 264), stream, _Count(source[0], all_digits, count))
     for one in range(own.passes):
         # The last pass ends in the results.
         target = ways[(own.passes - 1 - one) % 2]
-        digits = words + 4 * one * bins
+        digits = all_digits + 4 * one * bins
         of_tiles = status + 4 * one * tiles * bins
         arguments = _Pass(
             *source, *target, digits, of_tiles, next_tiles + 4 * one, count, one * own.bits

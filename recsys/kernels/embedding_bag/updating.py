@@ -131,6 +131,9 @@ def _update_width(
         (_update_singles, singles, singles["num_warps"]),
     ):
         block_r = tile_rows(tile, block_d, warps)
+        if block_r == block_d and kernel is _update_short:
+            # Triton 3.6 and 3.7 compile no square tile of these where features differ in width.
+            block_r *= 2
         launch(
             kernel,
             min(multiprocessors * max(1, tile["programs"] * tile["num_warps"] // warps),
