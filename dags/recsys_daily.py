@@ -30,6 +30,7 @@ STAGES = (
     "fit_baselines",
     "train_two_tower",
     "train_sequence",
+    "train_generative",
     "fit_blend",
     "evaluate",
     "report",

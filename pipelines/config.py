@@ -27,6 +27,7 @@ from recsys.content.endpoint_encoder import EmbeddingEndpointConfig
 from recsys.content.enrichment import EnrichmentConfig
 from recsys.evaluation.ranking import RankingConfig, check_metric_name
 from recsys.models.content_similarity import ContentSimilarityConfig
+from recsys.models.generative import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence import SequenceConfig
@@ -165,6 +166,19 @@ class SequenceTrainingConfig(TrainingConfig):
     batch_size: int = 256
     """Windows of a step; every event of a window but its first is a label."""
     max_epochs: float = 14.0
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=2e-3))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerativeTrainingConfig(TrainingConfig):
+    """Whether and how the generative model is trained; its examples are windows as well."""
+
+    enabled: bool = False
+    """Whether it is trained, measured beside the others and served in profile ``full``."""
+    batch_size: int = 256
+    max_epochs: float = 14.0
+    validation_users: int = 1_000
+    """Users that a beam search is made for at each validation."""
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=2e-3))
 
 
@@ -346,6 +360,8 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     sequence: SequenceConfig = field(default_factory=SequenceConfig)
     sequence_training: SequenceTrainingConfig = field(default_factory=SequenceTrainingConfig)
+    generative: GenerativeConfig = field(default_factory=GenerativeConfig)
+    generative_training: GenerativeTrainingConfig = field(default_factory=GenerativeTrainingConfig)
     blend: BlendConfig = field(default_factory=BlendConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     index: FaissIndexConfig = field(default_factory=FaissIndexConfig)

@@ -30,6 +30,8 @@ from pipelines.artifacts import Manifest, digest_of_json, to_json
 from pipelines.blends import ProfileBlend, dense, fold_of_users, load_blends, row_names
 from pipelines.config import RunConfig
 from pipelines.config_file import plain
+from pipelines.fitted_sources import load_sources
+from pipelines.generation import ItemCodes
 from pipelines.model_inputs import HeldOut, ModelInputs, tie_orders
 from pipelines.sources import (
     Answer,
@@ -38,7 +40,6 @@ from pipelines.sources import (
     batches,
     event_counts,
     lists_of,
-    load_sources,
 )
 from pipelines.stage import StageContext, StageRows
 from recsys.data.batch import JaggedBatch
@@ -48,6 +49,7 @@ from serving.manifest import Profile
 
 SPLITS: tuple[Literal["validation", "test"], ...] = ("validation", "test")
 BLEND = "blend"
+GENERATIVE = "generative"
 
 
 class Blending(NamedTuple):
@@ -181,7 +183,11 @@ def evaluate(context: StageContext) -> StageRows:
         for split in SPLITS:
             blending = Blending.of(profiles, inputs, split, config.seed)
             results = evaluate_split(sources, inputs, split, config, blending)
-            metrics[order][split] = {name: result.metrics for name, result in results.items()}
+            metrics[order][split] = {name: dict(result.metrics) for name, result in results.items()}
+            if GENERATIVE in results:
+                codes = ItemCodes.load(context.inputs["build_semantic_ids"])
+                rate = codes.invalid_rate(results[GENERATIVE].top_k.item_rows)
+                metrics[order][split][GENERATIVE]["invalid_id_rate"] = rate
             num_users += next(iter(results.values())).num_users
             table = per_user_table(results, config.evaluation.listed, context.making)
             table.write_parquet(context.output / f"per_user_{order}_{split}.parquet")

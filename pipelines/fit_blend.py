@@ -30,8 +30,9 @@ from pipelines.blends import (
     taken,
 )
 from pipelines.config import RunConfig
+from pipelines.fitted_sources import load_sources
 from pipelines.model_inputs import HeldOut, ModelInputs, tie_orders
-from pipelines.sources import Source, ask_all, batches, event_counts, lists_of, load_sources
+from pipelines.sources import Source, ask_all, batches, event_counts, lists_of
 from pipelines.stage import StageContext, StageRows
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK

@@ -15,11 +15,14 @@ from typing import Any
 from pipelines.artifacts import to_json
 from pipelines.config import TrainingConfig
 from pipelines.fit_baselines import fit_models, save_models
+from pipelines.generation import ItemCodes
 from pipelines.model_inputs import ModelInputs, released_order
 from pipelines.stage import StageContext, StageRows
+from pipelines.train_generative import fit_generative_model
 from pipelines.train_sequence import fit_sequence_model
 from pipelines.train_two_tower import fit_two_tower
 from pipelines.training import Curve, Model, ProgressBar, TrainingRun
+from recsys.data.dataset import Sequences
 from recsys.data.windows import training_windows
 from recsys.training.loop import TrainConfig, TrainResult
 
@@ -51,7 +54,6 @@ class Again:
 def trainings(context: StageContext, inputs: ModelInputs, order: str) -> list[Again]:
     """Say how each trained model is fitted again; the two-tower comes first."""
     config, sequences = context.config, inputs.sequences
-    max_length = config.sequence.max_length
     return [
         Again(
             name="two_tower",
@@ -67,13 +69,32 @@ def trainings(context: StageContext, inputs: ModelInputs, order: str) -> list[Ag
             name="sequence",
             trained=context.inputs["train_sequence"] / order,
             training=config.sequence_training,
-            num_examples=(
-                len(training_windows(sequences, "train", max_length)),
-                len(training_windows(sequences, "all", max_length)),
-            ),
+            num_examples=num_windows(sequences, config.sequence.max_length),
             fit=lambda steps, run: fit_sequence_model(inputs, config, steps, run, split="all"),
         ),
+        Again(
+            name="generative",
+            trained=context.inputs["train_generative"] / order,
+            training=config.generative_training,
+            num_examples=num_windows(sequences, config.generative.max_length),
+            fit=lambda steps, run: fit_generative_model(
+                inputs,
+                ItemCodes.load(context.inputs["build_semantic_ids"]),
+                config,
+                steps,
+                run,
+                split="all",
+            ),
+        ),
     ]
+
+
+def num_windows(sequences: Sequences, max_length: int) -> tuple[int, int]:
+    """Count the windows of train, and of everything."""
+    return (
+        len(training_windows(sequences, "train", max_length)),
+        len(training_windows(sequences, "all", max_length)),
+    )
 
 
 def train_again(context: StageContext, again: Again) -> int:

@@ -150,6 +150,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         else None,
         content_similarity=present(context.inputs["refit"] / CONTENT),
         sequence=present(context.inputs["refit"] / "sequence"),
+        generative=present(context.inputs["refit"] / "generative"),
         blends=served_blends(context.inputs["fit_blend"] / released_order(features)),
         user_features={
             feature["name"]: feature["cardinality"] for feature in described["user_features"]

@@ -99,6 +99,7 @@ def record_evaluation(run: RunLog, artefact: Path) -> None:
 RECORDERS: dict[str, Callable[[RunLog, Path], None]] = {
     "train_two_tower": record_training,
     "train_sequence": record_training,
+    "train_generative": record_training,
     "refit": record_training,
     "evaluate": record_evaluation,
     "build_index": record_documents,

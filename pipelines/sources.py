@@ -15,18 +15,11 @@ import torch
 from torch import Tensor
 
 from pipelines.config import RunConfig
-from pipelines.fit_baselines import CONTENT
 from pipelines.model_inputs import HeldOut, ModelInputs, queries_per_batch
-from pipelines.stage import StageContext
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import TopK
-from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.item_to_item import ItemToItem
-from recsys.models.popularity import Popularity
-from recsys.models.sequence import SequenceModel
-from recsys.models.two_tower import TwoTower
 from recsys.retrieval.source_lists import ScoredItems, unseen
 from serving.surfaces import HOME
 
@@ -39,8 +32,6 @@ SOURCE_OF_MODEL = {
     "sequence": "sequence",
     "generative": "generative",
 }
-READS = ("build_features", "embed_items", "fit_baselines", "train_two_tower", "train_sequence")
-"""The stages whose artefacts `load_sources` reads."""
 
 
 class Answer(NamedTuple):
@@ -74,26 +65,6 @@ class ScoredSource:
         return Answer(scores, listed(queries, masks, k))
 
 
-def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict[str, Source]:
-    """Load the models fit on train, by model."""
-    baselines = context.inputs["fit_baselines"] / order
-    popularity = Popularity.load(baselines / "popularity")
-    two_tower = TwoTower.load(
-        context.inputs["train_two_tower"] / order / "two_tower", inputs.catalogue
-    )
-    sources: dict[str, Source] = {
-        "popularity": ScoredSource(popularity.score, needs_history=False),
-        "item_to_item": ScoredSource(ItemToItem.load(baselines / "item_to_item").score),
-    }
-    if (baselines / CONTENT).exists():
-        sources["content"] = ScoredSource(ContentSimilarity.load(baselines / CONTENT).score)
-    sources["two_tower"] = ScoredSource(two_tower.score)
-    trained = context.inputs["train_sequence"] / order / "sequence"
-    if trained.exists():
-        sources["sequence"] = ScoredSource(SequenceModel.load(trained, inputs.catalogue).score)
-    return sources
-
-
 def batches(inputs: ModelInputs, held_out: HeldOut, config: RunConfig) -> Iterator[JaggedBatch]:
     """Build the split's queries; ``seen`` carries the whole history, which no list repeats."""
     size = queries_per_batch(inputs, config)
@@ -112,8 +83,13 @@ def ask_all(
 ) -> dict[str, Answer]:
     """Let every model answer a batch that has ``seen``, by model."""
     masks = unseen(queries["seen"], num_item_rows)
-    k = max(1, min(HOME.num_candidates, num_item_rows - 1))
+    k = candidates_asked(num_item_rows)
     return {name: source(queries, masks, k) for name, source in sources.items()}
+
+
+def candidates_asked(num_item_rows: int) -> int:
+    """Say how many items serving asks each source for."""
+    return max(1, min(HOME.num_candidates, num_item_rows - 1))
 
 
 def lists_of(answers: Mapping[str, Answer]) -> dict[str, TopK]:

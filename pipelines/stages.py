@@ -12,33 +12,48 @@ from pipelines.enrich_items import raw_files as language_model_files
 from pipelines.evaluate import evaluate
 from pipelines.fit_baselines import fit_baselines
 from pipelines.fit_blend import fit_blend
+from pipelines.fitted_sources import READS as SOURCES
 from pipelines.refit import refit
 from pipelines.release import is_published, release
 from pipelines.report import LIBRARIES as REPORT_LIBRARIES
 from pipelines.report import SECTIONS as REPORT_SECTIONS
 from pipelines.report import report, tells_all_looks
-from pipelines.sources import READS as SOURCES
 from pipelines.stage import Stage
+from pipelines.train_generative import train_generative
 from pipelines.train_sequence import train_sequence
 from pipelines.train_two_tower import train_two_tower
 
 DATA_CODE = ("recsys/data", "pipelines/model_inputs.py")
 TRAINING_CODE = (
     *DATA_CODE,
+    "pipelines/sources.py",
     "pipelines/training.py",
     "recsys/layers",
     "recsys/models/item_tower.py",
     "recsys/training",
 )
 TENSORS = ("numpy", "torch")
+GENERATIVE_CODE = (
+    *TRAINING_CODE,
+    "pipelines/blends.py",
+    "pipelines/generation.py",
+    "recsys/models",
+    "recsys/retrieval/beam_search.py",
+    "recsys/retrieval/source_lists.py",
+    "recsys/semantic_ids",
+    "serving/surfaces.py",
+)
 SOURCE_CODE = (
     *DATA_CODE,
     "pipelines/blends.py",
+    "pipelines/fitted_sources.py",
+    "pipelines/generation.py",
     "pipelines/sources.py",
     "recsys/evaluation",
     "recsys/layers",
     "recsys/models",
     "recsys/retrieval",
+    "recsys/semantic_ids",
     "serving/surfaces.py",
 )
 
@@ -128,6 +143,16 @@ STAGES = [
         function=train_sequence,
     ),
     Stage(
+        name="train_generative",
+        description="Train the generative model where it is on; validation picks its step",
+        reads=("build_features", "embed_items", "build_semantic_ids"),
+        writes="generative, training curve",
+        sections=("generative", "generative_training", "evaluation.exclude_history", "seed"),
+        code=GENERATIVE_CODE,
+        libraries=TENSORS,
+        function=train_generative,
+    ),
+    Stage(
         name="fit_blend",
         description="Learn on validation how the lists of all models become the one that is served",
         reads=SOURCES,
@@ -154,7 +179,14 @@ STAGES = [
     Stage(
         name="report",
         description="Write what the evaluation found as one HTML file that opens anywhere",
-        reads=("build_features", "train_two_tower", "train_sequence", "evaluate"),
+        reads=(
+            "build_features",
+            "train_two_tower",
+            "train_sequence",
+            "train_generative",
+            "fit_blend",
+            "evaluate",
+        ),
         writes="report.html, report.json",
         sections=REPORT_SECTIONS,
         code=(
@@ -170,8 +202,15 @@ STAGES = [
     Stage(
         name="refit",
         description="Fit all models again on everything, for release",
-        reads=("build_features", "embed_items", "train_two_tower", "train_sequence"),
-        writes="popularity, item_to_item, content, two_tower, sequence",
+        reads=(
+            "build_features",
+            "embed_items",
+            "build_semantic_ids",
+            "train_two_tower",
+            "train_sequence",
+            "train_generative",
+        ),
+        writes="popularity, item_to_item, content, two_tower, sequence, generative",
         sections=(
             "popularity",
             "item_to_item",
@@ -180,12 +219,15 @@ STAGES = [
             "training",
             "sequence",
             "sequence_training",
+            "generative",
+            "generative_training",
             "evaluation.exclude_history",
             "seed",
         ),
         code=(
-            *TRAINING_CODE,
+            *GENERATIVE_CODE,
             "pipelines/fit_baselines.py",
+            "pipelines/train_generative.py",
             "pipelines/train_sequence.py",
             "pipelines/train_two_tower.py",
             "recsys/models",

@@ -63,7 +63,7 @@ def fit_sequence_model(
 
     evaluate = None
     if split == "train":
-        evaluate = validation_metrics(inputs, config, training, model.score, max_history=max_length)
+        evaluate = validation_metrics(inputs, config, training, model.score)
     return model, fit(model, loss_at, training, train_config, run, evaluate)
 
 

@@ -54,9 +54,7 @@ def fit_two_tower(
 
     evaluate = None
     if split == "train":
-        evaluate = validation_metrics(
-            inputs, config, training, model.score, max_history=max_history
-        )
+        evaluate = validation_metrics(inputs, config, training, model.score)
     return model, fit(model, loss_at, training, train_config, run, evaluate)
 
 

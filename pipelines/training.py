@@ -16,19 +16,21 @@ from torch import Tensor, nn
 from pipelines.artifacts import to_json
 from pipelines.config import RunConfig, TrainingConfig
 from pipelines.console import log
-from pipelines.model_inputs import HeldOut, ModelInputs, queries_per_batch, tie_orders
+from pipelines.model_inputs import HeldOut, ModelInputs, tie_orders
 from pipelines.outbox import RunLog
+from pipelines.sources import batches
 from pipelines.stage import StageContext, StageRows
 from pipelines.stage_errors import UnstableTrainingError
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import concatenated_ranges
 from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
+from recsys.models.generative import GenerativeModel
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.training.loop import TrainConfig, TrainingDiverged, TrainResult, train
 from recsys.training.optim import adamw
 
-Model = TwoTower | SequenceModel
+Model = TwoTower | SequenceModel | GenerativeModel
 
 
 class Curve:
@@ -143,28 +145,20 @@ def validation_metrics(
     config: RunConfig,
     training: TrainingConfig,
     score: Callable[[JaggedBatch], Tensor],
-    *,
-    max_history: int,
 ) -> Callable[[nn.Module], Mapping[str, float]]:
     """Measure a model on (a sample of) the validation split, as evaluate does on all of it.
 
     Args:
-        score: Scores of every item for each query, [B, N].
-        max_history: Events that the model reads of a history.
+        score: Scores of every item for each query, [B, N]; queries have ``seen``.
     """
     device = training_device(training)
     held_out = HeldOut.of(inputs.sequences, "validation")
     held_out = held_out.sample(training.validation_users, config.seed)
-    size = queries_per_batch(inputs, config)
-    cuts = range(size, len(held_out.positions), size)
 
     def evaluate(_: nn.Module) -> Mapping[str, float]:
         result = evaluate_ranking(
             lambda queries: score(queries.to(device)),
-            (
-                inputs.queries(positions, max_history=max_history)
-                for positions in np.split(held_out.positions, cuts)
-            ),
+            batches(inputs, held_out, config),
             held_out.targets,
             RankingConfig(ks=(10,)),
             exclude=held_out.seen if config.evaluation.exclude_history else None,

@@ -100,6 +100,8 @@ class Places:
     two_tower: Path
     sequence: Path
     """Without curves where it was not trained."""
+    generative: Path
+    """Likewise."""
 
 
 def read_json(path: Path) -> Any:
@@ -191,6 +193,7 @@ def read_report_data(
         curves=[
             *read_curves(places.two_tower, "two_tower", primary),
             *read_curves(places.sequence, "sequence", primary),
+            *read_curves(places.generative, "generative", primary),
         ],
         examples=read_examples(
             table, places.features / "items.parquet", sequences, wins.models, "test"

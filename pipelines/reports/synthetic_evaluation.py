@@ -231,6 +231,7 @@ def write_synthetic_evaluation(folder: Path, made: SyntheticEvaluation) -> Place
         evaluation=folder / "evaluate",
         two_tower=folder / "train_two_tower",
         sequence=folder / "train_sequence",
+        generative=folder / "train_generative",
     )
     places.evaluation.mkdir(parents=True)
     write_features(places.features, made)

@@ -54,6 +54,23 @@ device = "cpu"
 [sequence_training.schedule]
 learning_rate = 0.01
 
+[generative]
+embedding_dim = 16
+hidden_dim = 32
+max_length = 10
+dropout = 0.1
+backend = "torch"
+
+[generative_training]
+enabled = true
+batch_size = 16
+max_epochs = 12.0
+epochs_per_evaluation = 4.0
+device = "cpu"
+
+[generative_training.schedule]
+learning_rate = 0.01
+
 [evaluation]
 ks = [5, 10]
 

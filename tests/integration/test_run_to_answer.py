@@ -12,18 +12,32 @@ from click.testing import Result
 from fastapi.testclient import TestClient
 
 from pipelines.blends import load_blends
+from pipelines.generation import GeneratedSource, ItemCodes
 from pipelines.model_inputs import ModelInputs
-from pipelines.sources import ScoredSource, ask_all, event_counts, lists_of
+from pipelines.sources import ScoredSource, Source, ask_all, event_counts, lists_of
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.generative import GenerativeModel
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.testing.synthetic import World
 from serving.app import create_app
+from serving.manifest import Profile
 from serving.recommend import Recommender
 from serving.settings import Settings
+
+MEASURED = {
+    "popularity",
+    "item_to_item",
+    "content",
+    "two_tower",
+    "sequence",
+    "generative",
+    "blend_fast",
+    "blend",
+}
 
 
 @pytest.fixture(scope="module")
@@ -71,22 +85,30 @@ def test_http_gives_the_scores_of_python(
             assert served == list(local.select("item_id", "score").iter_rows())
 
 
-def test_the_measured_blend_is_the_served_one(shop: Path, recommender: Recommender) -> None:
+@pytest.mark.parametrize("profile", ["fast", "full"])
+def test_the_measured_blend_is_the_served_one(shop: Path, profile: Profile) -> None:
+    recommender = Recommender.load(shop / "bundles/current", profile)
     inputs = ModelInputs.load(shop / "build_features", shop / "embed_items", "given")
     refit = shop / "refit"
     two_tower = TwoTower.load(refit / "two_tower", inputs.catalogue)
     sequence = SequenceModel.load(refit / "sequence", inputs.catalogue)
     popularity = Popularity.load(refit / "popularity")
-    sources = {
+    codes = ItemCodes.load(shop / "build_semantic_ids")
+    generative = GenerativeModel.load(
+        refit / "generative", inputs.catalogue, codes.codes, semantic_ids=codes.version
+    )
+    sources: dict[str, Source] = {
         "popularity": ScoredSource(popularity.score, needs_history=False),
         "item_to_item": ScoredSource(ItemToItem.load(refit / "item_to_item").score),
         "content": ScoredSource(ContentSimilarity.load(refit / "content").score),
         "two_tower": ScoredSource(two_tower.score),
         "sequence": ScoredSource(sequence.score),
+        "generative": GeneratedSource(generative, codes),
     }
-    blend = load_blends(shop / "fit_blend/given")["fast"]
-    served_by = recommender.bundle.blends["fast"].sources
-    assert set(served_by) == {"popular", "item_to_item", "content", "two_tower", "sequence"}
+    blend = load_blends(shop / "fit_blend/given")[profile]
+    weighed = {"popular", "item_to_item", "content", "two_tower", "sequence"}
+    expected = weighed | {"generative"} if profile == "full" else weighed
+    assert set(recommender.bundle.blends[profile].sources) == expected
     ends = np.asarray(inputs.sequences.offsets[1:])
     counts = event_counts(inputs.sequences, ends, inputs.sizes.num_item_rows)
     users = recommender.bundle.users
@@ -109,8 +131,7 @@ def test_metrics_agree_with_the_per_user_results(shop: Path) -> None:
     for split in ("validation", "test"):
         table = pl.read_parquet(shop / f"evaluate/per_user_given_{split}.parquet")
         assert table.height == 80
-        models = ("popularity", "item_to_item", "content", "two_tower", "sequence", "blend")
-        for model in models:
+        for model in MEASURED:
             hits = (table[f"rank_{model}"].fill_null(99) <= 5).mean()
             assert metrics[split][model]["recall@5"] == pytest.approx(hits)
             top = table.select(
@@ -123,8 +144,7 @@ def test_metrics_agree_with_the_per_user_results(shop: Path) -> None:
 def test_every_look_at_the_test_split_is_in_the_ledger(shop: Path) -> None:
     looks = [json.loads(line) for line in (shop / "ledger.jsonl").read_text().splitlines()]
     assert [look["split"] for look in looks] == ["test"]
-    measured = {"popularity", "item_to_item", "content", "two_tower", "sequence", "blend"}
-    assert set(looks[0]["ndcg@10"]) == measured
+    assert set(looks[0]["ndcg@10"]) == MEASURED
 
 
 def test_recommend_prints_titles(

@@ -1,0 +1,92 @@
+"""Generation by semantic ID: the codes of every item row, and a model with its beam as a source.
+
+Axes: B queries, N item rows, L levels, k list length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipelines.blends import dense
+from pipelines.build_semantic_ids import ID_ROWS, read_version
+from pipelines.sources import Answer
+from recsys.data.batch import JaggedBatch
+from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import NO_ROW, TopK
+from recsys.models.generative import GenerativeModel
+from recsys.retrieval.beam_search import BeamSearch
+from recsys.retrieval.source_lists import GeneratedItems
+from recsys.semantic_ids.trie import Trie
+from serving.surfaces import HOME
+
+
+class ItemCodes(NamedTuple):
+    """Semantic IDs by item row."""
+
+    codes: Tensor
+    """[N, L] int64, -1 where an item has none."""
+    level_sizes: tuple[int, ...]
+    version: str
+
+    @classmethod
+    def load(cls, artefact: Path) -> ItemCodes:
+        """Read the artefact of build_semantic_ids.
+
+        Raises:
+            ValueError: There are no semantic IDs.
+        """
+        made = read_version(artefact)
+        if made is None:
+            raise ValueError(
+                "there are no semantic IDs to generate: no item has content, or "
+                'semantic_ids.method = "none". Give items text, or set '
+                "generative_training.enabled = false"
+            )
+        id_rows = np.load(artefact / ID_ROWS, allow_pickle=False)
+        codes = made.ids.codes[torch.from_numpy(id_rows)].long()
+        return cls(codes, tuple(made.ids.level_sizes), made.ids.version)
+
+    def invalid_rate(self, item_rows: Tensor) -> float:
+        """Say what share of generated items [B, k] is no item with an ID; 0 where none is there."""
+        listed = item_rows[item_rows != NO_ROW]
+        known = (listed > 0) & (listed < len(self.codes))
+        valid = known & (self.codes[listed.where(known, 0)] >= 0).all(1)
+        return float((~valid).double().mean()) if len(listed) else 0.0
+
+    def trie(self, device: torch.device | str = "cpu") -> Trie:
+        """Build the tree of the IDs there are."""
+        rows = (self.codes[:, 0] >= 0).nonzero()[:, 0]
+        return Trie.build(
+            self.codes[rows],
+            self.level_sizes,
+            item_rows=rows,
+            num_item_rows=len(self.codes),
+            version=self.version,
+        ).to(device)
+
+
+class GeneratedSource:
+    """What the beam finds, as serving asks for it; other items have no score."""
+
+    def __init__(self, model: GenerativeModel, codes: ItemCodes) -> None:
+        self._device = next(model.parameters()).device
+        self._num_item_rows = len(codes.codes)
+        search = BeamSearch(
+            model.decode_step,
+            codes.trie(self._device),
+            beam_width=HOME.beam_width,
+            semantic_ids_version=model.inputs.semantic_ids,
+        )
+        self._items = GeneratedItems(model, search)
+
+    @torch.no_grad()
+    def __call__(self, queries: JaggedBatch, masks: Sequence[ItemMask], k: int) -> Answer:
+        found = self._items(queries.to(self._device), masks, k)
+        top = TopK(found.scores.cpu(), found.item_rows.cpu())
+        return Answer(dense(top, self._num_item_rows), top)

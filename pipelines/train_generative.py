@@ -1,0 +1,107 @@
+"""Stage train_generative: fit the generative model on train, pick its steps on validation.
+
+Validation is a beam search over the semantic IDs of build_semantic_ids, as serving makes it, for a
+sample of the users. It is off unless ``generative_training.enabled``; then it is measured,
+refitted and served (profile ``full``) with the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pipelines.config import RunConfig
+from pipelines.generation import GeneratedSource, ItemCodes
+from pipelines.model_inputs import ModelInputs
+from pipelines.sources import candidates_asked
+from pipelines.stage import StageContext, StageRows
+from pipelines.training import (
+    TrainingRun,
+    count_items,
+    fit,
+    train_each_order,
+    training_device,
+    validation_metrics,
+)
+from recsys.data.batch import JaggedBatch
+from recsys.data.order import BatchOrder
+from recsys.data.windows import training_windows, window_batch
+from recsys.models.generative import GenerativeInputs, GenerativeModel
+from recsys.retrieval.source_lists import unseen
+from recsys.training.loop import TrainConfig, TrainResult
+
+
+def make_generative_model(
+    inputs: ModelInputs,
+    codes: ItemCodes,
+    config: RunConfig,
+    split: Literal["train", "all"],
+    device: torch.device,
+) -> GenerativeModel:
+    """Build an untrained model that knows how often each item occurs in its split."""
+    settings = config.generative
+    if not config.evaluation.exclude_history:
+        # Lists may repeat the history, so its items stand against the label too.
+        settings = replace(settings, leave_out_history=False)
+    sizes = GenerativeInputs(
+        num_item_rows=inputs.sizes.num_item_rows,
+        level_sizes=codes.level_sizes,
+        semantic_ids=codes.version,
+        content_dim=inputs.sizes.content_dim,
+        num_categories=inputs.sizes.num_categories,
+    )
+    counts = count_items(inputs, split)
+    torch.manual_seed(config.seed)
+    model = GenerativeModel(settings, sizes, codes.codes, inputs.catalogue, counts)
+    return model.to(device)
+
+
+def fit_generative_model(
+    inputs: ModelInputs,
+    codes: ItemCodes,
+    config: RunConfig,
+    train_config: TrainConfig,
+    run: TrainingRun,
+    *,
+    split: Literal["train", "all"],
+) -> tuple[GenerativeModel, TrainResult]:
+    """Train on every position of a split's windows; on ``train`` validation picks the weights."""
+    training, max_length = config.generative_training, config.generative.max_length
+    device = training_device(training)
+    windows = training_windows(inputs.sequences, split, max_length)
+    model = make_generative_model(inputs, codes, config, split, device)
+    order = BatchOrder(len(windows), training.batch_size, config.seed)
+
+    def loss_at(step: int) -> Tensor:
+        chosen = order.indices(step)
+        batch = window_batch(inputs.sequences, windows.starts[chosen], windows.ends[chosen])
+        return model.loss(batch.to(device))
+
+    evaluate = None
+    if split == "train":
+        source, num_item_rows = GeneratedSource(model, codes), len(codes.codes)
+
+        def score(queries: JaggedBatch) -> Tensor:
+            masks = unseen(queries["seen"], num_item_rows)
+            return source(queries, masks, candidates_asked(num_item_rows)).scores
+
+        evaluate = validation_metrics(inputs, config, training, score)
+    return model, fit(model, loss_at, training, train_config, run, evaluate)
+
+
+def train_generative(context: StageContext) -> StageRows:
+    """Train once for each order of tied times, or write nothing where it is off."""
+    config = context.config
+    if not config.generative_training.enabled:
+        return StageRows(rows_in=0, rows_out=0)
+    codes = ItemCodes.load(context.inputs["build_semantic_ids"])
+
+    def fit_on(inputs: ModelInputs, run: TrainingRun) -> tuple[GenerativeModel, TrainResult]:
+        windows = training_windows(inputs.sequences, "train", config.generative.max_length)
+        train_config = config.generative_training.for_examples(len(windows))
+        return fit_generative_model(inputs, codes, config, train_config, run, split="train")
+
+    return train_each_order(context, "generative", fit_on)
