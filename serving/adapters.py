@@ -11,6 +11,7 @@ of with both digests: its domain is then answered by the base alone, as an unkno
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -90,7 +91,7 @@ def write_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     scratch = folder / ".writing"
     save_adapter(adapter, scratch, domain=domain)
-    version = digest_of_file(scratch / WEIGHTS)[:12]
+    version = _version_of(adapter)
     final = folder / f"adapter-{version}"
     if not final.exists():
         with whole_directory(final) as directory:
@@ -121,6 +122,12 @@ def write_adapter(
         path.unlink()
     scratch.rmdir()
     return final
+
+
+def _version_of(adapter: LoraAdapter) -> str:
+    """Hash what an adapter computes; the bytes of safetensors' header are not the same twice."""
+    parts = (digest_of_weights(adapter), adapter.base_digest, str(adapter.config.scale))
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
 
 
 def _flush(directory: Path) -> None:

@@ -197,7 +197,7 @@ def adapted(settings: Settings, domain: int, weights: dict[str, Tensor]) -> dict
     for name, targets in (("lora", ENCODER_AND_CONTENT), ("lora of the encoder", ENCODER)):
         for rank in settings.ranks:
             best = -1.0
-            for rate in (1e-3, 4e-3):
+            for rate in (2e-3, 6e-3):
                 model = copy.deepcopy(base)
                 torch.manual_seed(settings.seed)
                 adapter = LoraAdapter(model, LoraConfig(targets=targets, rank=rank)).attach()
@@ -307,7 +307,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--epochs", type=float, default=12.0, help="of shared and own models")
     parser.add_argument("--adapted-epochs", type=float, default=6.0)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[4])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[5])
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--name", help="of the results; by default from data and device")

@@ -34,11 +34,6 @@ def ranked(ranks: torch.Tensor, *, films: int = 3) -> RankingResult:
     rows = torch.full((num, 2), 7)
     rows[NUM_OWN:] = films
     each = Jagged.one_each(torch.ones(num, dtype=torch.int64))
-    lists = (
-        TopK(torch.zeros(num, 2), rows)
-        if TopK._fields[0] == "scores"
-        else TopK(rows, torch.zeros(num, 2))
-    )
     return RankingResult(
         metrics={},
         num_users=num,
