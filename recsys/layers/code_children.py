@@ -33,7 +33,7 @@ class CodeChildren(nn.Module):
         """Say which codes of ``level`` some item has behind each prefix, [P] -> [P, K] bool.
 
         Args:
-            prefixes: The first ``level`` codes read as one number, see ``step``.
+            prefixes: The first ``level`` codes read as one number.
             level: Codes taken, 0 .. L - 1.
         """
         size = self.level_sizes[level]
@@ -46,7 +46,3 @@ class CodeChildren(nn.Module):
         child = keys[place + (first - before)[prefix]]
         allowed = torch.zeros(len(prefixes), size, dtype=torch.bool, device=keys.device)
         return allowed.index_put((prefix, child % size), torch.ones_like(child, dtype=torch.bool))
-
-    def step(self, prefixes: Tensor, codes: Tensor, level: int) -> Tensor:
-        """Append a code of ``level`` to prefixes read as numbers; 0 is the empty one."""
-        return prefixes * self.level_sizes[level] + codes

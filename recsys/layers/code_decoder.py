@@ -93,7 +93,7 @@ class CodeBlock(nn.Module):
     def __init__(self, config: CodeBlockConfig) -> None:
         super().__init__()
         dim = config.dim
-        self.num_heads = config.num_heads
+        self.num_heads, self.head_dim = config.num_heads, dim // config.num_heads
         self.cross_attention = config.cross_attention
         self.attention_norm = nn.LayerNorm(dim)
         self.query_key_value = nn.Linear(dim, 3 * dim)
@@ -114,7 +114,7 @@ class CodeBlock(nn.Module):
 
     def _heads(self, projected: Tensor) -> Tensor:
         """Split the width, [..., D] -> [..., H, D / H]."""
-        return projected.view(*projected.shape[:-1], self.num_heads, -1)
+        return projected.view(*projected.shape[:-1], self.num_heads, self.head_dim)
 
     def _add(self, state: Tensor, read: Tensor) -> Tensor:
         state = state + self.dropout(read)

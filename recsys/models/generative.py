@@ -14,7 +14,6 @@ codes of a level, N item rows, R distinct items, J blocks, H heads, D width.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
@@ -28,14 +27,23 @@ from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.layers.attention import Layout
 from recsys.layers.code_children import CodeChildren
 from recsys.layers.code_decoder import CodeBlock, OwnTokens
+from recsys.layers.code_tokens import CodeTokens
 from recsys.layers.decode_step import Beams, Decoded
 from recsys.layers.embedding import Backend
-from recsys.layers.growing_vocabulary import hashed_rows
 from recsys.models.generative_config import GenerativeConfig, GenerativeInputs
-from recsys.models.generative_loss import DenseRanking, Positions, before_last, code_loss
+from recsys.models.generative_loss import (
+    DenseRanking,
+    Positions,
+    before_last,
+    code_loss,
+    cut_alike,
+    shortest_first,
+)
 from recsys.models.history_reader import BeamState, GenerativeContext, HistoryReader
 from recsys.models.item_tower import NORM_FLOOR, CatalogueModel, ItemCatalogue, ItemTower
 from recsys.models.sequence import Ranked, sampled_items
+
+__all__ = ["GenerativeConfig", "GenerativeContext", "GenerativeInputs", "GenerativeModel"]
 
 
 class GenerativeModel(CatalogueModel):
@@ -70,16 +78,7 @@ class GenerativeModel(CatalogueModel):
         dim, sizes = config.embedding_dim, inputs.level_sizes
         self.register_buffer("codes", codes.long(), persistent=False)
         self.code_children = CodeChildren(self.codes, sizes)
-        # Each level has a row for items without an ID, the first.
-        self.event_codes = nn.Embedding(sum(sizes) + len(sizes), dim)
-        self.taken_codes = nn.Embedding(sum(sizes), dim)
-        self.levels = nn.Parameter(torch.randn(len(sizes), dim) / math.sqrt(dim))
-        for table in (self.event_codes, self.taken_codes):
-            nn.init.normal_(table.weight, std=1 / math.sqrt(dim))
-        self.prefixes = None
-        if config.prefix_rows:
-            self.prefixes = nn.Embedding(config.prefix_rows, dim)
-            nn.init.normal_(self.prefixes.weight, std=0.3 / math.sqrt(dim))
+        self.tokens = CodeTokens(dim, sizes, config.prefix_rows)
         self.reader = HistoryReader(config)
         self.decoder = nn.ModuleList(
             CodeBlock(config.block_config(cross_attention=config.has_encoder))
@@ -103,42 +102,16 @@ class GenerativeModel(CatalogueModel):
         inside = (history.values >= 0) & (history.values < self.num_item_rows)
         return Jagged(torch.where(inside, history.values, 0), history.offsets)
 
-    def _ids(self, codes: Tensor) -> Tensor:
-        """Read semantic IDs as numbers, [..., L] -> [...]; -1 where there is none."""
-        key = torch.zeros_like(codes[..., 0])
-        for level in range(codes.shape[-1]):
-            key = self.code_children.step(key, codes[..., level], level)
-        return torch.where(codes[..., 0] < 0, -1, key)
-
     def _places(
         self, history: Jagged, layout: Layout, from_tower: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Lay out what the reader reads, and what its memory holds of it, [B, T, D] each."""
-        inputs = self._event_inputs(history.values, from_tower)
-        found = self.reader.found(self._ids(self.codes[history.values]), layout)
+        codes = self.codes[history.values]
+        inputs = self.tokens.events(codes)
+        if from_tower is not None:
+            inputs = inputs + from_tower
+        found = self.reader.found(self.tokens.ids(codes), layout)
         return self.reader.places_of(inputs, layout), found
-
-    def _event_inputs(self, rows: Tensor, from_tower: Tensor | None) -> Tensor:
-        """Encode events of item rows [M], with their item tower's vectors [M, D], as [M, D]."""
-        codes, sizes = self.codes[rows], self.inputs.level_sizes
-        shift = torch.tensor([1, *(size + 1 for size in sizes[:-1])], device=codes.device)
-        vectors = functional.embedding_bag(
-            codes + shift.cumsum(0), self.event_codes.weight, mode="sum"
-        )
-        if self.prefixes is not None:
-            known = (codes[:, :1] >= 0).to(vectors.dtype)
-            prefix = torch.zeros_like(rows)
-            for level in range(len(sizes)):
-                prefix = self.code_children.step(prefix, codes[:, level], level)
-                vectors = vectors + known * self._prefix_vectors(prefix, level + 1)
-        return vectors if from_tower is None else vectors + from_tower
-
-    def _prefix_vectors(self, prefixes: Tensor, length: int) -> Tensor:
-        """Look prefixes of ``length`` codes up in the hashed table, [...] -> [..., D]."""
-        assert self.prefixes is not None
-        rows = hashed_rows(prefixes, self.config.prefix_rows, 1, seed=length)[..., 0]
-        found: Tensor = self.prefixes(rows)
-        return found
 
     @torch.no_grad()
     def context(self, queries: JaggedBatch) -> GenerativeContext:
@@ -157,22 +130,6 @@ class GenerativeModel(CatalogueModel):
         keys, values = self.reader(places, found, seen, self.blocks())
         bias = self.reader.bias(seen, places.shape[1])[:, :, None]  # [B, H, 1, T]
         return GenerativeContext(keys, values, bias.to(keys.dtype))
-
-    def _token(self, level: int, taken: Tensor, prefixes: Tensor) -> Tensor:
-        """Make the token that asks for a code of ``level``, [...] -> [..., D].
-
-        Args:
-            taken: The code before it; not read at the first level.
-            prefixes: All codes before it, read as one number.
-        """
-        token = self.levels[level].expand(*taken.shape, -1)
-        if level == 0:
-            return token
-        offset = sum(self.inputs.level_sizes[: level - 1])
-        token = token + functional.embedding(taken + offset, self.taken_codes.weight)
-        if self.prefixes is not None:
-            token = token + self._prefix_vectors(prefixes, level)
-        return token
 
     def _logits(self, hidden: Tensor, level: int) -> Tensor:
         """Score the codes of a level, [..., D] -> [..., K]."""
@@ -193,7 +150,7 @@ class GenerativeModel(CatalogueModel):
             prefixes = torch.zeros(
                 context.keys.shape[1], 1, dtype=torch.int64, device=context.keys.device
             )
-            hidden, state = self._decode(context, self._token(0, prefixes, prefixes), None)
+            hidden, state = self._decode(context, self.tokens.token(0, prefixes, prefixes), None)
             return Decoded(self._logits(hidden, 0), BeamState(*state, prefixes), rivals)
         batch = torch.arange(len(beams.parents), device=beams.parents.device)[:, None]
         keys, values, prefixes = beams.state
@@ -201,9 +158,9 @@ class GenerativeModel(CatalogueModel):
         past = BeamState(
             keys[:, batch, beams.parents],
             values[:, batch, beams.parents],
-            self.code_children.step(prefixes, beams.codes, beams.level - 1),
+            self.tokens.step(prefixes, beams.codes, beams.level - 1),
         )
-        token = self._token(beams.level, beams.codes, past.prefixes)
+        token = self.tokens.token(beams.level, beams.codes, past.prefixes)
         hidden, state = self._decode(context, token, past)
         logits = self._logits(hidden, beams.level)
         return Decoded(logits, BeamState(*state, past.prefixes), rivals)
@@ -243,7 +200,7 @@ class GenerativeModel(CatalogueModel):
     def _first_token(self, context: GenerativeContext) -> Tensor:
         """Ask for the first code of one beam for each request, [B, 1, D]."""
         nothing = context.bias.new_zeros(context.keys.shape[1], 1, dtype=torch.int64)
-        return self._token(0, nothing, nothing)
+        return self.tokens.token(0, nothing, nothing)
 
     @torch.no_grad()
     def score(self, queries: JaggedBatch) -> Tensor:
@@ -260,23 +217,23 @@ class GenerativeModel(CatalogueModel):
                 cut to the latest).
         """
         config = self.config
-        events = self._history(batch, config.max_length + 1)
+        events = shortest_first(self._history(batch, config.max_length + 1))
         asked, history = Positions.of(events, config), before_last(events)
         ranked, rows, inputs = self._tower_inputs(asked.labels, history.values)
-        from_tower = None
-        if config.items == "codes and tower":
-            from_tower = functional.embedding(torch.searchsorted(rows, history.values), inputs)
-        context = self._training_context(history, asked, from_tower)
+        parts = [
+            (self._training_context(*part, rows, inputs), part[1])
+            for part in cut_alike(history, asked)
+        ]
         labels, dense = asked.labels, None
         if ranked is not None:
             items = functional.embedding(torch.searchsorted(rows, ranked.rows), inputs)
             dense = DenseRanking(config, ranked, items, history, asked)
             if config.drawn_labels:
                 with torch.no_grad():
-                    first = self._forced(context, asked, self.codes[labels], 1)[:, 0]
+                    first = self._forced(parts, self.codes[labels], 1)[:, 0]
                     labels = dense.drawn(self._queries(first))
         codes = self.codes[labels]  # [P, L]
-        hidden = self._forced(context, asked, codes.clamp(min=0), codes.shape[1])  # [P, L, D]
+        hidden = self._forced(parts, codes.clamp(min=0), codes.shape[1])  # [P, L, D]
         loss = self._code_loss(hidden, codes, asked.weights)
         if dense is not None:
             loss = loss + config.dense_weight * dense.loss(self._queries(hidden[:, 0]))
@@ -301,9 +258,12 @@ class GenerativeModel(CatalogueModel):
         return ranked, rows, self.item_inputs(rows)
 
     def _training_context(
-        self, history: Jagged, asked: Positions, from_tower: Tensor | None
+        self, history: Jagged, asked: Positions, rows: Tensor, inputs: Tensor
     ) -> GenerativeContext:
         """Read histories for all positions; each position reads up to its place."""
+        from_tower = None
+        if self.config.items == "codes and tower":
+            from_tower = functional.embedding(torch.searchsorted(rows, history.values), inputs)
         layout = Layout.of(history.offsets, history.segments(), self.config.max_length, None)
         places, found = self._places(history, layout, from_tower)
         if self.config.bidirectional:
@@ -317,9 +277,19 @@ class GenerativeModel(CatalogueModel):
         return GenerativeContext(keys, values, bias)
 
     def _forced(
-        self, context: GenerativeContext, asked: Positions, codes: Tensor, num_tokens: int
+        self, parts: list[tuple[GenerativeContext, Positions]], codes: Tensor, num_tokens: int
     ) -> Tensor:
         """Decode behind given codes, [P, L], the first tokens of each position: [P, S, D]."""
+        sizes = [len(asked.places) for _, asked in parts]
+        hidden = [
+            self._forced_part(*part, some, num_tokens)
+            for part, some in zip(parts, torch.split(codes, sizes), strict=True)
+        ]
+        return cast("Tensor", self.decoder_norm(torch.cat(hidden)))
+
+    def _forced_part(
+        self, context: GenerativeContext, asked: Positions, codes: Tensor, num_tokens: int
+    ) -> Tensor:
         if self.config.bidirectional:
             grid = codes[:, None]  # every position is a row of the context
         else:
@@ -329,14 +299,14 @@ class GenerativeModel(CatalogueModel):
         for level in range(num_tokens):
             taken = grid[..., max(0, level - 1)]
             if level > 0:
-                prefixes = self.code_children.step(prefixes, taken, level - 1)
-            tokens.append(self._token(level, taken, prefixes))
+                prefixes = self.tokens.step(prefixes, taken, level - 1)
+            tokens.append(self.tokens.token(level, taken, prefixes))
         hidden = torch.stack(tokens, dim=2)  # [B, W, S, D]
         for index, block in enumerate(self.blocks()):
             hidden, _ = block.decode(hidden, context.block(index), None)
-        hidden = cast("Tensor", self.decoder_norm(hidden))
-        at = (slice(None), 0) if self.config.bidirectional else (asked.sequences, asked.places)
-        return hidden[at]
+        if self.config.bidirectional:
+            return hidden[:, 0]
+        return hidden[asked.sequences, asked.places]
 
     def _code_loss(self, hidden: Tensor, codes: Tensor, weights: Tensor) -> Tensor:
         """Sum the levels' losses, the mean over positions whose label has an ID."""
@@ -352,7 +322,7 @@ class GenerativeModel(CatalogueModel):
             loss = loss + code_loss(
                 logits, codes[:, level], rivals, share, self.config.label_smoothing
             )
-            prefixes = self.code_children.step(prefixes, codes[:, level], level)
+            prefixes = self.tokens.step(prefixes, codes[:, level], level)
         return loss
 
     def save(self, directory: Path) -> None:

@@ -5,6 +5,7 @@ Axes: P positions, M events of a batch, L levels, K codes of a level, C candidat
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,9 @@ from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
 from recsys.models.generative_config import GenerativeConfig
 from recsys.models.item_tower import NORM_FLOOR
 from recsys.models.sequence import Ranked
+
+NUM_PARTS = 8
+"""Parts of a batch that are padded each to its own longest sequence on a CPU."""
 
 
 class Positions(NamedTuple):
@@ -41,6 +45,30 @@ class Positions(NamedTuple):
             weights = weights * (torch.rand(len(segments), device=segments.device) < share)
         kept = weights.nonzero()[:, 0]
         return cls(segments[kept], places[kept], events.values[kept], weights[kept])
+
+
+def shortest_first(events: Jagged) -> Jagged:
+    """Put sequences in the order of their lengths, so that neighbours pad each other little."""
+    return events.take(events.lengths().argsort(stable=True))
+
+
+def cut_alike(history: Jagged, asked: Positions) -> Iterator[tuple[Jagged, Positions]]:
+    """Cut sequences into parts of like lengths, positions in their order.
+
+    On a CPU, where padding is computed like anything else; a GPU would wait to learn the lengths.
+    """
+    num_parts = NUM_PARTS if history.values.device.type == "cpu" else 1
+    size = max(1, -(-history.batch_size // num_parts))
+    if history.batch_size <= size:
+        yield history, asked
+        return
+    for begin in range(0, history.batch_size, size):
+        end = min(begin + size, history.batch_size)
+        first, last = (int(offset) for offset in history.offsets[[begin, end]])
+        part = Jagged(history.values[first:last], history.offsets[begin : end + 1] - first)
+        low, high = torch.searchsorted(asked.sequences, torch.tensor([begin, end])).tolist()
+        one = Positions(*(values[low:high] for values in asked))
+        yield part, one._replace(sequences=one.sequences - begin)
 
 
 def before_last(events: Jagged) -> Jagged:

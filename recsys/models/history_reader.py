@@ -52,8 +52,6 @@ class HistoryReader(nn.Module):
         dim, places = config.embedding_dim, config.max_length + 1
         self.config = config
         self.start = nn.Parameter(torch.randn(dim) / math.sqrt(dim))
-        self.places = nn.Embedding(places, dim)
-        nn.init.normal_(self.places.weight, std=0.3 / math.sqrt(dim))
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = nn.ModuleList(
             CodeBlock(config.block_config(cross_attention=False))
@@ -74,7 +72,7 @@ class HistoryReader(nn.Module):
         padded = layout.padded(inputs)
         start = self.start.to(padded.dtype).expand(len(padded), 1, -1)
         places = torch.cat([start, padded], dim=1)
-        placed: Tensor = self.dropout(places + self.places.weight[: places.shape[1]])
+        placed: Tensor = self.dropout(places)
         return placed
 
     def found(self, ids: Tensor, layout: Layout) -> Tensor | None:

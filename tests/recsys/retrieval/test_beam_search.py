@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,18 +23,20 @@ class Tables(NamedTuple):
     """Logits of every prefix, read as a number, for each level: [B, prefixes, K] each."""
 
     logits: tuple[Tensor, ...]
+    rivals: Literal["level", "catalogue"] = "level"
 
 
 def decode_table(tables: Tables, beams: Beams[Tensor] | None, /) -> Decoded[Tensor]:
     """Decode with a table instead of a model; the state is each beam's prefix."""
     if beams is None:
         batch_size = len(tables.logits[0])
-        return Decoded(tables.logits[0], torch.zeros(batch_size, 1, dtype=torch.int64))
+        prefixes = torch.zeros(batch_size, 1, dtype=torch.int64)
+        return Decoded(tables.logits[0], prefixes, tables.rivals)
     size = tables.logits[beams.level - 1].shape[2]
     prefixes = beams.state.gather(1, beams.parents) * size + beams.codes
     logits = tables.logits[beams.level]
     wanted = prefixes[:, :, None].expand(-1, -1, logits.shape[2])
-    return Decoded(logits.gather(1, wanted), prefixes)
+    return Decoded(logits.gather(1, wanted), prefixes, tables.rivals)
 
 
 def draw_tables(sizes: tuple[int, ...], batch_size: int, seed: int, coarse: bool) -> Tables:
@@ -48,13 +50,18 @@ def draw_tables(sizes: tuple[int, ...], batch_size: int, seed: int, coarse: bool
     return Tables(tuple(logits))
 
 
-def prefix_scores(tables: Tables, request: int) -> dict[tuple[int, ...], Tensor]:
+def prefix_scores(tables: Tables, ids: Ids, request: int) -> dict[tuple[int, ...], Tensor]:
     """Score every prefix of a request, one addition at a time."""
     scores = {(): torch.zeros(())}
     for level, logits in enumerate(tables.logits):
         size = logits.shape[2]
         for number, prefix in enumerate([prefix for prefix in scores if len(prefix) == level]):
-            row = logits[request, number].log_softmax(0)
+            row = logits[request, number]
+            if tables.rivals == "catalogue":
+                following = {codes[level] for codes in ids.values() if codes[:level] == prefix}
+                is_rival = torch.tensor([code in following for code in range(size)])
+                row = row.masked_fill(~is_rival, -torch.inf)
+            row = row.log_softmax(0)
             scores |= {(*prefix, code): scores[prefix] + row[code] for code in range(size)}
     return scores
 
@@ -63,7 +70,7 @@ def score_all_items(tables: Tables, ids: Ids, k: int, masks: list[ItemMask] | No
     """Rank by the score of every item."""
     scores = torch.full((len(tables.logits[0]), NUM_ROWS), -torch.inf)
     for request in range(len(scores)):
-        of_prefix = prefix_scores(tables, request)
+        of_prefix = prefix_scores(tables, ids, request)
         for row, codes in ids.items():
             if masks is None or masks[request].allows(np.array([row]))[0]:
                 scores[request, row] = of_prefix[codes]
@@ -74,7 +81,7 @@ def plain_beam_search(
     tables: Tables, ids: Ids, k: int, masks: list[ItemMask] | None, beam_width: int, request: int
 ) -> tuple[list[int], list[float]]:
     """Search with lists: best prefixes by score, then code; best items by score, then row."""
-    scores = prefix_scores(tables, request)
+    scores = prefix_scores(tables, ids, request)
     live = {
         codes: row
         for row, codes in ids.items()
@@ -109,6 +116,7 @@ def cases(draw: st.DrawFn) -> Case:
     rows = draw(st.permutations(range(1, NUM_ROWS)))[: len(codes)]
     batch_size = draw(st.integers(1, 3))
     tables = draw_tables(sizes, batch_size, draw(st.integers(0, 10_000)), draw(st.booleans()))
+    tables = tables._replace(rivals=draw(st.sampled_from(["level", "catalogue"])))
     share = draw(st.sampled_from([None, 0.0, 0.1, 0.5]))
     generator = np.random.default_rng(draw(st.integers(0, 1_000)))
     masks = None
@@ -156,7 +164,8 @@ def test_a_narrow_beam_keeps_what_a_search_with_lists_keeps(case: Case, beam_wid
 def test_requests_do_not_disturb_each_other(case: Case, beam_width: int) -> None:
     together = search_table(case, beam_width)
     for request in range(len(together.scores)):
-        tables = Tables(tuple(part[request : request + 1] for part in case.tables.logits))
+        logits = tuple(part[request : request + 1] for part in case.tables.logits)
+        tables = case.tables._replace(logits=logits)
         masks = None if case.masks is None else [case.masks[request]]
         alone = search_table(case._replace(tables=tables, masks=masks), beam_width)
         assert torch.equal(alone.item_rows[0], together.item_rows[request])
@@ -248,6 +257,21 @@ def test_equal_items_are_ranked_by_their_row_also_where_the_list_ends() -> None:
     for k in range(1, 8):
         expected = [*sorted(rows), -1][:k]
         assert search.search(tables, k).item_rows.tolist() == [expected]
+
+
+def test_probabilities_among_a_catalogue_sum_to_one_whatever_is_allowed() -> None:
+    sizes = (3, 4, 5)
+    ids = {4: (0, 1, 2), 9: (0, 1, 4), 2: (2, 0, 0), 6: (2, 3, 0)}
+    tables = draw_tables(sizes, 1, 0, False)._replace(rivals="catalogue")
+    search = BeamSearch(decode_table, trie_of(ids, sizes), beam_width=9, semantic_ids_version=None)
+    found = search.search(tables, 4)
+    torch.testing.assert_close(found.scores.exp().sum(), torch.tensor(1.0))
+    allowed = np.zeros(NUM_ROWS, dtype=bool)
+    allowed[[9, 6]] = True
+    some = search.search(tables, 4, [ItemMask(allowed)])
+    score_of = dict(zip(found.item_rows[0].tolist(), found.scores[0].tolist(), strict=True))
+    assert sorted(some.item_rows[0].tolist()) == [-1, -1, 6, 9]
+    assert [score_of[row] for row in some.item_rows[0, :2].tolist()] == some.scores[0, :2].tolist()
 
 
 def test_an_impossible_code_is_never_generated() -> None:
