@@ -19,6 +19,7 @@ from pipelines import (
     ids_commands,
     kernel_commands,
     report_commands,
+    reproduce_commands,
     tracking_commands,
 )
 from pipelines.console import PlainErrors, log, out
@@ -47,6 +48,7 @@ bundle_commands.add_to(app)
 compare_commands.add_to(app)
 tracking_commands.add_to(app)
 report_commands.add_to(app)
+reproduce_commands.add_to(app)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help='TOML file: preset = "..." and overrides.')

@@ -46,17 +46,23 @@ def events_digest(path: Path) -> str:
 
 def recipe_of(config: RunConfig, rows: Sequence[str]) -> Recipe:
     """Take what shapes the models out of a run's configuration."""
-    sequence = config.sequence
+    sequence, generative = config.sequence, config.generative
     if not config.evaluation.exclude_history:
         sequence = replace(sequence, leave_out_history=False)
+        generative = replace(generative, leave_out_history=False)
     return Recipe(
         rows=tuple(rows),
         popularity=config.popularity,
         item_to_item=config.item_to_item,
+        content=config.content_similarity,
         two_tower=config.two_tower,
         two_tower_training=only_training(config.training),
         sequence=sequence,
         sequence_training=only_training(config.sequence_training),
+        generative=generative,
+        generative_training=only_training(config.generative_training),
+        beam_width=HOME.beam_width,
+        blend=config.blend.learned(),
         num_candidates=HOME.num_candidates,
         max_history=HOME.max_history,
         exclude_history=config.evaluation.exclude_history,

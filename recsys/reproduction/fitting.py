@@ -41,9 +41,6 @@ from recsys.training.optim import adamw
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import Progress, StderrProgress
 
-VALIDATION_BEAMS = 20
-"""Beams while a generative model trains: its best steps show with few."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
@@ -236,9 +233,9 @@ def fit_generative(experiment: Experiment) -> Fitted:
         batch = window_batch(sequences, windows.starts[chosen], windows.ends[chosen])
         return model.loss(batch.to(experiment.device))
 
-    narrow = GeneratedSource(model, codes, VALIDATION_BEAMS)
-    result = fit(experiment, "generative", model, narrow, loss_at, training, len(windows))
-    return Fitted(GeneratedSource(model, codes, recipe.beam_width), result, model)
+    source = GeneratedSource(model, codes, recipe.beam_width)
+    result = fit(experiment, "generative", model, source, loss_at, training, len(windows))
+    return Fitted(source, result, model)
 
 
 FITTERS: Mapping[str, Callable[[Experiment], Fitted]] = {

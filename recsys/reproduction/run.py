@@ -29,7 +29,7 @@ import torch
 from recsys.data.top_k import TopK
 from recsys.reproduction.fitting import FITTERS, Experiment
 from recsys.reproduction.prepared import Codes, Prepared
-from recsys.reproduction.ranking import Ranked, metrics_of, places_of, rank_all
+from recsys.reproduction.ranking import Question, Ranked, metrics_of, places_of, rank_all
 from recsys.reproduction.recipe import BLENDS, SOURCES
 from recsys.retrieval.learned_blend import LearnedBlend
 from recsys.retrieval.source_lists import blended_lists, fitted_blend
@@ -180,21 +180,19 @@ def measured_blend(
         split: {SOURCES.get(model, model): found[split].lists for model, found in ranked.items()}
         for split in settings.splits
     }
-    counts = experiment.item_counts()
     if "validation" not in lists:
         raise ValueError("a blend is learned on validation; measure that split too")
+    counts, config = experiment.item_counts(), experiment.recipe.blend
     question = experiment.question("validation")
-    blend = fitted_blend(
-        lists["validation"],
-        question.held_out.targets,
-        question.history_lengths(),
-        counts,
-        experiment.recipe.blend,
-    )
+    targets, lengths = question.held_out.targets, question.history_lengths()
+    blend = fitted_blend(lists["validation"], targets, lengths, counts, config)
     found = {}
     for split in settings.splits:
         asked = experiment.question(split)
-        merged = blended_in_parts(blend, lists[split], asked.history_lengths(), counts)
+        if split == "test":
+            merged = blended_in_parts(blend, lists[split], asked.history_lengths(), counts)
+        else:
+            merged = blended_by_halves(experiment, lists[split], question)
         found[split] = Ranked(merged, places_of(merged.item_rows, asked.held_out.targets))
     save_ranked(folder / f"{name}.npz", found)
     blend.save(folder / name)
@@ -204,6 +202,31 @@ def measured_blend(
         "weights": dict(zip(blend.sources, blend.weights[-1, -1].tolist(), strict=True)),
         **metrics_by_split(experiment, found),
     }
+
+
+def blended_by_halves(
+    experiment: Experiment, lists: Mapping[str, TopK], question: Question
+) -> TopK:
+    """Merge validation's lists, each half of the users by weights learned on the other."""
+    targets, lengths = question.held_out.targets, question.history_lengths()
+    drawn = np.random.default_rng([experiment.seed, len(lengths)]).permutation(len(lengths))
+    half = torch.from_numpy(drawn % 2)
+    counts, config = experiment.item_counts(), experiment.recipe.blend
+    parts, places = [], []
+    for fold in (0, 1):
+        own, others = ((half == fold).nonzero()[:, 0], (half != fold).nonzero()[:, 0])
+        learned_on = {name: rows_of(top, others) for name, top in lists.items()}
+        blend = fitted_blend(learned_on, targets.take(others), lengths[others], counts, config)
+        asked = {name: rows_of(top, own) for name, top in lists.items()}
+        parts.append(blended_in_parts(blend, asked, lengths[own], counts))
+        places.append(own)
+    order = torch.cat(places).argsort()
+    return TopK(*(torch.cat(part)[order] for part in zip(*parts, strict=True)))
+
+
+def rows_of(top: TopK, rows: torch.Tensor) -> TopK:
+    """Take some queries' lists."""
+    return TopK(top.scores[rows], top.item_rows[rows])
 
 
 def blended_in_parts(
@@ -217,7 +240,7 @@ def blended_in_parts(
     merged = []
     k = sum(top.item_rows.shape[1] for top in lists.values())
     for rows in torch.split(torch.arange(len(history_lengths)), size):
-        part = {name: TopK(top.scores[rows], top.item_rows[rows]) for name, top in lists.items()}
+        part = {name: rows_of(top, rows) for name, top in lists.items()}
         blended = blended_lists(blend, part, history_lengths[rows], item_counts, k)
         merged.append(TopK(blended.scores[:, :100], blended.item_rows[:, :100]))
     return TopK(*(torch.cat(parts) for parts in zip(*merged, strict=True)))

@@ -1,0 +1,167 @@
+"""What the runs of a card say together: means, deviations, bands, goals, and the literature's rows.
+
+Axes: none; everything is one number a run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pipelines.cards.card import Card, PublishedRow
+
+Result = Mapping[str, Any]
+SHOWN = ("recall@10", "ndcg@10")
+COLD_SHOWN = ("told/recall@10", "not told/recall@10", "cold alone/recall@10", "warm/recall@10")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfBand:
+    """A mean that is not where the card expects it."""
+
+    order: str
+    row: str
+    metric: str
+    value: float
+    mean: float
+    tolerance: float
+
+    def told(self) -> str:
+        """Say what is wrong in one line."""
+        low, high = self.mean - self.tolerance, self.mean + self.tolerance
+        return (
+            f"{self.row} {self.metric} ({self.order} order) is {self.value:.4f}, expected "
+            f"{low:.4f} to {high:.4f}"
+        )
+
+
+def summary_of(name: str, card: Card, results: Sequence[Result]) -> dict[str, Any]:
+    """Gather the results of all orders and seeds into one document.
+
+    Args:
+        name: Of the card.
+        card: Bands, goals and title.
+        results: One of each order and seed, of one protocol.
+    """
+    first = results[0]
+    split = "test" if "test" in first["splits"] else "validation"
+    orders = {order: rows_of(results, order, split) for order in ordered(results)}
+    invalid = [one["invalid_ids"] for one in results if one.get("invalid_ids") is not None]
+    return {
+        "card": name,
+        "title": card.title,
+        "date": datetime.now(UTC).date().isoformat(),
+        "protocol": card.protocol,
+        "split": split,
+        "data_set": first["data_set"],
+        "data_digest": first["data_digest"],
+        "recipe": first["recipe"],
+        "device": sorted({one["device"] for one in results}),
+        "seconds": {f"{one['order']}-{one['seed']}": one["seconds"] for one in results},
+        "seeds": sorted({one["seed"] for one in results}),
+        "shown": list(COLD_SHOWN if card.protocol == "cold" else SHOWN),
+        "invalid_ids": max(invalid) if invalid else None,
+        "orders": orders,
+        "goals": list(goals_of(card, orders)),
+        **({"num_targets": first["num_targets"]} if "num_targets" in first else {}),
+    }
+
+
+def ordered(results: Sequence[Result]) -> list[str]:
+    """List the orders of tied times that were run, the literature's first."""
+    return sorted({one["order"] for one in results}, key=lambda order: (order != "given", order))
+
+
+def rows_of(results: Sequence[Result], order: str, split: str) -> dict[str, dict[str, Any]]:
+    """Mean, deviation and single values of each row's metrics in one order."""
+    own = [one for one in results if one["order"] == order]
+    rows: dict[str, dict[str, Any]] = {}
+    for row in own[0]["rows"]:
+        metrics = {}
+        for metric in own[0]["rows"][row][split]:
+            values = [one["rows"][row][split][metric] for one in own]
+            deviation = statistics.stdev(values) if len(values) > 1 else None
+            metrics[metric] = {
+                "mean": statistics.mean(values),
+                "deviation": deviation,
+                "values": values,
+            }
+        rows[row] = metrics
+    return rows
+
+
+def goals_of(card: Card, orders: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Compare the literature's order with what the project set out to reach."""
+    rows = next(iter(orders.values()))
+    for row, wanted in card.goals.items():
+        for metric, goal in wanted.items():
+            if metric in rows.get(row, {}):
+                value = rows[row][metric]["mean"]
+                yield {
+                    "row": row,
+                    "metric": metric,
+                    "goal": goal,
+                    "value": value,
+                    "met": value >= goal,
+                }
+
+
+def out_of_band(card: Card, summary: Mapping[str, Any]) -> list[OutOfBand]:
+    """Find the means of test that are not where the card expects them.
+
+    Rows and orders that were not run are not judged, and validation never is.
+    """
+    if summary["split"] != "test":
+        return []
+    wrong = []
+    for order, rows in card.expected.items():
+        for row, bands in rows.items():
+            seen = summary["orders"].get(order, {}).get(row, {})
+            wrong += [
+                OutOfBand(
+                    order=order,
+                    row=row,
+                    metric=metric,
+                    value=seen[metric]["mean"],
+                    mean=band.mean,
+                    tolerance=band.tolerance,
+                )
+                for metric, band in bands.items()
+                if metric in seen and not band.holds(seen[metric]["mean"])
+            ]
+    return wrong
+
+
+def expected_toml(summary: Mapping[str, Any], *, least: float = 0.001, spread: float = 4) -> str:
+    """Write the bands that these runs would set, as a card has them.
+
+    A band is ``spread`` deviations of a seed to either side, at least a share of 2% and ``least``:
+    other devices and versions of torch add up differently.
+    """
+    lines = []
+    for order, rows in summary["orders"].items():
+        for row, metrics in rows.items():
+            lines.append(f"\n[expected.{order}.{row}]")
+            for metric in summary["shown"]:
+                mean, deviation = metrics[metric]["mean"], metrics[metric]["deviation"] or 0.0
+                tolerance = max(least, spread * deviation, 0.02 * mean)
+                band = f"{{ mean = {mean:.4f}, tolerance = {tolerance:.4f} }}"
+                lines.append(f'"{metric}" = {band}')
+    return "\n".join(lines) + "\n"
+
+
+def published_beside(
+    card: Card, published: Sequence[PublishedRow]
+) -> list[tuple[str, str, tuple[float, ...]]]:
+    """List models, sources and numbers of the card's column of the literature, best last."""
+    if card.published is None:
+        return []
+    rows = [
+        (row.model, row.source, row.numbers[card.published])
+        for row in published
+        if card.published in row.numbers
+    ]
+    return sorted(rows, key=lambda row: row[2][0])
