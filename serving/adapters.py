@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,6 +27,7 @@ from recsys.layers.lora_file import CONFIG, WEIGHTS, load_adapter, save_adapter
 from recsys.models.adapted import AdaptedRetriever, twin_of
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
+from serving.bundle import Bundle
 from serving.manifest import CURRENT, FileEntry, Sha256, Verdict, digest_of_file, whole_directory
 
 FOLDER = "adapters"
@@ -195,10 +196,29 @@ def read_registered(directory: Path) -> AdapterManifest:
     return manifest
 
 
+Identity = tuple[tuple[str, int, int], ...]
+"""Target of each domain's ``current`` and its description's inode and time."""
+
+
+def identity_of(served: Mapping[str, Path]) -> Identity:
+    """Tell whether what is served is still the same without reading it."""
+    found = []
+    for directory in served.values():
+        try:
+            stat = (directory / DESCRIPTION).stat()
+        except OSError:
+            found.append((str(directory), 0, 0))
+            continue
+        found.append((str(directory), stat.st_ino, stat.st_mtime_ns))
+    return tuple(found)
+
+
 def served_adapters(bundles_dir: Path) -> dict[str, Path]:
     """Find what each domain's ``current`` points at, by the folder's name."""
-    links = sorted((bundles_dir / FOLDER).glob(f"domain-*/{CURRENT}"))
-    return {link.parent.name: link.resolve() for link in links}
+    folders = sorted((bundles_dir / FOLDER).glob("domain-*"))
+    links = [folder / CURRENT for folder in folders]
+    # A link to nothing is told of as one.
+    return {link.parent.name: link.resolve() for link in links if link.is_symlink()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,9 +231,25 @@ class Adapters:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why a domain's adapter is not served, by the folder's name."""
 
-    def version_of(self, domain: str | None) -> str | None:
-        """Name a domain's adapter; None where the base alone answers."""
-        return None if domain is None else self.versions.get(domain)
+    def used(self, domain: str | None, sources: Collection[str]) -> str | None:
+        """Name the adapter that read the history for one of these sources; None for the base."""
+        for base, retriever in self.retrievers.items():
+            if domain is not None and base in sources and retriever.knows(domain):
+                return self.versions[domain]
+        return None
+
+
+NO_ADAPTERS = Adapters()
+
+
+def models_of(bundle: Bundle) -> dict[BaseName, Model]:
+    """List the models of a bundle that can have adapters."""
+    models: dict[BaseName, Model] = {}
+    if bundle.retriever is not None:
+        models["two_tower"] = bundle.retriever.model
+    if bundle.sequence is not None:
+        models["sequence"] = bundle.sequence
+    return models
 
 
 def load_adapters(served: Mapping[str, Path], models: Mapping[BaseName, Model]) -> Adapters:

@@ -185,6 +185,8 @@ def _add_health(app: FastAPI, watcher: BundleWatcher) -> None:
                 "num_swaps": state.num_swaps,
                 "num_refused": state.num_refused,
                 "refused": state.refused,
+                "adapters": recommender.adapters.versions,
+                "adapters_refused": recommender.adapters.refused,
             }
         )
 

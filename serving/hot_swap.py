@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from serving.adapters import identity_of, served_adapters
 from serving.log import log
 from serving.manifest import CURRENT, MANIFEST, Profile
 from serving.recommend import Recommender
@@ -65,6 +66,7 @@ class BundleWatcher:
         self._looking = threading.Lock()
         _check_there(bundles_dir)
         self._tried = self._identity()
+        self._adapters_tried = identity_of(served_adapters(bundles_dir))
         self._recommender = self._load()
         self._state = SwapState(loaded_at=datetime.now(UTC))
         log("bundle_loaded", {"bundle": self._recommender.bundle.version})
@@ -97,12 +99,13 @@ class BundleWatcher:
         self._wake.set()
 
     def look(self) -> bool:
-        """Look at ``current`` once, swap if it is new; return whether it was swapped."""
+        """Look at ``current`` once, swap what is new; return whether anything was swapped."""
         with self._looking:
             identity = self._identity()
             if identity == self._tried:
-                return False
+                return self._look_at_adapters()
             self._tried = identity
+            adapters = identity_of(served_adapters(self._current.parent))
             started = time.perf_counter()
             try:
                 candidate = self._load()
@@ -113,8 +116,8 @@ class BundleWatcher:
             old = self._recommender.bundle
             if candidate.bundle.digest == old.digest:
                 self._state = replace(self._state, refused=None)
-                return False
-            self._recommender = candidate
+                return self._look_at_adapters()
+            self._recommender, self._adapters_tried = candidate, adapters
             self._state = SwapState(
                 loaded_at=datetime.now(UTC),
                 num_swaps=self._state.num_swaps + 1,
@@ -123,6 +126,25 @@ class BundleWatcher:
         seconds = round(time.perf_counter() - started, 3)
         versions = {"before": old.version, "bundle": candidate.bundle.version}
         log("bundle_swapped", {**versions, "seconds": seconds})
+        return True
+
+    def _look_at_adapters(self) -> bool:
+        """Take up what domains' ``current`` point at, if it is new, over the bundle that serves."""
+        served = served_adapters(self._current.parent)
+        identity = identity_of(served)
+        if identity == self._adapters_tried:
+            return False
+        self._adapters_tried = identity
+        try:
+            self._recommender = self._recommender.with_adapters(served)
+        except Exception as error:
+            # Each that does not fit is left out; this is for what nobody thought of.
+            self._refuse(error)
+            return False
+        adapters = self._recommender.adapters
+        fields = {"adapters": dict(adapters.versions), "refused": dict(adapters.refused)}
+        log("adapters_swapped", fields, level=logging.ERROR if adapters.refused else logging.INFO)
+        self._state = replace(self._state, num_swaps=self._state.num_swaps + 1)
         return True
 
     def _refuse(self, error: Exception) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -19,6 +20,7 @@ import torch
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import TopK
 from recsys.retrieval.learned_blend import LearnedBlend
+from serving.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of, served_adapters
 from serving.bundle import Bundle, load_bundle
 from serving.explain import reasons
 from serving.filters import eligible_items
@@ -60,6 +62,7 @@ class Recommender:
         *,
         profile: Profile = "fast",
         beam_timeout_ms: float | None = None,
+        adapters: Adapters = NO_ADAPTERS,
     ) -> None:
         """Make the sources of a profile.
 
@@ -70,6 +73,7 @@ class Recommender:
         """
         self.bundle = bundle
         self.profile: Profile = "fast" if bundle.generative is None else profile
+        self.adapters = adapters
         self._surfaces = surfaces
         self._blend = bundle.blends.get(self.profile)
         options = SourceOptions(
@@ -77,7 +81,9 @@ class Recommender:
             learned_content=self._blend is not None and "content" in self._blend.sources,
             beam_width=surfaces["home"].beam_width,
             beam_timeout_ms=beam_timeout_ms,
+            adapters=adapters,
         )
+        self._options = options
         self._sources = sources_of(bundle, options)
         self._served_by = ServedBy(
             bundle=bundle.version,
@@ -90,12 +96,27 @@ class Recommender:
     def load(
         cls, path: str | Path, profile: Profile = "fast", *, beam_timeout_ms: float | None = None
     ) -> Recommender:
-        """Verify and load ``bundle-<version>`` or ``current``; arguments as of the class.
+        """Verify and load ``bundle-<version>`` or ``current``, and the adapters beside it.
+
+        Arguments are as of the class. An adapter that does not fit is left out, see
+        ``adapters.refused``.
 
         Raises:
             ValueError: If it is not a bundle, or anything in it is not as it was released.
         """
-        return cls(load_bundle(Path(path)), profile=profile, beam_timeout_ms=beam_timeout_ms)
+        bundle = load_bundle(Path(path))
+        adapters = load_adapters(served_adapters(Path(path).parent), models_of(bundle))
+        return cls(bundle, profile=profile, beam_timeout_ms=beam_timeout_ms, adapters=adapters)
+
+    def with_adapters(self, served: Mapping[str, Path]) -> Recommender:
+        """Serve the same bundle with other adapters, as ``served_adapters`` finds them."""
+        return Recommender(
+            self.bundle,
+            self._surfaces,
+            profile=self.profile,
+            beam_timeout_ms=self._options.beam_timeout_ms,
+            adapters=load_adapters(served, models_of(self.bundle)),
+        )
 
     def answer(self, request: Request, *, names_history: bool = True) -> Reply:
         """Make one list.
@@ -126,7 +147,7 @@ class Recommender:
         return Reply(
             request_id=uuid.uuid4().hex,
             items=items,
-            served_by=self._served_by,
+            served_by=self._server(query, candidates),
             degraded=[*query.degraded, *given_up, *late, *_shortage(items, request.k)],
             fallback="popular" if set(candidates) == {"popular"} else None,
             timings_ms=clock.total(),
@@ -217,6 +238,12 @@ class Recommender:
         if FILLER not in candidates:
             return ranked
         return filled_up(ranked, candidates[FILLER].item_rows[0].numpy(), k)
+
+    def _server(self, query: Query, candidates: Mapping[str, TopK]) -> ServedBy:
+        """Name what answered."""
+        asked = () if query.item_row else candidates
+        adapter = self.adapters.used(query.request.context.domain, asked)
+        return replace(self._served_by, adapter=adapter) if adapter else self._served_by
 
     def _select(
         self, ranked: Ranked | None, query: Query, names_history: bool

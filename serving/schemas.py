@@ -39,6 +39,9 @@ class Context(_Strict):
 
     unix_time: int | None = Field(default=None, ge=0, lt=1 << 40)
     """Answer as of this second: the history is what lies strictly before. By default now."""
+    domain: Id | None = None
+    """Where the list is shown. Its adapter reads the history, if it has one; an unknown domain is
+    answered as none."""
 
 
 class Request(_Strict):
@@ -104,7 +107,8 @@ class ServedBy:
     """Version of the items' semantic IDs."""
     profile: Profile = "fast"
     """Which sources answer: ``full`` generates items too."""
-    adapter: None = None
+    adapter: str | None = None
+    """``<domain>/<version>`` of the adapter that read the history; null where the base did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,16 @@ from recsys.data.batch import JaggedBatch
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import TopK, no_items
 from recsys.layers.decode_step import Beams, Decoded
+from recsys.models.adapted import AdaptedRetriever
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.history_reader import BeamState, GenerativeContext
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
 from recsys.models.sequence import SequenceModel
 from recsys.retrieval.beam_search import BeamSearch
+from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.source_lists import GeneratedItems, ScoredItems
+from serving.adapters import NO_ADAPTERS, Adapters
 from serving.bundle import Bundle
 from serving.content_neighbours import ContentNeighbours
 from serving.history_models import Generation
@@ -51,17 +54,24 @@ class LateError(Exception):
 class TwoTowerSource:
     """Nearest items to the query's vector, or to the item's on surface ``similar``."""
 
-    def __init__(self, retriever: Retriever) -> None:
+    def __init__(self, retriever: Retriever, adapted: AdaptedRetriever | None = None) -> None:
         self._retriever = retriever
+        self._adapted = adapted
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
         model, index = self._retriever.model, self._retriever.index
+        domain = query.request.context.domain
         if query.item_row:
             vector = index.vectors(torch.tensor([query.item_row]))  # [1, D]
-        elif query.has_history:
+        elif not query.has_history:
+            return None
+        elif self._adapted is None or not self._adapted.knows(domain):
             vector = model.query_vectors(query.features)  # [1, D]
         else:
-            return None
+            vector = self._adapted.query_vectors(query.features, [domain])
+            if not self._adapted.shares_items(domain):
+                # The index is of the base's item vectors.
+                return exact_top_k(vector, self._adapted.item_vectors(domain), k, mask)
         return index.search(vector, k, mask)
 
 
@@ -78,8 +88,9 @@ class ItemToItemSource:
 class SequenceSource:
     """Items that come next after the history, exactly, by the sequence model."""
 
-    def __init__(self, model: SequenceModel) -> None:
+    def __init__(self, model: SequenceModel, adapted: AdaptedRetriever | None = None) -> None:
         self._model = model
+        self._adapted = adapted
         # Asked anew, the model would normalise the whole catalogue for each request.
         self._item_vectors = model.all_item_vectors()  # [N, D]
         self._items = ScoredItems(self._score)
@@ -91,6 +102,11 @@ class SequenceSource:
     def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
         if query.item_row or not query.has_history:
             return None
+        domain = query.request.context.domain
+        if self._adapted is not None and self._adapted.knows(domain):
+            adapted = self._adapted
+            items = ScoredItems(lambda queries: adapted.score(queries, [domain]))
+            return items(query.features, [mask], k)
         return self._items(query.features, [mask], k)
 
 
@@ -184,6 +200,7 @@ class SourceOptions(NamedTuple):
     """Whether content speaks for every item, as a learned blend weighs it."""
     beam_width: int = 50
     beam_timeout_ms: float | None = None
+    adapters: Adapters = NO_ADAPTERS
 
 
 def sources_of(bundle: Bundle, options: SourceOptions) -> dict[str, CandidateSource]:
@@ -193,13 +210,17 @@ def sources_of(bundle: Bundle, options: SourceOptions) -> dict[str, CandidateSou
         sources["item_to_item"] = ItemToItemSource(bundle.item_to_item)
     neighbours = None
     if bundle.retriever is not None:
-        sources["two_tower"] = TwoTowerSource(bundle.retriever)
+        sources["two_tower"] = TwoTowerSource(
+            bundle.retriever, options.adapters.retrievers.get("two_tower")
+        )
         if bundle.semantic_ids is not None:
             neighbours = ContentNeighbours(
                 bundle.semantic_ids, bundle.retriever.content, bundle.num_released_rows
             )
     if bundle.sequence is not None:
-        sources["sequence"] = SequenceSource(bundle.sequence)
+        sources["sequence"] = SequenceSource(
+            bundle.sequence, options.adapters.retrievers.get("sequence")
+        )
     if bundle.generative is not None and options.profile == "full":
         sources["generative"] = GenerativeSource(
             bundle.generative, options.beam_width, options.beam_timeout_ms

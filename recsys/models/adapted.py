@@ -73,6 +73,10 @@ class AdaptedRetriever:
         """Number each domain's adapter; 0, the base alone, for an unknown domain or None."""
         return [self.bank.number(domain) for domain in domains]
 
+    def knows(self, domain: str | None) -> bool:
+        """Say whether a domain has an adapter here."""
+        return self.bank.number(domain) > 0
+
     def item_vectors(self, domain: str | None) -> Tensor:
         """Give the unit vectors of the whole catalogue in a domain, [N, D]; row 0 is no item."""
         return self._vectors[self._set_of[self.bank.number(domain)]]

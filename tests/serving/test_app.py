@@ -138,7 +138,7 @@ def test_wrong_parameters_of_similar_are_422(client, parameters, message):
         ({"diversity": 0.5}, "diversity: not a field"),
         ({"cursor": "x"}, "cursor: not a field"),
         ({"dry_run": True}, "dry_run: not a field"),
-        ({"context": {"domain": "books"}}, "context.domain: not a field"),
+        ({"context": {"country": "at"}}, "context.country: not a field"),
         ({"context": {"unix_time": -1}}, "context.unix_time: "),
         ({"exclude": "item-1"}, "exclude: Input should be a valid list"),
         ({"\u4e16" * 200: 1, "k": 0}, "(and 1 more)"),
