@@ -7,33 +7,28 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from pipelines.cards.card import Card, PublishedRow
+from pipelines.cards.card import Band, Card, PublishedRow
 
 Result = Mapping[str, Any]
 SHOWN = ("recall@10", "ndcg@10")
 COLD_SHOWN = ("told/recall@10", "not told/recall@10", "cold alone/recall@10", "warm/recall@10")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutOfBand:
+class OutOfBand(NamedTuple):
     """A mean that is not where the card expects it."""
 
-    order: str
-    row: str
-    metric: str
+    band: Band
     value: float
-    mean: float
-    tolerance: float
 
     def told(self) -> str:
         """Say what is wrong in one line."""
-        low, high = self.mean - self.tolerance, self.mean + self.tolerance
+        band = self.band
+        low, high = band.mean - band.tolerance, band.mean + band.tolerance
         return (
-            f"{self.row} {self.metric} ({self.order} order) is {self.value:.4f}, expected "
+            f"{band.row} {band.metric} ({band.order} order) is {self.value:.4f}, expected "
             f"{low:.4f} to {high:.4f}"
         )
 
@@ -117,21 +112,10 @@ def out_of_band(card: Card, summary: Mapping[str, Any]) -> list[OutOfBand]:
     if summary["split"] != "test":
         return []
     wrong = []
-    for order, rows in card.expected.items():
-        for row, bands in rows.items():
-            seen = summary["orders"].get(order, {}).get(row, {})
-            wrong += [
-                OutOfBand(
-                    order=order,
-                    row=row,
-                    metric=metric,
-                    value=seen[metric]["mean"],
-                    mean=band.mean,
-                    tolerance=band.tolerance,
-                )
-                for metric, band in bands.items()
-                if metric in seen and not band.holds(seen[metric]["mean"])
-            ]
+    for band in card.expected:
+        seen = summary["orders"].get(band.order, {}).get(band.row, {}).get(band.metric)
+        if seen is not None and not band.holds(seen["mean"]):
+            wrong.append(OutOfBand(band, seen["mean"]))
     return wrong
 
 
@@ -144,13 +128,18 @@ def expected_toml(summary: Mapping[str, Any], *, least: float = 0.001, spread: f
     lines = []
     for order, rows in summary["orders"].items():
         for row, metrics in rows.items():
-            lines.append(f"\n[expected.{order}.{row}]")
             for metric in summary["shown"]:
                 mean, deviation = metrics[metric]["mean"], metrics[metric]["deviation"] or 0.0
                 tolerance = max(least, spread * deviation, 0.02 * mean)
-                band = f"{{ mean = {mean:.4f}, tolerance = {tolerance:.4f} }}"
-                lines.append(f'"{metric}" = {band}')
-    return "\n".join(lines) + "\n"
+                lines += [
+                    "[[expected]]",
+                    f'order = "{order}"',
+                    f'row = "{row}"',
+                    f'metric = "{metric}"',
+                    f"mean = {mean:.4f}",
+                    f"tolerance = {tolerance:.4f}\n",
+                ]
+    return "\n".join(lines)
 
 
 def published_beside(

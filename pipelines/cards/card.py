@@ -21,6 +21,10 @@ PUBLISHED = FOLDER / "published" / "numbers.toml"
 class Band:
     """Where a number of test has to lie, as a mean over the card's seeds."""
 
+    order: str = "given"
+    """Of events at one time."""
+    row: str
+    metric: str
     mean: float
     tolerance: float
 
@@ -58,8 +62,8 @@ class Card:
     """Column of the published numbers to stand beside."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """What differs from the preset, as in a run's TOML file."""
-    expected: Mapping[str, Mapping[str, Mapping[str, Band]]] = field(default_factory=dict)
-    """By order, row and metric; empty where nothing was measured yet."""
+    expected: tuple[Band, ...] = ()
+    """None where nothing was measured yet."""
     goals: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By row and metric: what the project set out to reach, met or not."""
 
@@ -72,8 +76,8 @@ class Card:
         return validate(RunConfig, table, f"card {self.title!r}")
 
     def data_set(self) -> str:
-        """Name the data set of the preset."""
-        return PRESETS[self.preset]().data.dataset or self.preset
+        """Name the data set."""
+        return self.config(Path()).data.dataset or self.preset
 
 
 @dataclass(frozen=True, kw_only=True)
