@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from pipelines.console import log, out
 from pipelines.stage_errors import RefusedError
 
+Number = TypeVar("Number", int, float)
+Ladder = Annotated[str, typer.Argument(help="Card whose data and sequence model are taken.")]
 CardName = Annotated[
     str | None, typer.Argument(help="beauty, sports, toys, movielens-1m, ...; or a card's file.")
 ]
@@ -96,6 +98,82 @@ def told(result: dict[str, Any]) -> None:
     log.print(summary_line(result).rstrip(), markup=False, soft_wrap=True)
 
 
+def scale(
+    card: Ladder = "beauty",
+    widths: Annotated[str, typer.Option(help="With commas.")] = "32,64,128,256",
+    depths: Annotated[str, typer.Option(help="With commas.")] = "1,2,4",
+    shares: Annotated[str, typer.Option(help="Of the users, with commas.")] = "0.125,0.25,0.5,1",
+    device: Device = "auto",
+    dry_run: DryRun = False,
+    prepare: Prepare = None,
+    folder: Folder = None,
+) -> None:
+    """Train a ladder of widths, depths and shares of the data, and fit L(N, D) to it.
+
+    Looks at validation alone. Rungs that are there already are not run again, wherever they were
+    run: python -m recsys.reproduction.ladder makes the same ones without the other packages.
+
+    [bold]Examples[/]
+
+      recsys scale beauty
+
+      recsys scale toys --widths 16,32,64 --depths 1 --shares 0.25,0.5,1
+    """
+    from pipelines.cards.card import read_card
+    from pipelines.reproduce import arrays_of, plan_of
+    from pipelines.scale import law_text, write_study
+    from recsys.reproduction.ladder import run_rung, rungs
+    from recsys.reproduction.run import device_named
+
+    ladder = rungs(numbers(widths, int), numbers(depths, int), numbers(shares, float))
+    place = folder or Path("runs/scale") / Path(card).stem
+    plan = plan_of(
+        Path(card).stem,
+        read_card(card),
+        place,
+        num_seeds=1,
+        rows=["sequence"],
+        device=device,
+        validation_only=True,
+    )
+    chosen = device_named(device)
+    each = 0.4 if chosen.type == "cuda" else 15.0
+    log.print(
+        f"{plan.card.title}: {len(ladder)} trainings of the sequence model, about "
+        f"{each * len(ladder):.0f} minutes on {chosen}; results go to {place}",
+        soft_wrap=True,
+        markup=False,
+    )
+    if dry_run:
+        return
+    prepared = arrays_of(plan, show_progress=log.is_terminal)
+    if prepare is not None:
+        prepared.save(prepare)
+        out.print(f"arrays in {prepare}: python -m recsys.reproduction.ladder {prepare} --out RUNS")
+        return
+    for rung in ladder:
+        result = run_rung(prepared, place / "rungs", rung, chosen)
+        log.print(
+            f"{rung.name}: cross entropy {result['loss']:.4f}, NDCG@10 {result['ndcg@10']:.4f}",
+            markup=False,
+        )
+    for measure, law in write_study(place / "rungs", place).items():
+        out.print(law_text(measure, law), soft_wrap=True, markup=False)
+
+
+def numbers(text: str, kind: type[Number]) -> list[Number]:
+    """Read numbers with commas between them.
+
+    Raises:
+        ValueError: One is none; says which.
+    """
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{text!r} is not a list of numbers with commas between them") from None
+
+
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     app.command()(reproduce)
+    app.command()(scale)
