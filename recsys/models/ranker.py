@@ -166,12 +166,16 @@ class Ranker(CatalogueModel):
         return self.rank(reader, items, dense, None if len(kept) == len(padded) else kept)
 
     def loss(self, batch: RankingBatch, feedback: Feedback) -> Tensor:
-        """Weighted cross entropy of all tasks, and what the router adds.
+        """Weighted cross entropy of all tasks, and what the router adds; see ``loss_of``."""
+        return self.loss_of(self(batch), feedback)
+
+    def loss_of(self, ranked: Ranked, feedback: Feedback) -> Tensor:
+        """Loss of what was predicted.
 
         Raises:
             ValueError: If there are slots and the model was built without, or the reverse.
         """
-        ranked, (labels, slots) = self(batch), feedback
+        labels, slots = feedback
         if (slots is None) != (self.examination is None):
             raise ValueError(
                 f"the model was built with num_slots = {self.inputs.num_slots} and slots were "

@@ -1,4 +1,4 @@
-"""Ranking worlds with a known truth: domains of opposite tastes, tasks that conflict, known slots.
+"""Ranking worlds with a known truth: domains and tasks that conflict, and a known curve of slots.
 
 A request of a user in a domain shows one item of that domain in each slot. A shown item is examined
 with a probability of its slot alone, an examined one gets each feedback with a probability of user,
@@ -7,10 +7,10 @@ slot and relevance. The logit of a feedback is
 
     base + quality + taste * f(user vector, item vector)
 
-with f a sum of waves that every pair of domains has of its own; the second domain of a pair has
-the negative. ``like`` has waves of its own, ``purchase`` the negative of ``click``'s. User vectors
-and qualities are given as numbers; content holds the item vector and a code of the domain, turned
-together, with noise. The domain itself is never an input.
+with f a sum of waves that every domain has of its own, so that the same pair of vectors is liked in
+one and disliked in another. ``like`` has waves of its own, ``purchase`` the negative of
+``click``'s. User vectors and qualities are given as numbers; content holds the item vector and a
+code of the domain, turned together, with noise. The domain itself is never an input.
 
 Axes: R requests, S slots of a request, M impressions (R * S), U users, N items, T tasks, H waves.
 """
@@ -190,21 +190,19 @@ def _tastes(
     generator: torch.Generator,
 ) -> Tensor:
     """Give f of each impression and task, [R, S, T], of variance about 1."""
-    pairs = -(-config.num_domains // 2)
-    shape = (2, pairs, config.num_waves, config.vector_dim)
+    shape = (2, config.num_domains, config.num_waves, config.vector_dim)
     along_user, along_item = (
         config.frequency * torch.randn(shape, generator=generator, dtype=torch.float64)
         for _ in range(2)
     )
     phases = 2 * math.pi * torch.rand(shape[:3], generator=generator, dtype=torch.float64)
-    sign = 1.0 - 2.0 * (domains % 2)
     found = []
     for kind in range(2):
-        own_user, own_item = along_user[kind][domains // 2], along_item[kind][domains // 2]
+        own_user, own_item = along_user[kind][domains], along_item[kind][domains]
         angle = torch.einsum("rd,rhd->rh", users, own_user)[:, None]
         angle = angle + torch.einsum("rsd,rhd->rsh", items, own_item)
-        waves = torch.sin(angle + phases[kind][domains // 2][:, None])  # [R, S, H]
-        found.append(sign[:, None] * waves.sum(2) * math.sqrt(2 / config.num_waves))
+        waves = torch.sin(angle + phases[kind][domains][:, None])  # [R, S, H]
+        found.append(waves.sum(2) * math.sqrt(2 / config.num_waves))
     return torch.stack([found[0], found[1], -found[0]], dim=2)
 
 
