@@ -91,13 +91,14 @@ class SequenceSource:
     def __init__(self, model: SequenceModel, adapted: AdaptedRetriever | None = None) -> None:
         self._model = model
         self._adapted = adapted
-        # Asked anew, the model would normalise the whole catalogue for each request.
-        self._item_vectors = model.all_item_vectors()  # [N, D]
+        # Asked anew, the model would normalise the whole catalogue for each request. For one query
+        # a product with columns takes a third to a half of the time of one with rows.
+        self._columns = model.all_item_vectors().T.contiguous()  # [D, N]
         self._items = ScoredItems(self._score)
 
     def _score(self, queries: JaggedBatch) -> Tensor:
         """Score the catalogue as SequenceModel.score does, [1, N]."""
-        return self._model.query_vectors(queries) @ self._item_vectors.T
+        return self._model.query_vectors(queries) @ self._columns
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
         if query.item_row or not query.has_history:
@@ -154,6 +155,21 @@ class GenerativeSource:
         return self._items(query.features, [mask], k)
 
 
+class SimilarItems(ScoredItems):
+    """Items whose content is like the history's, exactly."""
+
+    def __init__(self, similarity: ContentSimilarity) -> None:
+        super().__init__(self._score_one)
+        self._similarity = similarity
+        self._columns = similarity.vectors.T.contiguous()  # [F, N], as in SequenceSource
+
+    def _score_one(self, queries: JaggedBatch) -> Tensor:
+        """Score the catalogue as ContentSimilarity.score does, [1, N]."""
+        asked = self._similarity.query_vectors(queries)  # [1, F]
+        known = self._similarity.has_content & (asked != 0).any()
+        return (asked @ self._columns).masked_fill_(~known, -torch.inf)
+
+
 class ContentSource:
     """Items whose content is like an item's, or like the history's.
 
@@ -165,7 +181,7 @@ class ContentSource:
         self, neighbours: ContentNeighbours | None, similarity: ContentSimilarity | None = None
     ) -> None:
         self._neighbours = neighbours
-        self._similar = None if similarity is None else ScoredItems(similarity.score)
+        self._similar = None if similarity is None else SimilarItems(similarity)
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
         if not query.item_row and self._similar is not None:
