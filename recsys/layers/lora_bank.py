@@ -29,8 +29,8 @@ from recsys.layers.lora import LoraAdapter
 
 MASKED_UP_TO = 16
 """Adapters up to which rows are multiplied by all of them."""
-RUNS_PER_ADAPTER = 2
-"""Runs of rows, for each adapter, up to which merged weights are used."""
+ROWS_PER_RUN = 64
+"""Rows of a run, on average, from which several products with merged weights are faster."""
 
 
 class _Chosen(NamedTuple):
@@ -119,7 +119,7 @@ class LoraBank:
                 return None
             if not torch.is_grad_enabled():
                 numbers, counts = torch.unique_consecutive(rows, return_counts=True)
-                if len(numbers) <= RUNS_PER_ADAPTER * (1 + len(self.names)):
+                if len(numbers) == 1 or len(rows) >= ROWS_PER_RUN * len(numbers):
                     runs = list(zip(numbers.tolist(), counts.tolist(), strict=True))
                     return _Chosen(rows, None, runs)
         if len(self.names) > MASKED_UP_TO:
