@@ -118,6 +118,7 @@ def started(options: argparse.Namespace, data: Path) -> list[Trainee]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            cwd=data.parent,  # RecBole writes logs where it stands
         )
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
