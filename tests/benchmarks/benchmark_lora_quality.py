@@ -129,10 +129,15 @@ class Settings:
     adapted_epochs: float
     ranks: tuple[int, ...]
     threads: int
+    users: int | None
+    negatives: int | None
+    quick: bool
 
     def load(self) -> Data:
         torch.set_num_threads(self.threads)
-        return synthetic(self.seed) if self.data == "synthetic" else joined(Path(self.data))
+        if self.data == "synthetic":
+            return synthetic(self.seed)
+        return joined(Path(self.data), self.users, self.seed)
 
     def config(self) -> SequenceConfig:
         if self.data == "synthetic":
@@ -144,7 +149,9 @@ class Settings:
                 leave_out_history=False,
                 label_smoothing=0.0,
             )
-        return SequenceConfig(backend="torch", max_scores=1 << 28)
+        return SequenceConfig(
+            backend="torch", max_scores=1 << 28, num_uniform_negatives=self.negatives
+        )
 
 
 def mean_judge(judges: list[Judge]) -> Callable[[SequenceModel], float]:
@@ -188,16 +195,17 @@ def adapted(settings: Settings, domain: int, weights: dict[str, Tensor]) -> dict
     picked, told = (Judge(data, data.sequences, domain, half, settings.device) for half in (0, 1))
     found = {"shared": told(base), "users": float(told.num_users)}
     best = -1.0
-    for rate in (3e-4, 1e-3):
+    for rate in (1e-3,) if settings.quick else (3e-4, 1e-3):
         model = copy.deepcopy(base)
         plan = Plan(settings.adapted_epochs, rate)
         fit(model, model, data.sequences, own, plan, picked, settings.seed)
         if (value := picked(model)) > best:
             best, found["full"] = value, told(model)
-    for name, targets in (("lora", ENCODER_AND_CONTENT), ("lora of the encoder", ENCODER)):
+    variants = {"lora": ENCODER_AND_CONTENT, "lora of the encoder": ENCODER}
+    for name, targets in list(variants.items())[: 1 if settings.quick else None]:
         for rank in settings.ranks:
             best = -1.0
-            for rate in (2e-3, 6e-3):
+            for rate in (3e-3,) if settings.quick else (2e-3, 6e-3):
                 model = copy.deepcopy(base)
                 torch.manual_seed(settings.seed)
                 adapter = LoraAdapter(model, LoraConfig(targets=targets, rank=rank)).attach()
@@ -217,7 +225,13 @@ def new_domain(settings: Settings, domain: int, weights: dict[str, Tensor]) -> d
     inside = np.unique(whole.users_of(domain_positions(whole, "train", own)))
     chosen = np.random.default_rng(settings.seed).choice(inside, 100, replace=False)
     kept = np.isin(np.arange(whole.num_user_rows), chosen)
-    few = replace(whole, train_end=np.where(kept, whole.train_end, whole.offsets[:-1]))
+    starts = whole.offsets[:-1]
+    few = replace(
+        whole,
+        train_end=np.where(kept, whole.train_end, starts),
+        # Nobody else may pick the step either.
+        validation_end=np.where(kept, whole.validation_end, starts),
+    )
     base = base_of(settings, data, weights)
     picked = Judge(data, few, domain, 0, settings.device)
     told = Judge(data, whole, domain, 1, settings.device)
@@ -310,6 +324,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[5])
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--users", type=int, help="of each real domain, drawn by the seed")
+    parser.add_argument("--negatives", type=int, help="uniform draws a step; default every item")
+    parser.add_argument("--quick", action="store_true", help="one learning rate, one variant")
     parser.add_argument("--name", help="of the results; by default from data and device")
     parser.add_argument("--raw", type=Path, help="write every number there as JSON too")
     chosen = parser.parse_args()
@@ -318,7 +335,7 @@ def main() -> None:
     for seed in range(chosen.seeds):
         settings = Settings(
             chosen.data, chosen.device, seed, chosen.epochs, chosen.adapted_epochs,
-            tuple(chosen.ranks), chosen.threads,
+            tuple(chosen.ranks), chosen.threads, chosen.users, chosen.negatives, chosen.quick,
         )  # fmt: skip
         seeds.append(run(settings, chosen.workers))
         print(json.dumps(seeds[-1]), flush=True)
@@ -327,9 +344,11 @@ def main() -> None:
     kind = "synthetic" if chosen.data == "synthetic" else "real"
     notes = (
         f"{chosen.seeds} seed(s), {chosen.epochs:g} passes for shared and own models, "
-        f"{chosen.adapted_epochs:g} for fine-tuning and adapters, by the better of two learning "
-        f"rates; {time.perf_counter() - begin:.0f} s. Picked on half of the validation users, told "
-        "of the other half, ranked among the domain's items."
+        f"{chosen.adapted_epochs:g} for fine-tuning and adapters, by "
+        f"{'one learning rate each' if chosen.quick else 'the better of two learning rates'}; "
+        f"{chosen.users or 'all'} users of each domain, {chosen.negatives or 'all items'} "
+        f"as negatives; {time.perf_counter() - begin:.0f} s. Picked on half of the validation "
+        "users, told of the other half, ranked among the domain's items."
     )
     device = torch.cuda.get_device_name() if chosen.device == "cuda" else device_name()
     write_results(chosen.name or f"lora_quality_{kind}", rows_of(seeds), notes=notes, device=device)

@@ -74,8 +74,12 @@ def synthetic(seed: int) -> Data:
     )
 
 
-def joined(folder: Path) -> Data:
-    """Put the domains of a folder beside each other; users of each are users of their own."""
+def joined(folder: Path, num_users: int | None = None, seed: int = 0) -> Data:
+    """Put the domains of a folder beside each other; users of each are users of their own.
+
+    Args:
+        num_users: Draw so many users of each domain; items that none of them took are left out.
+    """
     names = tuple(sorted(path.stem for path in folder.glob("*.npz") if "_" not in path.stem))
     lists: list[NDArray[np.int64]] = []
     contents, categories, domains = [], [], [-1]
@@ -94,15 +98,37 @@ def joined(folder: Path) -> Data:
         num_categories += int(known["n"]) - 1
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
     everything = np.concatenate([np.zeros((1, contents[0].shape[1]), np.float32), *contents])
-    return Data(
+    values = torch.from_numpy(np.concatenate(categories))
+    whole = Data(
         leave_one_out(lists),
-        ItemCatalogue(
-            torch.from_numpy(everything),
-            Jagged(torch.from_numpy(np.concatenate(categories)), torch.from_numpy(offsets)),
-        ),
+        ItemCatalogue(torch.from_numpy(everything), Jagged(values, torch.from_numpy(offsets))),
         num_categories,
         np.array(domains),
         names,
+    )
+    return whole if num_users is None else drawn(whole, num_users, seed)
+
+
+def drawn(whole: Data, num_users: int, seed: int) -> Data:
+    """Keep so many users of each domain, drawn by the seed, and the items that they took."""
+    sequences, rng = whole.sequences, np.random.default_rng(seed)
+    first = whole.domain_of_item[sequences.item_rows[sequences.offsets[1:-1]]]
+    chosen = [
+        rng.permutation(np.flatnonzero(first == domain))[:num_users] + 1
+        for domain in range(len(whole.names))
+    ]
+    lists = [
+        np.asarray(sequences.item_rows[sequences.offsets[user] : sequences.offsets[user + 1]])
+        for user in np.concatenate(chosen)
+    ]
+    kept = np.concatenate([[0], np.unique(np.concatenate(lists))])
+    rows = torch.from_numpy(kept)
+    return Data(
+        leave_one_out([np.searchsorted(kept, one) for one in lists]),
+        ItemCatalogue(whole.catalogue.content[rows], whole.catalogue.categories.take(rows)),
+        whole.num_categories,
+        whole.domain_of_item[kept],
+        whole.names,
     )
 
 
