@@ -13,7 +13,7 @@ from click.testing import Result
 from recsys.layers.lora import digest_of_weights
 from recsys.testing.world_text import DOMAINS
 from recsys.testing.worlds import WorldConfig, world
-from serving.adapters import read_registered, served_adapters
+from serving.adapters import models_of, read_registered, served_adapters
 from serving.bundle import load_bundle
 
 Recsys = Callable[..., Result]
@@ -51,6 +51,22 @@ max_epochs = 2.0
 device = "cpu"
 
 [training.schedule]
+learning_rate = 0.003
+
+[sequence]
+embedding_dim = 32
+hidden_dim = 32
+max_length = 20
+dropout = 0.0
+backend = "torch"
+
+[sequence_training]
+enabled = true
+batch_size = 32
+max_epochs = 3.0
+device = "cpu"
+
+[sequence_training.schedule]
 learning_rate = 0.003
 
 [adapter]
@@ -117,23 +133,25 @@ def adapt(recsys: Recsys, domains: Path, workspace: Path, *more: str) -> Result:
     return recsys("adapt", "-c", domains / "shop.toml", "-w", workspace, "-q", *more)
 
 
+@pytest.mark.parametrize("base", ["two_tower", "sequence"])
 def test_an_adapter_is_judged_registered_with_its_base_and_withdrawn(
-    recsys: Recsys, domains: Path, workspace: Path
+    recsys: Recsys, domains: Path, workspace: Path, base: str
 ) -> None:
-    result = adapt(recsys, domains, workspace, "--domain", BOOKS)
+    asked = ("--domain", BOOKS, "--set", f"adapter.model={base}")
+    result = adapt(recsys, domains, workspace, *asked)
     assert result.exit_code == 0, result.output
     (directory,) = served_adapters(workspace / "bundles").values()
     manifest = read_registered(directory)
-    assert (manifest.domain, manifest.base) == (BOOKS, "two_tower")
+    assert (manifest.domain, manifest.base) == (BOOKS, base)
     assert manifest.metrics["adapter"]["ndcg@10"] > manifest.metrics["base"]["ndcg@10"]
     assert all(verdict.passed for verdict in manifest.verdicts)
     assert f"lists of domain {TOYS} unchanged" in {one.name for one in manifest.verdicts}
     bundle = (workspace / "bundles/current").resolve()
     assert manifest.base_version == json.loads((bundle / "manifest.json").read_text())["version"]
-    model = load_bundle(bundle).retriever.model
+    model = models_of(load_bundle(bundle))[base]
     assert manifest.base_digest == digest_of_weights(model)
     # The same again is the same adapter.
-    assert adapt(recsys, domains, workspace, "--domain", BOOKS).exit_code == 0
+    assert adapt(recsys, domains, workspace, *asked).exit_code == 0
     assert list(served_adapters(workspace / "bundles").values()) == [directory]
     withdrawn = adapt(recsys, domains, workspace, "--domain", BOOKS, "--withdraw")
     assert withdrawn.exit_code == 0, withdrawn.output
@@ -160,7 +178,7 @@ def test_an_adapter_that_the_gate_refuses_is_not_registered(
         (("--domain", "nowhere"), f"no item is of domain 'nowhere'; there are {BOOKS}, {TOYS}"),
         (("--domain", BOOKS, "--set", "adapter.rank=33"), "rank 33 is larger than layer"),
         (("--domain", BOOKS, "--set", "adapter.max_share=0.01"), "at most 1.0% are allowed"),
-        (("--domain", BOOKS, "--set", "adapter.model=sequence"), "'sequence', but"),
+        (("--domain", BOOKS, "--set", "adapter.min_gain=-1"), "min_gain must be >= 0"),
         (("--domain", BOOKS, "--set", 'adapter.targets=["decoder.*"]'), "names no linear layer"),
         (("--domain", BOOKS, "--withdraw"), "no adapter is served for domain"),
     ],
