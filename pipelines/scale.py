@@ -90,7 +90,8 @@ def write_study(folder: Path, out: Path) -> dict[str, PowerLaw]:
     }
     (out / "scaling.json").write_text(json.dumps(document, indent=2) + "\n")
     (out / "scaling.md").write_text(page_of(rungs, laws))
-    points = [point for measure in MEASURES for point in points_of(rungs, measure, laws[measure])]
+    by_size = sorted(rungs, key=lambda rung: (rung["width"], rung["depth"]))
+    points = [point for measure in MEASURES for point in points_of(by_size, measure, laws[measure])]
     (out / PLOT).write_text(scaling_svg(points))
     return laws
 

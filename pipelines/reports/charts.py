@@ -270,11 +270,13 @@ def scaling_svg(points: Sequence[ScalePoint]) -> str:
     A file carries no page whose colours it could take, so these are fixed, on white.
     """
     base = alt.Chart(values(points)).encode(
-        x=alt.X("num_events:Q", title="training events").scale(type="log").axis(format="~s"),
-        color=alt.Color("series:N", title=None).scale(scheme="viridis"),
+        x=alt.X("num_events:Q", title="training events")
+        .scale(type="log", nice=False, padding=8)
+        .axis(format="~s"),
+        color=alt.Color("series:N", title=None, sort=None).scale(scheme="viridis"),
     )
     dots = base.mark_point(filled=True, size=45).encode(
-        y=alt.Y("value:Q", title=None).scale(type="log", zero=False, nice=False)
+        y=alt.Y("value:Q", title=None).scale(zero=False)
     )
     lines = base.mark_line(strokeWidth=1.5, opacity=0.8).encode(y=alt.Y("fitted:Q", title=None))
     panels = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -105,6 +106,9 @@ def numbers_of(metrics: Mapping[str, float]) -> str:
 def run_beside_each_other(arguments: Sequence[str], options: argparse.Namespace) -> int:
     """Give each order and seed a process of its own, so many at a time; return the worst code."""
     orders = options.orders or list(Prepared.load(options.folder).orders)
+    # Each waits for the device more than for its own threads, which would fight for cores.
+    threads = max(1, (os.cpu_count() or 1) // options.workers)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     waiting = [(order, seed) for order in orders for seed in options.seeds]
     running: list[subprocess.Popen[bytes]] = []
     worst = 0
@@ -113,7 +117,7 @@ def run_beside_each_other(arguments: Sequence[str], options: argparse.Namespace)
             order, seed = waiting.pop(0)
             alone = [*arguments, "--orders", order, "--seeds", str(seed), "--workers", "1"]
             command = [sys.executable, "-m", "recsys.reproduction", *alone]
-            running.append(subprocess.Popen(command))
+            running.append(subprocess.Popen(command, env=environment))
         time.sleep(0.2)
         done = [process for process in running if process.poll() is not None]
         worst = max([worst, *(abs(process.returncode) for process in done)])

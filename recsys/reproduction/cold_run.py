@@ -49,11 +49,11 @@ from recsys.reproduction.run import (
     described,
     device_named,
     device_text,
+    learned,
     note_test_look,
     read_result,
     write_json,
 )
-from recsys.retrieval.source_lists import fitted_blend
 
 SETTINGS = ("cold alone", "told", "not told", "warm")
 """``warm`` is the same system as ``not told``, on the warm items' last events: what it costs."""
@@ -100,8 +100,7 @@ def run_cold(
     everything = {**asked.full_questions(), **questions}
     for name in BLENDS:
         if name in prepared.recipe.rows:
-            parts = {part: found[part] for part in sources if part != "generative"}
-            parts = {part: found[part] for part in sources} if name == "blend" else parts
+            parts = {part: found[part] for part in prepared.recipe.parts(name)}
             found[name] = blended(parts, everything, experiment)
     result = {
         **described(prepared, settings),
@@ -197,17 +196,15 @@ def blended(
         size = min(len(part.lengths) for part in parts)
         parts = [part.first(size) for part in parts]
         counts = torch.zeros(next(iter(questions.values())).num_item_rows, dtype=torch.int64)
-        blend = fitted_blend(
-            {name: joined([part.lists[name] for part in parts]) for name in parts[0].lists},
-            Jagged.one_each(torch.cat([part.targets for part in parts])),
-            torch.cat([part.lengths for part in parts]),
-            counts,
-            recipe.blend,
-        )
+        lists = {name: joined([part.lists[name] for part in parts]) for name in parts[0].lists}
+        targets = Jagged.one_each(torch.cat([part.targets for part in parts]))
+        lengths = torch.cat([part.lengths for part in parts])
+        device = experiment.device
+        blend = learned(lists, targets, lengths, counts, recipe.blend, device)
         for key, question in questions.items():
             if key[0] == setting:
-                lists = lists_of(found, key)
-                top = blended_in_parts(blend, lists, question.history_lengths(), counts)
+                lengths = question.history_lengths()
+                top = blended_in_parts(blend, lists_of(found, key), lengths, counts, device)
                 ranks = places_of(top.item_rows, question.held_out.targets)
                 merged[key] = Ranked(top, ranks)
     return merged

@@ -21,14 +21,13 @@ from recsys.data.windows import training_windows, window_batch
 from recsys.evaluation.ranking import distinct_targets
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative import GenerativeModel
-from recsys.models.item_to_item import ItemToItem
+from recsys.models.item_to_item import ItemToItem, Neighbours
 from recsys.models.popularity import Popularity
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.reproduction.generation import GeneratedSource, codes_of, generative_inputs
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking import (
-    HostScoredSource,
     Question,
     ScoredSource,
     Source,
@@ -146,7 +145,8 @@ def fit_popularity(experiment: Experiment) -> Fitted:
         experiment.prepared.num_item_rows,
         experiment.recipe.popularity,
     )
-    return Fitted(HostScoredSource(model.score))
+    moved = Popularity(model.config, model.item_scores.to(experiment.device))
+    return Fitted(ScoredSource(moved.score))
 
 
 def fit_item_to_item(experiment: Experiment) -> Fitted:
@@ -159,7 +159,8 @@ def fit_item_to_item(experiment: Experiment) -> Fitted:
         experiment.prepared.num_item_rows,
         experiment.recipe.item_to_item,
     )
-    return Fitted(HostScoredSource(model.score))
+    neighbours = Neighbours(*(part.to(experiment.device) for part in model.neighbours))
+    return Fitted(ScoredSource(ItemToItem(model.config, neighbours).score))
 
 
 def fit_content(experiment: Experiment) -> Fitted:

@@ -64,19 +64,14 @@ class ScoredSource:
 
     @torch.no_grad()
     def __call__(self, queries: JaggedBatch, allowed: Tensor, targets: Jagged, k: int) -> Found:
-        scores = self._score(queries).to(allowed.device).float()
+        # Counting models make their tensors on the default device.
+        with allowed.device:
+            scores = self._score(queries).float()
         # A model from before the catalogue grew has nothing to say of what is new.
         missing = allowed.shape[1] - scores.shape[1]
         scores = functional.pad(scores, (0, missing), value=-torch.inf)
         scores = scores.masked_fill(~allowed, -torch.inf)
         return Found(select_top_k(scores, k), ranks_of(scores, targets))
-
-
-class HostScoredSource(ScoredSource):
-    """The same of a model that lives on the host."""
-
-    def __init__(self, score: Score) -> None:
-        super().__init__(lambda queries: score(queries.to("cpu")))
 
 
 def ranks_of(scores: Tensor, targets: Jagged) -> Tensor:

@@ -38,6 +38,7 @@ ROWS = (
 )
 """Names of what is measured; ``blend_fast`` merges all but the generative model's lists."""
 BLENDS = ("blend_fast", "blend")
+MODELS = tuple(row for row in ROWS if row not in BLENDS)
 SOURCES = {"popularity": "popular"}
 """Rows whose source has another name in a blend."""
 
@@ -47,6 +48,9 @@ class Recipe:
     """Settings of every model, of the blend and of what is measured."""
 
     rows: tuple[str, ...] = ROWS
+    """What is shown."""
+    sources: tuple[str, ...] = MODELS
+    """What a blend merges, shown or not."""
     popularity: PopularityConfig = field(default_factory=PopularityConfig)
     item_to_item: ItemToItemConfig = field(default_factory=ItemToItemConfig)
     content: ContentSimilarityConfig = field(default_factory=ContentSimilarityConfig)
@@ -66,9 +70,10 @@ class Recipe:
     """Whether lists leave out what the user already took."""
 
     def __post_init__(self) -> None:
-        unknown = sorted(set(self.rows) - set(ROWS))
-        if unknown or not self.rows:
-            raise ValueError(f"rows must be some of {', '.join(ROWS)}, got {list(self.rows)}")
+        for name, allowed in (("rows", ROWS), ("sources", MODELS)):
+            named = getattr(self, name)
+            if not named or set(named) - set(allowed):
+                raise ValueError(f"{name} must be some of {', '.join(allowed)}, got {list(named)}")
 
     def digest(self) -> str:
         """Name these settings by 12 digits; other settings have another name."""
@@ -77,12 +82,13 @@ class Recipe:
 
     def models(self) -> list[str]:
         """Name what has to be fitted for the rows, in the order of ``ROWS``."""
-        if not set(self.rows) & set(BLENDS):
-            return [row for row in ROWS if row in self.rows]
-        parts = [row for row in ROWS if row not in BLENDS]
-        if "blend" not in self.rows and "generative" not in self.rows:
-            parts.remove("generative")
-        return parts
+        parts = {part for row in self.rows if row in BLENDS for part in self.parts(row)}
+        return [model for model in MODELS if model in parts or model in self.rows]
+
+    def parts(self, blend: str) -> list[str]:
+        """Name the models that one of ``BLENDS`` merges."""
+        fast = blend == "blend_fast"
+        return [model for model in self.sources if not (fast and model == "generative")]
 
 
 def config_of(kind: type[Config], document: Mapping[str, Any], place: str = "") -> Config:

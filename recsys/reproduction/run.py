@@ -26,16 +26,20 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.reproduction.fitting import FITTERS, Experiment
 from recsys.reproduction.prepared import Codes, Prepared
 from recsys.reproduction.ranking import Question, Ranked, metrics_of, places_of, rank_all
 from recsys.reproduction.recipe import BLENDS, SOURCES
-from recsys.retrieval.learned_blend import LearnedBlend
+from recsys.retrieval.learned_blend import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.source_lists import blended_lists, fitted_blend
 
 MeasuredSplit = Literal["validation", "test"]
 RESULT = "result.json"
+BLENDED_QUERIES = 1024
+KEPT = 100
+"""Places of a blended list that are kept; metrics look at 50."""
 LEDGER = "ledger.jsonl"
 
 
@@ -172,9 +176,7 @@ def measured_blend(
 ) -> dict[str, Any]:
     """Learn weights on validation's lists and merge those of every split."""
     begin = time.perf_counter()
-    parts = [
-        model for model in experiment.recipe.models() if name == "blend" or model != "generative"
-    ]
+    parts = experiment.recipe.parts(name)
     ranked = {model: load_ranked(folder / f"{model}.npz") for model in parts}
     lists = {
         split: {SOURCES.get(model, model): found[split].lists for model, found in ranked.items()}
@@ -185,12 +187,14 @@ def measured_blend(
     counts, config = experiment.item_counts(), experiment.recipe.blend
     question = experiment.question("validation")
     targets, lengths = question.held_out.targets, question.history_lengths()
-    blend = fitted_blend(lists["validation"], targets, lengths, counts, config)
+    blend = learned(lists["validation"], targets, lengths, counts, config, experiment.device)
     found = {}
     for split in settings.splits:
         asked = experiment.question(split)
         if split == "test":
-            merged = blended_in_parts(blend, lists[split], asked.history_lengths(), counts)
+            merged = blended_in_parts(
+                blend, lists[split], asked.history_lengths(), counts, experiment.device
+            )
         else:
             merged = blended_by_halves(experiment, lists[split], question)
         found[split] = Ranked(merged, places_of(merged.item_rows, asked.held_out.targets))
@@ -216,9 +220,10 @@ def blended_by_halves(
     for fold in (0, 1):
         own, others = ((half == fold).nonzero()[:, 0], (half != fold).nonzero()[:, 0])
         learned_on = {name: rows_of(top, others) for name, top in lists.items()}
-        blend = fitted_blend(learned_on, targets.take(others), lengths[others], counts, config)
+        others_targets, device = targets.take(others), experiment.device
+        blend = learned(learned_on, others_targets, lengths[others], counts, config, device)
         asked = {name: rows_of(top, own) for name, top in lists.items()}
-        parts.append(blended_in_parts(blend, asked, lengths[own], counts))
+        parts.append(blended_in_parts(blend, asked, lengths[own], counts, device))
         places.append(own)
     order = torch.cat(places).argsort()
     return TopK(*(torch.cat(part)[order] for part in zip(*parts, strict=True)))
@@ -229,21 +234,54 @@ def rows_of(top: TopK, rows: torch.Tensor) -> TopK:
     return TopK(top.scores[rows], top.item_rows[rows])
 
 
+def learned(
+    lists: Mapping[str, TopK],
+    targets: Jagged,
+    history_lengths: torch.Tensor,
+    item_counts: torch.Tensor,
+    config: LearnedBlendConfig,
+    device: torch.device,
+) -> LearnedBlend:
+    """Learn a blend on a device; its weights come back to the host."""
+    # The blend makes its tensors on the default device.
+    with device:
+        blend = fitted_blend(
+            {name: on_device(top, device) for name, top in lists.items()},
+            targets.to(device),
+            history_lengths.to(device),
+            item_counts.to(device),
+            config,
+        )
+    return LearnedBlend(
+        blend.config, blend.sources, blend.weights.cpu(), blend.sharpness.cpu(), blend.fitted
+    )
+
+
 def blended_in_parts(
     blend: LearnedBlend,
     lists: Mapping[str, TopK],
     history_lengths: torch.Tensor,
     item_counts: torch.Tensor,
-    size: int = 1024,
+    device: torch.device,
 ) -> TopK:
-    """Merge so many queries at a time; lists keep every candidate."""
+    """Merge so many queries at a time; lists keep the first candidates."""
     merged = []
     k = sum(top.item_rows.shape[1] for top in lists.values())
-    for rows in torch.split(torch.arange(len(history_lengths)), size):
-        part = {name: rows_of(top, rows) for name, top in lists.items()}
-        blended = blended_lists(blend, part, history_lengths[rows], item_counts, k)
-        merged.append(TopK(blended.scores[:, :100], blended.item_rows[:, :100]))
+    there = LearnedBlend(
+        blend.config, blend.sources, blend.weights.to(device), blend.sharpness.to(device)
+    )
+    counts = item_counts.to(device)
+    for rows in torch.split(torch.arange(len(history_lengths)), BLENDED_QUERIES):
+        part = {name: on_device(rows_of(top, rows), device) for name, top in lists.items()}
+        with device:
+            blended = blended_lists(there, part, history_lengths[rows].to(device), counts, k)
+        merged.append(TopK(blended.scores[:, :KEPT].cpu(), blended.item_rows[:, :KEPT].cpu()))
     return TopK(*(torch.cat(parts) for parts in zip(*merged, strict=True)))
+
+
+def on_device(top: TopK, device: torch.device) -> TopK:
+    """Move lists."""
+    return TopK(*(part.to(device) for part in top))
 
 
 def metrics_by_split(
