@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from recsys.kernels.tuning import Config, config_for, shape_class
 # order: the bits of an update depend on its inputs and on these numbers.
 SINGLES = {"elements": 512, "num_warps": 4, "programs": 6, "registers": 80}
 SHORT = {"elements": 256, "num_warps": 1, "programs": 24, "registers": 80}
-ITEMS = {"elements": 512, "num_warps": 1, "programs": 32, "registers": 64}
+ITEMS = {"elements": 1024, "num_warps": 1, "programs": 20, "registers": 96}
 LONG = {"elements": 2048, "num_warps": 2, "programs": 8, "registers": 128}
 MIN_NUMBERS_BESIDE = 1 << 26
 """An update of fewer gradients' numbers ends before two streams pay for their events."""
@@ -33,6 +33,15 @@ MIN_NUMBERS_BESIDE = 1 << 26
 def tile_rows(shape: Config, block_d: int, warps: int | None = None) -> int:
     """Count the rows of a program's tile."""
     return min(256, max(2, shape["elements"] * (warps or shape["num_warps"]) // block_d))
+
+
+def unequal_rows(shape: Config, block_d: int, warps: int) -> int:
+    """Count the rows of a tile that is not square.
+
+    Triton 3.6 and 3.7 compile no square tile of short runs where features differ in width.
+    """
+    rows = tile_rows(shape, block_d, warps)
+    return 2 * rows if rows == block_d else rows
 
 
 @lru_cache(maxsize=1024)
@@ -87,7 +96,6 @@ def _update_width(
     stochastic: bool,
 ) -> None:
     from recsys.kernels.embedding_bag.triton_backward import _update_items
-    from recsys.kernels.embedding_bag.triton_rows import _update_short, _update_singles
 
     grad, feature_data, num_features = gradient
     num_ids = runs.keys.shape[0]
@@ -95,7 +103,6 @@ def _update_width(
     cut = num_chunks > 2
     partials = torch.empty(2 * num_chunks * one.dim if cut else 1, device=grad.device)
     block_d = 1 << (one.dim - 1).bit_length()
-    multiprocessors = num_multiprocessors(grad.device)
     before = {
         "beta1": config.beta1, "beta2": config.beta2, "dim": one.dim, "block_d": block_d,
     }  # fmt: skip
@@ -106,46 +113,60 @@ def _update_width(
     dtype = rows[0].dtype  # type: ignore[union-attr]
     items, singles, short, long = _tiles(_class(one.dim, config.rule), dtype)
     lists = (runs.keys, runs.scales, runs.work, runs.counts, grad, feature_data)
-    other = part_streams(grad.device) if num_ids * one.dim >= MIN_NUMBERS_BESIDE else None
-    if other:
-        other.switch()
-    launch(
-        _update_items,
-        min(multiprocessors * max(1, items["programs"] // wide), blocks(num_ids, 2)),
-        (*lists, partials, *rows),
-        numbers,
-        {
-            **before, "block_l": tile_rows(items, block_d, wide), "chunk": CHUNK, **behind,
-            "shared": items["num_warps"] > 1,
-        },
-        num_warps=min(32, items["num_warps"] * wide),
-        max_registers=items["registers"],
-    )  # fmt: skip
-    if cut:
-        constants = (before, {"rule": behind["rule"], "stochastic": stochastic})
-        _update_long_runs(runs, (partials, *rows), (num_ids, runs.stride, *own), constants, long)
-    if other:
-        other.resume()
-    for kernel, tile, warps in (
-        (_update_short, short, short["num_warps"] * wide),
-        (_update_singles, singles, singles["num_warps"]),
-    ):
-        block_r = tile_rows(tile, block_d, warps)
-        if block_r == block_d and kernel is _update_short:
-            # Triton 3.6 and 3.7 compile no square tile of these where features differ in width.
-            block_r *= 2
+    beside = part_streams(grad.device) if num_ids * one.dim >= MIN_NUMBERS_BESIDE else None
+    try:
+        if beside:
+            beside.switch()
+        programs = num_multiprocessors(grad.device) * max(1, items["programs"] // wide)
+        launch(
+            _update_items,
+            min(programs, blocks(num_ids, 2)),
+            (*lists, partials, *rows),
+            numbers,
+            {
+                **before, "block_l": tile_rows(items, block_d, wide), "chunk": CHUNK, **behind,
+                "shared": items["num_warps"] > 1,
+            },
+            num_warps=min(32, items["num_warps"] * wide),
+            max_registers=items["registers"],
+        )  # fmt: skip
+        if cut:
+            few = (before, {"rule": behind["rule"], "stochastic": stochastic})
+            _update_long_runs(runs, (partials, *rows), (num_ids, runs.stride, *own), few, long)
+    finally:
+        if beside:
+            beside.resume()
+    _update_tiles((*lists, *rows), numbers, (before, behind), (short, singles), wide)
+    if beside:
+        beside.join()
+
+
+def _update_tiles(
+    tensors: tuple[Tensor | None, ...],
+    numbers: tuple[int | float | None, ...],
+    constants: tuple[dict[str, Any], dict[str, Any]],
+    tiles: tuple[Config, Config],
+    wide: int,
+) -> None:
+    """Update short runs and singles; constants: before and behind the tile's."""
+    from recsys.kernels.embedding_bag.triton_rows import _update_short, _update_singles
+
+    before, behind = constants
+    keys = cast("Tensor", tensors[0])
+    block_d, most = before["block_d"], blocks(keys.shape[0], 4)
+    for kernel, tile, width in ((_update_short, tiles[0], wide), (_update_singles, tiles[1], 1)):
+        warps = min(32, tile["num_warps"] * width)
+        block_r = unequal_rows(tile, block_d, warps)
+        programs = num_multiprocessors(keys.device) * max(1, tile["programs"] // width)
         launch(
             kernel,
-            min(multiprocessors * max(1, tile["programs"] * tile["num_warps"] // warps),
-                blocks(num_ids, 4)),
-            (*lists, *rows),
+            min(programs, most),
+            tensors,
             numbers,
             {**before, "block_r": block_r, **behind, "shared": block_r * block_d < 32 * warps},
             num_warps=warps,
             max_registers=tile["registers"],
-        )  # fmt: skip
-    if other:
-        other.join()
+        )
 
 
 def _update_long_runs(
