@@ -126,16 +126,15 @@ def arrays_of(plan: Plan, *, show_progress: bool) -> Prepared:
         fetched = with_dataset(config)
         # Before the minutes that preparing takes.
         check_data(events_digest(fetched.data.event_paths()[0]), plan.card, plan.name)
-        prepared = prepare(
-            plan.card.data_set(), config, plan.card.rows, show_progress=show_progress
-        )
+        recipe = recipe_of(config, plan.rows, plan.card.sources())
+        prepared = prepare(plan.card.data_set(), config, recipe, show_progress=show_progress)
         orders = {order: prepared.order(order) for order in plan.card.orders}
         replace(prepared, orders=orders).save(folder)
         # Read back: content is carried as float16, and every machine trains on the same.
         prepared = Prepared.load(folder)
     check_data(prepared.data_digest, plan.card, plan.name)
     # Settings may have changed since; arrays do not depend on them.
-    return replace(prepared, recipe=recipe_of(config, plan.rows))
+    return replace(prepared, recipe=recipe_of(config, plan.rows, plan.card.sources()))
 
 
 def run_plan(

@@ -44,14 +44,21 @@ def events_digest(path: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
-def recipe_of(config: RunConfig, rows: Sequence[str]) -> Recipe:
-    """Take what shapes the models out of a run's configuration."""
+def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) -> Recipe:
+    """Take what shapes the models out of a run's configuration.
+
+    Args:
+        config: The run's.
+        rows: What is shown.
+        sources: What a blend merges.
+    """
     sequence, generative = config.sequence, config.generative
     if not config.evaluation.exclude_history:
         sequence = replace(sequence, leave_out_history=False)
         generative = replace(generative, leave_out_history=False)
     return Recipe(
         rows=tuple(rows),
+        sources=tuple(sources),
         popularity=config.popularity,
         item_to_item=config.item_to_item,
         content=config.content_similarity,
@@ -76,13 +83,13 @@ def only_training(training: TrainingConfig) -> TrainingConfig:
     )
 
 
-def prepare(name: str, config: RunConfig, rows: Sequence[str], *, show_progress: bool) -> Prepared:
+def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool) -> Prepared:
     """Run the preparing stages and gather what they made.
 
     Args:
         name: Of the data set, as numbers are labelled.
         config: The card's; its workspace is where the stages write.
-        rows: What will be measured.
+        recipe: What will be trained and measured.
         show_progress: Whether stages draw bars.
     """
     config = with_dataset(config)
@@ -96,7 +103,7 @@ def prepare(name: str, config: RunConfig, rows: Sequence[str], *, show_progress:
     return Prepared(
         name=name,
         data_digest=events_digest(events[0]),
-        recipe=recipe_of(config, rows),
+        recipe=recipe,
         orders={order: part.sequences for order, part in inputs.items()},
         catalogue=first.catalogue,
         num_categories=first.sizes.num_categories,

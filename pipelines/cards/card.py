@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pipelines.config import RunConfig
 from pipelines.config_file import merge, plain, read_toml, validate
 from pipelines.presets import PRESETS
-from recsys.reproduction.recipe import ROWS
+from recsys.reproduction.recipe import MODELS, ROWS
 
 FOLDER = Path(__file__).parent
 PUBLISHED = FOLDER / "published" / "numbers.toml"
@@ -55,6 +55,7 @@ class Card:
     """Of events at one time."""
     seeds: tuple[int, ...] = (0, 1, 2)
     rows: tuple[str, ...] = ROWS
+    """What is shown; blends merge the models among them."""
     device: str = "one NVIDIA H200"
     """What the expected numbers were made on."""
     minutes: Minutes
@@ -74,6 +75,10 @@ class Card:
         table = merge(plain(PRESETS[self.preset]()), self.overrides)
         table["workspace"] = str(workspace)
         return validate(RunConfig, table, f"card {self.title!r}")
+
+    def sources(self) -> tuple[str, ...]:
+        """Name the models that blends merge."""
+        return tuple(row for row in self.rows if row in MODELS)
 
     def data_set(self) -> str:
         """Name the data set."""
