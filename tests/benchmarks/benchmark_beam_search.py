@@ -1,9 +1,9 @@
 """Time requests of a constrained beam search: encoding, finding items, and the trie's part.
 
-A decoder with weights as they were drawn, 4 levels of 256 codes. On a CPU: 2 layers of width 128,
-50 events, beam 50, one core, beside ``generate`` of transformers with a T5 of these sizes if it is
-installed. With ``--device cuda``: 8 layers of width 1024 in bfloat16, a context of 2048 places,
-beam 200, called from Python and as a CUDA graph.
+A generative model with weights as they were drawn, 4 levels of 256 codes. On a CPU: 2 layers of
+width 128, 50 events, beam 50, one core, beside ``generate`` of transformers with a T5 of these
+sizes if it is installed. With ``--device cuda``: 8 layers of width 1024 in bfloat16, 2048 places of
+history, beam 200, called from Python and as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -16,21 +16,35 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from benchmark_trie import draw_ids
 from results_file import Row, device_name, write_results
 from torch import Tensor
+from torch.nn import functional
 
+from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.item_mask import ItemMask
+from recsys.models.generative import (
+    GenerativeConfig,
+    GenerativeContext,
+    GenerativeInputs,
+    GenerativeModel,
+)
+from recsys.models.history_reader import BeamState
+from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.beam_search import BeamSearch, CapturedSearch
 from recsys.semantic_ids.trie import Restriction, Trie
-from recsys.testing.code_decoder import BeamState, CodeDecoder, CodeDecoderConfig, Context
 
 LEVEL_SIZES = (256,) * 4
 ALLOWED_SHARE = 0.1
+Architecture = Literal["encoder_decoder", "decoder_only"]
+ARCHITECTURES: dict[str, Architecture] = {
+    "attended across": "encoder_decoder",
+    "decoder alone": "decoder_only",
+}
 T5_SPECIAL_TOKENS = 2
 
 
@@ -97,6 +111,9 @@ ON_GPU = Shape(
 )
 
 
+Searches = tuple[GenerativeModel, BeamSearch[GenerativeContext, BeamState]]
+
+
 class Parts(NamedTuple):
     """Median milliseconds of a request's parts."""
 
@@ -123,44 +140,53 @@ def milliseconds(call: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
-def build(
-    shape: Shape, trie: Trie, cross_attention: bool
-) -> tuple[CodeDecoder, BeamSearch[Context, BeamState]]:
-    config = CodeDecoderConfig(
-        level_sizes=LEVEL_SIZES,
-        dim=shape.dim,
+def build(shape: Shape, trie: Trie, codes: Tensor, architecture: Architecture) -> Searches:
+    config = GenerativeConfig(
+        architecture=architecture,
+        items="codes",
+        dense_weight=0.0,
+        embedding_dim=shape.dim,
+        hidden_dim=4 * shape.dim,
         num_heads=shape.num_heads,
         num_layers=shape.num_layers,
-        cross_attention=cross_attention,
+        num_encoder_layers=shape.num_layers,
+        max_length=shape.num_events,
+        backend="torch",
     )
-    model = CodeDecoder(config).eval().to(trie.device, shape.dtype)
+    inputs = GenerativeInputs(
+        num_item_rows=trie.num_item_rows, level_sizes=LEVEL_SIZES, semantic_ids="drawn"
+    )
+    of_rows = functional.pad(codes.long(), (0, 0, 1, 0), value=-1)  # the first item has row 1
+    torch.manual_seed(0)
+    model = GenerativeModel(config, inputs, of_rows, ItemCatalogue.empty(len(of_rows)))
+    model = model.eval().to(trie.device, shape.dtype)
     search = BeamSearch(
         model.decode_step, trie, beam_width=shape.beam_width, semantic_ids_version=None
     )
     return model, search
 
 
-def draw_history(shape: Shape, batch_size: int, num_events: int, device: torch.device) -> Tensor:
+def draw_queries(shape: Shape, batch_size: int, trie: Trie) -> JaggedBatch:
     generator = torch.Generator().manual_seed(0)
-    events = torch.randn(batch_size, num_events, shape.dim, generator=generator)
-    return events.to(device, shape.dtype)
+    size = (batch_size * shape.num_events,)
+    rows = torch.randint(1, trie.num_item_rows, size, generator=generator)
+    offsets = torch.arange(batch_size + 1) * shape.num_events
+    return JaggedBatch({"history": Jagged(rows, offsets)}).to(trie.device)
 
 
 def timed_parts(
-    shape: Shape, trie: TimedTrie, num_events: int, masks: list[ItemMask] | None
+    shape: Shape, trie: TimedTrie, search: Searches, masks: list[ItemMask] | None
 ) -> Parts:
-    """Time requests on a CPU; 50 events attended across, more read by a decoder alone."""
-    model, search = build(shape, trie, num_events == shape.num_events)
-    batch_size = 1 if masks is None else len(masks)
-    events = draw_history(shape, batch_size, num_events, trie.device)
-    lengths = torch.full((batch_size,), num_events)
+    """Time requests on a CPU."""
+    model, beam_search = search
+    queries = draw_queries(shape, 1 if masks is None else len(masks), trie)
     times = []
     for _ in range(shape.repeats + 5):
         trie.seconds.clear()
         begin = time.perf_counter()
-        context = model.encode(events, lengths)
+        context = model.context(queries)
         encoded = time.perf_counter()
-        search.search(context, shape.beam_width, masks)
+        beam_search.search(context, shape.beam_width, masks)
         end = time.perf_counter()
         times.append((encoded - begin, end - encoded, trie.seconds["mask"], trie.seconds["step"]))
     return Parts(*(statistics.median(part) * 1e3 for part in zip(*times[5:], strict=True)))
@@ -210,7 +236,7 @@ def t5_milliseconds(shape: Shape, codes: Tensor) -> float:
         for level, token in enumerate(tokens):
             following.setdefault(tuple(tokens[:level]), set()).add(token)
     allowed = {prefix: sorted(tokens) for prefix, tokens in following.items()}
-    events = draw_history(shape, 1, shape.num_events, torch.device("cpu"))
+    events = torch.randn(1, shape.num_events, shape.dim)
 
     def generate() -> Tensor:
         return model.generate(
@@ -235,20 +261,21 @@ def cpu_rows(shape: Shape, sizes: list[int]) -> list[Row]:
         generator = np.random.default_rng(0)
         masks = [ItemMask(generator.random(trie.num_item_rows) < ALLOWED_SHARE) for _ in range(16)]
         across = f"{num_items:,} items, {shape.num_events} events attended across"
-        parts = timed_parts(shape, trie, shape.num_events, None)
+        both = build(shape, trie, codes, "encoder_decoder")
+        parts = timed_parts(shape, trie, both, None)
         rows += part_rows(across, parts)
         if num_items == sizes[0] and find_spec("transformers") is not None:
             peer = t5_milliseconds(shape, codes)
             label = f"T5, generate of transformers: {peer:.3g} ms"
             rows[0] = replace(rows[0], peer=label, ratio=peer / parts.total)
-        places = shape.num_events * len(LEVEL_SIZES)
-        name = f"{num_items:,} items, decoder alone behind {places} places"
-        rows += part_rows(name, timed_parts(shape, trie, places, None))
+        alone = build(shape, trie, codes, "decoder_only")
+        name = f"{num_items:,} items, decoder alone behind {shape.num_events} events"
+        rows += part_rows(name, timed_parts(shape, trie, alone, None))
         name = f"{across}, {ALLOWED_SHARE:.0%} of items allowed"
-        rows += part_rows(name, timed_parts(shape, trie, shape.num_events, masks[:1]))
+        rows += part_rows(name, timed_parts(shape, trie, both, masks[:1]))
         restrict = milliseconds(partial(trie.restrict, masks[:1]), 30)
         rows.append(Row(name=f"{name}: of it the restriction", value=restrict, unit="ms"))
-        batch = timed_parts(shape, trie, shape.num_events, masks).total / len(masks)
+        batch = timed_parts(shape, trie, both, masks).total / len(masks)
         name = f"{name}, a request in a batch of {len(masks)}"
         rows.append(Row(name=name, value=batch, unit="ms"))
     return rows
@@ -256,24 +283,22 @@ def cpu_rows(shape: Shape, sizes: list[int]) -> list[Row]:
 
 @torch.no_grad()
 def gpu_rows(
-    shape: Shape, codes: Tensor, device: torch.device, batch_size: int, goal: float
+    shape: Shape, trie: Trie, codes: Tensor, search_with: tuple[str, Searches], batch_size: int
 ) -> list[Row]:
-    trie = Trie.build(codes.to(device), LEVEL_SIZES)
-    model, search = build(shape, trie, True)
-    events = draw_history(shape, batch_size, shape.num_events, device)
-    lengths = torch.full((batch_size,), shape.num_events, device=device)
-    context, k, repeats = model.encode(events, lengths), shape.beam_width, shape.repeats
-    encode = milliseconds(lambda: model.encode(events, lengths), repeats)
+    (name, (model, search)), goal = search_with, {1: 8.0, 16: 80.0}[batch_size]
+    queries = draw_queries(shape, batch_size, trie)
+    context, k, repeats = model.context(queries), shape.beam_width, shape.repeats
+    encode = milliseconds(lambda: model.context(queries), repeats)
     eager = milliseconds(lambda: search.search(context, k), repeats)
-    own = Context(*(part.clone() for part in context))
+    own = GenerativeContext(*(part.clone() for part in context))
     captured = CapturedSearch(search, own, k, restricted=False)
     graph = milliseconds(lambda: captured.search(context), repeats)
     masks = 0.0
     for level in range(1, trie.num_levels):
-        states = trie.walk(codes[: batch_size * k, :level].to(device))
+        states = trie.walk(codes[: batch_size * k, :level].to(trie.device))
         calls = CapturedCalls(partial(trie.mask, states, level), 20)
         masks += milliseconds(calls.replay, repeats) / 20
-    name, limit, total = f"batch {batch_size}", f"<= {goal:g} ms", encode + graph
+    name, limit, total = f"{name}, batch {batch_size}", f"<= {goal:g} ms", encode + graph
     return [
         Row(name=f"{name}: context encoded", value=encode, unit="ms"),
         Row(name=f"{name}: search called from Python", value=eager, unit="ms"),
@@ -327,10 +352,16 @@ def main() -> None:
     )
     if device.type == "cuda":
         codes = draw_ids(arguments.num_items[-1], LEVEL_SIZES, 1)
-        rows = gpu_rows(ON_GPU, codes, device, 1, 8.0) + gpu_rows(ON_GPU, codes, device, 16, 80.0)
+        trie = Trie.build(codes.to(device), LEVEL_SIZES)
+        rows = []
+        for name, architecture in ARCHITECTURES.items():
+            searches = build(ON_GPU, trie, codes, architecture)
+            for batch_size in (1, 16):
+                rows += gpu_rows(ON_GPU, trie, codes, (name, searches), batch_size)
         notes += (
             f"{arguments.num_items[-1]:,} items, {ON_GPU.num_layers} layers of width {ON_GPU.dim} "
-            f"in bfloat16, context of {ON_GPU.num_events + 1} places, beam {ON_GPU.beam_width}. "
+            "in bfloat16, as many again to encode where it is attended across, "
+            f"{ON_GPU.num_events + 1} places of history, beam {ON_GPU.beam_width}. "
             "A search ends with its lists checked for NaN, so it waits for the device."
         )
         write_results("beam_search_gpu", rows, notes=notes, device=torch.cuda.get_device_name())

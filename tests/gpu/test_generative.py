@@ -1,0 +1,93 @@
+"""The generative model on a GPU: the CPU's lists and loss, and a search captured as one graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.item_mask import ItemMask
+from recsys.models.generative import (
+    GenerativeConfig,
+    GenerativeContext,
+    GenerativeInputs,
+    GenerativeModel,
+)
+from recsys.models.history_reader import BeamState
+from recsys.models.item_tower import ItemCatalogue
+from recsys.retrieval.beam_search import BeamSearch, CapturedSearch
+from recsys.semantic_ids.trie import Trie
+
+pytestmark = pytest.mark.gpu
+
+SIZES = (16, 16, 16)
+NUM_ITEM_ROWS = 1_001
+LISTS = ([3, 8, 3, 21, 40], [], [7, 999, 5_000, 2, 1, 4, 5, 6, 9])
+ARCHITECTURES = ("encoder_decoder", "decoder_only")
+
+
+def model_on(device: torch.device | str, architecture: str) -> GenerativeModel:
+    config = GenerativeConfig(
+        architecture=architecture,  # type: ignore[arg-type]
+        embedding_dim=32,
+        hidden_dim=64,
+        max_length=8,
+        dropout=0.0,
+        id_dropout=0.0,
+        prefix_rows=100,
+        memory_orders=(1, 2),
+        memory_rows=256,
+        backend="torch",
+    )
+    generator = torch.Generator().manual_seed(1)
+    keys = torch.randperm(16**3, generator=generator)[: NUM_ITEM_ROWS - 1]
+    codes = torch.full((NUM_ITEM_ROWS, 3), -1)
+    codes[1:] = torch.stack([keys // 256, keys // 16 % 16, keys % 16], dim=1)
+    inputs = GenerativeInputs(num_item_rows=NUM_ITEM_ROWS, level_sizes=SIZES, semantic_ids="drawn")
+    torch.manual_seed(0)
+    counts = torch.ones(NUM_ITEM_ROWS, dtype=torch.int64)
+    catalogue = ItemCatalogue.empty(NUM_ITEM_ROWS)
+    return GenerativeModel(config, inputs, codes, catalogue, counts).eval().to(device)
+
+
+def search_with(model: GenerativeModel) -> BeamSearch[GenerativeContext, BeamState]:
+    trie = Trie.build(model.codes[1:], SIZES, num_item_rows=NUM_ITEM_ROWS, version="drawn")
+    return BeamSearch(
+        model.decode_step, trie, beam_width=40, semantic_ids_version=model.inputs.semantic_ids
+    )
+
+
+def queries(device: torch.device | str, shift: int = 0) -> JaggedBatch:
+    lists = [[row + shift for row in one] for one in LISTS]
+    return JaggedBatch({"history": Jagged.from_lists(lists)}).to(device)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_lists_and_loss_are_those_of_the_cpu(cuda: torch.device, architecture: str) -> None:
+    model, on_gpu = model_on("cpu", architecture), model_on(cuda, architecture)
+    expected = search_with(model).search(model.context(queries("cpu")), 60)
+    found = search_with(on_gpu).search(on_gpu.context(queries(cuda)), 60)
+    torch.testing.assert_close(found.scores.cpu(), expected.scores, rtol=1e-4, atol=1e-4)
+    assert (found.item_rows.cpu() == expected.item_rows).float().mean() > 0.95
+    loss, loss_on_gpu = model.loss(queries("cpu")), on_gpu.loss(queries(cuda))
+    torch.testing.assert_close(loss_on_gpu.cpu(), loss, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("restricted", [False, True])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_captured_search_follows_new_histories_and_masks(
+    cuda: torch.device, architecture: str, restricted: bool
+) -> None:
+    model = model_on(cuda, architecture)
+    search = search_with(model)
+    own = model.context(queries(cuda))
+    captured = CapturedSearch(search, own, 60, restricted=restricted)
+    for shift in (1, 2):
+        generator = np.random.default_rng(shift)
+        masks = [ItemMask(generator.random(NUM_ITEM_ROWS) < 0.3) for _ in LISTS]
+        context = model.context(queries(cuda, shift))
+        expected = search.search(context, 60, masks if restricted else None)
+        found = captured.search(context, masks if restricted else None)
+        torch.testing.assert_close(found.scores, expected.scores, rtol=1e-4, atol=1e-4)
+        assert (found.item_rows == expected.item_rows).float().mean() > 0.95
