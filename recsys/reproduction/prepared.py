@@ -91,7 +91,7 @@ class Prepared:
         directory.mkdir(parents=True, exist_ok=True)
         arrays = _arrays_of(self)
         content = self.catalogue.content.numpy().astype(np.float16)
-        np.savez_compressed(directory / ARRAYS, allow_pickle=False, **arrays)
+        np.savez_compressed(directory / ARRAYS, **arrays)  # type: ignore[arg-type]
         np.save(directory / CONTENT, content)
         digest = arrays_digest({**arrays, "content": content})
         document = {

@@ -317,7 +317,7 @@ def save_ranked(path: Path, found: Mapping[MeasuredSplit, Ranked]) -> None:
         arrays[f"{split}/item_rows"] = ranked.lists.item_rows.numpy().astype(np.int32)
         arrays[f"{split}/ranks"] = ranked.ranks.numpy()
     part = path.with_suffix(".part.npz")
-    np.savez(part, allow_pickle=False, **arrays)
+    np.savez(part, **arrays)  # type: ignore[arg-type]
     part.replace(path)
 
 
