@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.layers.moe_experts import Compute, Experts
-from recsys.layers.moe_routing import NoisyRouter, Routing, SigmoidRouter
+from recsys.layers.moe_routing import BiasedRouter, NoisyRouter, Routing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +36,19 @@ class SparseMoeConfig:
     top_k: int = 2
     num_shared_experts: int = 0
     """Experts beside the chosen ones that every row visits, each of the same size."""
-    router: Literal["sigmoid", "noisy"] = "sigmoid"
+    router: Literal["sigmoid", "softmax", "noisy"] = "sigmoid"
+    """Scores balanced by biases (``sigmoid``, ``softmax``), or by noise and a loss."""
     bias_rate: float = 0.01
-    """How far a sigmoid router's bias moves in a step, at most."""
+    """How far a bias moves in a step, at most."""
+    dense_steps: int = 0
+    """Training steps at the start in which rows visit every expert; not with ``noisy``."""
     loss_weight: float = 0.01
     """Weight of a noisy router's balancing loss."""
     compute: Compute = "auto"
 
     def __post_init__(self) -> None:
-        if self.router not in ("sigmoid", "noisy"):
-            raise ValueError(f"router is 'sigmoid' or 'noisy', got {self.router!r}")
+        if self.router not in ("sigmoid", "softmax", "noisy"):
+            raise ValueError(f"router is 'sigmoid', 'softmax' or 'noisy', got {self.router!r}")
         if self.num_shared_experts < 0:
             raise ValueError(f"num_shared_experts must be >= 0, got {self.num_shared_experts}")
         if not 1 <= self.top_k <= self.num_experts:
@@ -69,12 +72,19 @@ class SparseMoe(nn.Module):
         super().__init__()
         self.config = config
         dim, hidden_dim, num_experts = config.dim, config.hidden_dim, config.num_experts
-        self.router: SigmoidRouter | NoisyRouter
-        if config.router == "sigmoid":
-            self.router = SigmoidRouter(dim, num_experts, config.top_k, bias_rate=config.bias_rate)
-        else:
+        self.router: BiasedRouter | NoisyRouter
+        if config.router == "noisy":
             self.router = NoisyRouter(
                 dim, num_experts, config.top_k, loss_weight=config.loss_weight
+            )
+        else:
+            self.router = BiasedRouter(
+                dim,
+                num_experts,
+                config.top_k,
+                scores=config.router,
+                bias_rate=config.bias_rate,
+                dense_steps=config.dense_steps,
             )
         self.experts = Experts(num_experts, dim, hidden_dim, dim, compute=config.compute)
         shared_dim = config.num_shared_experts * hidden_dim

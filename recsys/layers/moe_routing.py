@@ -10,7 +10,7 @@ axes where they change often: ``scores_BE``.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -98,36 +98,62 @@ def _check_choice(num_experts: int, top_k: int) -> None:
         raise ValueError(f"top_k must be in [1, num_experts = {num_experts}], got {top_k}")
 
 
-class SigmoidRouter(nn.Module):
-    """Chooses by sigmoid score plus a bias that rises while an expert gets too few rows.
+class BiasedRouter(nn.Module):
+    """Chooses by score plus a bias that rises while an expert gets too few rows.
 
     The bias takes part in the choice and not in the weight, so balance costs no gradient. It moves
     once a training step, by ``bias_rate`` times the lack of rows over the mean load, at most
     ``bias_rate``: the published sign of the lack, but without its swinging about the balance.
+
+    Args:
+        scores: ``sigmoid`` scores each expert by itself, as DeepSeek-V3; ``softmax`` against the
+            others, which finds groups of rows sooner.
+        dense_steps: Training steps at the start in which every row visits every expert, so that
+            experts differ before rows are parted among them (after arXiv:2112.14397).
     """
 
-    def __init__(self, dim: int, num_experts: int, top_k: int, *, bias_rate: float = 0.01) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_experts: int,
+        top_k: int,
+        *,
+        scores: Literal["sigmoid", "softmax"] = "sigmoid",
+        bias_rate: float = 0.01,
+        dense_steps: int = 0,
+    ) -> None:
         super().__init__()
         _check_choice(num_experts, top_k)
-        if bias_rate < 0:
-            raise ValueError(f"bias_rate must be >= 0, got {bias_rate}")
-        self.top_k, self.bias_rate = top_k, bias_rate
+        if scores not in ("sigmoid", "softmax"):
+            raise ValueError(f"scores is 'sigmoid' or 'softmax', got {scores!r}")
+        if bias_rate < 0 or dense_steps < 0:
+            raise ValueError(
+                f"bias_rate and dense_steps must be >= 0, got {bias_rate} and {dense_steps}"
+            )
+        self.top_k, self.bias_rate, self.dense_steps = top_k, bias_rate, dense_steps
+        self.by_softmax = scores == "softmax"
         self.scores = nn.Linear(dim, num_experts, bias=False)
         self.bias: Tensor
         self.register_buffer("bias", torch.zeros(num_experts))
+        self.steps: Tensor
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, rows: Tensor) -> Routing:
         """Route rows, [B, D]."""
         with torch.autocast(rows.device.type, enabled=False):
-            scores_BE = torch.sigmoid(self.scores(rows.float()))
-        experts_BK = torch.topk(scores_BE.detach() + self.bias, self.top_k, dim=1).indices
+            logits_BE = self.scores(rows.float())
+        scores_BE = logits_BE.softmax(1) if self.by_softmax else logits_BE.sigmoid()
+        dense = self.training and self.dense_steps > 0 and int(self.steps) < self.dense_steps
+        num_chosen = scores_BE.shape[1] if dense else self.top_k
+        experts_BK = torch.topk(scores_BE.detach() + self.bias, num_chosen, dim=1).indices
         chosen_BK = scores_BE.gather(1, experts_BK)
-        # A single expert's share would always be 1 and teach the router nothing.
-        weights_BK = (
-            chosen_BK if self.top_k == 1 else chosen_BK / (chosen_BK.sum(1, keepdim=True) + 1e-9)
-        )
+        # A single expert's share of the chosen would always be 1 and teach the router nothing.
+        parts = scores_BE if self.top_k == 1 else chosen_BK
+        weights_BK = chosen_BK / (parts.sum(1, keepdim=True) + 1e-9)
         if self.training:
-            self._move_bias(experts_BK)
+            self.steps += 1
+            if not dense:
+                self._move_bias(experts_BK)
         return Routing(experts_BK, weights_BK, scores_BE.new_zeros(()))
 
     @torch.no_grad()

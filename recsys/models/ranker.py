@@ -57,6 +57,9 @@ def _per_query(batch: RankingBatch) -> list[tuple[int, Tensor, Tensor | None]]:
 class Ranker(CatalogueModel):
     """Ranks candidates of queries by the feedback to be expected."""
 
+    _task_weights: Tensor
+    _task_values: Tensor
+
     def __init__(
         self,
         config: RankerConfig,
@@ -104,6 +107,10 @@ class Ranker(CatalogueModel):
         self.log_variances = (
             nn.Parameter(torch.zeros(num_tasks)) if config.task_weighting == "uncertainty" else None
         )
+        for kind in ("task_weights", "task_values"):
+            given = getattr(config, kind)
+            of_tasks = torch.tensor([float(given.get(task, 1.0)) for task in inputs.tasks])
+            self.register_buffer(f"_{kind}", of_tasks, persistent=False)
         self.calibrator = Calibrator(num_tasks)
 
     def item_inputs(self, rows: Tensor) -> Tensor:
@@ -136,10 +143,11 @@ class Ranker(CatalogueModel):
         fields.append(reader.fields[:, None].expand(-1, items.shape[1], -1))
         if self.candidate_dense is not None and dense is not None:
             fields.append(self.candidate_dense(dense))
-        crossed = torch.cat(fields, dim=2).flatten(0, 1)  # [B * C, W]
+        together = torch.cat(fields, dim=2).flatten(0, 1)  # [B * C, W]
         if kept is not None:
-            crossed = crossed.index_select(0, kept)
-        each, routing = self.trunk(self.cross(self.dropout(crossed)))
+            together = together.index_select(0, kept)
+        together = self.dropout(together)
+        each, routing = self.trunk(self.cross(together), together)
         logits = [head(own) for head, own in zip(self.heads, each, strict=True)]
         return Ranked(torch.cat(logits, dim=1).float(), routing)
 
@@ -196,8 +204,7 @@ class Ranker(CatalogueModel):
     def _weighted(self, losses: Tensor) -> Tensor:
         if self.log_variances is not None:
             return (torch.exp(-self.log_variances) * losses + self.log_variances / 2).sum()
-        weights = [self.config.task_weights.get(task, 1.0) for task in self.inputs.tasks]
-        return (losses * torch.tensor(weights, device=losses.device)).sum()
+        return (losses * self._task_weights).sum()
 
     def logits(self, batch: RankingBatch) -> Tensor:
         """Predict by tiles, [M, T]: a row's bits depend on its query and itself alone."""
@@ -270,8 +277,7 @@ class Ranker(CatalogueModel):
 
     def combined(self, probabilities: Tensor) -> Tensor:
         """Join the tasks as the config declares, [M, T] -> [M]."""
-        values = [self.config.task_values.get(task, 1.0) for task in self.inputs.tasks]
-        weights = torch.tensor(values, device=probabilities.device)
+        weights = self._task_values
         if self.config.combination == "sum":
             # Not a matrix product, whose bits might depend on the number of rows.
             return (probabilities * weights).sum(1)

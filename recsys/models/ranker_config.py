@@ -17,7 +17,7 @@ from recsys.models.item_tower import TwoTowerInputs
 Trunk = Literal["sparse", "dense", "shared_bottom", "mmoe", "ple"]
 CHOICES = {
     "trunk": get_args(Trunk),
-    "router": ("sigmoid", "noisy"),
+    "router": ("sigmoid", "softmax", "noisy"),
     "task_weighting": ("uncertainty", "fixed"),
     "combination": ("sum", "product"),
 }
@@ -73,7 +73,7 @@ class RankerConfig:
     cross_rank: int = 0
     """Width inside a cross layer; 0 is a full matrix."""
     trunk: Trunk = "sparse"
-    hidden_dim: int = 64
+    hidden_dim: int = 48
     """Inner width of an expert, or of the one network of a dense trunk."""
     num_experts: int = 8
     top_k: int = 2
@@ -82,8 +82,10 @@ class RankerConfig:
     """Experts beside those that every candidate visits, in a sparse trunk."""
     num_task_experts: int = 1
     """Experts of each task of its own, in trunk ``ple``."""
-    router: Literal["sigmoid", "noisy"] = "sigmoid"
+    router: Literal["sigmoid", "softmax", "noisy"] = "softmax"
     bias_rate: float = 0.01
+    dense_steps: int = 0
+    """Training steps at the start in which candidates visit every expert."""
     router_loss_weight: float = 0.01
     head_dim: int = 32
     """Inner width of each task's head."""
@@ -100,7 +102,7 @@ class RankerConfig:
     """Share of items whose id is hidden in a training step, so that content learns to stand in."""
     content_weight: float = 1.0
     id_init_scale: float = 0.3
-    tile_rows: int = 160
+    tile_rows: int = 300
     """Candidates scored at a time, whatever their number, so that a score has the same bits alone
     and among others."""
     backend: Backend = "auto"

@@ -99,6 +99,7 @@ class Trunk(nn.Module):
                     num_shared_experts=config.num_shared_experts,
                     router=config.router,
                     bias_rate=config.bias_rate,
+                    dense_steps=config.dense_steps,
                     loss_weight=config.router_loss_weight,
                 )
             )
@@ -118,11 +119,17 @@ class Trunk(nn.Module):
                 nn.Linear(config.hidden_dim, width),
             )
 
-    def forward(self, crossed: Tensor) -> tuple[list[Tensor], Routing | None]:
-        """Give each task's input, T times [M, W]."""
+    def forward(self, crossed: Tensor, fields: Tensor) -> tuple[list[Tensor], Routing | None]:
+        """Give each task's input, T times [M, W].
+
+        Args:
+            crossed: [M, W].
+            fields: The same before they were crossed, by which a router knows groups of items
+                and users sooner.
+        """
         normed, routing = self.norm(crossed), None
         if isinstance(self.body, SparseMoe):
-            mixed, routing = self.body(normed)
+            mixed, routing = self.body(normed, fields)
         else:
             mixed = self.body(normed)
         each = mixed if mixed.ndim == 3 else [mixed] * self.num_tasks

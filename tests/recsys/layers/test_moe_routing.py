@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from recsys.layers.moe_routing import (
+    BiasedRouter,
     NoisyRouter,
-    SigmoidRouter,
     chosen_counts,
     expert_use,
     load_by_group,
@@ -19,13 +19,14 @@ def skewed_rows(num_rows: int, dim: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_biases_balance_rows_that_all_want_the_same_experts(seed):
+@pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
+def test_biases_balance_rows_that_all_want_the_same_experts(seed, scores):
     torch.manual_seed(seed)
-    router = SigmoidRouter(16, 8, 2)
+    router = BiasedRouter(16, 8, 2, scores=scores)
     before = expert_use(router.eval()(skewed_rows(4096, 16)).experts, 8)
     router.train()
-    for _ in range(300):
-        router(skewed_rows(1024, 16))
+    for _ in range(400):
+        router(skewed_rows(4096, 16))
     after = expert_use(router.eval()(skewed_rows(16_384, 16)).experts, 8)
     assert before.max_violation > 0.5
     assert after.max_violation <= 0.1
@@ -33,7 +34,7 @@ def test_biases_balance_rows_that_all_want_the_same_experts(seed):
 
 
 def test_the_bias_chooses_but_does_not_weigh():
-    router = SigmoidRouter(4, 3, 2).eval()
+    router = BiasedRouter(4, 3, 2).eval()
     rows = torch.randn(6, 4)
     plain = router(rows)
     router.bias.copy_(torch.tensor([5.0, 5.0, -5.0]))
@@ -46,7 +47,7 @@ def test_the_bias_chooses_but_does_not_weigh():
 
 def test_evaluation_moves_no_bias_and_training_does():
     torch.manual_seed(0)
-    router = SigmoidRouter(16, 8, 2)
+    router = BiasedRouter(16, 8, 2)
     router.eval()(skewed_rows(256, 16))
     assert not router.bias.any()
     router.train()(skewed_rows(256, 16))
@@ -54,9 +55,21 @@ def test_evaluation_moves_no_bias_and_training_does():
 
 
 def test_a_single_experts_weight_still_teaches_the_router():
-    router = SigmoidRouter(4, 3, 1)
+    router = BiasedRouter(4, 3, 1)
     router(torch.randn(6, 4)).weights.sum().backward()
     assert float(router.scores.weight.grad.abs().sum()) > 0
+
+
+def test_rows_visit_every_expert_at_the_start_of_training():
+    router = BiasedRouter(4, 3, 1, dense_steps=2)
+    rows = torch.randn(6, 4)
+    assert router.eval()(rows).experts.shape == (6, 1)
+    router.train()
+    for _ in range(2):
+        routing = router(rows)
+        assert routing.experts.shape == (6, 3)
+        torch.testing.assert_close(routing.weights.sum(1), torch.ones(6))
+    assert router(rows).experts.shape == (6, 1)
 
 
 def test_noise_and_losses_balance_a_router_that_training_would_leave_uneven():
@@ -128,6 +141,6 @@ def test_information_of_equal_independent_and_finer_routings():
 
 
 def test_too_many_chosen_experts_are_refused():
-    for router in (SigmoidRouter, NoisyRouter):
+    for router in (BiasedRouter, NoisyRouter):
         with pytest.raises(ValueError, match="top_k must be in"):
             router(4, 3, 4)
