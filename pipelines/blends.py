@@ -31,6 +31,8 @@ from serving.surfaces import FILL, HOME
 
 FAST: Profile = "fast"
 FULL: Profile = "full"
+BLEND, BLEND_FAST = "blend", "blend_fast"
+"""Rows of the metrics."""
 SLOW_SOURCES = ("generative",)
 """Left out of profile ``fast``."""
 FILE = "blends.json"
@@ -47,7 +49,7 @@ def profiles_of(sources: Mapping[str, object]) -> dict[Profile, tuple[str, ...]]
 
 def row_names(profiles: Mapping[Profile, object]) -> dict[Profile, str]:
     """Name each profile's row in the metrics: ``blend`` is the fullest there is."""
-    return {FAST: "blend_fast", FULL: "blend"} if FULL in profiles else {FAST: "blend"}
+    return {FAST: BLEND_FAST, FULL: BLEND} if FULL in profiles else {FAST: BLEND}
 
 
 def fold_of_users(num_user_rows: int, seed: int) -> Tensor:

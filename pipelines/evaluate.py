@@ -48,7 +48,6 @@ from recsys.evaluation.ranking import RankingResult, evaluate_ranking, joined_re
 from serving.manifest import Profile
 
 SPLITS: tuple[Literal["validation", "test"], ...] = ("validation", "test")
-BLEND = "blend"
 GENERATIVE = "generative"
 
 

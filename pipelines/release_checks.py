@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from pipelines.blends import BLEND, BLEND_FAST
 from pipelines.config import ReleaseConfig
-from pipelines.evaluate import BLEND
 from serving.manifest import Verdict
 
 Metrics = Mapping[str, Mapping[str, float]]
@@ -39,6 +39,11 @@ def value_of(metrics: Metrics, model: str, metric: str) -> float:
     return values[metric]
 
 
+def served_row(metrics: Metrics) -> str:
+    """Name the row of what is served by default: profile ``fast``, where there are two."""
+    return BLEND_FAST if BLEND_FAST in metrics else BLEND
+
+
 def release_verdicts(
     metrics: Metrics, index_recall: float, champion: Metrics | None, config: ReleaseConfig
 ) -> list[Verdict]:
@@ -49,7 +54,8 @@ def release_verdicts(
         index_recall: Share of the exact top list that the index finds.
         champion: Test metrics of the published bundle, None where there is none.
     """
-    blend = value_of(metrics, BLEND, config.metric)
+    served = served_row(metrics)
+    blend = value_of(metrics, served, config.metric)
     popularity = value_of(metrics, "popularity", config.metric)
     verdicts = [
         verdict(
@@ -65,8 +71,9 @@ def release_verdicts(
             "share of the exact nearest items that the index finds",
         ),
     ]
-    if champion is not None and config.metric in champion.get(BLEND, {}):
-        before = champion[BLEND][config.metric]
+    before_row = "" if champion is None else served_row(champion)
+    if champion is not None and config.metric in champion.get(before_row, {}):
+        before = champion[before_row][config.metric]
         verdicts.append(
             verdict(
                 f"{config.metric} against the champion",

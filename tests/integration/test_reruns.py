@@ -57,12 +57,14 @@ def run_in_child(config: Path, workspace: Path) -> "subprocess.Popen[bytes]":
 
 OFTEN = ["--set", "training.checkpoint_seconds=0.05"]
 OFTEN += ["--set", "sequence_training.checkpoint_seconds=0.01"]
+OFTEN += ["--set", "generative_training.checkpoint_seconds=0.01"]
 SIGNS = [
     ".partial-build_features",
     "embed_items/manifest.json",
     "build_semantic_ids/manifest.json",
     "checkpoints/train_two_tower-*/given/*",
     "checkpoints/train_sequence-*/given/*",
+    "checkpoints/train_generative-*/given/*",
     "evaluate/manifest.json",
     "checkpoints/refit-*/two_tower/*",
     "bundles",

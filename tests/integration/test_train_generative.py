@@ -1,0 +1,107 @@
+"""The generative model as a stage: its beam measured, its IDs held to those of the run."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from click.testing import Result
+
+from pipelines.blends import FILE
+from pipelines.generation import ItemCodes
+from pipelines.report import report_path
+
+Recsys = Callable[..., Result]
+READ = (
+    "build_features",
+    "enrich_items",
+    "embed_items",
+    "build_semantic_ids",
+    "fit_baselines",
+    "train_two_tower",
+    "train_sequence",
+    "train_generative",
+)
+
+
+def test_the_beam_finds_the_successor_and_no_id_is_invalid(shop: Path) -> None:
+    metrics = json.loads((shop / "evaluate/metrics.json").read_text())["given"]
+    for split in ("validation", "test"):
+        assert metrics[split]["generative"]["recall@5"] >= 0.8
+        assert metrics[split]["generative"]["invalid_id_rate"] == 0
+    ending = json.loads((shop / "train_generative/given/training.json").read_text())
+    assert ending["best_metric"] == pytest.approx(metrics["validation"]["generative"]["ndcg@10"])
+    numbers = json.loads((report_path(shop).parent / "report.json").read_text())
+    assert "generative" in {curve["model"] for curve in numbers["curves"]}
+
+
+def test_lists_hold_items_with_an_id_that_the_user_has_not_taken(shop: Path) -> None:
+    codes = ItemCodes.load(shop / "build_semantic_ids")
+    table = pl.read_parquet(shop / "evaluate/per_user_given_test.parquet")
+    rows = table["top_k_generative"].explode()
+    assert bool((codes.codes[rows.to_torch()] >= 0).all())
+    assert table["top_k_generative"].list.n_unique().equals(table["top_k_generative"].list.len())
+
+
+def test_the_bundle_carries_what_was_fitted_again_and_both_profiles(shop: Path) -> None:
+    manifest = json.loads((shop / "bundles/current/manifest.json").read_text())
+    assert {"generative", "blend_fast", "blend_full"} <= set(manifest["models"])
+    name = "generative.safetensors"
+    released = (shop / "bundles/current/generative" / name).read_bytes()
+    assert released == (shop / "refit/generative" / name).read_bytes()
+    told = json.loads((shop / "fit_blend/given" / FILE).read_text())["profiles"]
+    assert "generative" not in told["fast"]["sources"]
+    assert "generative" in told["full"]["sources"]
+
+
+def rerun(shop: Path, recsys: Recsys, workspace: Path, *options: str) -> Result:
+    return recsys("run", "-c", shop.parent / "shop.toml", "-w", workspace, "-q", *options)
+
+
+def test_other_ids_than_the_models_are_refused_with_both_named(
+    shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    workspace = tmp_path / "run"
+    for name in READ:
+        shutil.copytree(shop / name, workspace / name)
+    path = workspace / "train_generative/given/generative/config.json"
+    document = json.loads(path.read_text())
+    version, other = document["inputs"]["semantic_ids"], "f" * 64
+    document["inputs"]["semantic_ids"] = other
+    path.write_text(json.dumps(document))
+    result = rerun(shop, recsys, workspace, "--stage", "fit_blend")
+    assert result.exit_code != 0
+    told = "".join(result.output.split())
+    assert version in told
+    assert other in told
+    assert not (workspace / "fit_blend").exists()
+
+
+def test_without_semantic_ids_it_says_what_to_do(
+    shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    workspace = tmp_path / "run"
+    for name in READ[:3]:
+        shutil.copytree(shop / name, workspace / name)
+    stages = ["--stage", "build_semantic_ids", "--stage", "train_generative"]
+    result = rerun(shop, recsys, workspace, "--set", "semantic_ids.method=none", *stages)
+    assert result.exit_code == 2, result.output
+    assert "generative_training.enabled = false" in " ".join(result.output.split())
+
+
+def test_nothing_is_made_again_when_nothing_changed(
+    shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    workspace = tmp_path / "run"
+    for name in READ:
+        shutil.copytree(shop / name, workspace / name)
+    shutil.copytree(shop / "fit_blend", workspace / "fit_blend")
+    stages = ["--stage", "train_generative", "--stage", "fit_blend"]
+    result = rerun(shop, recsys, workspace, *stages)
+    assert result.exit_code == 0, result.output
+    assert "0 stages run, 2 skipped" in result.output
+    # Another blend asks for no other training.
+    result = rerun(shop, recsys, workspace, "--set", "blend.l2=3", *stages)
+    assert "1 stages run, 1 skipped" in " ".join(result.output.split())
