@@ -44,9 +44,10 @@ def read_content(features: Path, embedded: Path, config: RunConfig) -> Content:
     made = json.loads((embedded / "content.json").read_text(encoding="utf-8"))
     settings = config.semantic_ids
     wants_pairs = settings.method == "rq_vae" and settings.contrastive_weight > 0
+    vectors = np.load(embedded / CONTENT_FILE, allow_pickle=False)
     return Content(
         item_ids=items.sort("item_row")["item_id"].to_list(),
-        vectors=torch.from_numpy(np.load(embedded / CONTENT_FILE, allow_pickle=False)),
+        vectors=torch.from_numpy(vectors[:, : settings.content_columns].copy()),
         encoder=made["encoder"],
         pairs=training_pairs(features) if wants_pairs else None,
     )

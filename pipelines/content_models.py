@@ -16,6 +16,7 @@ from recsys.content.encoder import (
 )
 from recsys.content.endpoint import Endpoint
 from recsys.content.endpoint_encoder import EndpointEncoder
+from recsys.content.joined_encoder import JoinedEncoder, WordEncoder
 from recsys.content.language_model import (
     MODEL_ENDINGS,
     LocalLanguageModel,
@@ -38,6 +39,8 @@ def make_encoder(config: ContentConfig) -> Encoder | None:
         return None
     if config.encoder == "minilm":
         return MiniLMEncoder()
+    if config.encoder == "minilm+words":
+        return JoinedEncoder(MiniLMEncoder(), WordEncoder(), weight=config.word_weight)
     if config.encoder == "hash":
         return HashEncoder()
     if config.encoder == "endpoint":

@@ -22,7 +22,7 @@ from typing import get_args
 import torch
 from safetensors.torch import load_file, save_file
 
-from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.content_similarity import ContentSimilarity, Whitening
 from recsys.models.generative import GenerativeModel
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.sequence import SequenceModel
@@ -59,7 +59,8 @@ def copy_content_similarity(source: Path, target: Path) -> None:
     copy_model(source, target)
     path = target / f"{CONTENT_SIMILARITY}.safetensors"
     with reading(path):
-        save_file({"mean": load_file(path)["mean"]}, path)
+        tensors = load_file(path)
+        save_file({name: tensors[name] for name in Whitening._fields}, path)
 
 
 def load_content_similarity(

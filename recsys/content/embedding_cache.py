@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.content.encoder import Encoder, Vectors, normalized
+from recsys.content.joined_encoder import JoinedEncoder
 
 logger = logging.getLogger(__name__)
 Halves = NDArray[np.float16]
@@ -51,6 +52,12 @@ def encode_cached(
     Returns:
         [n, D] float32, rows of unit length, or zeros for texts that say nothing.
     """
+    if isinstance(encoder, JoinedEncoder):
+        # The second one is quick; the first one's vectors are shared with runs that use it alone.
+        first = encode_cached(
+            texts, encoder.first, cache_dir, shard_rows=shard_rows, progress=progress
+        )
+        return encoder.joined(first, texts)
     shard_rows = encoder.shard_rows if shard_rows is None else shard_rows
     if shard_rows < 1:
         raise ValueError(f"shard_rows must be >= 1, got {shard_rows}")

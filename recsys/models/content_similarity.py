@@ -3,6 +3,10 @@
 A history's events are averaged, the r-th latest counting r ** -history_power, and every item scores
 its cosine to that mean. It needs no events of the item, so it also finds items nobody took yet.
 
+Embeddings of one shop's items are alike in a few directions (what all of them share, their broad
+kinds), which drown the rest. So vectors are centred and whitened first: each direction is scaled
+by how little the catalogue varies along it, less so where few items speak for many directions.
+
 Axes: B queries, M history values of a batch, N item rows, F width of the content embeddings.
 """
 
@@ -11,6 +15,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -29,21 +34,67 @@ class ContentSimilarityConfig:
     history_power: float = 1.0
     """The r-th latest event of the history counts r ** -history_power."""
     max_history: int = 50
-    centred: bool = True
-    """Whether what all items have in common is taken off before vectors are compared."""
+    whitening: float = 1.0
+    """How far directions are made equally long: 1 is fully, 0 leaves the vectors as they are but
+    for their mean."""
+    columns: int | None = None
+    """Columns of the content embeddings that are compared, from the first on; None is all."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.history_power < float("inf"):
             raise ValueError(f"history_power must be >= 0 and finite, got {self.history_power}")
         if self.max_history < 1:
             raise ValueError(f"max_history must be >= 1, got {self.max_history}")
+        if not 0 <= self.whitening <= 1:
+            raise ValueError(f"whitening must be in [0, 1], got {self.whitening}")
+        if self.columns is not None and self.columns < 1:
+            raise ValueError(f"columns must be >= 1 or None for all, got {self.columns}")
+
+
+class Whitening(NamedTuple):
+    """How content becomes what is compared; fitted once, and kept where a catalogue grows."""
+
+    mean: Tensor
+    """[F] of all items with content."""
+    directions: Tensor
+    """[F, F], multiplies what is left without the mean."""
+
+    def to(self, device: torch.device | str) -> Whitening:
+        return Whitening(self.mean.to(device), self.directions.to(device))
+
+    def apply(self, content: Tensor) -> Tensor:
+        """Turn content into unit vectors, [N, F]; rows of zeros stay."""
+        known = (content != 0).any(1)
+        vectors = (content.float() - self.mean) @ self.directions
+        return functional.normalize(vectors, dim=1, eps=NORM_FLOOR) * known[:, None]
+
+    @classmethod
+    def fit(cls, content: Tensor, strength: float) -> Whitening:
+        """Look at all items with content, [N, F]."""
+        known = content[(content != 0).any(1)].double()
+        width = content.shape[1]
+        mean = known.sum(0) / max(1, len(known))
+        if strength == 0 or len(known) < 2:
+            return cls(mean.float(), torch.eye(width, device=content.device))
+        apart = known - mean
+        covariance = apart.T @ apart / len(known)
+        spread, axes = torch.linalg.eigh(covariance)
+        # Few items say little of many directions, so there all count more alike.
+        spread = spread + spread.mean() * width / len(known)
+        scale = spread.clamp_min(1e-4 * spread.max()) ** (-strength / 2)
+        # Back in the embeddings' own axes, so that a sign of an axis decides nothing.
+        return cls(mean.float(), (axes * scale @ axes.T).float())
 
 
 class ContentSimilarity:
     """Scores items by the cosine of their content to the mean of the user's latest items."""
 
     def __init__(
-        self, config: ContentSimilarityConfig, content: Tensor, *, mean: Tensor | None = None
+        self,
+        config: ContentSimilarityConfig,
+        content: Tensor,
+        *,
+        whitening: Whitening | None = None,
     ) -> None:
         """Take the catalogue's content.
 
@@ -51,8 +102,8 @@ class ContentSimilarity:
             config: How events are weighed.
             content: Content embeddings, [N, F]; rows of zeros (row 0, items without text) have no
                 content.
-            mean: What is taken off every vector, [F]; None is the mean of ``content``. A catalogue
-                that has grown keeps the mean it had.
+            whitening: What is done to every vector; None fits it to ``content``. A catalogue that
+                has grown keeps the one it had.
 
         Raises:
             ValueError: Embeddings that are not [N, F], or not finite.
@@ -62,20 +113,20 @@ class ContentSimilarity:
         if not torch.isfinite(content).all():
             row = int((~torch.isfinite(content)).any(1).nonzero()[0])
             raise ValueError(f"content of item row {row} is not finite; embed the items again")
-        content = content.detach().float().clone()
+        content = content.detach()[:, : config.columns].float().clone()
         content[0] = 0
-        self.config = config
-        self.has_content = (content != 0).any(1)  # [N]
-        number = self.has_content.sum().clamp_min(1)
-        self.mean = content.sum(0) / number if mean is None else mean.float()
-        if self.mean.shape != content.shape[1:]:
+        if whitening is None:
+            whitening = Whitening.fit(content, config.whitening)
+        whitening = whitening.to(content.device)
+        if len(whitening.mean) != content.shape[1]:
             raise ValueError(
-                f"mean must be of the content's width {content.shape[1]}, got "
-                f"{tuple(self.mean.shape)}"
+                f"the whitening is of embeddings of width {len(whitening.mean)}, the content's is "
+                f"{content.shape[1]}; fit it to this content, or embed the items as before"
             )
-        if config.centred:
-            content = torch.where(self.has_content[:, None], content - self.mean, 0.0)
-        self.vectors = functional.normalize(content, dim=1, eps=NORM_FLOOR)
+        self.config = config
+        self.whitening = whitening
+        self.has_content = (content != 0).any(1)  # [N]
+        self.vectors = self.whitening.apply(content)
 
     @property
     def num_item_rows(self) -> int:
@@ -107,15 +158,21 @@ class ContentSimilarity:
 
     def to(self, device: torch.device | str) -> ContentSimilarity:
         """Move the vectors to a device, in place."""
-        self.vectors, self.mean = self.vectors.to(device), self.mean.to(device)
+        self.vectors, self.whitening = self.vectors.to(device), self.whitening.to(device)
         self.has_content = self.has_content.to(device)
         return self
 
     def save(self, directory: Path) -> None:
-        """Write settings and mean; the vectors too, so that loading needs nothing else."""
+        """Write settings and whitening; the vectors too, so that loading needs nothing else."""
         directory.mkdir(parents=True, exist_ok=True)
-        tensors = {"mean": self.mean, "vectors": self.vectors, "has_content": self.has_content}
-        save_file(tensors, directory / "content_similarity.safetensors")
+        save_file(
+            {
+                **{name: part.contiguous() for name, part in self.whitening._asdict().items()},
+                "vectors": self.vectors,
+                "has_content": self.has_content,
+            },
+            directory / "content_similarity.safetensors",
+        )
         (directory / "config.json").write_text(json.dumps(asdict(self.config), indent=2) + "\n")
 
     @classmethod
@@ -129,9 +186,9 @@ class ContentSimilarity:
         """
         config = ContentSimilarityConfig(**json.loads((directory / "config.json").read_text()))
         tensors = load_file(directory / "content_similarity.safetensors")
+        whitening = Whitening(*(tensors[name] for name in Whitening._fields))
         if content is not None:
-            return cls(config, content, mean=tensors["mean"])
-        # The saved vectors are ready: made from the mean on, once.
-        model = cls(config, torch.zeros_like(tensors["vectors"]), mean=tensors["mean"])
+            return cls(config, content, whitening=whitening)
+        model = cls(config, torch.zeros_like(tensors["vectors"]), whitening=whitening)
         model.vectors, model.has_content = tensors["vectors"], tensors["has_content"]
         return model

@@ -1,7 +1,7 @@
 """Sequence model: causal blocks over a user's events predict the next item at every position.
 
 Blocks are SASRec's attention (arXiv:1808.09781) or HSTU (arXiv:2402.17152), with learned biases by
-distance and, where events have times, by elapsed time. Items go through the item tower
+distance and, where events have times, by elapsed time and by date. Items go through the item tower
 (id, content, categories), both as events and as what is ranked, so an item that training never met
 is placed by its content. Scores are cosines; training divides them by a temperature.
 
@@ -30,6 +30,7 @@ from torch.nn import functional
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.windows import next_events
 from recsys.layers.attention import AttentionBlock, BlockConfig, Layout
+from recsys.layers.calendar import LAST_DAY, Calendar
 from recsys.layers.chunked_softmax import MAX_SCORES, SoftmaxCandidates, softmax_loss
 from recsys.layers.embedding import Backend
 from recsys.layers.hstu import HstuBlock
@@ -58,16 +59,19 @@ class SequenceConfig:
     """Distances between events that have a bias of their own; 0 for none."""
     time_buckets: int = 0
     """Biases by log2 of elapsed seconds, where events have times; 0 for none."""
+    calendar_days: float = 0.0
+    """Days between learned vectors of the calendar, where events have times; 0 for none. They tell
+    when each event was, and for what time the next item is asked."""
     absolute_positions: bool = True
     """Whether an event also carries its place in the sequence."""
     dropout: float = 0.4
-    id_dropout: float = 0.05
+    id_dropout: float = 0.1
     """Share of items whose id is hidden in a training step, so that content learns to stand in."""
     content_weight: float = 3.0
     id_init_scale: float = 0.3
     temperature: float = 0.07
     """Divides the cosine before the softmax."""
-    label_smoothing: float = 0.2
+    label_smoothing: float = 0.25
     num_uniform_negatives: int | None = None
     """Uniform draws per step beside the batch's labels; None ranks against every item."""
     leave_out_history: bool = True
@@ -85,6 +89,10 @@ class SequenceConfig:
         for name in ("dropout", "id_dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        if self.calendar_days and not 1 <= self.calendar_days <= LAST_DAY:
+            raise ValueError(
+                f"calendar_days must be 0 or in [1, {LAST_DAY}], got {self.calendar_days}"
+            )
         for name in ("num_blocks", "max_scores"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
@@ -119,6 +127,10 @@ class Encoder(nn.Module):
         self.places = nn.Embedding(config.max_length, dim) if config.absolute_positions else None
         if self.places is not None:
             nn.init.normal_(self.places.weight, std=0.3 / math.sqrt(dim))
+        self.read_at = self.asked_at = None
+        if config.calendar_days:
+            self.read_at = Calendar(dim, config.calendar_days, scale=0.1)
+            self.asked_at = Calendar(dim, config.calendar_days)
         self.dropout = nn.Dropout(config.dropout)
         kind = AttentionBlock if config.block == "attention" else HstuBlock
         self.blocks = nn.ModuleList(kind(config.block_config()) for _ in range(config.num_blocks))
@@ -135,9 +147,13 @@ class Encoder(nn.Module):
         layout = Layout.of(history.offsets, history.segments(), self.max_length, times)
         if self.places is not None:
             inputs = inputs + self.places(layout.places)
+        if self.read_at is not None and times is not None:
+            inputs = inputs + self.read_at(times)
         state = self.dropout(inputs)
         for block in self.blocks:
             state = block(state, layout)
+        if self.asked_at is not None and times is not None:
+            state = state + self.asked_at(times)
         return functional.normalize(self.output_norm(state).float(), dim=1, eps=NORM_FLOOR)
 
     def last(self, encoded: Tensor, history: Jagged) -> Tensor:
@@ -216,7 +232,8 @@ class SequenceModel(CatalogueModel):
         history = latest(batch["history"], limit)
         inside = (history.values >= 0) & (history.values < self.num_item_rows)
         history = history._replace(values=torch.where(inside, history.values, 0))
-        if self.config.time_buckets == 0 or "history.times" not in batch:
+        reads_times = self.config.time_buckets > 0 or self.config.calendar_days > 0
+        if not reads_times or "history.times" not in batch:
             return history, None
         times = latest(batch["history.times"], limit).values
         if len(times) != len(history.values):

@@ -159,8 +159,8 @@ def grown_source(name: str, fitted: Fitted, experiment: Experiment, world: ColdW
     catalogue, device = world.grown.catalogue, experiment.device
     if name == "content":
         config = experiment.recipe.content
-        mean = ContentSimilarity(config, world.warm.catalogue.content).mean
-        content = ContentSimilarity(config, catalogue.content.to(device), mean=mean.to(device))
+        fitted_on = ContentSimilarity(config, world.warm.catalogue.content).whitening
+        content = ContentSimilarity(config, catalogue.content.to(device), whitening=fitted_on)
         return ScoredSource(content.score)
     if fitted.model is None:
         return fitted.source

@@ -4,14 +4,19 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.models.content_similarity import ContentSimilarity, ContentSimilarityConfig
+from recsys.models.content_similarity import (
+    ContentSimilarity,
+    ContentSimilarityConfig,
+    Whitening,
+)
 from recsys.testing.contracts import (
     assert_queries_are_independent,
     assert_scores_every_item,
     assert_unknown_input_is_scored,
 )
 
-PLAIN = ContentSimilarityConfig(centred=False)
+PLAIN = ContentSimilarityConfig(whitening=0.0)
+AS_IT_IS = Whitening(torch.zeros(2), torch.eye(2))
 
 
 def queries(*histories: list[int]) -> JaggedBatch:
@@ -26,7 +31,7 @@ def content(num_rows: int = 9, dim: int = 4) -> torch.Tensor:
 
 def test_the_score_is_the_cosine_to_the_recency_weighted_mean() -> None:
     vectors = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])
-    model = ContentSimilarity(ContentSimilarityConfig(centred=False, history_power=1.0), vectors)
+    model = ContentSimilarity(PLAIN, vectors, whitening=AS_IT_IS)
     scores = model.score(queries([1, 2]))[0]
     # Item 2 is the latest and counts 1, item 1 counts 1/2.
     length = 1.25**0.5
@@ -38,11 +43,38 @@ def test_what_all_items_share_tells_nothing() -> None:
     shared = torch.tensor([10.0, 10.0, 10.0])
     vectors = torch.zeros(5, 3)
     vectors[1:] = torch.tensor([[1.0, 0, 0], [1, 0, 0], [-1, 0, 0], [-1, 0, 0]])
-    plain = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1]))
+    plain = ContentSimilarity(PLAIN, vectors).score(queries([1]))
     vectors[1:] += shared
-    moved = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1]))
+    moved = ContentSimilarity(PLAIN, vectors).score(queries([1]))
     torch.testing.assert_close(plain, moved, atol=1e-5, rtol=0)
     torch.testing.assert_close(moved[0, 1:], torch.tensor([1.0, 1, -1, -1]), atol=1e-5, rtol=0)
+
+
+def test_whitening_makes_every_direction_count_alike() -> None:
+    """The first axis is ten times as long as the second; whitened, both are of one length."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(4001, 2, generator=generator) * torch.tensor([10.0, 1.0])
+    vectors[0] = 0
+    whitened = Whitening.fit(vectors, 1.0)
+    apart = (vectors[1:] - whitened.mean) @ whitened.directions
+    covariance = apart.T @ apart / len(apart)
+    torch.testing.assert_close(covariance, torch.eye(2), atol=5e-2, rtol=0)
+
+
+def test_a_handful_of_items_is_hardly_whitened() -> None:
+    """Fully whitened, five items in four directions would all be equally unlike."""
+    alike = content(6, 4)
+    alike[2] = alike[1] + 0.05
+    scores = ContentSimilarity(ContentSimilarityConfig(), alike).score(queries([1]))[0]
+    assert scores[2] > 0.8
+    assert scores[3:].max() < 0.8
+
+
+def test_only_the_columns_asked_for_are_compared() -> None:
+    wide = torch.cat([content(), 5 * torch.randn(9, 3)], dim=1)
+    model = ContentSimilarity(ContentSimilarityConfig(columns=4), wide)
+    other = ContentSimilarity(ContentSimilarityConfig(), content())
+    torch.testing.assert_close(model.score(queries([1, 2])), other.score(queries([1, 2])))
 
 
 def test_items_without_content_and_histories_without_any_have_no_evidence() -> None:
@@ -98,5 +130,9 @@ def test_bad_input_is_refused() -> None:
     broken[4, 1] = torch.nan
     with pytest.raises(ValueError, match="content of item row 4 is not finite"):
         ContentSimilarity(PLAIN, broken)
-    with pytest.raises(ValueError, match="mean must be of the content's width 4"):
-        ContentSimilarity(PLAIN, content(), mean=torch.zeros(3))
+    with pytest.raises(ValueError, match="whitening must be in"):
+        ContentSimilarityConfig(whitening=2.0)
+    with pytest.raises(ValueError, match="columns must be >= 1"):
+        ContentSimilarityConfig(columns=0)
+    with pytest.raises(ValueError, match="embeddings of width 2, the content's is 4"):
+        ContentSimilarity(PLAIN, content(), whitening=AS_IT_IS)

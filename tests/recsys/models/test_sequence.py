@@ -31,6 +31,7 @@ VARIANTS = {
     "attention": SMALL,
     "hstu": replace(SMALL, block="hstu", num_heads=2, time_buckets=16),
     "attention with times": replace(SMALL, num_blocks=2, num_heads=2, time_buckets=16),
+    "calendar": replace(SMALL, calendar_days=30.0),
     "sampled": replace(SMALL, num_uniform_negatives=20, max_scores=300),
     "no positions": replace(SMALL, position_buckets=0, absolute_positions=False),
 }

@@ -1,0 +1,45 @@
+import pytest
+import torch
+
+from recsys.layers.calendar import SECONDS_PER_DAY, Calendar
+
+
+def seen(*days: float) -> Calendar:
+    """A calendar of ten days a step that was trained on some days."""
+    calendar = Calendar(4, 10.0, scale=1.0)
+    calendar(at(*days))
+    return calendar.eval()
+
+
+def at(*days: float) -> torch.Tensor:
+    return torch.tensor([int(day * SECONDS_PER_DAY) for day in days])
+
+
+def test_a_time_between_two_vectors_takes_the_nearer_one_more() -> None:
+    calendar = seen(0, 1000)
+    learned = calendar.vectors.weight
+    expected = torch.stack([learned[5], 0.75 * learned[5] + 0.25 * learned[6], learned[6]])
+    torch.testing.assert_close(calendar(at(50, 52.5, 60)), expected)
+
+
+def test_times_outside_training_count_as_its_ends() -> None:
+    calendar = seen(100, 200)
+    torch.testing.assert_close(calendar(at(5, 900)), calendar(at(100, 200)))
+    assert torch.isfinite(calendar(at(-30, 200_000))).all()
+
+
+def test_what_was_seen_is_saved_with_the_weights() -> None:
+    calendar, copy = seen(100, 200), Calendar(4, 10.0)
+    copy.load_state_dict(calendar.state_dict())
+    torch.testing.assert_close(copy.eval()(at(900)), calendar(at(900)))
+
+
+def test_untrained_and_empty_input_are_fine() -> None:
+    calendar = Calendar(4, 10.0, scale=1.0).eval()
+    torch.testing.assert_close(calendar(at(100)), calendar.vectors.weight[:1])
+    assert calendar.train()(torch.empty(0, dtype=torch.int64)).shape == (0, 4)
+
+
+def test_steps_of_less_than_a_day_are_refused() -> None:
+    with pytest.raises(ValueError, match="days must be in"):
+        Calendar(4, 0.5)
