@@ -10,14 +10,20 @@ from pipelines.config import (
     ContentConfig,
     DataConfig,
     FeatureChoice,
+    GenerativeTrainingConfig,
     RunConfig,
     SequenceTrainingConfig,
     TrainingConfig,
 )
 from pipelines.presets.shop import shop
+from recsys.models.content_similarity import ContentSimilarityConfig
 from recsys.models.popularity import PopularityConfig
+from recsys.models.sequence import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.optim import ScheduleConfig
+
+MEANING = 384
+"""Columns of MiniLM's vectors; hashed words follow them."""
 
 
 def amazon_beauty() -> RunConfig:
@@ -28,10 +34,16 @@ def amazon_beauty() -> RunConfig:
         data=DataConfig(dataset="amazon-beauty"),
         splits=SplitConfig(tie_orders=("given", "shuffled")),
         features=FeatureChoice(context_features=()),
+        content=ContentConfig(encoder="minilm+words"),
+        # What is alike in meaning shares codes and is alike; words tell items apart.
+        semantic_ids=replace(shop().semantic_ids, content_columns=MEANING),
+        content_similarity=ContentSimilarityConfig(columns=MEANING),
         popularity=PopularityConfig(),
         two_tower=TwoTowerConfig(),
+        sequence=SequenceConfig(calendar_days=140.0),
         training=TrainingConfig(max_epochs=12.0, schedule=ScheduleConfig(learning_rate=2e-3)),
         sequence_training=SequenceTrainingConfig(enabled=True),
+        generative_training=GenerativeTrainingConfig(enabled=True),
     )
 
 
@@ -50,5 +62,5 @@ def amazon_toys() -> RunConfig:
         amazon_beauty(),
         workspace=Path("runs/amazon-toys"),
         data=DataConfig(dataset="amazon-toys"),
-        content=ContentConfig(text_columns=("title",)),
+        content=ContentConfig(encoder="minilm+words", text_columns=("title",)),
     )

@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from pipelines.config import DataConfig, FeatureChoice, RunConfig, TrainingConfig
+from pipelines.config import (
+    DataConfig,
+    FeatureChoice,
+    GenerativeTrainingConfig,
+    RunConfig,
+    SequenceTrainingConfig,
+    TrainingConfig,
+)
 from pipelines.presets.shop import shop
+from recsys.models.generative import GenerativeConfig
 from recsys.models.popularity import PopularityConfig
+from recsys.models.sequence import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.optim import ScheduleConfig
 
@@ -31,6 +40,23 @@ def movielens_100k() -> RunConfig:
         training=TrainingConfig(
             batch_size=1024, max_epochs=6.0, schedule=ScheduleConfig(learning_rate=4e-3)
         ),
+        sequence=SequenceConfig(
+            embedding_dim=64, hidden_dim=128, dropout=0.2, content_weight=1.0, temperature=0.1
+        ),
+        sequence_training=SequenceTrainingConfig(
+            enabled=True,
+            batch_size=32,
+            max_epochs=8.0,
+            schedule=ScheduleConfig(learning_rate=4e-3),
+        ),
+        generative=GenerativeConfig(embedding_dim=64, hidden_dim=128, dropout=0.2),
+        generative_training=GenerativeTrainingConfig(
+            enabled=True,
+            batch_size=32,
+            max_epochs=5.0,
+            epochs_per_evaluation=2.5,
+            schedule=ScheduleConfig(learning_rate=3e-3),
+        ),
     )
 
 
@@ -46,4 +72,20 @@ def movielens_1m() -> RunConfig:
         training=TrainingConfig(
             batch_size=1024, max_epochs=20.0, schedule=ScheduleConfig(learning_rate=2e-3)
         ),
+        sequence=SequenceConfig(
+            embedding_dim=256,
+            hidden_dim=512,
+            max_length=200,
+            num_blocks=4,
+            num_heads=4,
+            dropout=0.3,
+            id_dropout=0.05,
+            temperature=0.06,
+            label_smoothing=0.05,
+        ),
+        sequence_training=SequenceTrainingConfig(
+            enabled=True, batch_size=128, max_epochs=30.0, patience=15
+        ),
+        generative=GenerativeConfig(max_length=200, dropout=0.2),
+        generative_training=GenerativeTrainingConfig(enabled=True, batch_size=64, max_epochs=60.0),
     )
