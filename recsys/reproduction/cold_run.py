@@ -158,10 +158,7 @@ def grown_source(name: str, fitted: Fitted, experiment: Experiment, world: ColdW
     """Let a model that was fitted on warm items meet the grown catalogue."""
     catalogue, device = world.grown.catalogue, experiment.device
     if name == "content":
-        config = experiment.recipe.content
-        fitted_on = ContentSimilarity(config, world.warm.catalogue.content).whitening
-        content = ContentSimilarity(config, catalogue.content.to(device), whitening=fitted_on)
-        return ScoredSource(content.score)
+        return ScoredSource(grown_content(experiment, world).to(device).score)
     if fitted.model is None:
         return fitted.source
     with tempfile.TemporaryDirectory() as place:
@@ -174,6 +171,14 @@ def grown_source(name: str, fitted: Fitted, experiment: Experiment, world: ColdW
         kind = SequenceModel if name == "sequence" else TwoTower
         cast("SequenceModel | TwoTower", fitted.model).cpu().save(folder)
         return ScoredSource(kind.load(folder, catalogue).to(device).score)
+
+
+def grown_content(experiment: Experiment, world: ColdWorld) -> ContentSimilarity:
+    """Let what was learned of the warm items' content stand for the cold ones too."""
+    warm = ContentSimilarity(experiment.recipe.content, world.warm.catalogue.content)
+    with tempfile.TemporaryDirectory() as place:
+        warm.save(Path(place))
+        return ContentSimilarity.load(Path(place), world.grown.catalogue.content)
 
 
 def blended(

@@ -99,7 +99,7 @@ def cold_world(prepared: Prepared, order: str, seed: int, config: ColdStartConfi
     training = warm_sequences(moved, len(warm_rows))
     codes = None
     if prepared.codes is not None:
-        codes = appended_codes(catalogue.content, len(warm_rows), prepared.codes.level_sizes, seed)
+        codes = appended_codes(catalogue.content, len(warm_rows), prepared.codes, seed)
     grown = replace(prepared, orders={order: training}, catalogue=catalogue, codes=codes)
     warm = replace(grown, catalogue=first_rows(catalogue, len(warm_rows)))
     if codes is not None:
@@ -178,16 +178,17 @@ def cold_queries(
     return asked, users
 
 
-def appended_codes(
-    content: Tensor, num_warm_rows: int, level_sizes: tuple[int, ...], seed: int
-) -> Codes:
+def appended_codes(content: Tensor, num_warm_rows: int, like: Codes, seed: int) -> Codes:
     """Fit semantic IDs on warm items and append those of the cold ones; the warm keep theirs.
 
     Args:
         content: [N, F], warm items first; rows of zeros have no content and get no ID.
         num_warm_rows: W.
+        like: Their sizes, and what of the content they are made from.
+        seed: Of the fit.
     """
-    config = ResidualKMeansConfig(level_sizes=level_sizes, seed=seed)
+    content = content[:, : like.content_columns]
+    config = ResidualKMeansConfig(level_sizes=like.level_sizes, seed=seed)
     warm = content[:num_warm_rows]
     known = warm.abs().sum(1) > 0
     quantizer = ResidualKMeans.fit(warm[known], config)
@@ -197,7 +198,7 @@ def appended_codes(
     grown = append(ids, quantizer, content[new], item_rows=new)
     codes = torch.full((len(content), ids.num_levels), -1, dtype=torch.int32)
     codes[: len(grown.codes)] = grown.codes
-    return Codes(codes=codes, level_sizes=grown.level_sizes)
+    return replace(like, codes=codes, level_sizes=grown.level_sizes)
 
 
 def cold_question(

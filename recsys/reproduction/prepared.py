@@ -2,7 +2,7 @@
 
     prepared.json   the recipe, what the arrays are of, and a digest over both files of arrays
     arrays.npz      every order's sequences, categories, user features, semantic IDs
-    content.npy     [N, F] float16 content embeddings: half the bytes, and every machine that
+    content.npz     [N, F] float16 content embeddings: half the bytes, and every machine that
                     trains reads the same ones
 
 Axes: N item rows, F content width, L code levels.
@@ -29,7 +29,7 @@ from recsys.reproduction.recipe import Recipe, config_of
 
 DESCRIPTION = "prepared.json"
 ARRAYS = "arrays.npz"
-CONTENT = "content.npy"
+CONTENT = "content.npz"
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -40,6 +40,8 @@ class Codes:
     codes: Tensor
     """[N, L] int32, -1 where an item row has none."""
     level_sizes: tuple[int, ...]
+    content_columns: int | None = None
+    """First columns of the content that they are made from; None for all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,8 @@ class Prepared:
         arrays = _arrays_of(self)
         content = self.catalogue.content.numpy().astype(np.float16)
         np.savez_compressed(directory / ARRAYS, **arrays)  # type: ignore[arg-type]
-        np.save(directory / CONTENT, content)
+        # Packed, because hashed words are nearly all zeros.
+        np.savez_compressed(directory / CONTENT, content=content)
         digest = arrays_digest({**arrays, "content": content})
         document = {
             "name": self.name,
@@ -103,6 +106,7 @@ class Prepared:
             "num_categories": self.num_categories,
             "cardinalities": dict(self.cardinalities),
             "level_sizes": None if self.codes is None else list(self.codes.level_sizes),
+            "content_columns": None if self.codes is None else self.codes.content_columns,
             "about": dict(self.about),
         }
         # Last, so that a folder with a description is whole.
@@ -125,7 +129,8 @@ class Prepared:
         document = json.loads(path.read_text(encoding="utf-8"))
         with np.load(directory / ARRAYS, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        content = np.load(directory / CONTENT, allow_pickle=False)
+        with np.load(directory / CONTENT, allow_pickle=False) as file:
+            content = file["content"]
         digest = arrays_digest({**arrays, "content": content})
         if digest != document["arrays_digest"]:
             raise ValueError(
@@ -192,6 +197,7 @@ def _prepared_of(document: Mapping[str, Any], arrays: Arrays, content: NDArray[A
         codes = Codes(
             codes=torch.from_numpy(wide["codes"]).int(),
             level_sizes=tuple(document["level_sizes"]),
+            content_columns=document["content_columns"],
         )
     return Prepared(
         name=document["name"],

@@ -75,8 +75,7 @@ def test_a_query_is_the_warm_events_before_its_cold_one(world):
 
 def test_appended_ids_leave_those_of_warm_items_alone(world):
     num_warm = world.warm.num_item_rows
-    sizes = world.grown.codes.level_sizes
-    alone = appended_codes(world.warm.catalogue.content, num_warm, sizes, 3)
+    alone = appended_codes(world.warm.catalogue.content, num_warm, world.grown.codes, 3)
     torch.testing.assert_close(alone.codes, world.grown.codes.codes[:num_warm])
     assert (world.grown.codes.codes[num_warm:] >= 0).all()
 

@@ -131,9 +131,10 @@ def test_prepared_arrays_come_back_as_they_were(small_world, tmp_path):
 
 def test_damaged_arrays_are_refused_with_both_digests(small_world, tmp_path):
     digest = small_world.save(tmp_path)
-    content = np.load(tmp_path / "content.npy")
+    with np.load(tmp_path / "content.npz") as file:
+        content = file["content"]
     content[3, 0] += 1
-    np.save(tmp_path / "content.npy", content)
+    np.savez(tmp_path / "content.npz", content=content)
     with pytest.raises(ValueError, match=rf"have digest [0-9a-f]{{16}}.*{digest}"):
         Prepared.load(tmp_path)
 
