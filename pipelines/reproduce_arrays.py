@@ -109,13 +109,14 @@ def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool
         num_categories=first.sizes.num_categories,
         user_features={name: np.asarray(rows) for name, rows in first.user_features.items()},
         cardinalities=dict(first.sizes.user_features),
-        codes=read_codes(config.workspace / "build_semantic_ids", first.sizes.num_item_rows),
+        codes=read_codes(config, first.sizes.num_item_rows),
         about={"encoder": encoder, "split": config.splits.kind, "seed": config.seed},
     )
 
 
-def read_codes(artefact: Path, num_item_rows: int) -> Codes | None:
-    """Lay the semantic IDs of an artefact out by item row; None where there are none."""
+def read_codes(config: RunConfig, num_item_rows: int) -> Codes | None:
+    """Lay a run's semantic IDs out by item row; None where there are none."""
+    artefact = config.workspace / "build_semantic_ids"
     if not (artefact / "semantic_ids.json").exists():
         return None
     ids = SemanticIds.load(artefact)
@@ -123,4 +124,5 @@ def read_codes(artefact: Path, num_item_rows: int) -> Codes | None:
     codes = torch.full((num_item_rows, ids.num_levels), NO_CODE, dtype=torch.int32)
     known = rows > 0
     codes[: len(rows)][known] = ids.codes[rows[known]]
-    return Codes(codes=codes, level_sizes=ids.level_sizes)
+    columns = config.semantic_ids.content_columns
+    return Codes(codes=codes, level_sizes=ids.level_sizes, content_columns=columns)
