@@ -46,17 +46,19 @@ class RankingWorldConfig:
     """Probability that a slot is looked at; its length is S."""
     exploration: float = 0.3
     """Share of requests whose items stand in no order."""
-    vector_dim: int = 4
-    num_waves: int = 4
+    vector_dim: int = 3
+    num_waves: int = 3
     """H, how winding tastes are."""
-    frequency: float = 0.7
+    frequency: float = 0.6
     taste: float = 2.5
     """Logit of one standard deviation of f."""
     quality: float = 0.5
     """Logit of one standard deviation of quality."""
     base: tuple[float, float, float] = (-0.3, -0.8, -1.2)
     """Logit of each task where quality and taste are 0."""
-    noise: float = 0.05
+    code: float = 4.0
+    """Length of what content tells of the domain; an item vector's is about 1.7."""
+    noise: float = 0.02
     """Standard deviation of what is added to each number of the content."""
     max_history: int = 5
 
@@ -148,7 +150,7 @@ def ranking_world(config: RankingWorldConfig) -> RankingWorld:
     domain_of_item = torch.arange(config.num_items) % config.num_domains
     user_vectors, item_vectors = normal(config.num_users, dim), normal(config.num_items, dim)
     quality = normal(config.num_items)
-    codes = torch.linalg.qr(normal(CODE_DIM, CODE_DIM)).Q * 2
+    codes = torch.linalg.qr(normal(CODE_DIM, CODE_DIM)).Q * config.code
     told = torch.cat([item_vectors, codes[domain_of_item % CODE_DIM]], dim=1)
     turn = torch.linalg.qr(normal(dim + CODE_DIM, dim + CODE_DIM)).Q
     content = told @ turn + config.noise * normal(*told.shape)
