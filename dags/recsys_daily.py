@@ -37,6 +37,7 @@ STAGES = (
     "refit",
     "build_index",
     "release",
+    "adapt_domains",
 )
 DAY = "{{ data_interval_start | ds }}"
 # A day's data may be late or a disk full for a while; bad input stays bad.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.adapt_gate import harm_verdicts, metrics_of
-from pipelines.adapt_inputs import DomainQueries, Domains, load_inputs
+from pipelines.adapt_inputs import DomainQueries, Domains, inputs_there, load_inputs
 from pipelines.artifacts import to_json, write_text_durably
 from pipelines.config import RunConfig
 from pipelines.model_inputs import ModelInputs
@@ -39,7 +39,7 @@ from recsys.training.loop import TrainConfig, TrainingDiverged, TrainResult, tra
 from recsys.training.optim import adamw
 from recsys.training.progress import SilentTracker
 from serving.adapters import BaseName, publish_adapter, write_adapter
-from serving.delta import chain_of
+from serving.delta import Link, chain_of
 from serving.manifest import CURRENT, Verdict
 
 Model = TwoTower | SequenceModel
@@ -113,14 +113,23 @@ def adapt(
         ValueError: If the domain, the run or the released bundle is not there.
         RefusedError: If the gate refuses it; names what failed. Nothing is registered.
     """
+    current = bundles_dir(config) / CURRENT
     with Workspace(config.workspace).lock():
-        return _adapt(config, domain, publish=publish, show_progress=show_progress)
+        inputs_there(config)
+        if not current.exists():
+            raise ValueError(f"{current} does not exist; release a bundle first: recsys run")
+        return adapt_to(
+            config, domain, current.resolve(), publish=publish, show_progress=show_progress
+        )
 
 
-def _adapt(config: RunConfig, domain: str, *, publish: bool, show_progress: bool) -> Adapted:
+def adapt_to(
+    config: RunConfig, domain: str, bundle: Path, *, publish: bool, show_progress: bool
+) -> Adapted:
+    """Adapt a bundle's model, in a workspace that nobody else works in; errors as of ``adapt``."""
     begin = time.perf_counter()
     inputs, domains, order = load_inputs(config)
-    bundle, base = released_base(config)
+    released, base = released_base(config, bundle)
     task = Task(
         config=config,
         inputs=inputs,
@@ -134,7 +143,7 @@ def _adapt(config: RunConfig, domain: str, *, publish: bool, show_progress: bool
     if not all(verdict.passed for verdict in verdicts):
         refuse(config, domain, verdicts)
 
-    model = task.load(bundle / base)
+    model = task.load(released.directory / base)
     loss_at, num_now = losses(task, model, "all")
     _, num_before = losses(task, model, "train")
     adapter = new_adapter(task, model)
@@ -143,13 +152,12 @@ def _adapt(config: RunConfig, domain: str, *, publish: bool, show_progress: bool
     num_steps = max(1, round(best_step * growth))
     steps = config.adapter.for_steps(num_steps, num_steps, max(1, round(whole * growth)))
     fit(task, adapter, loss_at, steps, None)
-    manifest = chain_of((bundles_dir(config) / CURRENT).resolve())[0].manifest
     directory = write_adapter(
         bundles_dir(config),
         adapter,
         domain=domain,
         base=base,
-        base_version=manifest.version,
+        base_version=released.manifest.version,
         metrics=metrics,
         verdicts=verdicts,
     )
@@ -166,17 +174,13 @@ def _adapt(config: RunConfig, domain: str, *, publish: bool, show_progress: bool
     )
 
 
-def released_base(config: RunConfig) -> tuple[Path, BaseName]:
-    """Find the released bundle and which of its models is adapted.
+def released_base(config: RunConfig, bundle: Path) -> tuple[Link, BaseName]:
+    """Find what a bundle stands on and which of its models is adapted.
 
     Raises:
-        ValueError: If nothing is released, or it lacks the model that ``adapter.model`` names.
+        ValueError: If it lacks the model that ``adapter.model`` names.
     """
-    current = bundles_dir(config) / CURRENT
-    if not current.exists():
-        raise ValueError(f"{current} does not exist; release a bundle first: recsys run")
-    base = chain_of(current.resolve())[0]
-    # A model of the bundle that was not trained in this workspace has nothing to be judged by.
+    base = chain_of(bundle)[0]
     there = [name for name in ("sequence", "two_tower") if (base.directory / name).is_dir()]
     wanted = config.adapter.model
     if (wanted != "auto" and wanted not in there) or not there:
@@ -186,7 +190,7 @@ def released_base(config: RunConfig) -> tuple[Path, BaseName]:
     found: BaseName = (
         "two_tower" if wanted == "two_tower" or "sequence" not in there else "sequence"
     )
-    return base.directory, found
+    return base, found
 
 
 def new_adapter(task: Task, model: Model) -> LoraAdapter:

@@ -16,6 +16,8 @@ from recsys.training.passes import TrainingConfig
 class AdapterConfig(TrainingConfig):
     """A domain's adapter; examples are the domain's labels (windows, of a sequence model)."""
 
+    domains: tuple[str, ...] = ()
+    """Adapted to after each release; ``recsys adapt`` adapts to any."""
     model: Literal["auto", "two_tower", "sequence"] = "auto"
     """What is adapted; ``auto`` is the sequence model where it is released, else the two-tower."""
     rank: int = 8

@@ -179,17 +179,21 @@ class DomainQueries:
                 yield JaggedBatch({**queries.features, "domain": of_domain})
 
 
-def load_inputs(config: RunConfig) -> tuple[ModelInputs, Domains, str]:
-    """Read the artefacts of a finished run, and the order whose models are released.
+def inputs_there(config: RunConfig) -> None:
+    """Look whether a run was made.
 
     Raises:
-        ValueError: If there is no finished run; says what to do.
+        ValueError: If not; says what to do.
     """
-    features, content = config.workspace / "build_features", config.workspace / "embed_items"
-    if not (features / "manifest.json").exists():
+    if not (config.workspace / "build_features" / "manifest.json").exists():
         raise ValueError(
             f"{config.workspace} holds no finished run; make one first: recsys run --config ..."
         )
+
+
+def load_inputs(config: RunConfig) -> tuple[ModelInputs, Domains, str]:
+    """Read the artefacts of a run, and the order whose models are released."""
+    features, content = config.workspace / "build_features", config.workspace / "embed_items"
     order = released_order(features)
     inputs = ModelInputs.load(features, content if content.exists() else None, order)
     return inputs, load_domains(features, inputs.sizes.num_item_rows), order

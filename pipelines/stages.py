@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipelines.adapt_domains import adapt_domains, are_registered
 from pipelines.build_features import build_features, raw_files
 from pipelines.build_index import build_index
 from pipelines.build_semantic_ids import build_semantic_ids, is_newest
@@ -276,5 +277,23 @@ STAGES = [
         libraries=("numpy", "polars"),
         function=release,
         still_there=is_published,
+    ),
+    Stage(
+        name="adapt_domains",
+        description="Adapt the released model to each domain that is named; off unless one is",
+        reads=("build_features", "embed_items", "train_two_tower", "train_sequence", "release"),
+        writes="what became of each adapter, and bundles/adapters/domain-<name> with its current",
+        sections=("adapter", "evaluation.exclude_history", "seed"),
+        code=(
+            *TRAINING_CODE,
+            "pipelines/adapt.py",
+            "pipelines/adapt_gate.py",
+            "pipelines/adapt_inputs.py",
+            "recsys/models",
+            "serving/adapters.py",
+        ),
+        libraries=TENSORS,
+        function=adapt_domains,
+        still_there=are_registered,
     ),
 ]

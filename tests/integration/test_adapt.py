@@ -172,6 +172,28 @@ def test_an_adapter_that_the_gate_refuses_is_not_registered(
     assert all(one["value"] < one["bound"] for one in failed)
 
 
+def test_a_run_adapts_to_the_domains_that_are_named_and_skips_them_the_next_time(
+    recsys: Recsys, domains: Path, workspace: Path
+) -> None:
+    config = domains / "shop.toml"
+    named = ("--set", f'adapter.domains=["{TOYS}"]', "--set", "adapter.model=two_tower")
+    run = ("run", "-c", config, "-w", workspace, "-q", "--stage", "adapt_domains", *named)
+    assert recsys(*run).exit_code == 0
+    (told,) = json.loads((workspace / "adapt_domains/adapters.json").read_text())
+    (directory,) = served_adapters(workspace / "bundles").values()
+    assert (told["domain"], told["adapter"]) == (TOYS, directory.name)
+    assert "1 skipped" in recsys(*run).output
+    # What somebody deleted is made again; what the gate refuses leaves the release alone.
+    shutil.rmtree(directory)
+    assert "0 skipped" in recsys(*run).output
+    assert directory.is_dir()
+    refused = recsys(*run, "--set", "adapter.min_gain=9.0")
+    assert refused.exit_code == 0, refused.output
+    (told,) = json.loads((workspace / "adapt_domains/adapters.json").read_text())
+    assert told["adapter"] is None
+    assert f"ndcg@10 of domain {TOYS}" in told["refused"]
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
