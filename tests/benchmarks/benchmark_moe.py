@@ -82,7 +82,7 @@ def worst_error(case: Case, rows: Tensor) -> float:
     found = results(layer.experts, rows[:2048], wide=False)
     truth = results(layer.experts, rows[:2048], wide=True)
     return max(
-        float((a.double() - b).abs().max() / b.abs().max())
+        float((a.detach().double() - b.detach()).abs().max() / b.detach().abs().max())
         for a, b in zip(found, truth, strict=True)
     )
 
@@ -123,6 +123,7 @@ def times_of(case: Case, inputs: list[Tensor]) -> tuple[float, float]:
     if case.graph:
         calls = [captured(call) for call in calls]
     ahead = median_ms(calls)
+    layer.train()
     calls = [both(rows) for rows in inputs]
     if case.graph:
         calls = [captured(call) for call in calls]
@@ -137,8 +138,8 @@ def rows_of(hidden_dim: int, inputs: list[Tensor], rate: float) -> list[Row]:
         rows.append(
             Row(name=f"{Case(hidden_dim, 'loop').name}: {what}", value=loop[place], unit="ms")
         )
-    for compute, graph in (("grouped", False), ("grouped", True), ("batched", False)):
-        case = Case(hidden_dim, compute, graph)
+    for graph in (False, True):
+        case = Case(hidden_dim, "grouped", graph)
         error = worst_error(case, inputs[0])
         met = error < TOLERANCE
         goal = f"< {TOLERANCE:g}"
@@ -146,7 +147,6 @@ def rows_of(hidden_dim: int, inputs: list[Tensor], rate: float) -> list[Row]:
         if not met:
             continue
         ours = times_of(case, inputs)
-        aimed = compute == "grouped"
         for place, (what, times) in enumerate((("forward", 1), ("forward + backward", 3))):
             ratio, share = loop[place] / ours[place], times * work / (ours[place] * 1e-3) / rate
             rows.append(
@@ -156,8 +156,8 @@ def rows_of(hidden_dim: int, inputs: list[Tensor], rate: float) -> list[Row]:
                     unit="ms",
                     peer="loop over experts",
                     ratio=ratio,
-                    goal=">= 2x" if aimed else None,
-                    met=ratio >= 2 if aimed else None,
+                    goal=">= 2x",
+                    met=ratio >= 2,
                 )
             )
             rows.append(
@@ -165,8 +165,8 @@ def rows_of(hidden_dim: int, inputs: list[Tensor], rate: float) -> list[Row]:
                     name=f"{case.name}: {what}, share of the matmul rate",
                     value=share,
                     unit="",
-                    goal=">= 0.4" if aimed else None,
-                    met=share >= 0.4 if aimed else None,
+                    goal=">= 0.4",
+                    met=share >= 0.4,
                 )
             )
     return rows
@@ -188,7 +188,8 @@ def main() -> None:
         rows += rows_of(hidden_dim, inputs, rate)
     notes = (
         "F is the inner width of an expert. The layer is timed whole, its rate counts the chosen "
-        "experts' products alone (three times as many for forward and backward). ReLU, no biases."
+        "experts' products alone (three times as many for forward and backward, in which the router's "
+        "biases move too). ReLU, no biases in experts."
     )
     write_results("moe", rows, notes=notes, device=torch.cuda.get_device_name())
 
