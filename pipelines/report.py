@@ -82,6 +82,7 @@ def report(context: StageContext) -> StageRows:
             two_tower=inputs["train_two_tower"],
             sequence=inputs["train_sequence"],
             generative=inputs["train_generative"],
+            blend=inputs["fit_blend"],
         ),
         title=config.report.title or config.data.dataset or OWN_DATA,
         split_kind=config.splits.kind,

@@ -15,6 +15,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pipelines.reports import wording
+from pipelines.reports.blend_figures import blend_figures
+from pipelines.reports.blends import source_label, way_label
 from pipelines.reports.charts import drawing_script
 from pipelines.reports.examples import Example
 from pipelines.reports.figures import (
@@ -156,6 +158,7 @@ def figures_of(data: ReportData) -> Mapping[str, Any]:
         "differences": [*filter(None, [differences(data)])],
         "slices": slice_figures(data),
         "winners": winner_figures(data),
+        "blends": blend_figures(data.blends, data.models),
         "curves": curve_figures(data),
         "ties": [*filter(None, [tie_figure(data)])],
     }
@@ -180,6 +183,8 @@ def environment() -> Environment:
         "signed": signed,
         "model": wording.model_label,
         "metric": wording.metric_label,
+        "source": source_label,
+        "way": way_label,
     }
     return found
 

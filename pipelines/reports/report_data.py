@@ -19,6 +19,7 @@ import torch
 from pipelines.analysis import Analysis, SplitAnalysis
 from pipelines.artifacts import Manifest
 from pipelines.model_inputs import tie_orders
+from pipelines.reports.blends import ToldBlend, read_blends
 from pipelines.reports.curves import Curve, read_curves
 from pipelines.reports.examples import Example, read_examples
 from pipelines.reports.wins import Wins, models_of, read_ranks, wins_of
@@ -70,6 +71,7 @@ class ReportData:
     """metrics.json of evaluate."""
     wins: Wins
     curves: list[Curve]
+    blends: list[ToldBlend]
     examples: list[Example]
     provenance: Provenance
 
@@ -102,6 +104,7 @@ class Places:
     """Without curves where it was not trained."""
     generative: Path
     """Likewise."""
+    blend: Path
 
 
 def read_json(path: Path) -> Any:
@@ -195,6 +198,7 @@ def read_report_data(
             *read_curves(places.sequence, "sequence", primary),
             *read_curves(places.generative, "generative", primary),
         ],
+        blends=read_blends(places.blend, orders[0]),
         examples=read_examples(
             table, places.features / "items.parquet", sequences, wins.models, "test"
         ),

@@ -232,6 +232,7 @@ def write_synthetic_evaluation(folder: Path, made: SyntheticEvaluation) -> Place
         two_tower=folder / "train_two_tower",
         sequence=folder / "train_sequence",
         generative=folder / "train_generative",
+        blend=folder / "fit_blend",
     )
     places.evaluation.mkdir(parents=True)
     write_features(places.features, made)
