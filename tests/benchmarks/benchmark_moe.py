@@ -188,8 +188,8 @@ def main() -> None:
         rows += rows_of(hidden_dim, inputs, rate)
     notes = (
         "F is the inner width of an expert. The layer is timed whole, its rate counts the chosen "
-        "experts' products alone (three times as many for forward and backward, in which the router's "
-        "biases move too). ReLU, no biases in experts."
+        "experts' products alone, three times as many for forward and backward, in which the "
+        "router's biases move too. ReLU, no biases in experts."
     )
     write_results("moe", rows, notes=notes, device=torch.cuda.get_device_name())
 

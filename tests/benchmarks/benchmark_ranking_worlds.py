@@ -10,11 +10,13 @@ chosen on the world of seed 1, which is none of those reported.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
 from statistics import mean, stdev
 from typing import get_args
 
@@ -55,6 +57,7 @@ class Job:
     batch_size: int
     device: str
     precision: str
+    kept: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +104,19 @@ def world_of(job: Job) -> RankingWorld:
 
 
 def run(job: Job) -> Found:
-    """Train one trunk on one world and judge it."""
+    """Train one trunk on one world and judge it, unless an earlier run did."""
+    name = "-".join(str(value) for value in asdict(job).values() if value != job.kept)
+    path = Path(job.kept) / f"{name}.json" if job.kept else None
+    if path is not None and path.exists():
+        return Found(**{**json.loads(path.read_text()), "job": job})
+    found = trained(job)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**asdict(found), "job": None}))
+    return found
+
+
+def trained(job: Job) -> Found:
     torch.set_num_threads(1)
     plain = world_of(job)
     config = at_equal_compute(SPARSE, plain.inputs, job.trunk)
@@ -257,6 +272,9 @@ def main() -> None:
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
+    parser.add_argument(
+        "--kept", help="folder that holds finished trainings, to go on after a stop"
+    )
     parser.add_argument("--name", default="ranking_worlds")
     arguments = parser.parse_args()
     jobs = [
@@ -268,11 +286,11 @@ def main() -> None:
             batch_size=arguments.batch,
             device=arguments.device,
             precision=arguments.precision,
+            kept=arguments.kept,
         )
+        for number in range(max(arguments.seeds, arguments.other_seeds))
         for trunk in get_args(Trunk)
-        for number in range(
-            arguments.seeds if trunk in ("sparse", "dense") else arguments.other_seeds
-        )
+        if number < (arguments.seeds if trunk in ("sparse", "dense") else arguments.other_seeds)
     ]
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
         found = list(pool.map(run, jobs))
