@@ -9,6 +9,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+
+NOBODY = 1 << 62
+"""A prefix, read as a number, that no item has."""
 
 
 class CodeChildren(nn.Module):
@@ -24,25 +28,33 @@ class CodeChildren(nn.Module):
         self.level_sizes = tuple(level_sizes)
         known = codes[codes[:, 0] >= 0].long()
         keys = torch.zeros(len(known), dtype=torch.int64, device=codes.device)
+        self.most: list[int] = []
         for level, size in enumerate(self.level_sizes):
             keys = keys * size + known[:, level]
-            # Not saved: they are the catalogue's, as its codes are.
-            self.register_buffer(f"keys_{level}", torch.unique(keys), persistent=False)
+            distinct = torch.unique(keys)
+            parents = torch.unique(distinct // size, return_counts=True)[1]
+            self.most.append(int(parents.max()) if len(parents) else 1)
+            # Behind the last one nothing follows any prefix. Not saved: the codes are not either.
+            padded = functional.pad(distinct, (0, 1), value=NOBODY)
+            self.register_buffer(f"keys_{level}", padded, persistent=False)
 
     def forward(self, prefixes: Tensor, level: int) -> Tensor:
         """Say which codes of ``level`` some item has behind each prefix, [P] -> [P, K] bool.
+
+        No shape depends on data, so that a GPU is not waited for.
 
         Args:
             prefixes: The first ``level`` codes read as one number.
             level: Codes taken, 0 .. L - 1.
         """
-        size = self.level_sizes[level]
-        keys: Tensor = getattr(self, f"keys_{level}")
+        size, keys = self.level_sizes[level], self._keys(level)
         first = torch.searchsorted(keys, prefixes * size)  # [P]
-        counts = torch.searchsorted(keys, (prefixes + 1) * size) - first
-        prefix = torch.repeat_interleave(counts)  # one for each child of each prefix
-        before = counts.cumsum(0) - counts
-        place = torch.arange(len(prefix), device=keys.device)
-        child = keys[place + (first - before)[prefix]]
-        allowed = torch.zeros(len(prefixes), size, dtype=torch.bool, device=keys.device)
-        return allowed.index_put((prefix, child % size), torch.ones_like(child, dtype=torch.bool))
+        window = torch.arange(self.most[level], device=keys.device)
+        children = keys[(first[:, None] + window).clamp(max=len(keys) - 1)]  # [P, most]
+        codes = (children - prefixes[:, None] * size).clamp(max=size)
+        allowed = torch.zeros(len(prefixes), size + 1, dtype=torch.bool, device=keys.device)
+        return allowed.scatter(1, codes, True)[:, :size]
+
+    def _keys(self, level: int) -> Tensor:
+        keys: Tensor = getattr(self, f"keys_{level}")
+        return keys

@@ -34,7 +34,6 @@ from recsys.models.generative_config import GenerativeConfig, GenerativeInputs
 from recsys.models.generative_loss import (
     DenseRanking,
     Positions,
-    before_last,
     code_loss,
     cut_alike,
     shortest_first,
@@ -217,8 +216,9 @@ class GenerativeModel(CatalogueModel):
                 cut to the latest).
         """
         config = self.config
-        events = shortest_first(self._history(batch, config.max_length + 1))
-        asked, history = Positions.of(events, config), before_last(events)
+        # A sequence's last event is read by no position, but to take it out a GPU would wait.
+        history = shortest_first(self._history(batch, config.max_length + 1))
+        asked = Positions.of(history, config)
         ranked, rows, inputs = self._tower_inputs(asked.labels, history.values)
         parts = [
             (self._training_context(*part, rows, inputs), part[1])
@@ -252,10 +252,19 @@ class GenerativeModel(CatalogueModel):
             return None, rows, self.item_inputs(rows)
         if draws is None or draws >= num_item_rows - 1:
             rows = torch.arange(num_item_rows, device=labels.device)
-            return Ranked(rows[1:], None), rows, self.item_inputs(rows)
+            return Ranked(rows[1:], None), rows, self._every_item(rows)
         ranked = sampled_items(labels, draws, self.item_tower.item_counts)
         rows = torch.unique(torch.cat([ranked.rows, read]))
         return ranked, rows, self.item_inputs(rows)
+
+    def _every_item(self, rows: Tensor) -> Tensor:
+        """Encode all items with an id, [R] -> [R, D]; a GPU need not count their categories."""
+        if len(rows) < self.num_item_rows:
+            return self.item_inputs(rows)
+        categories = Jagged(self._category_rows, self._category_offsets)
+        items = JaggedBatch({"item": Jagged.one_each(rows), "item.categories": categories})
+        inputs: Tensor = self.item_tower(items, self._content)
+        return inputs
 
     def _training_context(
         self, history: Jagged, asked: Positions, rows: Tensor, inputs: Tensor
@@ -264,7 +273,8 @@ class GenerativeModel(CatalogueModel):
         from_tower = None
         if self.config.items == "codes and tower":
             from_tower = functional.embedding(torch.searchsorted(rows, history.values), inputs)
-        layout = Layout.of(history.offsets, history.segments(), self.config.max_length, None)
+        length = self.config.max_length + 1
+        layout = Layout.of(history.offsets, history.segments(), length, None)
         places, found = self._places(history, layout, from_tower)
         if self.config.bidirectional:
             places = places[asked.sequences]
@@ -310,10 +320,9 @@ class GenerativeModel(CatalogueModel):
 
     def _code_loss(self, hidden: Tensor, codes: Tensor, weights: Tensor) -> Tensor:
         """Sum the levels' losses, the mean over positions whose label has an ID."""
-        with_id = (codes[:, 0] >= 0).nonzero()[:, 0]
-        hidden, codes, weights = hidden[with_id], codes[with_id], weights[with_id]
-        share = weights / weights.sum().clamp(min=1e-12)
-        loss, prefixes = torch.zeros((), device=hidden.device), torch.zeros_like(with_id)
+        weights = weights * (codes[:, 0] >= 0)
+        share, codes = weights / weights.sum().clamp(min=1e-12), codes.clamp(min=0)
+        loss, prefixes = torch.zeros((), device=hidden.device), torch.zeros_like(codes[:, 0])
         for level in range(codes.shape[1]):
             rivals = None
             if self.config.rivals == "catalogue":

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged
+from recsys.layers.attention import Layout
 from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
 from recsys.models.generative_config import GenerativeConfig
 from recsys.models.item_tower import NORM_FLOOR
@@ -30,7 +31,7 @@ class Positions(NamedTuple):
     places: Tensor
     """[P], events before it, which it reads."""
     labels: Tensor
-    """[P], item rows, never 0."""
+    """[P], item rows; 0 is no item, of weight 0."""
     weights: Tensor
     """[P], how much each counts."""
 
@@ -40,23 +41,26 @@ class Positions(NamedTuple):
         segments = events.segments()
         places = torch.arange(len(segments), device=segments.device) - events.offsets[segments]
         weights = torch.where(places == 0, config.first_weight, 1.0) * (events.values > 0)
-        if config.num_prefixes is not None and config.bidirectional:
-            share = config.num_prefixes / events.lengths()[segments]
-            weights = weights * (torch.rand(len(segments), device=segments.device) < share)
-        kept = weights.nonzero()[:, 0]
-        return cls(segments[kept], places[kept], events.values[kept], weights[kept])
+        asked = cls(segments, places, events.values, weights)
+        if config.num_prefixes is None or not config.bidirectional:
+            return asked
+        share = config.num_prefixes / events.lengths()[segments]
+        drawn = torch.rand(len(segments), device=segments.device) < share
+        return cls(*(values[drawn] for values in asked))
 
 
 def shortest_first(events: Jagged) -> Jagged:
-    """Put sequences in the order of their lengths, so that neighbours pad each other little."""
+    """Put sequences in the order of their lengths, so that neighbours pad each other little.
+
+    On a CPU, where padding is computed like anything else; a GPU would wait to learn the lengths.
+    """
+    if events.values.device.type != "cpu":
+        return events
     return events.take(events.lengths().argsort(stable=True))
 
 
 def cut_alike(history: Jagged, asked: Positions) -> Iterator[tuple[Jagged, Positions]]:
-    """Cut sequences into parts of like lengths, positions in their order.
-
-    On a CPU, where padding is computed like anything else; a GPU would wait to learn the lengths.
-    """
+    """Cut sequences into parts of like lengths, positions in their order; one part on a GPU."""
     num_parts = NUM_PARTS if history.values.device.type == "cpu" else 1
     size = max(1, -(-history.batch_size // num_parts))
     if history.batch_size <= size:
@@ -69,15 +73,6 @@ def cut_alike(history: Jagged, asked: Positions) -> Iterator[tuple[Jagged, Posit
         low, high = torch.searchsorted(asked.sequences, torch.tensor([begin, end])).tolist()
         one = Positions(*(values[low:high] for values in asked))
         yield part, one._replace(sequences=one.sequences - begin)
-
-
-def before_last(events: Jagged) -> Jagged:
-    """Drop the last event of each sequence, which nothing is asked behind."""
-    lengths = (events.lengths() - 1).clamp(min=0)
-    segments = events.segments()
-    place = torch.arange(len(segments), device=segments.device) - events.offsets[segments]
-    kept = place < lengths[segments]
-    return Jagged(events.values[kept], functional.pad(lengths.cumsum(0), (1, 0)))
 
 
 def code_loss(
@@ -95,6 +90,8 @@ def code_loss(
     logits = logits.float()
     if rivals is None:
         rivals = torch.ones_like(logits, dtype=torch.bool)
+    # What weighs nothing may have no rival at all, and must not be NaN.
+    rivals = rivals.scatter(1, codes[:, None], True)
     normalizer = torch.logsumexp(logits.masked_fill(~rivals, -torch.inf), dim=1)  # [P]
     own = logits.gather(1, codes[:, None])[:, 0]
     even = (logits * rivals).sum(1) / rivals.sum(1)
@@ -116,15 +113,27 @@ class DenseRanking:
         """Take the items ranked, [C, D], and what each position asks for and has seen."""
         self.config, self.ranked, self.asked = config, ranked, asked
         self.items = functional.normalize(items.float(), dim=1, eps=NORM_FLOOR)
-        self.columns = torch.searchsorted(ranked.rows, asked.labels)  # [P]
+        labels = asked.labels.clamp(min=ranked.rows[0])
+        self.columns = torch.searchsorted(ranked.rows, labels)  # [P]
         self.excluded = None
         if config.leave_out_history:
-            seen = _seen(history, asked)
-            column = torch.searchsorted(ranked.rows, seen.values).clamp(max=len(ranked.rows) - 1)
-            absent = ranked.rows[column] != seen.values
-            # What is not ranked needs no leaving out; the label never is.
-            column = torch.where(absent, self.columns[seen.segments()], column)
-            self.excluded = Jagged(column, seen.offsets)
+            self.excluded = self._seen(history)
+
+    def _seen(self, history: Jagged) -> Jagged:
+        """List the columns of the events that each position has read, P rows of one length.
+
+        What is not ranked needs no leaving out, so the label's column stands there, which never is.
+        """
+        length = self.config.max_length
+        layout = Layout.of(history.offsets, history.segments(), length + 1, None)
+        rows = layout.padded(history.values)[self.asked.sequences, :length]  # [P, T]
+        column = torch.searchsorted(self.ranked.rows, rows).clamp(max=len(self.ranked.rows) - 1)
+        place = torch.arange(rows.shape[1], device=rows.device)
+        absent = (self.ranked.rows[column] != rows) | (place >= self.asked.places[:, None])
+        column = torch.where(absent, self.columns[:, None], column)
+        size = rows.shape[1]
+        offsets = torch.arange(0, column.numel() + 1, size, device=rows.device)
+        return Jagged(column.flatten(), offsets)
 
     def loss(self, queries: Tensor) -> Tensor:
         """Softmax loss of unit vectors, [P, D]."""
@@ -154,12 +163,3 @@ class DenseRanking:
         chances = torch.nan_to_num(torch.softmax(scores, dim=1)) + 1e-30
         labels[at] = self.ranked.rows[torch.multinomial(chances, 1)[:, 0]]
         return labels
-
-
-def _seen(history: Jagged, asked: Positions) -> Jagged:
-    """List for each position the events that it has read, P ragged rows."""
-    offsets = functional.pad(asked.places.cumsum(0), (1, 0))
-    position = torch.repeat_interleave(asked.places)  # [X]
-    source = history.offsets[asked.sequences][position] - offsets[position]
-    source = source + torch.arange(len(position), device=source.device)
-    return Jagged(history.values[source], offsets)
