@@ -5,6 +5,7 @@ Axes: M rows, W width of all fields together.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -35,5 +36,5 @@ class CrossNetwork(nn.Module):
         """Cross the fields of each row, [M, W] -> [M, W]."""
         state = fields
         for layer in self.layers:
-            state = fields * layer(state) + state
+            state = torch.addcmul(state, fields, layer(state))
         return state

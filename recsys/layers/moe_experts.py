@@ -138,14 +138,21 @@ def dispatch(rows: Tensor, slots: Slots) -> Tensor:
     )
 
 
-def collect(outputs: Tensor, slots: Slots) -> Tensor:
-    """Take each visit's output back, [S, O] -> [B * K, O]."""
+def collect(outputs: Tensor, slots: Slots, weights: Tensor) -> Tensor:
+    """Add up each row's visits by weight, [S, O] and [B, K] -> [B, O]."""
+    if not torch.is_grad_enabled() and outputs.device.type == "cpu":
+        return functional.embedding_bag(
+            slots.slot_of.view(weights.shape), outputs, mode="sum", per_sample_weights=weights
+        )
     if not torch.is_grad_enabled():
-        return outputs.index_select(0, slots.slot_of)
-    return cast(
-        "Tensor",
-        _Collect.apply(outputs, slots.slot_of),  # type: ignore[no-untyped-call]
-    )
+        visits = outputs.index_select(0, slots.slot_of)
+    else:
+        visits = cast(
+            "Tensor",
+            _Collect.apply(outputs, slots.slot_of),  # type: ignore[no-untyped-call]
+        )
+    visits = visits.view(*weights.shape, outputs.shape[1])  # [B, K, O]
+    return (visits * weights[:, :, None]).sum(1)
 
 
 class Experts(nn.Module):
@@ -219,8 +226,7 @@ class Experts(nn.Module):
                 slots = blocked_slots(experts, self.num_experts, block_rows)
                 blocks = dispatch(rows, slots).view(-1, block_rows, rows.shape[1])  # [N, R, D]
                 outputs = _batched(blocks, up, down, slots.ends)
-            visits = collect(outputs, slots).view(*experts.shape, down.shape[1])  # [B, K, O]
-            return (visits * weights[:, :, None].to(visits.dtype)).sum(1)
+            return collect(outputs, slots, weights.to(outputs.dtype))
 
     def _chosen(self, rows: Tensor, experts: Tensor) -> Compute:
         if self.compute != "auto":

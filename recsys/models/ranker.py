@@ -254,10 +254,12 @@ class Ranker(CatalogueModel):
         """Run whole tiles to the end: even a sigmoid has other bits in a shorter tensor."""
         size, count = self.config.tile_rows, len(rows)
         missing = -count % size if count else size
-        places = functional.pad(self._known(rows), (0, missing))
+        places = self._known(rows)
+        if missing:
+            places = functional.pad(places, (0, missing))
+            dense = None if dense is None else functional.pad(dense, (0, 0, 0, missing))
         items = self.all_item_inputs().index_select(0, places)[None]
-        if dense is not None:
-            dense = functional.pad(dense, (0, 0, 0, missing))[None]
+        dense = None if dense is None else dense[None]
         tiles = []
         for begin in range(0, len(places), size):
             part = None if dense is None else dense[:, begin : begin + size]

@@ -132,5 +132,6 @@ class Trunk(nn.Module):
             mixed, routing = self.body(normed, fields)
         else:
             mixed = self.body(normed)
-        each = mixed if mixed.ndim == 3 else [mixed] * self.num_tasks
-        return [crossed + self.dropout(own) for own in each], routing
+        if mixed.ndim == 2:
+            return [crossed + self.dropout(mixed)] * self.num_tasks, routing
+        return [crossed + self.dropout(own) for own in mixed], routing
