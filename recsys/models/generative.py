@@ -224,20 +224,14 @@ class GenerativeModel(CatalogueModel):
             (self._training_context(*part, rows, inputs), part[1])
             for part in cut_alike(history, asked)
         ]
-        labels, dense = asked.labels, None
-        if ranked is not None:
-            items = functional.embedding(torch.searchsorted(rows, ranked.rows), inputs)
-            dense = DenseRanking(config, ranked, items, history, asked)
-            if config.drawn_labels:
-                with torch.no_grad():
-                    first = self._forced(parts, self.codes[labels], 1)[:, 0]
-                    labels = dense.drawn(self._queries(first))
-        codes = self.codes[labels]  # [P, L]
-        hidden = self._forced(parts, codes.clamp(min=0), codes.shape[1])  # [P, L, D]
+        codes = self.codes[asked.labels]  # [P, L]
+        hidden = self._forced(parts, codes.clamp(min=0))  # [P, L, D]
         loss = self._code_loss(hidden, codes, asked.weights)
-        if dense is not None:
-            loss = loss + config.dense_weight * dense.loss(self._queries(hidden[:, 0]))
-        return loss
+        if ranked is None:
+            return loss
+        items = functional.embedding(torch.searchsorted(rows, ranked.rows), inputs)
+        dense = DenseRanking(config, ranked, items, history, asked)
+        return loss + config.dense_weight * dense.loss(self._queries(hidden[:, 0]))
 
     def _tower_inputs(self, labels: Tensor, read: Tensor) -> tuple[Ranked | None, Tensor, Tensor]:
         """Encode items by the tower, each once.
@@ -286,32 +280,28 @@ class GenerativeModel(CatalogueModel):
         keys, values = self.reader(places, found, asked.places, self.blocks())
         return GenerativeContext(keys, values, bias)
 
-    def _forced(
-        self, parts: list[tuple[GenerativeContext, Positions]], codes: Tensor, num_tokens: int
-    ) -> Tensor:
-        """Decode behind given codes, [P, L], the first tokens of each position: [P, S, D]."""
+    def _forced(self, parts: list[tuple[GenerativeContext, Positions]], codes: Tensor) -> Tensor:
+        """Decode behind given codes, [P, L], the tokens of each position: [P, L, D]."""
         sizes = [len(asked.places) for _, asked in parts]
         hidden = [
-            self._forced_part(*part, some, num_tokens)
+            self._forced_part(*part, some)
             for part, some in zip(parts, torch.split(codes, sizes), strict=True)
         ]
         return cast("Tensor", self.decoder_norm(torch.cat(hidden)))
 
-    def _forced_part(
-        self, context: GenerativeContext, asked: Positions, codes: Tensor, num_tokens: int
-    ) -> Tensor:
+    def _forced_part(self, context: GenerativeContext, asked: Positions, codes: Tensor) -> Tensor:
         if self.config.bidirectional:
             grid = codes[:, None]  # every position is a row of the context
         else:
             shape = (context.keys.shape[1], context.keys.shape[3], codes.shape[1])
             grid = codes.new_zeros(shape).index_put((asked.sequences, asked.places), codes)
         tokens, prefixes = [], torch.zeros_like(grid[..., 0])
-        for level in range(num_tokens):
+        for level in range(codes.shape[1]):
             taken = grid[..., max(0, level - 1)]
             if level > 0:
                 prefixes = self.tokens.step(prefixes, taken, level - 1)
             tokens.append(self.tokens.token(level, taken, prefixes))
-        hidden = torch.stack(tokens, dim=2)  # [B, W, S, D]
+        hidden = torch.stack(tokens, dim=2)  # [B, W, L, D]
         for index, block in enumerate(self.blocks()):
             hidden, _ = block.decode(hidden, context.block(index), None)
         if self.config.bidirectional:

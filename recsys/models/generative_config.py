@@ -15,9 +15,9 @@ from recsys.models.item_tower import TwoTowerInputs
 
 @dataclass(frozen=True, kw_only=True)
 class GenerativeConfig:
-    """Settings of GenerativeModel."""
+    """Settings of GenerativeModel; the defaults were chosen on validation of Amazon Beauty."""
 
-    architecture: Literal["encoder_decoder", "decoder_only"] = "encoder_decoder"
+    architecture: Literal["encoder_decoder", "decoder_only"] = "decoder_only"
     """An encoder of its own, to whose places the decoder attends across; or the decoder's blocks
     read the history too, and codes follow it as in a language model."""
     encoder_reads: Literal["past", "both sides"] = "past"
@@ -27,7 +27,7 @@ class GenerativeConfig:
     max_length: int = 50
     """Events of a history that are read."""
     num_encoder_layers: int = 1
-    num_layers: int = 1
+    num_layers: int = 2
     """Blocks of the decoder."""
     num_heads: int = 2
     hidden_dim: int = 256
@@ -64,8 +64,6 @@ class GenerativeConfig:
     temperature: float = 0.07
     """Divides the dense head's cosine before the softmax."""
     dense_label_smoothing: float = 0.2
-    drawn_labels: float = 0.0
-    """Share of positions whose codes are trained on an item drawn from what the dense head says."""
     num_uniform_negatives: int | None = None
     """Uniform draws per step that the dense head ranks beside the batch's labels; None is all."""
     leave_out_history: bool = True
@@ -92,11 +90,6 @@ class GenerativeConfig:
         if self.temperature <= 0 or (self.code_temperature or 1.0) <= 0:
             raise ValueError(
                 f"temperatures must be > 0, got {self.temperature} and {self.code_temperature}"
-            )
-        if self.drawn_labels and not self.dense_weight:
-            raise ValueError(
-                f"drawn_labels {self.drawn_labels} are drawn by the dense head; give it a "
-                "dense_weight > 0"
             )
         if self.memory_orders and min(self.memory_orders) < 1:
             raise ValueError(f"memory_orders must be >= 1, got {self.memory_orders}")

@@ -146,20 +146,3 @@ class DenseRanking:
             excluded=self.excluded,
             max_scores=self.config.max_scores,
         )
-
-    @torch.no_grad()
-    def drawn(self, queries: Tensor) -> Tensor:
-        """Replace some labels by items drawn from what is said of them, [P, D] -> [P]."""
-        labels = self.asked.labels.clone()
-        wanted = torch.rand(len(labels), device=labels.device) < self.config.drawn_labels
-        at = wanted.nonzero()[:, 0]
-        scores = (queries[at] @ self.items.T).float() / self.config.temperature
-        if self.ranked.log_inclusion is not None:
-            scores -= self.ranked.log_inclusion
-        if self.excluded is not None:
-            seen = self.excluded.take(at)
-            scores[seen.segments(), seen.values] = -torch.inf
-        # What was seen is never drawn, also where nothing else is ranked.
-        chances = torch.nan_to_num(torch.softmax(scores, dim=1)) + 1e-30
-        labels[at] = self.ranked.rows[torch.multinomial(chances, 1)[:, 0]]
-        return labels

@@ -27,6 +27,8 @@ from recsys.testing.contracts import assert_retriever_contract, assert_same_seed
 NUM_ITEM_ROWS = 41
 SIZES = (4, 4, 4)
 SMALL = GenerativeConfig(
+    architecture="encoder_decoder",
+    num_layers=1,
     embedding_dim=16,
     hidden_dim=32,
     max_length=8,
@@ -46,7 +48,7 @@ VARIANTS = {
     "decoder with memory": replace(
         SMALL, architecture="decoder_only", memory_orders=(1,), memory_rows=64, rivals="level"
     ),
-    "sampled": replace(SMALL, num_uniform_negatives=10, drawn_labels=0.3),
+    "sampled": replace(SMALL, num_uniform_negatives=10),
 }
 CODES_ALONE = replace(SMALL, items="codes", dense_weight=0.0, prefix_rows=50)
 
@@ -205,7 +207,7 @@ def test_same_seed_same_result(name: str, tastes: Sequences) -> None:
 def test_loss_falls_on_twenty_steps(name: str, tastes: Sequences) -> None:
     torch.manual_seed(1)
     config = {**VARIANTS, "codes alone": CODES_ALONE}[name]
-    config = replace(config, dropout=0.0, id_dropout=0.0, drawn_labels=0.0)
+    config = replace(config, dropout=0.0, id_dropout=0.0)
     _, losses = trained(tastes, built(config), seed=1, steps=20)
     assert losses[-1] < 0.9 * losses[0]
 
@@ -246,7 +248,7 @@ def test_a_beam_that_covers_all_prefixes_ranks_as_scoring_every_item(
 def test_training_scores_each_prefix_as_generating_behind_it_does(name: str) -> None:
     """The loss of a sequence is minus the log-probability of each event behind those before it."""
     config = {**VARIANTS, "codes alone": CODES_ALONE}[name]
-    config = replace(config, dropout=0.0, id_dropout=0.0, drawn_labels=0.0, first_weight=0.5)
+    config = replace(config, dropout=0.0, id_dropout=0.0, first_weight=0.5)
     model = drawn(replace(config, dense_weight=0.0))
     lists = [[3, 8, 3, 21, 40], [7], [], [2, 9]]
     total = weights = 0.0
@@ -359,7 +361,6 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         ({"num_layers": 0}, "num_layers must be >= 1, got 0"),
         ({"code_temperature": -1.0}, "temperatures must be > 0"),
-        ({"drawn_labels": 0.5, "dense_weight": 0.0}, "drawn by the dense head"),
         ({"memory_orders": (0,)}, r"memory_orders must be >= 1, got \(0,\)"),
     ):
         with pytest.raises(ValueError, match=message):
