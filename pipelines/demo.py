@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.analysis import Analysis, SplitAnalysis
+from pipelines.blends import BLEND, BLEND_FAST
 from pipelines.console import log, out
 from pipelines.model_inputs import released_order
 from pipelines.release import bundles_dir, read_json
@@ -38,8 +39,8 @@ MODEL_NAMES = {
     "two_tower": "two-tower",
     "sequence": "sequence",
     "generative": "generative",
-    "blend_fast": "blend, fast",
-    "blend": "blend",
+    "blend_fast": "blend, fast (served)",
+    "blend": "blend, full",
 }
 SHOWN_USERS = 3
 SHOWN_ITEMS = 8
@@ -66,6 +67,8 @@ def metric_table(metrics: Metrics, analysis: Mapping[str, SplitAnalysis], primar
         table.add_column(name, justify="right", no_wrap=True)
     for split, readable_split in SPLIT_NAMES.items():
         models = {name: text for name, text in MODEL_NAMES.items() if name in metrics[split]}
+        if BLEND_FAST not in models:
+            models[BLEND] = "blend (served)"
         best = {name: max(metrics[split][model][name] for model in models) for name in shown}
         for place, (model, readable) in enumerate(models.items()):
             values = metrics[split][model]

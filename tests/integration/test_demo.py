@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 
 from pipelines.analysis import Analysis
 from pipelines.demo import (
+    MODEL_NAMES,
     chosen_users,
     histories_and_lists,
     metric_table,
@@ -42,7 +43,7 @@ def test_demo_shows_metrics_histories_and_what_to_do_next(shop: Path) -> None:
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 100
     for split in ("validation", "test"):
-        for model in ("popularity", "item_to_item", "two_tower", "sequence", "blend"):
+        for model in MODEL_NAMES:
             mean, low, high, _ = analysis[split].models[model].intervals["ndcg@10"]
             assert metrics[split][model]["ndcg@10"] == pytest.approx(mean)
             assert f"{mean:.3f} ({low:.3f}-{high:.3f})" in text
@@ -58,6 +59,7 @@ def test_demo_shows_metrics_histories_and_what_to_do_next(shop: Path) -> None:
 def test_metrics_are_shown_without_intervals_where_none_were_made(shop: Path) -> None:
     metrics = json.loads((shop / "evaluate/metrics.json").read_text())["given"]
     text = "\n".join(printed(metric_table(metrics, {}, "ndcg@10")))
+    assert "blend, fast (served)" in text
     assert f"{metrics['test']['blend']['ndcg@10']:.3f} " in text
     assert "-0." not in text
 
@@ -84,6 +86,7 @@ def test_movielens_from_raw_files_to_a_bundle(
         pytest.skip("set RECSYS_DATA_MIRROR to a folder with the real data sets")
     monkeypatch.setenv("RECSYS_DATA_MIRROR", MIRROR)
     settings = ["training.max_steps=100", "content.encoder=hash"]
+    settings += ["sequence_training.max_steps=100", "generative_training.max_steps=50"]
     options = [part for one in settings for part in ("--set", one)]
     result = recsys("run", "--preset", "movielens_100k", "-w", tmp_path / "run", "-q", *options)
     assert result.exit_code == 0, result.output
