@@ -19,26 +19,34 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from results_file import Row, write_results
 
+from serving.bundle import load_bundle
 from serving.manifest import publish
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 DEMO_SIZE = SyntheticSize(
-    num_items=1682, num_users=943, events_per_user=106, embedding_dim=128, content_dim=384
+    num_items=1682,
+    num_users=943,
+    events_per_user=106,
+    embedding_dim=128,
+    content_dim=384,
+    history_models=True,
 )
+LARGE_CATALOGUE = 100_000
 SERVE = "from serving.app import serve; from serving.settings import Settings;"
 SERVE += "serve(Settings.from_environment())"
 
 
 @contextmanager
-def serving(bundles_dir: Path) -> Iterator[int]:
+def serving(bundles_dir: Path, profile: str) -> Iterator[int]:
     """Run a server in a process of its own; give its port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -46,6 +54,7 @@ def serving(bundles_dir: Path) -> Iterator[int]:
         **os.environ,
         "RECSYS_BUNDLES": str(bundles_dir),
         "RECSYS_PORT": str(port),
+        "RECSYS_PROFILE": profile,
         "OMP_NUM_THREADS": "1",
     }
     process = subprocess.Popen(
@@ -135,69 +144,110 @@ def percentiles(name: str, latencies: np.ndarray) -> list[Row]:
     ]
 
 
-def in_process(recommender: Recommender, user_ids: list[str], k: int, count: int) -> float:
-    """Answers a second without HTTP."""
+def in_process(recommender: Recommender, k: int, count: int) -> np.ndarray:
+    """Return latencies in ms without HTTP, one request after the other."""
+    user_ids = list(recommender.bundle.users.user_ids)[1:]
     requests = [Request(user_id=user_ids[n % len(user_ids)], k=k) for n in range(count)]
-    begin = time.perf_counter()
+    latencies = []
     for request in requests:
+        begin = time.perf_counter()
         recommender.answer(request)
-    return count / (time.perf_counter() - begin)
+        latencies.append(1_000 * (time.perf_counter() - begin))
+    return np.array(latencies[count // 10 :])
 
 
 def parsed_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--bundles", type=Path, help="folder with current; else a made-up bundle")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each loop")
+    parser.add_argument("--bundles", type=Path, help="folder with current; else made-up bundles")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each loop")
     parser.add_argument("-k", type=int, default=20, help="list length")
     return parser.parse_args()
 
 
-def measure(bundles_dir: Path, options: argparse.Namespace) -> list[Row]:
-    begin = time.perf_counter()
-    recommender = Recommender.load(bundles_dir / "current")
-    rows = [Row(name="load and verify the bundle", value=time.perf_counter() - begin, unit="s")]
-    user_ids = list(recommender.bundle.users.user_ids)[1:]
-    in_process(recommender, user_ids, options.k, 200)
-    rate = in_process(recommender, user_ids, options.k, 2_000)
-    rows.append(Row(name="Recommender.answer, in process", value=rate, unit="/s"))
+def measure_profiles(bundles_dir: Path, k: int, count: int, what: str) -> list[Row]:
+    """Time both profiles in process, the second only where it differs."""
+    rows = []
+    bundle = load_bundle(bundles_dir / "current")
+    for profile in ("fast", "full"):
+        recommender = Recommender(bundle, profile=profile)
+        if recommender.profile == profile:
+            name = f"in process, {what}, profile {profile}"
+            rows += percentiles(name, in_process(recommender, k, count))
+    return rows
 
-    asked = bodies(user_ids, 5_000, options.k)
-    with serving(bundles_dir) as port:
+
+def measure_server(bundles_dir: Path, profile: str, options: argparse.Namespace) -> list[Row]:
+    """Time a server of a profile."""
+    user_ids = list(load_bundle(bundles_dir / "current").users.user_ids)[1:]
+    asked, rows, peak = bodies(user_ids, 5_000, options.k), [], 0.0
+    with serving(bundles_dir, profile) as port:
         asyncio.run(closed_loop(port, asked, 4, 2.0))
-        peak = 0.0
         for connections in (1, 16):
             rate, latencies = asyncio.run(closed_loop(port, asked, connections, options.seconds))
-            name = f"closed loop, {connections} connections"
+            name = f"HTTP, profile {profile}, closed loop, {connections} connections"
             rows.append(Row(name=name, value=rate, unit="requests/s"))
             rows += percentiles(name, latencies)
             peak = max(peak, rate)
         for share in (0.5, 0.8):
             latencies = asyncio.run(open_loop(port, asked, share * peak, options.seconds))
-            rows += percentiles(f"open loop, {share * peak:.0f} requests/s", latencies)
+            name = f"HTTP, profile {profile}, open loop, {share * peak:.0f} requests/s"
+            rows += percentiles(name, latencies)
     return rows
+
+
+def measure(bundles_dir: Path, options: argparse.Namespace, what: str) -> list[Row]:
+    begin = time.perf_counter()
+    load_bundle(bundles_dir / "current")
+    rows = [
+        Row(name=f"load and verify, {what}", value=time.perf_counter() - begin, unit="s"),
+        *measure_profiles(bundles_dir, options.k, 1_000, what),
+        *measure_server(bundles_dir, "fast", options),
+    ]
+    if load_bundle(bundles_dir / "current").generative is not None:
+        rows += measure_server(bundles_dir, "full", options)
+    return rows
+
+
+def made_up(folder: Path, name: str, size: SyntheticSize) -> Path:
+    """Publish a made-up bundle in a folder of its own."""
+    write_synthetic_bundle(folder / name, "v1", size)
+    publish(folder / name, "v1")
+    return folder / name
+
+
+def measure_made_up(folder: Path, options: argparse.Namespace) -> list[Row]:
+    """Time bundles with and without what reads histories, and one of a large catalogue."""
+    plain = made_up(folder, "plain", replace(DEMO_SIZE, history_models=False))
+    rows = measure_profiles(plain, options.k, 1_000, "three sources by reciprocal rank")
+    rows += measure(made_up(folder, "demo", DEMO_SIZE), options, "learned blend")
+    large = made_up(folder, "large", replace(DEMO_SIZE, num_items=LARGE_CATALOGUE))
+    return rows + measure_profiles(
+        large, options.k, 200, f"learned blend, {LARGE_CATALOGUE:,} items"
+    )
 
 
 def main() -> None:
     options = parsed_arguments()
     torch.set_num_threads(1)
     if options.bundles:
-        rows = measure(options.bundles, options)
+        rows = measure(options.bundles, options, "as released")
         what = f"Bundle: {(options.bundles / 'current').resolve().name}."
     else:
         with tempfile.TemporaryDirectory() as folder:
-            write_synthetic_bundle(Path(folder), "demo-size", DEMO_SIZE)
-            publish(Path(folder), "demo-size")
-            rows = measure(Path(folder), options)
+            rows = measure_made_up(Path(folder), options)
         what = (
-            f"A made-up bundle of the demo's size: {DEMO_SIZE.num_items} items, "
-            f"{DEMO_SIZE.num_users} users, {DEMO_SIZE.events_per_user} events each, two-tower of "
-            f"width {DEMO_SIZE.embedding_dim}."
+            f"Made-up bundles of the demo's size: {DEMO_SIZE.num_items} items, "
+            f"{DEMO_SIZE.num_users} users, {DEMO_SIZE.events_per_user} events each, content of "
+            f"width {DEMO_SIZE.content_dim}, models as they were initialised, of width "
+            f"{DEMO_SIZE.embedding_dim}, one block each; the sources of `fast` are popular, "
+            "item-to-item, two-tower, content and sequence, `full` adds a beam of 50."
         )
     notes = (
-        f"{what} k = {options.k}, one server process, client on the same cores, "
-        f"{options.seconds:g} s a loop. Open-loop rates are 50% and 80% of the closed loop's best."
+        f"{what} k = {options.k}, one thread. HTTP: one server process, client on the same cores, "
+        f"{options.seconds:g} s a loop. Open-loop rates are 50% and 80% of the closed loop's best. "
+        f"Load average of the last minutes: {os.getloadavg()[1]:.1f}, this run's own included."
     )
     write_results("serving", rows, notes=notes)
 
