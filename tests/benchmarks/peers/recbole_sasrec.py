@@ -32,13 +32,9 @@ def write_atomic_file(histories: Histories, folder: Path) -> None:
     (folder / f"{folder.name}.inter").write_text("\n".join(lines) + "\n")
 
 
-def main() -> None:
-    histories = Histories.load(Path(sys.argv[1]))
-    dim, blocks, heads, length = map(int, sys.argv[2:6])
-    work = Path(tempfile.mkdtemp())
-    write_atomic_file(histories, work / "histories")
-    sys.argv = sys.argv[:1]  # RecBole reads the command line
-    config = Config(
+def settings(work: Path, dim: int, blocks: int, heads: int, length: int) -> Config:
+    """Describe the model, the data and how they are split."""
+    return Config(
         model="SASRec",
         dataset="histories",
         config_dict={
@@ -64,6 +60,15 @@ def main() -> None:
             "reproducibility": False,
         },
     )
+
+
+def main() -> None:
+    histories = Histories.load(Path(sys.argv[1]))
+    dim, blocks, heads, length = map(int, sys.argv[2:6])
+    work = Path(tempfile.mkdtemp())
+    write_atomic_file(histories, work / "histories")
+    sys.argv = sys.argv[:1]  # RecBole reads the command line
+    config = settings(work, dim, blocks, heads, length)
     init_seed(0, False)
     dataset = create_dataset(config)
     train_data, _, _ = data_preparation(config, dataset)
