@@ -86,6 +86,7 @@ def run_cold(
         device=device_named(settings.device),
         checkpoints=folder / "checkpoints",
         shows_progress=settings.shows_progress,
+        keeps_ids=True,
     )
     asked = Asked(world, experiment, settings)
     sources = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from recsys.models.popularity import Popularity
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.reproduction.generation import GeneratedSource, codes_of, generative_inputs
-from recsys.reproduction.prepared import Prepared
+from recsys.reproduction.prepared import Codes, Prepared
 from recsys.reproduction.ranking import (
     Question,
     ScoredSource,
@@ -35,10 +35,15 @@ from recsys.reproduction.ranking import (
     rank_all,
 )
 from recsys.reproduction.recipe import Recipe
+from recsys.semantic_ids.behaviour import behaviour_ids
+from recsys.semantic_ids.kmeans import KMeansConfig
+from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
 from recsys.training.loop import TrainResult, train
 from recsys.training.optim import adamw
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import Progress, StderrProgress
+
+VECTORS = "sequence_vectors.npy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,9 @@ class Experiment:
     shows_progress: bool = False
     training: Sequences | None = None
     """The same events with other ends of train, such as those of some users alone."""
+    keeps_ids: bool = False
+    """Whether semantic IDs stay as prepared, whatever the recipe says, since others follow on
+    them."""
 
     @property
     def trained_on(self) -> Sequences:
@@ -211,13 +219,43 @@ def fit_sequence(experiment: Experiment) -> Fitted:
 
     source = ScoredSource(model.score)
     result = fit(experiment, "sequence", model, source, loss_at, training, len(windows))
+    if experiment.checkpoints is not None:
+        # After the checkpoints' folder is known to be there: fit has made it.
+        np.save(experiment.checkpoints / VECTORS, model.eval().all_item_vectors().cpu().numpy())
     return Fitted(source, result, model)
+
+
+def item_vectors(experiment: Experiment) -> Tensor:
+    """Give the item vectors of the recipe's sequence model, fitted here if it was not, [N, D]."""
+    if experiment.checkpoints is not None and (experiment.checkpoints / VECTORS).exists():
+        return torch.from_numpy(np.load(experiment.checkpoints / VECTORS)).to(experiment.device)
+    model = cast("SequenceModel", fit_sequence(experiment).model)
+    return model.eval().all_item_vectors()
+
+
+def generated_ids(experiment: Experiment) -> Codes:
+    """Give the semantic IDs that the recipe generates.
+
+    Raises:
+        ValueError: The arrays have none.
+    """
+    prepared, codes = experiment.prepared, codes_of(experiment.prepared)
+    if experiment.keeps_ids or experiment.recipe.generative_ids == "content":
+        return codes
+    # Only items that have an ID as prepared get one.
+    known = (codes.codes[:, :1] >= 0).float().to(experiment.device)
+    content = prepared.catalogue.content.to(experiment.device) * known
+    config = ResidualKMeansConfig(
+        level_sizes=codes.level_sizes, kmeans=KMeansConfig(balanced=True), seed=experiment.seed
+    )
+    ids = behaviour_ids(item_vectors(experiment), content, config).ids
+    return Codes(codes=ids.codes, level_sizes=ids.level_sizes)
 
 
 def fit_generative(experiment: Experiment) -> Fitted:
     """Train on every event's semantic ID; what the beam finds on validation picks the weights."""
     prepared, recipe, sequences = experiment.prepared, experiment.recipe, experiment.trained_on
-    training, codes = recipe.generative_training, codes_of(prepared)
+    training, codes = recipe.generative_training, generated_ids(experiment)
     windows = training_windows(sequences, "train", recipe.generative.max_length)
     torch.manual_seed(experiment.seed)
     model = GenerativeModel(

@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from recsys.models.content_similarity import ContentSimilarityConfig
 from recsys.models.generative_config import GenerativeConfig
@@ -60,6 +60,9 @@ class Recipe:
     sequence_training: TrainingConfig = field(default_factory=TrainingConfig)
     generative: GenerativeConfig = field(default_factory=GenerativeConfig)
     generative_training: TrainingConfig = field(default_factory=TrainingConfig)
+    generative_ids: Literal["content", "sequence"] = "content"
+    """What the generated semantic IDs are made from: content, as prepared, or the item vectors of
+    the recipe's sequence model, which group what is taken together. Cold items have content's."""
     beam_width: int = 100
     blend: LearnedBlendConfig = field(default_factory=LearnedBlendConfig)
     num_candidates: int = 200
@@ -70,6 +73,10 @@ class Recipe:
     """Whether lists leave out what the user already took."""
 
     def __post_init__(self) -> None:
+        if self.generative_ids not in ("content", "sequence"):
+            raise ValueError(
+                f"generative_ids is 'content' or 'sequence', got {self.generative_ids!r}"
+            )
         for name, allowed in (("rows", ROWS), ("sources", MODELS)):
             named = getattr(self, name)
             if not named or set(named) - set(allowed):

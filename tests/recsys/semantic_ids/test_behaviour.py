@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from recsys.semantic_ids.behaviour import behaviour_ids
+from recsys.semantic_ids.lifecycle import append
+from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
+
+NUM_GROUPS, OF_EACH = 4, 10
+CONFIG = ResidualKMeansConfig(level_sizes=(4, 4, 4))
+
+
+def two_views() -> tuple[Tensor, Tensor, Tensor]:
+    """Make items of four groups, their behaviour, and content of another width that tells them."""
+    generator = torch.Generator().manual_seed(0)
+    groups = torch.cat([torch.tensor([0]), torch.arange(NUM_GROUPS).repeat(OF_EACH)])
+    centres = torch.eye(NUM_GROUPS)[groups]
+    behaviour = 5 * centres + 0.1 * torch.randn(len(groups), NUM_GROUPS, generator=generator)
+    content = torch.cat([3 * centres, torch.randn(len(groups), 2, generator=generator)], dim=1)
+    behaviour[0], content[0] = 0, 0
+    return groups, behaviour, content
+
+
+def test_items_that_are_taken_alike_share_their_first_code() -> None:
+    groups, behaviour, content = two_views()
+    ids, _ = behaviour_ids(behaviour, content, CONFIG)
+    first = [ids.codes[1:, 0][groups[1:] == group].unique().tolist() for group in range(NUM_GROUPS)]
+    assert sorted(first) == [[0], [1], [2], [3]]
+    assert ids.num_item_rows == len(groups)
+    assert ids.codes[0].tolist() == [-1, -1, -1]
+
+
+def test_content_that_says_something_else_does_not_matter_to_known_items() -> None:
+    _, behaviour, content = two_views()
+    other = torch.cat([content[:1], content[1:].flip(0)])
+    ids = behaviour_ids(behaviour, content, CONFIG).ids
+    assert torch.equal(behaviour_ids(behaviour, other, CONFIG).ids.codes, ids.codes)
+
+
+def test_a_new_item_gets_the_first_code_of_items_with_content_like_its_own() -> None:
+    groups, behaviour, content = two_views()
+    made = behaviour_ids(behaviour, content, CONFIG)
+    new = torch.zeros(NUM_GROUPS, 6)
+    new[:, :NUM_GROUPS] = 3 * torch.eye(NUM_GROUPS)
+    rows = len(groups) + torch.arange(NUM_GROUPS)
+    grown = append(made.ids, made.quantizer, new, item_rows=rows)
+    assert torch.equal(grown.codes[: len(groups)], made.ids.codes)
+    for group in range(NUM_GROUPS):
+        expected = made.ids.codes[1:, 0][groups[1:] == group][0]
+        assert grown.codes[rows[group], 0] == expected
+
+
+def test_items_without_content_get_no_id_and_codes_of_nobody_are_not_given() -> None:
+    _, behaviour, content = two_views()
+    content[7] = 0
+    config = ResidualKMeansConfig(level_sizes=(8, 4, 4))
+    ids, quantizer = behaviour_ids(behaviour, content, config)
+    assert ids.codes[7].tolist() == [-1, -1, -1]
+    used = set(ids.codes[ids.item_rows, 0].tolist())
+    assert set(quantizer.encode(torch.randn(200, 6) * 10)[:, 0].tolist()) <= used
+
+
+def test_vectors_of_other_items_are_refused() -> None:
+    _, behaviour, content = two_views()
+    with pytest.raises(ValueError, match="41 behaviour vectors and 40 content vectors"):
+        behaviour_ids(behaviour, content[:40], CONFIG)
