@@ -59,7 +59,7 @@ class Plan:
 
     epochs: float
     learning_rate: float
-    batch_size: int = 256
+    batch_size: int
 
 
 def fit(
@@ -131,6 +131,7 @@ class Settings:
     threads: int
     users: int | None
     negatives: int | None
+    batch_size: int
     quick: bool
 
     def load(self) -> Data:
@@ -165,7 +166,7 @@ def shared_base(settings: Settings, left_out: int | None = None) -> dict[str, Te
     domains = [one for one in range(len(data.names)) if one != left_out]
     model = built(data, sequences, settings.config(), settings.seed, settings.device)
     judges = [Judge(data, data.sequences, one, 0, settings.device) for one in domains]
-    plan = Plan(settings.epochs, 2e-3)
+    plan = Plan(settings.epochs, 2e-3, settings.batch_size)
     fit(model, model, sequences, None, plan, mean_judge(judges), settings.seed)
     return {name: value.cpu() for name, value in model.state_dict().items()}
 
@@ -182,8 +183,8 @@ def own_model(settings: Settings, domain: int) -> dict[str, float]:
     sequences = only(data, domain)
     model = built(data, sequences, settings.config(), settings.seed, settings.device)
     picked, told = (Judge(data, sequences, domain, half, settings.device) for half in (0, 1))
-    fit(model, model, sequences, data.own(domain), Plan(settings.epochs, 2e-3), picked,
-        settings.seed)  # fmt: skip
+    plan = Plan(settings.epochs, 2e-3, settings.batch_size)
+    fit(model, model, sequences, data.own(domain), plan, picked, settings.seed)
     return {"own": told(model)}
 
 
@@ -197,7 +198,7 @@ def adapted(settings: Settings, domain: int, weights: dict[str, Tensor]) -> dict
     best = -1.0
     for rate in (1e-3,) if settings.quick else (3e-4, 1e-3):
         model = copy.deepcopy(base)
-        plan = Plan(settings.adapted_epochs, rate)
+        plan = Plan(settings.adapted_epochs, rate, settings.batch_size)
         fit(model, model, data.sequences, own, plan, picked, settings.seed)
         if (value := picked(model)) > best:
             best, found["full"] = value, told(model)
@@ -209,7 +210,7 @@ def adapted(settings: Settings, domain: int, weights: dict[str, Tensor]) -> dict
                 model = copy.deepcopy(base)
                 torch.manual_seed(settings.seed)
                 adapter = LoraAdapter(model, LoraConfig(targets=targets, rank=rank)).attach()
-                plan = Plan(settings.adapted_epochs, rate)
+                plan = Plan(settings.adapted_epochs, rate, settings.batch_size)
                 fit(adapter, model, data.sequences, own, plan, picked, settings.seed)
                 if (value := picked(model)) > best:
                     best, found[f"{name} r{rank}"] = value, told(model)
@@ -326,6 +327,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--users", type=int, help="of each real domain, drawn by the seed")
     parser.add_argument("--negatives", type=int, help="uniform draws a step; default every item")
+    parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--quick", action="store_true", help="one learning rate, one variant")
     parser.add_argument("--name", help="of the results; by default from data and device")
     parser.add_argument("--raw", type=Path, help="write every number there as JSON too")
@@ -335,7 +337,8 @@ def main() -> None:
     for seed in range(chosen.seeds):
         settings = Settings(
             chosen.data, chosen.device, seed, chosen.epochs, chosen.adapted_epochs,
-            tuple(chosen.ranks), chosen.threads, chosen.users, chosen.negatives, chosen.quick,
+            tuple(chosen.ranks), chosen.threads, chosen.users, chosen.negatives,
+            chosen.batch_size, chosen.quick,
         )  # fmt: skip
         seeds.append(run(settings, chosen.workers))
         print(json.dumps(seeds[-1]), flush=True)
