@@ -7,6 +7,7 @@ from pathlib import Path
 
 from features.schema import SplitConfig
 from pipelines.config import (
+    BlendConfig,
     ContentConfig,
     DataConfig,
     FeatureChoice,
@@ -17,6 +18,7 @@ from pipelines.config import (
 )
 from pipelines.presets.shop import shop
 from recsys.models.content_similarity import ContentSimilarityConfig
+from recsys.models.generative import GenerativeConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
@@ -43,7 +45,18 @@ def amazon_beauty() -> RunConfig:
         sequence=SequenceConfig(calendar_days=140.0),
         training=TrainingConfig(max_epochs=12.0, schedule=ScheduleConfig(learning_rate=2e-3)),
         sequence_training=SequenceTrainingConfig(enabled=True),
-        generative_training=GenerativeTrainingConfig(enabled=True),
+        # Items by their number of events.
+        blend=BlendConfig(item_bounds=(5.0, 20.0)),
+        # 98 in 100 histories are no longer, and a step costs by the longest.
+        generative=GenerativeConfig(max_length=30),
+        generative_training=GenerativeTrainingConfig(
+            enabled=True,
+            max_epochs=12.0,
+            epochs_per_evaluation=3.0,
+            warmup_share=0.1,
+            schedule=ScheduleConfig(learning_rate=2e-3, decay="linear", final_share=0.02),
+            precision="float32",
+        ),
     )
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
-from recsys.retrieval.choice_model import Choices, fit_weights
-from recsys.retrieval.source_features import list_z_scores, merge_lists
+from recsys.retrieval.choice_model import Choices
+from recsys.retrieval.source_features import merge_lists
 
 BLOCK_QUERIES = 256
 UNKNOWN_KIND = -1
@@ -37,7 +37,7 @@ class DrawnChoices(NamedTuple):
 def draw_choices(
     lists: Mapping[str, TopK],
     targets: Jagged,
-    sharpness: Tensor,
+    scales: Tensor,
     *,
     max_queries: int,
     max_candidates: int,
@@ -50,23 +50,20 @@ def draw_choices(
     Raises:
         ValueError: No target is in any list.
     """
-    found = torch.zeros(targets.batch_size, dtype=torch.bool)
-    for top in lists.values():
-        found |= _is_target(top.item_rows, targets).any(1)
-    num_found = int(found.sum())
-    if num_found == 0:
+    found = queries_found(lists, targets)
+    if (num_found := len(found)) == 0:
         raise ValueError(
             f"none of the {targets.batch_size} queries has a target in the lists of "
             f"{sorted(lists)}, so there is nothing to learn; ask for longer lists, and check that "
             "lists and targets are of the same queries"
         )
-    queries = evenly(found.nonzero().squeeze(1), max_queries)
+    queries = evenly(found, max_queries)
     parts = []
     for block in torch.split(queries, BLOCK_QUERIES):
         merged = merge_lists({name: TopK(*(p[block] for p in top)) for name, top in lists.items()})
         is_target = _is_target(merged.item_rows, targets.take(block))
         places, offsets = _kept(merged.item_rows > 0, is_target, max_candidates)
-        features = merged.features(sharpness).flatten(2)  # [q, L, P]
+        features = merged.features(scales).flatten(2)  # [q, L, P]
         features = features.gather(1, places[:, :, None].expand(-1, -1, features.shape[2]))
         chosen = is_target.gather(1, places).float()
         chosen /= chosen.sum(1, keepdim=True)
@@ -75,24 +72,12 @@ def draw_choices(
     return DrawnChoices(Choices(features, offsets, chosen), queries, rows, num_found)
 
 
-def fit_sharpness(lists: Mapping[str, TopK], targets: Jagged, max_queries: int) -> Tensor:
-    """Find how sharp the softmax of z-scores must be to give targets their share, [S] float32.
-
-    1 for a source with no target in its lists.
-    """
-    fitted = []
+def queries_found(lists: Mapping[str, TopK], targets: Jagged) -> Tensor:
+    """Number the queries with a target in any list, ascending."""
+    found = torch.zeros(targets.batch_size, dtype=torch.bool)
     for top in lists.values():
-        is_target = _is_target(top.item_rows, targets)
-        queries = evenly(is_target.any(1).nonzero().squeeze(1), max_queries)
-        rows, chosen = top.item_rows[queries], is_target[queries].float()
-        z_scores = list_z_scores(top.scores[queries], rows)
-        choices = Choices(
-            z_scores[:, :, None],
-            torch.zeros(z_scores.shape).masked_fill(rows < 1, -torch.inf),
-            chosen / chosen.sum(1, keepdim=True),
-        )
-        fitted.append(fit_weights(choices, torch.ones(1), torch.ones(1, 1)).weights)
-    return torch.cat(fitted)
+        found |= _is_target(top.item_rows, targets).any(1)
+    return found.nonzero().squeeze(1)
 
 
 def kinds_of(values: Tensor | None, bounds: Sequence[float], num_values: int) -> Tensor:

@@ -25,9 +25,9 @@ from recsys.retrieval.blend import ABSENT, Blended
 from recsys.retrieval.blend_choices import (
     UNKNOWN_KIND,
     draw_choices,
-    fit_sharpness,
     kinds_of,
     kinds_of_rows,
+    queries_found,
 )
 from recsys.retrieval.blend_file import read_blend, write_blend
 from recsys.retrieval.choice_model import (
@@ -36,7 +36,13 @@ from recsys.retrieval.choice_model import (
     fit_weights,
     negative_log_likelihood,
 )
-from recsys.retrieval.source_features import FEATURES, Candidates, check_lists, merge_lists
+from recsys.retrieval.source_features import (
+    FEATURES,
+    Candidates,
+    check_lists,
+    lead_scales,
+    merge_lists,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +105,7 @@ class LearnedBlend:
         config: LearnedBlendConfig,
         sources: Sequence[str],
         weights: Tensor,
-        sharpness: Tensor,
+        scales: Tensor,
         fit: BlendFit | None = None,
     ) -> None:
         """Take ready weights.
@@ -109,7 +115,7 @@ class LearnedBlend:
             sources: S names.
             weights: [G + 1, I + 1, S, F] float32; the last of either axis stands for users and
                 items of no known kind.
-            sharpness: Of each source's softmax, [S] float32.
+            scales: What each source's leads are multiplied by, [S] float32.
             fit: How they came about.
         """
         shape = (
@@ -118,15 +124,15 @@ class LearnedBlend:
             len(sources),
             len(FEATURES),
         )
-        if tuple(weights.shape) != shape or tuple(sharpness.shape) != (len(sources),):
+        if tuple(weights.shape) != shape or tuple(scales.shape) != (len(sources),):
             raise ValueError(
-                f"weights must be {shape} and sharpness ({len(sources)},), got "
-                f"{tuple(weights.shape)} and {tuple(sharpness.shape)}"
+                f"weights must be {shape} and scales ({len(sources)},), got "
+                f"{tuple(weights.shape)} and {tuple(scales.shape)}"
             )
-        if not (torch.isfinite(weights).all() and torch.isfinite(sharpness).all()):
-            raise ValueError("weights and sharpness must be finite; fit the blend again")
+        if not (torch.isfinite(weights).all() and torch.isfinite(scales).all()):
+            raise ValueError("weights and scales must be finite; fit the blend again")
         self.config, self.sources, self.fitted = config, tuple(sources), fit
-        self.weights, self.sharpness = weights, sharpness
+        self.weights, self.scales = weights, scales
 
     @classmethod
     def fit(
@@ -154,11 +160,14 @@ class LearnedBlend:
         config = config or LearnedBlendConfig()
         check_lists(lists)
         _check_kinds(config, history_lengths, item_values)
-        sharpness = fit_sharpness(lists, targets, config.max_queries)
+        found = queries_found(lists, targets)
+        scales = lead_scales(
+            {name: TopK(*(part[found] for part in top)) for name, top in lists.items()}
+        )
         drawn = draw_choices(
             lists,
             targets,
-            sharpness,
+            scales,
             max_queries=max(1, config.max_queries // (len(config.item_bounds) + 1)),
             max_candidates=config.max_candidates,
         )
@@ -184,7 +193,7 @@ class LearnedBlend:
             loss_by_kind=losses,
         )
         shape = (*table.shape[:2], len(lists), len(FEATURES))
-        return cls(config, tuple(lists), table.view(shape), sharpness, fit)
+        return cls(config, tuple(lists), table.view(shape), scales, fit)
 
     def blend(
         self,
@@ -222,7 +231,7 @@ class LearnedBlend:
         # Kind -1 takes the last of each axis, the weights of all.
         weights = self.weights[users[:, None], kinds_of_rows(items, merged.item_rows)]
         weights = weights[:, :, chosen].double() * self._grown(merged, chosen)
-        features = merged.features(self.sharpness[chosen])  # [B, L, S, F]
+        features = merged.features(self.scales[chosen])  # [B, L, S, F]
         return _ranked(merged, (features * weights).sum(3), k, tuple(lists))
 
     def _grown(self, merged: Candidates, chosen: Sequence[int]) -> Tensor:
@@ -241,7 +250,7 @@ class LearnedBlend:
             "config": asdict(self.config),
             "fitted": None if self.fitted is None else asdict(self.fitted),
         }
-        return write_blend(directory, {"weights": self.weights, "sharpness": self.sharpness}, about)
+        return write_blend(directory, {"weights": self.weights, "scales": self.scales}, about)
 
     @classmethod
     def load(cls, directory: Path, *, sha256: str | None = None) -> LearnedBlend:
@@ -265,7 +274,7 @@ class LearnedBlend:
             LearnedBlendConfig(**_with_tuples(about["config"])),
             about["sources"],
             tensors["weights"],
-            tensors["sharpness"],
+            tensors["scales"],
             None if fitted is None else BlendFit(**_with_tuples(fitted)),
         )
 

@@ -19,10 +19,11 @@ from torch import Tensor
 from recsys.data.top_k import NO_ROW, TopK
 from recsys.retrieval.blend import ABSENT, CONSTANT
 
-FEATURES = ("z_score", "root_softmax", "reciprocal_rank", "presence")
-"""z_score: standard deviations above the list's last score. root_softmax: square root of the
-softmax over the list, at the source's sharpness. reciprocal_rank: of reciprocal rank fusion, 1 at
-rank 1, so weights on it alone give that fusion. presence: 1."""
+FEATURES = ("lead", "z_score", "reciprocal_rank", "presence")
+"""lead: score above the list's last one, in the source's own unit; it is small where the source is
+undecided, which the others do not show. z_score: the same in standard deviations of the list.
+reciprocal_rank: of reciprocal rank fusion, 1 at rank 1, so weights on it alone give that fusion.
+presence: 1."""
 NO_ITEM = torch.iinfo(torch.int64).max
 """Sorts holes behind all items."""
 
@@ -34,22 +35,22 @@ class Candidates(NamedTuple):
     """[B, L] int64, `NO_ROW` at the end of queries with fewer items."""
     ranks: Tensor
     """[B, L, S] int64, from 1 in each source, `ABSENT` where it does not have the item."""
+    leads: Tensor
+    """[B, L, S] float32, 0 where absent."""
     z_scores: Tensor
     """[B, L, S] float32, 0 where absent."""
 
-    def features(self, sharpness: Tensor) -> Tensor:
+    def features(self, scales: Tensor) -> Tensor:
         """Derive all features, [B, L, S, F] float32.
 
         Args:
-            sharpness: By source, multiplies the z-scores in the softmax, [S].
+            scales: By source, what its leads are multiplied by, [S].
         """
         present = self.ranks != ABSENT
-        logits = (self.z_scores * sharpness).masked_fill(~present, -torch.inf)
-        # The softmax of a list without items is NaN.
-        root = logits.softmax(1).masked_fill(~present, 0).sqrt()
         reciprocal = (1 + CONSTANT) / (CONSTANT + self.ranks)
         reciprocal = reciprocal.masked_fill(~present, 0)
-        return torch.stack([self.z_scores, root, reciprocal, present.float()], dim=3)
+        leads = self.leads * scales
+        return torch.stack([leads, self.z_scores, reciprocal, present.float()], dim=3)
 
     def take(self, places: Tensor) -> Candidates:
         """Pick items by place, [B, C] -> C items a query."""
@@ -57,15 +58,22 @@ class Candidates(NamedTuple):
         return Candidates(
             self.item_rows.gather(1, places),
             self.ranks.gather(1, wide),
+            self.leads.gather(1, wide),
             self.z_scores.gather(1, wide),
         )
 
 
-def list_z_scores(scores: Tensor, item_rows: Tensor) -> Tensor:
-    """Count standard deviations of a list above its last score, [B, k] float32.
+class ListScores(NamedTuple):
+    """Scores of a list counted from its last one; 0 at holes and where all are equal."""
 
-    0 at holes, and everywhere in lists whose scores are all equal.
-    """
+    leads: Tensor
+    """[B, k] float32, in the source's own unit."""
+    z_scores: Tensor
+    """[B, k] float32, in standard deviations of the list."""
+
+
+def list_scores(scores: Tensor, item_rows: Tensor) -> ListScores:
+    """Count the scores of lists [B, k] from their last ones."""
     is_item = item_rows > 0
     number = is_item.sum(1, keepdim=True).clamp_min(1)
     known = scores.double().masked_fill(~is_item, 0)
@@ -79,8 +87,18 @@ def list_z_scores(scores: Tensor, item_rows: Tensor) -> Tensor:
     # Rounding alone spreads equal scores: what is a billionth of their size is no spread.
     size = known.abs().amax(1, keepdim=True) if scores.shape[1] else mean
     flat = deviation <= 1e-9 * size
-    z_scores = (known - lowest) / deviation.masked_fill(flat, 1)
-    return z_scores.masked_fill(~is_item | flat, 0).float()
+    leads = (known - lowest).masked_fill(~is_item | flat, 0)
+    return ListScores(leads.float(), (leads / deviation.masked_fill(flat, 1)).float())
+
+
+def lead_scales(lists: Mapping[str, TopK]) -> Tensor:
+    """Say what brings each source's leads to a mean square of 1, [S] float32; 1 without any."""
+    found = []
+    for top in lists.values():
+        leads, number = list_scores(*top).leads.double(), int((top.item_rows > 0).sum())
+        size = float((leads.square().sum() / max(1, number)).sqrt())
+        found.append(1 / size if size > 0 else 1.0)
+    return torch.tensor(found)
 
 
 def merge_lists(lists: Mapping[str, TopK]) -> Candidates:
@@ -97,7 +115,8 @@ def merge_lists(lists: Mapping[str, TopK]) -> Candidates:
     tops = list(lists.values())
     num_sources = len(tops)
     rows = torch.cat([top.item_rows for top in tops], dim=1)  # [B, L]
-    z_scores = torch.cat([list_z_scores(*top) for top in tops], dim=1)
+    counted = [list_scores(*top) for top in tops]
+    values = torch.stack([torch.cat(part, dim=1) for part in zip(*counted, strict=True)], dim=2)
     lengths = torch.tensor([top.item_rows.shape[1] for top in tops])
     source = torch.repeat_interleave(torch.arange(num_sources), lengths)  # [L]
     rank = torch.cat([torch.arange(1, int(length) + 1) for length in lengths])
@@ -105,7 +124,8 @@ def merge_lists(lists: Mapping[str, TopK]) -> Candidates:
 
     # Equal rows become neighbours, those of one source by rank, and share a place.
     rows, order = rows.masked_fill(rows < 1, NO_ITEM).sort(dim=1, stable=True)
-    source, rank, z_scores = source[order], rank[order], z_scores.gather(1, order)
+    source, rank = source[order], rank[order]
+    values = values.gather(1, order[:, :, None].expand(-1, -1, 2))  # [B, L, 2]
     changes = rows[:, 1:] != rows[:, :-1]
     first = torch.ones_like(rows, dtype=torch.bool)
     first[:, 1:] = changes | (source[:, 1:] != source[:, :-1])
@@ -116,15 +136,16 @@ def merge_lists(lists: Mapping[str, TopK]) -> Candidates:
     target = (place * num_sources + source).masked_fill(
         ~first | (rows == NO_ITEM), length * num_sources
     )
-    table = torch.zeros(num_queries, length * num_sources + 1)
-    z_scores = table.scatter(1, target, z_scores)[:, :-1].view(num_queries, length, num_sources)
+    table = torch.zeros(num_queries, length * num_sources + 1, 2)
+    table.scatter_(1, target[:, :, None].expand(-1, -1, 2), values)
+    leads, z_scores = table[:, :-1].view(num_queries, length, num_sources, 2).unbind(3)
     table = torch.zeros(num_queries, length * num_sources + 1, dtype=torch.int64)
     ranks = table.scatter_(1, target, rank)[:, :-1].view(num_queries, length, num_sources)
 
     fused = torch.where(ranks == ABSENT, 0.0, 1 / (CONSTANT + ranks.double()))
     # Added smallest first, so that the order of sources decides nothing.
     by_fusion = fused.sort(dim=2).values.sum(2).sort(dim=1, descending=True, stable=True).indices
-    merged = Candidates(items.masked_fill(items == NO_ITEM, NO_ROW), ranks, z_scores)
+    merged = Candidates(items.masked_fill(items == NO_ITEM, NO_ROW), ranks, leads, z_scores)
     return merged.take(by_fusion)
 
 

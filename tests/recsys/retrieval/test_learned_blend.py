@@ -125,7 +125,7 @@ def test_no_better_weights_are_found_by_searching_ndcg():
     lists, targets, _ = two_worlds(400)
     lists["noise"] = source(targets.values, torch.zeros(400), torch.Generator().manual_seed(5))
     blend = LearnedBlend.fit(lists, targets)
-    features = merge_lists(lists).features(blend.sharpness).flatten(2)  # [B, L, P]
+    features = merge_lists(lists).features(blend.scales).flatten(2)  # [B, L, P]
     rows = merge_lists(lists).item_rows
 
     def measured(weights: Tensor) -> float:
@@ -349,7 +349,7 @@ def test_bad_input_is_refused():
         "no source to blend": lambda: LearnedBlend.fit({}, targets),
         r"sources \['new'\] have no weights": lambda: blend.blend({"new": lists["old"]}, 3),
         "must be >= 1, got 0": lambda: blend.blend(lists, 0),
-        "sharpness must be finite": lambda: weighing(("a",), presence=[torch.nan]),
+        "scales must be finite": lambda: weighing(("a",), presence=[torch.nan]),
         r"weights must be \(2, 2, 1, 4\)": lambda: LearnedBlend(
             LearnedBlendConfig(), ("a",), torch.zeros(3), torch.ones(1)
         ),
