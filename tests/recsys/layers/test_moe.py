@@ -119,3 +119,18 @@ def test_a_task_sees_the_shared_experts_and_its_own():
 def test_impossible_layers_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 4e-3)], ids=["bf16", "fp16"]
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_low_precision_is_near_full_precision(dtype, tolerance, training):
+    torch.manual_seed(6)
+    layer = SparseMoe(SparseMoeConfig(dim=24, hidden_dim=8, num_experts=8)).eval()
+    rows = torch.randn(50, 24)
+    full = layer(rows).output.detach()
+    with torch.set_grad_enabled(training), torch.autocast("cpu", dtype=dtype):
+        found = layer(rows).output
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.detach().float(), full, atol=tolerance, rtol=0)
