@@ -14,6 +14,7 @@ Axes: U queries of a split, M targets, N item rows, k list length.
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import time
@@ -252,9 +253,16 @@ def learned(
             item_counts.to(device),
             config,
         )
-    return LearnedBlend(
-        blend.config, blend.sources, blend.weights.cpu(), blend.sharpness.cpu(), blend.fitted
-    )
+    return moved(blend, torch.device("cpu"))
+
+
+def moved(blend: LearnedBlend, device: torch.device) -> LearnedBlend:
+    """Copy a blend to a device."""
+    there = copy.copy(blend)
+    for name, value in vars(blend).items():
+        if isinstance(value, torch.Tensor):
+            setattr(there, name, value.to(device))
+    return there
 
 
 def blended_in_parts(
@@ -267,10 +275,7 @@ def blended_in_parts(
     """Merge so many queries at a time; lists keep the first candidates."""
     merged = []
     k = sum(top.item_rows.shape[1] for top in lists.values())
-    there = LearnedBlend(
-        blend.config, blend.sources, blend.weights.to(device), blend.sharpness.to(device)
-    )
-    counts = item_counts.to(device)
+    there, counts = moved(blend, device), item_counts.to(device)
     for rows in torch.split(torch.arange(len(history_lengths)), BLENDED_QUERIES):
         part = {name: on_device(rows_of(top, rows), device) for name, top in lists.items()}
         with device:
