@@ -68,6 +68,7 @@ def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) ->
         sequence_training=only_training(config.sequence_training),
         generative=generative,
         generative_training=only_training(config.generative_training),
+        generative_ids="sequence" if config.sequence_training.enabled else "content",
         beam_width=HOME.beam_width,
         blend=config.blend.learned(),
         num_candidates=HOME.num_candidates,

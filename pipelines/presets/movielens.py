@@ -87,5 +87,12 @@ def movielens_1m() -> RunConfig:
             enabled=True, batch_size=128, max_epochs=30.0, patience=15
         ),
         generative=GenerativeConfig(max_length=200, dropout=0.2),
-        generative_training=GenerativeTrainingConfig(enabled=True, batch_size=64, max_epochs=60.0),
+        generative_training=GenerativeTrainingConfig(
+            enabled=True,
+            batch_size=128,
+            max_epochs=20.0,
+            epochs_per_evaluation=5.0,
+            schedule=ScheduleConfig(learning_rate=2e-3, decay="linear", final_share=0.02),
+            precision="float32",
+        ),
     )

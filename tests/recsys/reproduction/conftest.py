@@ -64,6 +64,7 @@ def small_recipe() -> Recipe:
             embedding_dim=16, hidden_dim=16, num_heads=1, max_length=10, dropout=0.0
         ),
         generative_training=replace(training, max_epochs=40.0, patience=40),
+        generative_ids="sequence",
         beam_width=10,
         blend=LearnedBlendConfig(),
         num_candidates=20,
