@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -134,6 +135,7 @@ class Settings:
     batch_size: int
     quick: bool
 
+    @cache  # noqa: B019 - one a process
     def load(self) -> Data:
         torch.set_num_threads(self.threads)
         if self.data == "synthetic":

@@ -86,8 +86,8 @@ def joined(folder: Path, num_users: int | None = None, seed: int = 0) -> Data:
     lengths, num_items, num_categories = [np.zeros(1, np.int64)], 0, 1
     for number, name in enumerate(names):
         stored = np.load(folder / f"{name}.npz")
-        cuts = stored["offs"]
-        lists += [stored["rows"][a:b] + num_items for a, b in pairwise(cuts[1:]) if b - a >= 4]
+        rows, cuts = stored["rows"], stored["offs"]
+        lists += [rows[a:b] + num_items for a, b in pairwise(cuts[1:]) if b - a >= 4]
         content = np.load(folder / f"{name}_content.npy").astype(np.float32)
         contents.append(content[1:])
         known = np.load(folder / f"{name}_cats.npz")
