@@ -114,7 +114,7 @@ def test_parts_that_do_not_fit_are_refused_and_leave_nothing(parts, tmp_path):
         "sequence/config.json .* num_item_rows 51, the bundle has 41": {"sequence": other.sequence},
         "sequence/config.json .* content_dim 3, the bundle has 4": {"sequence": narrow.sequence},
         "generative/config.json .* num_item_rows 51": {"generative": other.generative},
-        "content_similarity of the bundle .* mean must be": {
+        "content_similarity of the bundle .* whitening is of embeddings of width 3": {
             "content_similarity": narrow.content_similarity
         },
         "generates semantic IDs and the bundle has none": {"semantic_ids": None},
