@@ -122,7 +122,7 @@ def test_impossible_layers_are_refused(build, message):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 4e-3)], ids=["bf16", "fp16"]
+    ("dtype", "tolerance"), [(torch.bfloat16, 2**-7), (torch.float16, 2**-10)], ids=["bf16", "fp16"]
 )
 @pytest.mark.parametrize("training", [True, False])
 def test_low_precision_is_near_full_precision(dtype, tolerance, training):
@@ -133,4 +133,6 @@ def test_low_precision_is_near_full_precision(dtype, tolerance, training):
     with torch.set_grad_enabled(training), torch.autocast("cpu", dtype=dtype):
         found = layer(rows).output
     assert found.dtype == dtype
-    torch.testing.assert_close(found.detach().float(), full, atol=tolerance, rtol=0)
+    # Beside the largest number, whose rounding step the tolerance is.
+    error = (found.detach().float() - full).abs().max() / full.abs().max()
+    assert float(error) < 2 * tolerance
