@@ -86,7 +86,7 @@ def with_deviation(metric: Mapping[str, Any]) -> str:
     """Write a mean, and its deviation over seeds where there are several."""
     if metric["deviation"] is None:
         return f"{metric['mean']:.4f}"
-    return f"{metric['mean']:.4f} ± {metric['deviation']:.4f}"
+    return f"{metric['mean']:.4f} \u00b1 {metric['deviation']:.4f}"
 
 
 def facts_of(summary: Mapping[str, Any], wrong: Sequence[OutOfBand]) -> list[str]:
@@ -98,7 +98,7 @@ def facts_of(summary: Mapping[str, Any], wrong: Sequence[OutOfBand]) -> list[str
         f"{summary['recipe']}; seeds {seeds}.",
         f"{'; '.join(summary['device'])}; {total / 60:.1f} minutes of training and evaluation in "
         f"{len(summary['seconds'])} runs, {max(summary['seconds'].values()):.0f} s the longest.",
-        "Full catalogue, hits on items, means over users; ± is the deviation over seeds.",
+        "Full catalogue, hits on items, means over users; \u00b1 is the deviation over seeds.",
     ]
     if summary["invalid_ids"] is not None:
         facts.append(
