@@ -218,11 +218,12 @@ class Trie:
         if level < self.num_head_levels:
             following = states.clamp(min=0) * self.level_sizes[level] + codes
             exists = self._tables.head[level].view(-1)[following] & (states >= 0)
-            return torch.where(exists, following, DEAD)
+            # torch.where would copy the number to the device, which no CUDA graph may do.
+            return following.masked_fill_(~exists, DEAD)
         keys = self._tables.tail[level - self.num_head_levels].keys
         wanted = self._first_key(states, level) + codes
         at = torch.searchsorted(keys, wanted)
-        return torch.where((keys[at] == wanted) & (states >= 0), at, DEAD)
+        return at.masked_fill_((keys[at] != wanted) | (states < 0), DEAD)
 
     def walk(self, codes: Tensor) -> Tensor:
         """Step from the start through codes [B, l] in range: states after l codes, [B]."""
