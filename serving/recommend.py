@@ -134,8 +134,8 @@ class Recommender:
             eligible, given_up = eligible_items(query, self.bundle)
             clock.lap("filter")
             blend = self._blend if surface.learned and not given_up else None
-            names = _names(surface, blend, given_up)
-            candidates, late = self._retrieve(names, query, eligible)
+            lengths = _list_lengths(query, blend, given_up)
+            candidates, late = self._retrieve(lengths, query, eligible)
             clock.lap("retrieve")
             if late:
                 # The weights that were learned without what is late.
@@ -194,22 +194,21 @@ class Recommender:
         return pl.DataFrame(rows, schema=schema, orient="row")
 
     def _retrieve(
-        self, names: Sequence[str], query: Query, eligible: ItemMask
+        self, lengths: Mapping[str, int], query: Query, eligible: ItemMask
     ) -> tuple[dict[str, TopK], list[str]]:
         """Ask sources, [1, k_s] each; absent ones and those with nothing to say are left out.
 
         Returns:
             Lists by source, and a note on each source that was late.
         """
-        wanted = max(query.request.k, query.surface.num_candidates)
-        k = max(1, min(wanted, eligible.count()))
+        longest = max(1, eligible.count())
         lists: dict[str, TopK] = {}
         late: list[str] = []
-        for name in names:
+        for name, length in lengths.items():
             if (source := self._sources.get(name)) is None:
                 continue
             try:
-                found = source.candidates(query, eligible, k)
+                found = source.candidates(query, eligible, min(length, longest))
             except LateError:
                 late.append(f"late_source: {name}")
                 continue
@@ -226,7 +225,6 @@ class Recommender:
         k = query.request.k
         if blend is None or candidates.keys() == {FILLER}:
             return by_reciprocal_rank(candidates, query.surface.weights, k)
-        # A blend counts scores from a list's last place: its lists do not grow with the request.
         length = query.surface.num_candidates
         weighed = {
             name: TopK(candidates[name].scores[:, :length], candidates[name].item_rows[:, :length])
@@ -267,15 +265,18 @@ class Recommender:
         ]
 
 
-def _names(
-    surface: Surface, blend: LearnedBlend | None, given_up: Sequence[str]
-) -> tuple[str, ...]:
-    """Name the sources to ask."""
+def _list_lengths(
+    query: Query, blend: LearnedBlend | None, given_up: Sequence[str]
+) -> dict[str, int]:
+    """Say which sources to ask for how many items."""
+    surface = query.surface
+    longest = max(query.request.k, surface.num_candidates)
     if given_up:
-        return (FILLER,)
+        return {FILLER: longest}
     if blend is None:
-        return tuple(surface.weights)
-    return tuple(dict.fromkeys((*blend.sources, FILLER)))
+        return dict.fromkeys(surface.weights, longest)
+    # A blend counts scores from a list's last place: its lists do not grow with the request.
+    return {**dict.fromkeys(blend.sources, surface.num_candidates), FILLER: longest}
 
 
 def _shortage(items: Sequence[RecommendedItem], k: int) -> list[str]:

@@ -291,3 +291,17 @@ def test_any_request_gets_a_sound_list(full, user, session, exclude, categories,
     assert np.isfinite(scores).all()
     longer = ask(full, user_id=user, k=k + 7, **fields)
     assert ids(longer)[:k] == listed
+
+
+def test_longer_list_than_sources_are_asked_for_begins_alike(tmp_path):
+    size = replace(SIZE, num_items=600)
+    recommender = Recommender(
+        load_bundle(write_synthetic_bundle(tmp_path, "v1", size)), profile="full"
+    )
+    shorter = ask(recommender, user_id="user-2", k=HOME.num_candidates)
+    longer = ask(recommender, user_id="user-2", k=592)
+    assert longer.items[: HOME.num_candidates] == shorter.items
+    assert longer.degraded == []
+    assert len(set(ids(longer))) == 592
+    assert longer.items[-1].source == "popular"
+    assert longer.items[-1].score == 0
