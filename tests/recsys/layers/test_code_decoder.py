@@ -1,0 +1,61 @@
+import pytest
+import torch
+
+from recsys.layers.code_decoder import CodeBlock, CodeBlockConfig, DistanceBias, SharedContext
+
+BATCH, WIDTH, TOKENS, PLACES, DIM, HEADS = 2, 3, 4, 6, 8, 2
+
+
+def block_of(cross_attention: bool) -> CodeBlock:
+    torch.manual_seed(0)
+    config = CodeBlockConfig(
+        dim=DIM, num_heads=HEADS, hidden_dim=16, dropout=0.0, cross_attention=cross_attention
+    )
+    return CodeBlock(config).eval()
+
+
+def context_of(width: int) -> SharedContext:
+    bias = torch.randn(BATCH, HEADS, width, PLACES)
+    bias[..., 4:] = -torch.inf
+    keys, values = torch.randn(2, BATCH, HEADS, PLACES, DIM // HEADS)
+    return SharedContext(keys, values, bias)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("width", [1, WIDTH])
+@pytest.mark.parametrize("cross_attention", [True, False])
+def test_tokens_decoded_one_by_one_are_those_decoded_at_once(
+    cross_attention: bool, width: int
+) -> None:
+    block, context = block_of(cross_attention), context_of(width)
+    tokens = torch.randn(BATCH, WIDTH, TOKENS, DIM)
+    at_once, _ = block.decode(tokens, context, None)
+    past = None
+    for place in range(TOKENS):
+        one, past = block.decode(tokens[:, :, place : place + 1], context, past)
+        torch.testing.assert_close(one[:, :, 0], at_once[:, :, place])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cross_attention", [True, False])
+def test_what_is_masked_in_the_context_is_never_read(cross_attention: bool) -> None:
+    block, context = block_of(cross_attention), context_of(1)
+    tokens = torch.randn(BATCH, WIDTH, 1, DIM)
+    before, _ = block.decode(tokens, context, None)
+    context.values[:, :, 4:] = 1e6
+    after, _ = block.decode(tokens, context, None)
+    assert torch.equal(before, after)
+
+
+def test_distances_have_numbers_of_their_own_on_each_side() -> None:
+    bias = DistanceBias(HEADS, 4, 10, both_sides=True)
+    with torch.no_grad():
+        bias.weights.copy_(torch.arange(16.0).view(8, 2))
+    back, ahead = bias(torch.tensor([0, 1, 9, 50])), bias(torch.tensor([-1, -9]))
+    assert back[0].tolist() == [0.0, 2.0, 6.0, 6.0]
+    assert ahead[0].tolist() == [10.0, 14.0]
+
+
+def test_heads_must_divide_the_width() -> None:
+    with pytest.raises(ValueError, match="num_heads must divide the width 8, got 3"):
+        CodeBlockConfig(dim=8, num_heads=3, hidden_dim=8, dropout=0.0)
