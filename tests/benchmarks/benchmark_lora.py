@@ -95,6 +95,17 @@ class Variants:
         ]
         return self._joined(parts)
 
+    def hooked(self) -> Tensor:
+        """Each domain's rows through its adapter as it is trained, neither merged nor stacked."""
+        self.adapted.bank.remove()
+        parts = []
+        for domain, part in zip(DOMAINS, self.parts, strict=True):
+            self.adapters[domain].attach()
+            parts.append(self.model.query_vectors(part))
+            self.adapters[domain].detach()
+        self.adapted = AdaptedRetriever(self.model, self.adapters)
+        return self._joined(parts)
+
     def three_merges(self) -> Tensor:
         parts = []
         inputs = self.model.all_item_inputs()
@@ -148,13 +159,14 @@ def median_ms(calls: dict[str, Callable[[], Tensor]], seconds: float) -> dict[st
 def rows_of(variants: Variants, label: str, seconds: float) -> list[Row]:
     names = ("base", "mixed", "three_calls", "three_merges", "three_whole")
     calls: dict[str, Callable[[], Tensor]] = {name: getattr(variants, name) for name in names}
-    calls |= {"base_scored": variants.base_scored, "mixed_scored": variants.mixed_scored}
     mixed = variants.mixed()
     for name in names[2:]:
         torch.testing.assert_close(mixed, calls[name](), rtol=0, atol=1e-5)
     ms = median_ms(calls, seconds)
-    slower = ms["mixed"] / ms["base"] - 1
-    apart = float((mixed - variants.three_merges()).abs().max())
+    # Apart, since scoring fills the caches with items.
+    scored = {"base_scored": variants.base_scored, "mixed_scored": variants.mixed_scored}
+    ms |= median_ms(scored, seconds / 2)
+    apart = float((variants.hooked() - variants.three_merges()).abs().max())
     rows = [
         Row(
             name=f"{label}: merged against not, largest difference",
@@ -171,10 +183,9 @@ def rows_of(variants: Variants, label: str, seconds: float) -> list[Row]:
             peer="base alone",
             ratio=ms["base"] / ms["mixed"],
             goal="<= 10% slower",
-            met=slower <= 0.10,
+            met=ms["mixed"] <= 1.1 * ms["base"],
         ),
     ]
-    with_items = ms["mixed_scored"] / ms["base_scored"] - 1
     rows += [
         Row(
             name=f"{label}: the same, every item scored",
@@ -183,7 +194,7 @@ def rows_of(variants: Variants, label: str, seconds: float) -> list[Row]:
             peer="base alone, every item scored",
             ratio=ms["base_scored"] / ms["mixed_scored"],
             goal="<= 10% slower",
-            met=with_items <= 0.10,
+            met=ms["mixed_scored"] <= 1.1 * ms["base_scored"],
         )
     ]
     told = {
