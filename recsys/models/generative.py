@@ -3,8 +3,8 @@
 TIGER (arXiv:2305.05065) with one place per event instead of one per code: an event is the sum of
 its codes' embeddings and, where wanted, its item tower's vector. The decoder stands behind every
 event of a sequence at once, so that all prefixes are trained in one pass. A code's probability is
-shared among the codes that lead to an item of the catalogue, so an ID's probabilities multiply to
-one over the catalogue. A dense head on the decoder's first token, trained beside the codes, scores
+shared among the codes that lead to an item of the catalogue, so the probabilities of all IDs sum to
+one. A dense head on the decoder's first token, trained beside the codes, scores
 items as a SequenceModel does: one model that generates and scores.
 
 Axes: B sequences, T places (a start and the events), W beams, P positions trained, L levels, K
