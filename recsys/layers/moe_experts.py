@@ -176,7 +176,7 @@ class Experts(nn.Module):
         output_dim: int,
         *,
         compute: Compute = "auto",
-        block_rows: int = 16,
+        block_rows: int = 32,
     ) -> None:
         super().__init__()
         if min(num_experts, dim, hidden_dim, output_dim, block_rows) < 1:

@@ -102,9 +102,9 @@ class RankerConfig:
     """Share of items whose id is hidden in a training step, so that content learns to stand in."""
     content_weight: float = 1.0
     id_init_scale: float = 0.3
-    tile_rows: int = 300
+    tile_rows: int = 320
     """Candidates scored at a time, whatever their number, so that a score has the same bits alone
-    and among others."""
+    and among others; a multiple of 32."""
     backend: Backend = "auto"
 
     def __post_init__(self) -> None:
@@ -112,6 +112,11 @@ class RankerConfig:
         if not 1 <= self.top_k <= self.num_experts:
             raise ValueError(
                 f"top_k must be in [1, num_experts = {self.num_experts}], got {self.top_k}"
+            )
+        if self.tile_rows % 32:
+            raise ValueError(
+                "tile_rows must be a multiple of 32, or what is left over of vector registers has "
+                f"other bits, got {self.tile_rows}"
             )
         for name in ("dropout", "id_dropout"):
             if not 0 <= getattr(self, name) < 1:

@@ -86,7 +86,8 @@ class Trunk(nn.Module):
     def __init__(self, config: RankerConfig, width: int, num_tasks: int) -> None:
         super().__init__()
         self.num_tasks = num_tasks
-        self.norm = nn.LayerNorm(width)
+        # A third of a layer norm's time on a CPU.
+        self.norm = nn.RMSNorm(width)
         self.dropout = nn.Dropout(config.dropout)
         self.body: nn.Module
         if config.trunk == "sparse":

@@ -39,7 +39,7 @@ SPARSE = RankerConfig(
     max_history=5,
     num_cross_layers=1,
     trunk="sparse",
-    hidden_dim=48,
+    hidden_dim=32,
     num_experts=4,
     top_k=1,
     head_dim=8,
@@ -265,9 +265,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10, help="worlds of sparse and dense trunks")
     parser.add_argument("--other-seeds", type=int, default=3, help="worlds of the other trunks")
-    parser.add_argument("--requests", type=int, default=100_000)
-    parser.add_argument("--steps", type=int, default=4_000)
-    parser.add_argument("--batch", type=int, default=256, help="requests of a step")
+    parser.add_argument("--requests", type=int, default=200_000)
+    parser.add_argument("--steps", type=int, default=2_500)
+    parser.add_argument("--batch", type=int, default=512, help="requests of a step")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--workers", type=int, default=1)
