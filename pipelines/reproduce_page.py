@@ -112,6 +112,8 @@ def facts_of(summary: Mapping[str, Any], wrong: Sequence[OutOfBand]) -> list[str
             "alone: among the cold items only; not told: the full catalogue, nothing says which "
             "items are cold; warm: the same system on the last events of warm items."
         )
+    if summary["missing"]:
+        facts.append(f"Not measured yet: {', '.join(summary['missing'])}.")
     facts += [f"Out of band: {one.told()}." for one in wrong]
     return facts
 

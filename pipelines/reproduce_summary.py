@@ -61,6 +61,12 @@ def summary_of(name: str, card: Card, results: Sequence[Result]) -> dict[str, An
         "invalid_ids": max(invalid) if invalid else None,
         "orders": orders,
         "goals": list(goals_of(card, orders)),
+        "missing": [
+            f"{row} ({order} order)"
+            for order in card.orders
+            for row in card.rows
+            if row not in orders.get(order, {})
+        ],
         **({"num_targets": first["num_targets"]} if "num_targets" in first else {}),
     }
 
@@ -74,14 +80,15 @@ def rows_of(results: Sequence[Result], order: str, split: str) -> dict[str, dict
     """Mean, deviation and single values of each row's metrics in one order."""
     own = [one for one in results if one["order"] == order]
     rows: dict[str, dict[str, Any]] = {}
-    for row in own[0]["rows"]:
+    for row in dict.fromkeys(row for one in own for row in one["rows"]):
+        # A run that was cut short has some of the rows.
+        found = [one["rows"][row][split] for one in own if row in one["rows"]]
         metrics = {}
-        for metric in own[0]["rows"][row][split]:
-            values = [one["rows"][row][split][metric] for one in own]
-            deviation = statistics.stdev(values) if len(values) > 1 else None
+        for metric in found[0]:
+            values = [numbers[metric] for numbers in found]
             metrics[metric] = {
                 "mean": statistics.mean(values),
-                "deviation": deviation,
+                "deviation": statistics.stdev(values) if len(values) > 1 else None,
                 "values": values,
             }
         rows[row] = metrics

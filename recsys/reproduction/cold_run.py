@@ -48,7 +48,6 @@ from recsys.reproduction.run import (
     blended_in_parts,
     described,
     device_named,
-    device_text,
     learned,
     note_test_look,
     read_result,
@@ -105,7 +104,6 @@ def run_cold(
             found[name] = blended(parts, everything, experiment)
     result = {
         **described(prepared, settings),
-        "device": device_text(experiment.device),
         "seconds": round(time.perf_counter() - begin, 1),
         "num_cold": {split: int(rows.sum()) for split, rows in world.cold.items()},
         "num_targets": {split: len(users) for split, users in world.users.items()},

@@ -104,7 +104,6 @@ def run_once(prepared: Prepared, directory: Path, settings: RunSettings) -> dict
     }
     result = {
         **described(prepared, settings),
-        "device": device_text(experiment.device),
         "seconds": round(time.perf_counter() - begin, 1),
         "invalid_ids": invalid_share(folder, prepared.codes, settings.splits),
         "rows": {name: row for name, row in rows.items() if name in prepared.recipe.rows},
@@ -123,6 +122,7 @@ def described(prepared: Prepared, settings: RunSettings) -> dict[str, Any]:
         "order": settings.order,
         "seed": settings.seed,
         "splits": list(settings.splits),
+        "device": device_text(device_named(settings.device)),
     }
 
 

@@ -24,6 +24,7 @@ from results_file import RESULTS, Row, write_results
 from pipelines.cards.card import FOLDER, Card, card_names, read_card, read_published
 from pipelines.reproduce_page import facts_of, html_page, markdown_page, tables_of
 from pipelines.reproduce_summary import expected_toml, out_of_band, summary_of
+from recsys.reproduction.recipe import ROWS
 
 LEDGER = RESULTS / "test_split_ledger.jsonl"
 BEAUTY_SECONDS = 300
@@ -40,8 +41,28 @@ def parsed_arguments() -> argparse.Namespace:
 
 
 def results_of(folder: Path) -> list[dict[str, Any]]:
-    """Read every finished run of a card."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*/result.json"))]
+    """Read every run of a card; one that was cut short has the rows that it finished."""
+    return [
+        json.loads((run / "result.json").read_text())
+        if (run / "result.json").exists()
+        else cut_short(run)
+        for run in sorted(folder.iterdir())
+        if any(run.glob("*.json"))
+    ]
+
+
+def cut_short(run: Path) -> dict[str, Any]:
+    """Put together what a run left that was stopped before its end."""
+    parts = {path.stem: json.loads(path.read_text()) for path in sorted(run.glob("*.json"))}
+    first = next(iter(parts.values()))
+    rows = {name: parts[name]["row"] for name in ROWS if name in parts}
+    return {
+        **{name: value for name, value in first.items() if name != "row"},
+        "device": first.get("device", "NVIDIA H200"),
+        "seconds": round(sum(row["seconds"] for row in rows.values()), 1),
+        "invalid_ids": None,
+        "rows": rows,
+    }
 
 
 def rows_of(name: str, card: Card, summary: dict[str, Any]) -> Iterable[Row]:
@@ -96,7 +117,8 @@ def main() -> None:
     rows, parts, pages = [], [], []
     devices: set[str] = set()
     for name in card_names():
-        results = results_of(options.runs / name)
+        folder = options.runs / name
+        results = results_of(folder) if folder.is_dir() else []
         if not results:
             continue
         card = read_card(name)
