@@ -1,8 +1,8 @@
 """Stage train_generative: fit the generative model on train, pick its steps on validation.
 
 Validation is a beam search over the semantic IDs of build_semantic_ids, as serving makes it, for a
-sample of the users. It is off unless ``generative_training.enabled``; then it is measured,
-refitted and served (profile ``full``) with the others.
+sample of the users. It is off unless ``generative_training.enabled``, and where items have no
+semantic IDs; else it is measured, refitted and served (profile ``full``) with the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pipelines.build_semantic_ids import read_version
 from pipelines.config import RunConfig
+from pipelines.console import log
 from pipelines.generation import GeneratedSource, ItemCodes
 from pipelines.model_inputs import ModelInputs
 from pipelines.sources import candidates_asked
@@ -93,11 +95,15 @@ def fit_generative_model(
 
 
 def train_generative(context: StageContext) -> StageRows:
-    """Train once for each order of tied times, or write nothing where it is off."""
+    """Train once for each order of tied times; write nothing where it is off or items lack IDs."""
     config = context.config
     if not config.generative_training.enabled:
         return StageRows(rows_in=0, rows_out=0)
-    codes = ItemCodes.load(context.inputs["build_semantic_ids"])
+    artefact = context.inputs["build_semantic_ids"]
+    if read_version(artefact) is None:
+        log.print("train_generative: off, because no item has a semantic ID", style="dim")
+        return StageRows(rows_in=0, rows_out=0)
+    codes = ItemCodes.load(artefact)
 
     def fit_on(inputs: ModelInputs, run: TrainingRun) -> tuple[GenerativeModel, TrainResult]:
         windows = training_windows(inputs.sequences, "train", config.generative.max_length)

@@ -46,15 +46,15 @@ def movielens_100k() -> RunConfig:
         sequence_training=SequenceTrainingConfig(
             enabled=True,
             batch_size=32,
-            max_epochs=8.0,
+            max_epochs=6.0,
             schedule=ScheduleConfig(learning_rate=4e-3),
         ),
         generative=GenerativeConfig(embedding_dim=64, hidden_dim=128, dropout=0.2),
         generative_training=GenerativeTrainingConfig(
             enabled=True,
             batch_size=32,
-            max_epochs=5.0,
-            epochs_per_evaluation=2.5,
+            max_epochs=4.0,
+            epochs_per_evaluation=2.0,
             schedule=ScheduleConfig(learning_rate=3e-3),
         ),
     )

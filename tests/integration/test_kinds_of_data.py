@@ -20,7 +20,7 @@ def configured(shop: Path, folder: Path, changes: dict[str, object]) -> Path:
     for name in ("events.csv", "items.csv", "users.csv"):
         (folder / name).write_bytes((shop.parent / name).read_bytes())
     settings = read_toml(shop.parent / "shop.toml")
-    for section in ("training", "sequence_training"):
+    for section in ("training", "sequence_training", "generative_training"):
         settings = merge(settings, {section: {"max_epochs": 1.0}})
     settings = merge(settings, {"release": {"min_gain_over_popularity": -1}})
     path = folder / "shop.toml"

@@ -79,7 +79,7 @@ def test_other_ids_than_the_models_are_refused_with_both_named(
     assert not (workspace / "fit_blend").exists()
 
 
-def test_without_semantic_ids_it_says_what_to_do(
+def test_without_semantic_ids_it_switches_off_and_says_so(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
     workspace = tmp_path / "run"
@@ -87,8 +87,9 @@ def test_without_semantic_ids_it_says_what_to_do(
         shutil.copytree(shop / name, workspace / name)
     stages = ["--stage", "build_semantic_ids", "--stage", "train_generative"]
     result = rerun(shop, recsys, workspace, "--set", "semantic_ids.method=none", *stages)
-    assert result.exit_code == 2, result.output
-    assert "generative_training.enabled = false" in " ".join(result.output.split())
+    assert result.exit_code == 0, result.output
+    assert "off, because no item has a semantic ID" in " ".join(result.output.split())
+    assert not (workspace / "train_generative/given").exists()
 
 
 def test_nothing_is_made_again_when_nothing_changed(

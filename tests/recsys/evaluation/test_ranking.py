@@ -9,7 +9,13 @@ from ranx import Qrels, Run, evaluate
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.evaluation.ranking import METRICS, RankingConfig, RankingResult, evaluate_ranking
+from recsys.evaluation.ranking import (
+    METRICS,
+    RankingConfig,
+    RankingResult,
+    evaluate_ranking,
+    joined_results,
+)
 
 KS = (1, 3, 10)
 
@@ -177,3 +183,17 @@ def test_metrics_agree_with_ranx(seed, num_levels):
     theirs = evaluate(qrels, run, [f"{name}@{k}" for name in METRICS for k in ks])
     for name, value in theirs.items():
         assert result.metrics[name] == pytest.approx(value, abs=1e-6), name
+
+
+def test_parts_that_are_joined_equal_the_whole():
+    torch.manual_seed(3)
+    scores, targets = torch.randn(5, 9), [[3], [1, 8], [2], [2, 5], [4]]
+    whole = ranked(scores, targets)
+    parts = [ranked(scores[rows], [targets[row] for row in rows]) for rows in ([0], [1, 2, 3], [4])]
+    joined = joined_results(parts, RankingConfig(ks=KS))
+    assert joined.metrics == whole.metrics
+    assert joined.num_users == whole.num_users
+    for name in ("targets", "ranks"):
+        for mine, theirs in zip(getattr(joined, name), getattr(whole, name), strict=True):
+            assert mine is theirs is None or mine.equal(theirs)
+    assert joined.top_k.item_rows.equal(whole.top_k.item_rows)
