@@ -129,7 +129,8 @@ def test_visitors_and_users_of_its_kind_get_it(address: str, appended: Any, tast
         return ids_of(asked(address, "/v1/recommend", {**who, "k": 41})).index(NEW)
 
     like = ids_of(appended)[:3]
-    assert place(session=like) < 10 < place(session=["item-1", "item-3", "item-5"])
+    # Among the 20 of its kind, before all others: learned weights give a new item no advance.
+    assert place(session=like) < 20 <= place(session=["item-1", "item-3", "item-5"])
     gardeners = [place(user_id=user) for user in tastes.users[0:20:2]]
     stargazers = [place(user_id=user) for user in tastes.users[1:20:2]]
     assert max(gardeners) < min(stargazers)
