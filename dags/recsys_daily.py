@@ -32,6 +32,7 @@ STAGES = (
     "train_sequence",
     "train_generative",
     "fit_blend",
+    "train_ranker",
     "evaluate",
     "report",
     "refit",

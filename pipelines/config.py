@@ -21,6 +21,7 @@ from typing import Literal
 from features.point_in_time import FEATURES
 from features.schema import FilterConfig, SplitConfig, TimeUnit
 from pipelines.adapt_config import AdapterConfig
+from pipelines.ranker_config import RankerTrainingConfig
 from pipelines.tracking import TrackingConfig
 from recsys.content.endpoint import EndpointConfig
 from recsys.content.endpoint_encoder import EmbeddingEndpointConfig
@@ -30,6 +31,7 @@ from recsys.models.content_similarity import ContentSimilarityConfig
 from recsys.models.generative import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
+from recsys.models.ranker_config import RankerConfig
 from recsys.models.sequence import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.retrieval.faiss_build import FaissIndexConfig
@@ -379,6 +381,8 @@ class RunConfig:
     generative: GenerativeConfig = field(default_factory=GenerativeConfig)
     generative_training: GenerativeTrainingConfig = field(default_factory=GenerativeTrainingConfig)
     blend: BlendConfig = field(default_factory=BlendConfig)
+    ranker: RankerConfig = field(default_factory=RankerConfig)
+    ranker_training: RankerTrainingConfig = field(default_factory=RankerTrainingConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     index: FaissIndexConfig = field(default_factory=FaissIndexConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

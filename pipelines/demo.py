@@ -41,6 +41,7 @@ MODEL_NAMES = {
     "generative": "generative",
     "blend_fast": "blend, fast (served)",
     "blend": "blend, full",
+    "ranked": "blend, fast, then ranked",
 }
 SHOWN_USERS = 3
 SHOWN_ITEMS = 8

@@ -27,12 +27,13 @@ from torch import Tensor
 from pipelines.analyse_results import Background, analyse_split, best_single
 from pipelines.analysis import Analysis, SplitAnalysis
 from pipelines.artifacts import Manifest, digest_of_json, to_json
-from pipelines.blends import ProfileBlend, dense, fold_of_users, load_blends, row_names
+from pipelines.blends import FAST, ProfileBlend, dense, fold_of_users, load_blends, row_names
 from pipelines.config import RunConfig
 from pipelines.config_file import plain
 from pipelines.fitted_sources import load_sources
 from pipelines.generation import ItemCodes
 from pipelines.model_inputs import HeldOut, ModelInputs, tie_orders
+from pipelines.rankers import RANKED, ProfileRanker, load_ranker
 from pipelines.sources import (
     Answer,
     Source,
@@ -59,6 +60,8 @@ class Blending(NamedTuple):
     """Events of each item that the sources were fitted on, [N]."""
     folds: Tensor | None
     """Half of each user row where the weights were fitted on this split, [num_user_rows]."""
+    ranker: ProfileRanker | None = None
+    """What orders the first places of profile ``fast``, where it was trained."""
 
     @classmethod
     def of(
@@ -67,24 +70,26 @@ class Blending(NamedTuple):
         inputs: ModelInputs,
         split: Literal["validation", "test"],
         seed: int,
+        ranker: ProfileRanker | None = None,
     ) -> Blending:
         """Prepare a split; on validation each half is measured by the weights of the other."""
         sequences, num_item_rows = inputs.sequences, inputs.sizes.num_item_rows
         counts = event_counts(sequences, np.asarray(sequences.train_end), num_item_rows)
         halves = fold_of_users(sequences.num_user_rows, seed)
-        return cls(profiles, counts, halves if split == "validation" else None)
+        return cls(profiles, counts, halves if split == "validation" else None, ranker)
 
     def scores(self, queries: JaggedBatch, answers: Mapping[str, Answer]) -> dict[str, Tensor]:
-        """Score every item by each profile's list, by row of the metrics, [B, N]."""
+        """Score every item by each list that could be served, by row of the metrics, [B, N]."""
         lists, names = lists_of(answers), row_names(self.profiles)
         folds = None if self.folds is None else self.folds[queries["user"].values]
         lengths = queries["history"].lengths()
-        return {
-            names[profile]: dense(
-                blend.lists(lists, lengths, self.item_counts, folds), len(self.item_counts)
-            )
+        tops = {
+            names[profile]: blend.lists(lists, lengths, self.item_counts, folds)
             for profile, blend in self.profiles.items()
         }
+        if self.ranker is not None:
+            tops[RANKED] = self.ranker.lists(lists, queries, self.item_counts, folds)
+        return {name: dense(top, len(self.item_counts)) for name, top in tops.items()}
 
 
 def per_user_table(results: Mapping[str, RankingResult], listed: int, run: str) -> pl.DataFrame:
@@ -176,11 +181,13 @@ def evaluate(context: StageContext) -> StageRows:
         inputs = ModelInputs.load(features, context.inputs.get("embed_items"), order)
         sources = load_sources(context, inputs, order)
         profiles = load_blends(context.inputs["fit_blend"] / order)
+        trained = context.inputs["train_ranker"] / order
+        ranker = load_ranker(trained, inputs.catalogue, profiles[FAST])
         known = Background.of(inputs, features, data_digest)
         baseline = ""
         metrics[order], analyses[order] = {}, {}
         for split in SPLITS:
-            blending = Blending.of(profiles, inputs, split, config.seed)
+            blending = Blending.of(profiles, inputs, split, config.seed, ranker)
             results = evaluate_split(sources, inputs, split, config, blending)
             metrics[order][split] = {name: dict(result.metrics) for name, result in results.items()}
             if GENERATIVE in results:
@@ -192,7 +199,7 @@ def evaluate(context: StageContext) -> StageRows:
             table.write_parquet(context.output / f"per_user_{order}_{split}.parquet")
             num_rows += table.height
             # Validation comes first and chooses; the test split chooses nothing.
-            blends = tuple(row_names(profiles).values())
+            blends = (*row_names(profiles).values(), RANKED)
             baseline = baseline or best_single(results, config.evaluation.primary_metric, blends)
             if config.evaluation.num_resamples:
                 analyses[order][split] = analyse_split(

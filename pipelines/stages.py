@@ -21,6 +21,7 @@ from pipelines.report import SECTIONS as REPORT_SECTIONS
 from pipelines.report import report, tells_all_looks
 from pipelines.stage import Stage
 from pipelines.train_generative import train_generative
+from pipelines.train_ranker import train_ranker
 from pipelines.train_sequence import train_sequence
 from pipelines.train_two_tower import train_two_tower
 
@@ -56,6 +57,13 @@ SOURCE_CODE = (
     "recsys/retrieval",
     "recsys/semantic_ids",
     "serving/surfaces.py",
+)
+RANKER_CODE = (
+    "pipelines/fit_blend.py",
+    "pipelines/fit_ranker.py",
+    "pipelines/ranker_config.py",
+    "pipelines/rankers.py",
+    "pipelines/ranking_data.py",
 )
 
 STAGES = [
@@ -164,15 +172,26 @@ STAGES = [
         function=fit_blend,
     ),
     Stage(
-        name="evaluate",
-        description="Measure every model and the served blends on validation and test",
+        name="train_ranker",
+        description="Train what orders the blend's first places where it is on; validation judges",
         reads=(*SOURCES, "fit_blend"),
+        writes="ranker, its calibration, what validation says of it",
+        sections=("ranker", "ranker_training", "blend.max_queries", "evaluation", "seed"),
+        code=(*SOURCE_CODE, *RANKER_CODE, "pipelines/training.py", "recsys/training"),
+        libraries=("numpy", "polars", "torch"),
+        function=train_ranker,
+    ),
+    Stage(
+        name="evaluate",
+        description="Measure every model, the served blends and the ranker on validation and test",
+        reads=(*SOURCES, "fit_blend", "train_ranker"),
         writes="metrics, their analysis, per-user ranks and lists",
         sections=("evaluation", "seed"),
         code=(
             *SOURCE_CODE,
             "pipelines/analyse_results.py",
             "pipelines/analysis.py",
+            "pipelines/rankers.py",
         ),
         libraries=("numpy", "polars", "torch"),
         function=evaluate,

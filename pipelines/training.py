@@ -25,12 +25,13 @@ from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import concatenated_ranges
 from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
 from recsys.models.generative import GenerativeModel
+from recsys.models.ranker import Ranker
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.training.loop import TrainConfig, TrainingDiverged, TrainResult, train
 from recsys.training.optim import adamw
 
-Model = TwoTower | SequenceModel | GenerativeModel
+Model = TwoTower | SequenceModel | GenerativeModel | Ranker
 
 
 class Curve:

@@ -15,6 +15,7 @@ MODELS = {
     "generative": "generative model",
     "blend_fast": "blend (fast)",
     "blend": "blend",
+    "ranked": "blend (fast), ranked",
 }
 MODEL_MEANINGS = {
     "popularity": "the same list for everyone: what was taken most, recent events counting more",
@@ -25,6 +26,7 @@ MODEL_MEANINGS = {
     "generative": "a trained network that writes out the next item's semantic ID, best ones first",
     "blend_fast": "the lists of all models but the generative one put together; served by default",
     "blend": "the lists of all models put together; this is what is served",
+    "ranked": "the fast blend with its first places in a trained ranker's order",
 }
 METRICS = {
     "ndcg": ("NDCG@{k}", "1 if the item comes first, less the lower it stands, 0 below place {k}"),
