@@ -24,6 +24,7 @@ from pipelines.config_file import plain
 from pipelines.fit_baselines import CONTENT
 from pipelines.model_inputs import ModelInputs, released_order
 from pipelines.promotion import note_release
+from pipelines.rankers import served_ranker
 from pipelines.release_checks import Metrics, release_verdicts
 from pipelines.stage import StageContext, StageRows
 from pipelines.stage_errors import RefusedError
@@ -152,6 +153,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         sequence=present(context.inputs["refit"] / "sequence"),
         generative=present(context.inputs["refit"] / "generative"),
         blends=served_blends(context.inputs["fit_blend"] / released_order(features)),
+        ranker=served_ranker(context.inputs["train_ranker"] / released_order(features)),
         user_features={
             feature["name"]: feature["cardinality"] for feature in described["user_features"]
         },

@@ -86,6 +86,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         poll_seconds=settings.poll_seconds,
         profile=settings.profile,
         beam_timeout_ms=settings.beam_timeout_ms,
+        ranker_timeout_ms=settings.ranker_timeout_ms,
     )
 
     @asynccontextmanager

@@ -12,6 +12,7 @@
         quantizer/      gives new items their IDs                     serving/semantic_ids.py
         content_similarity/, sequence/, generative/, blend_fast/, blend_full/
                         each may be absent                            serving/history_models.py
+        ranker/         orders what blend_fast finds (may be absent)  serving/ranker.py
         manifest.json   digests, dimensions, versions; written last   serving/manifest.py
     bundle-<version>+<n>/   a delta: rows appended to its parent      serving/delta.py
     current             link to the one that is served
@@ -65,6 +66,7 @@ from serving.manifest import (
     vocabulary_digests,
     whole_directory,
 )
+from serving.ranker import RANKER, RankerPart, load_ranker
 from serving.retriever import (
     Retriever,
     TwoTowerParts,
@@ -98,6 +100,8 @@ class BundleParts:
     """Directory that GenerativeModel.save wrote, of the catalogue and of ``semantic_ids``."""
     blends: Mapping[Profile, Path] = field(default_factory=dict)
     """Directories that LearnedBlend.save wrote, by the profile that each one ranks ``home`` of."""
+    ranker: Path | None = None
+    """Directory of train_ranker: what Ranker.save wrote, and how many candidates it orders."""
     user_features: Mapping[str, int] = field(default_factory=dict)
     """Cardinality of each of users.features."""
     context_features: Mapping[str, int] = field(default_factory=dict)
@@ -120,6 +124,7 @@ class Bundle:
     sequence: SequenceModel | None
     generative: Generation | None
     blends: Mapping[Profile, LearnedBlend]
+    ranker: RankerPart | None
     context_features: Mapping[str, int]
     num_released_rows: int
     """Item rows that models were fitted with; those behind were appended by deltas."""
@@ -214,6 +219,9 @@ def _write_models(parts: BundleParts, directory: Path) -> list[str]:
     for profile, path in parts.blends.items():
         copy_model(path, directory / BLENDS[profile])
         models.append(BLENDS[profile])
+    if parts.ranker is not None:
+        copy_model(parts.ranker, directory / RANKER)
+        models.append(RANKER)
     return models
 
 
@@ -264,6 +272,7 @@ def load_bundle(path: Path) -> Bundle:
     retriever = load_retriever(base.directory, base.manifest, catalogue, deltas)
     items = _items_of(catalogue, base.manifest) if retriever is None else retriever.items
     semantic_ids = semantic_ids_of(chain)
+    blends = load_blends(base.directory, base.manifest)
     return Bundle(
         manifest=newest.manifest,
         digest=newest.digest,
@@ -276,7 +285,8 @@ def load_bundle(path: Path) -> Bundle:
         content_similarity=load_content_similarity(base.directory, base.manifest, items),
         sequence=load_sequence(base.directory, base.manifest, items),
         generative=load_generation(base.directory, base.manifest, items, semantic_ids),
-        blends=load_blends(base.directory, base.manifest),
+        blends=blends,
+        ranker=load_ranker(base.directory, base.manifest, items, blends),
         context_features=base.manifest.context_features,
         num_released_rows=base.manifest.dimensions.num_item_rows,
     )

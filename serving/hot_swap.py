@@ -50,8 +50,9 @@ class BundleWatcher:
         poll_seconds: float,
         profile: Profile = "fast",
         beam_timeout_ms: float | None = None,
+        ranker_timeout_ms: float | None = None,
     ) -> None:
-        """Load ``current``; ``profile`` and ``beam_timeout_ms`` as of Recommender.
+        """Load ``current``; the profile and what may be late are as of Recommender.
 
         Raises:
             ValueError: If there is none, or it is refused; says what to do.
@@ -59,7 +60,11 @@ class BundleWatcher:
         self._current = bundles_dir / CURRENT
         self._poll_seconds = poll_seconds
         self._load = partial(
-            _load_and_try, self._current, profile=profile, beam_timeout_ms=beam_timeout_ms
+            _load_and_try,
+            self._current,
+            profile=profile,
+            beam_timeout_ms=beam_timeout_ms,
+            ranker_timeout_ms=ranker_timeout_ms,
         )
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -210,13 +215,24 @@ def _check_there(bundles_dir: Path) -> None:
     )
 
 
-def _load_and_try(current: Path, *, profile: Profile, beam_timeout_ms: float | None) -> Recommender:
+def _load_and_try(
+    current: Path,
+    *,
+    profile: Profile,
+    beam_timeout_ms: float | None,
+    ranker_timeout_ms: float | None,
+) -> Recommender:
     """Load a bundle and answer with it once, so that the first request finds everything warm."""
     with _permitted():
         # A folder that may not be listed would look empty, its files missing.
         for _ in os.walk(current.resolve(), onerror=_raise):
             pass
-        recommender = Recommender.load(current, profile, beam_timeout_ms=beam_timeout_ms)
+        recommender = Recommender.load(
+            current,
+            profile,
+            beam_timeout_ms=beam_timeout_ms,
+            ranker_timeout_ms=ranker_timeout_ms,
+        )
     bundle = recommender.bundle
     owner = bundle.users.user_ids[1] if bundle.users.num_user_rows > 1 else None
     recommender.answer(Request(user_id=owner, k=1))

@@ -39,6 +39,7 @@ FILES_ALLOWED = {
     "generative": {".json", ".safetensors"},
     "blend_fast": {".json", ".safetensors"},
     "blend_full": {".json", ".safetensors"},
+    "ranker": {".json", ".safetensors"},
 }
 """Kinds of file by folder. Nothing else may lie in a bundle, least of all a pickle."""
 
@@ -53,6 +54,7 @@ Model = Literal[
     "generative",
     "blend_fast",
     "blend_full",
+    "ranker",
 ]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 48)]

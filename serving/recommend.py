@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -24,8 +25,10 @@ from serving.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of, se
 from serving.bundle import Bundle, load_bundle
 from serving.explain import reasons
 from serving.filters import eligible_items
+from serving.log import log
 from serving.manifest import Profile
 from serving.query import Query, hydrate
+from serving.ranker import PROFILE, CandidateRanker, LateRankerError
 from serving.ranking import FILLER, Ranked, by_learned_weights, by_reciprocal_rank, filled_up
 from serving.schemas import Context, RecommendedItem, Reply, Request, ServedBy
 from serving.sources import LateError, SourceOptions, sources_of
@@ -62,6 +65,7 @@ class Recommender:
         *,
         profile: Profile = "fast",
         beam_timeout_ms: float | None = None,
+        ranker_timeout_ms: float | None = None,
         adapters: Adapters = NO_ADAPTERS,
     ) -> None:
         """Make the sources of a profile.
@@ -70,6 +74,7 @@ class Recommender:
             profile: ``full`` generates items too; without a model that does, it is ``fast``.
             beam_timeout_ms: A list is made without generated items where they take longer, and
                 says so; None waits for them.
+            ranker_timeout_ms: The same of the ranker, without which the blend's order stays.
         """
         self.bundle = bundle
         self.profile: Profile = "fast" if bundle.generative is None else profile
@@ -85,6 +90,10 @@ class Recommender:
         )
         self._options = options
         self._sources = sources_of(bundle, options)
+        self._ranker_timeout_ms = ranker_timeout_ms
+        self._ranker: CandidateRanker | None = None
+        if bundle.ranker is not None and self.profile == PROFILE:
+            self._ranker = CandidateRanker(bundle.ranker, ranker_timeout_ms)
         self._served_by = ServedBy(
             bundle=bundle.version,
             index=_index_name(bundle),
@@ -94,7 +103,12 @@ class Recommender:
 
     @classmethod
     def load(
-        cls, path: str | Path, profile: Profile = "fast", *, beam_timeout_ms: float | None = None
+        cls,
+        path: str | Path,
+        profile: Profile = "fast",
+        *,
+        beam_timeout_ms: float | None = None,
+        ranker_timeout_ms: float | None = None,
     ) -> Recommender:
         """Verify and load ``bundle-<version>`` or ``current``, and the adapters beside it.
 
@@ -106,7 +120,13 @@ class Recommender:
         """
         bundle = load_bundle(Path(path))
         adapters = load_adapters(served_adapters(Path(path).parent), models_of(bundle))
-        return cls(bundle, profile=profile, beam_timeout_ms=beam_timeout_ms, adapters=adapters)
+        return cls(
+            bundle,
+            profile=profile,
+            beam_timeout_ms=beam_timeout_ms,
+            ranker_timeout_ms=ranker_timeout_ms,
+            adapters=adapters,
+        )
 
     def with_adapters(self, served: Mapping[str, Path]) -> Recommender:
         """Serve the same bundle with other adapters, as ``served_adapters`` finds them."""
@@ -115,6 +135,7 @@ class Recommender:
             self._surfaces,
             profile=self.profile,
             beam_timeout_ms=self._options.beam_timeout_ms,
+            ranker_timeout_ms=self._ranker_timeout_ms,
             adapters=load_adapters(served, models_of(self.bundle)),
         )
 
@@ -140,15 +161,21 @@ class Recommender:
             if late:
                 # The weights that were learned without what is late.
                 blend = blend and self.bundle.blends.get("fast", blend)
-            ranked = self._rank(candidates, blend, query)
+            ranked, ranker, not_ranked = self._rank(candidates, blend, query)
             clock.lap("rank")
             items = self._select(ranked, query, names_history)
             clock.lap("select")
         return Reply(
             request_id=uuid.uuid4().hex,
             items=items,
-            served_by=self._server(query, candidates),
-            degraded=[*query.degraded, *given_up, *late, *_shortage(items, request.k)],
+            served_by=self._server(query, candidates, ranker),
+            degraded=[
+                *query.degraded,
+                *given_up,
+                *late,
+                *not_ranked,
+                *_shortage(items, request.k),
+            ],
             fallback="popular" if set(candidates) == {"popular"} else None,
             timings_ms=clock.total(),
         )
@@ -218,30 +245,56 @@ class Recommender:
 
     def _rank(
         self, candidates: Mapping[str, TopK], blend: LearnedBlend | None, query: Query
-    ) -> Ranked | None:
-        """Make one list of all, [1, k_s] each."""
+    ) -> tuple[Ranked | None, str | None, list[str]]:
+        """Make one list of all, [1, k_s] each.
+
+        Returns:
+            The list, the version of the ranker that ordered it, and a note where one could not.
+        """
         if not candidates:
-            return None
+            return None, None, []
         k = query.request.k
         if blend is None or candidates.keys() == {FILLER}:
-            return by_reciprocal_rank(candidates, query.surface.weights, k)
+            return by_reciprocal_rank(candidates, query.surface.weights, k), None, []
         length = query.surface.num_candidates
         weighed = {
             name: TopK(candidates[name].scores[:, :length], candidates[name].item_rows[:, :length])
             for name in blend.sources
             if name in candidates
         }
-        num_events, counts = len(query.history), self.bundle.item_counts
-        ranked = by_learned_weights(blend, weighed, num_events, counts, k)
-        if FILLER not in candidates:
-            return ranked
-        return filled_up(ranked, candidates[FILLER].item_rows[0].numpy(), k)
+        ranked, ranker, notes = self._by_ranker(blend, weighed, query)
+        if ranked is None:
+            num_events, counts = len(query.history), self.bundle.item_counts
+            ranked = by_learned_weights(blend, weighed, num_events, counts, k)
+        if FILLER in candidates:
+            ranked = filled_up(ranked, candidates[FILLER].item_rows[0].numpy(), k)
+        return ranked, ranker, notes
 
-    def _server(self, query: Query, candidates: Mapping[str, TopK]) -> ServedBy:
+    def _by_ranker(
+        self, blend: LearnedBlend, weighed: Mapping[str, TopK], query: Query
+    ) -> tuple[Ranked | None, str | None, list[str]]:
+        """Let the ranker order the list; None where there is none, or it could not."""
+        if self._ranker is None:
+            return None, None, []
+        counts, k = self.bundle.item_counts, query.request.k
+        try:
+            found = self._ranker.ranked(blend, weighed, query.features, counts, k)
+        except LateRankerError:
+            return None, None, ["late_stage: ranker"]
+        except Exception:
+            # Whatever it is, the blend's order is there.
+            log("ranker_failed", {"bundle": self.bundle.version}, level=WARNING, failed=True)
+            return None, None, ["failed_stage: ranker"]
+        assert found.contributions is not None
+        return Ranked.of(found, found.contributions), self._ranker.version, []
+
+    def _server(self, query: Query, candidates: Mapping[str, TopK], ranker: str | None) -> ServedBy:
         """Name what answered."""
         asked = () if query.item_row else candidates
         adapter = self.adapters.used(query.request.context.domain, asked)
-        return replace(self._served_by, adapter=adapter) if adapter else self._served_by
+        if adapter is None and ranker is None:
+            return self._served_by
+        return replace(self._served_by, adapter=adapter, ranker=ranker)
 
     def _select(
         self, ranked: Ranked | None, query: Query, names_history: bool

@@ -109,6 +109,8 @@ class ServedBy:
     """Which sources answer: ``full`` generates items too."""
     adapter: str | None = None
     """``<domain>/<version>`` of the adapter that read the history; null where the base did."""
+    ranker: str | None = None
+    """Version of the ranker that ordered the list; null where the blend's order is served."""
 
 
 @dataclass(frozen=True, slots=True)

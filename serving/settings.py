@@ -27,6 +27,8 @@ class Settings:
     """``full`` generates items too, where the bundle has a model that does."""
     beam_timeout_ms: float = 200.0
     """Lists are made without generated items where they take longer; replies then say so."""
+    ranker_timeout_ms: float = 50.0
+    """Lists keep the blend's order where ranking takes longer; replies then say so."""
     poll_seconds: float = 0.5
     """How often ``current`` is looked at (a link and a file's times); SIGHUP looks at once."""
     max_body_bytes: int = 8 << 20
@@ -50,6 +52,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in (
             "beam_timeout_ms",
+            "ranker_timeout_ms",
             "poll_seconds",
             "max_body_bytes",
             "body_timeout_seconds",

@@ -7,6 +7,7 @@ weigh their lists by made-up numbers.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +25,11 @@ from recsys.models.generative_config import GenerativeConfig, GenerativeInputs
 from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
 from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
 from recsys.models.popularity import Popularity, PopularityConfig
+from recsys.models.ranker import Ranker
+from recsys.models.ranker_config import RankerConfig, RankerInputs
 from recsys.models.sequence import SequenceConfig, SequenceModel
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
+from recsys.retrieval.candidate_numbers import number_names
 from recsys.retrieval.faiss_index import build_index
 from recsys.retrieval.learned_blend import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.source_features import FEATURES as LIST_FEATURES
@@ -35,6 +39,7 @@ from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from serving.bundle import BundleParts, write_bundle
 from serving.catalogue import Catalogue
 from serving.manifest import Profile
+from serving.ranker import CANDIDATES
 from serving.retriever import TwoTowerParts
 from serving.semantic_ids import ID_ROWS, QUANTIZER, SemanticIdParts
 from serving.users import Users
@@ -59,6 +64,8 @@ class SyntheticSize:
     semantic_ids: bool = True
     history_models: bool = False
     """Whether there are a sequence and a generative model, content similarity and blends."""
+    ranker: bool = False
+    """Whether a ranker orders what they find; needs ``history_models``."""
     seed: int = 0
 
 
@@ -218,7 +225,27 @@ def _with_history_models(parts: BundleParts, scratch: Path, size: SyntheticSize)
         sequence=scratch / "sequence",
         generative=generative,
         blends=blends,
+        ranker=_ranker(scratch / "ranker", items, sources, size) if size.ranker else None,
     )
+
+
+def _ranker(
+    directory: Path, items: ItemCatalogue, sources: Sequence[str], size: SyntheticSize
+) -> Path:
+    """Leave a ranker as it was initialised; it orders fewer items than there are."""
+    inputs = RankerInputs(
+        num_item_rows=size.num_items + 1,
+        tasks=("next", "like"),
+        content_dim=size.content_dim,
+        num_categories=len(CATEGORIES) + 1,
+        user_features={"age": NUM_AGE_ROWS},
+        context_features=_cardinalities(size),
+        candidate_dense=number_names(sources),
+    )
+    config = RankerConfig(embedding_dim=8, hidden_dim=8, num_experts=4, backend="torch")
+    Ranker(config, inputs, items).save(directory)
+    (directory / CANDIDATES).write_text(json.dumps({"num_candidates": 3 * size.num_items // 4}))
+    return directory
 
 
 def _generative(

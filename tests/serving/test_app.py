@@ -60,6 +60,7 @@ def test_reply_has_every_field_of_the_contract(client, released):
         "semantic_ids": read_manifest(released / "current")[0].semantic_ids.version,
         "profile": "fast",
         "adapter": None,
+        "ranker": None,
     }
     assert reply["degraded"] == []
     again = client.post("/v1/recommend", json={"user_id": "user-1", "k": 3}).json()

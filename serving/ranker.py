@@ -1,0 +1,177 @@
+"""The ranker of a bundle: it orders the first places of what the blend of profile ``fast`` found.
+
+    ranker/   config.json, ranker.safetensors      recsys/models/ranker.py
+              candidates.json                      how many places it orders
+              calibration.json                     what its probabilities are worth, to be read
+
+One request is scored at a time, in tiles of one size, so an item's score has the same bits in a
+batch. What cannot be ranked, or not in time, keeps the blend's order, and the reply says so.
+
+Axes: k list length, C candidates that are ranked, S sources.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.top_k import TopK
+from recsys.models.item_tower import ItemCatalogue
+from recsys.models.ranker import Ranker
+from recsys.models.ranking_batch import RankingBatch
+from recsys.retrieval.blend import Blended
+from recsys.retrieval.candidate_numbers import number_names, ranking_candidates
+from recsys.retrieval.learned_blend import LearnedBlend
+from serving.catalogue import reading
+from serving.manifest import BundleManifest, Profile
+from serving.retriever import check_inputs, check_rows
+
+RANKER = "ranker"
+PROFILE: Profile = "fast"
+"""Whose candidates it learned to order."""
+CANDIDATES = "candidates.json"
+WEIGHTS = "ranker.safetensors"
+
+
+class LateRankerError(Exception):
+    """Ranking takes longer than a request can wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankerPart:
+    """A loaded ranker."""
+
+    model: Ranker
+    num_candidates: int
+    version: str
+    """First digits of the sha256 of its weights."""
+
+
+def load_ranker(
+    directory: Path,
+    manifest: BundleManifest,
+    items: ItemCatalogue,
+    blends: Mapping[Profile, LearnedBlend],
+) -> RankerPart | None:
+    """Load the ranker over a catalogue that may have grown; None without.
+
+    Args:
+        manifest: Of the bundle as it was released, before any delta.
+
+    Raises:
+        ValueError: There is no blend to rank for, it reads other numbers than the blend gives, or
+            another part does not fit.
+    """
+    if RANKER not in manifest.models:
+        return None
+    path = directory / RANKER
+    if PROFILE not in blends:
+        raise ValueError(
+            f"{path} orders what the blend of profile {PROFILE} finds and the bundle has none; "
+            "release them together"
+        )
+    features = {
+        "user_features": manifest.user_features,
+        "context_features": manifest.context_features,
+        "candidate_dense": list(number_names(blends[PROFILE].sources)),
+    }
+    check_inputs(path / "config.json", manifest, items.content.shape[1], features)
+    with reading(path / CANDIDATES):
+        num_candidates = json.loads((path / CANDIDATES).read_text())["num_candidates"]
+        if not (isinstance(num_candidates, int) and num_candidates >= 1):
+            raise ValueError(f"num_candidates must be a whole number >= 1, got {num_candidates!r}")
+    with reading(path), torch.no_grad():
+        model = Ranker.load(path, items, backend="torch")
+        # Encoded here once, so that requests in many threads only read it.
+        if not bool(torch.isfinite(model.all_item_inputs()).all()):
+            raise ValueError("its item vectors are not finite; train and release it again")
+    check_rows(path, (model.num_item_rows,), (len(items.content),))
+    digest = manifest.files[f"{RANKER}/{WEIGHTS}"].sha256
+    return RankerPart(model=model, num_candidates=num_candidates, version=digest[:12])
+
+
+class CandidateRanker:
+    """Orders one query's candidates."""
+
+    def __init__(self, part: RankerPart, timeout_ms: float | None = None) -> None:
+        """Take a loaded ranker.
+
+        Args:
+            timeout_ms: How long ranking may take; None is as long as it takes. Looked at before the
+                network runs over the candidates, which takes about a millisecond.
+        """
+        self._part = part
+        self._timeout_seconds = float("inf") if timeout_ms is None else timeout_ms / 1_000
+
+    @property
+    def version(self) -> str:
+        return self._part.version
+
+    def ranked(
+        self,
+        blend: LearnedBlend,
+        lists: Mapping[str, TopK],
+        features: JaggedBatch,
+        item_counts: Tensor,
+        k: int,
+    ) -> Blended:
+        """Merge lists [1, k_s] and order their first places; the rest follows as it was.
+
+        Args:
+            features: Of the query, as models read them.
+            item_counts: Events of each item that models were fitted on.
+
+        Returns:
+            Lists [1, k] that tell what each source added as the blend tells it. Scores are the
+            ranker's; what follows the ranked places has the lowest of those.
+
+        Raises:
+            LateRankerError: It does not finish in the time it has.
+            ValueError: A number of a candidate, or a score, is not finite.
+        """
+        deadline = time.perf_counter() + self._timeout_seconds
+        num_ranked = self._part.num_candidates
+        found = ranking_candidates(
+            blend, lists, features["history"].lengths(), item_counts, max(k, num_ranked)
+        )
+        blended = found.blended
+        count = min(num_ranked, int((blended.item_rows[0] > 0).sum()))
+        rows, numbers = blended.item_rows[0, :count], found.numbers[0, :count]
+        batch = RankingBatch(features, Jagged(rows, torch.tensor([0, count])), None, numbers)
+        if not bool(numbers.isfinite().all()):
+            raise ValueError("a number of a candidate is not finite")
+        reader = self._part.model.reader_of(batch, 0)
+        if time.perf_counter() > deadline:
+            raise LateRankerError
+        scores = self._part.model.score_candidates(reader, rows, numbers)
+        if not bool(scores.isfinite().all()):
+            raise ValueError("a score of the ranker is not finite")
+        return reordered(blended, scores, k)
+
+
+def reordered(blended: Blended, scores: Tensor, k: int) -> Blended:
+    """Put the first places in the order of new scores [C], and cut the list to k.
+
+    Among equals the order stays.
+    """
+    assert blended.contributions is not None
+    ranked, order = scores.sort(descending=True, stable=True)
+    length = blended.item_rows.shape[1]
+    places = torch.cat([order, torch.arange(len(order), length)])[:k]
+    rows = blended.item_rows[:, places]
+    behind = ranked[-1:].expand(length - len(order))
+    new = torch.cat([ranked, behind])[None, :k].masked_fill(rows < 1, -torch.inf)
+    return Blended(
+        new,
+        rows,
+        blended.source_ranks[:, places],
+        blended.sources,
+        blended.contributions[:, places],
+    )

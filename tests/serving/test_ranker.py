@@ -1,0 +1,191 @@
+"""A bundle with a ranker: what is served is what it scores, bit for bit, or said not to be."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.item_mask import ItemMask
+from recsys.models.ranking_batch import RankingBatch
+from recsys.retrieval.candidate_numbers import ranking_candidates
+from serving.bundle import load_bundle, write_bundle
+from serving.filters import eligible_items
+from serving.query import hydrate
+from serving.ranker import CandidateRanker, reordered
+from serving.recommend import Recommender
+from serving.schemas import Request
+from serving.surfaces import HOME
+from serving.synthetic_bundle import SyntheticSize, synthetic_parts
+
+SIZE = SyntheticSize(history_models=True, ranker=True)
+NUM_RANKED = 30
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    return synthetic_parts(tmp_path_factory.mktemp("parts"), SIZE)
+
+
+@pytest.fixture(scope="module")
+def bundle(parts, tmp_path_factory):
+    return load_bundle(write_bundle(tmp_path_factory.mktemp("bundles"), parts, version="v1"))
+
+
+@pytest.fixture(scope="module")
+def recommender(bundle):
+    return Recommender(bundle)
+
+
+def ask(recommender, **fields):
+    return recommender.answer(Request.model_validate(fields))
+
+
+def rows(reply):
+    return [int(item.item_id.removeprefix("item-")) for item in reply.items]
+
+
+def candidates(recommender, user_id):
+    """A user's candidates and query, from the sources that a request asks."""
+    bundle = recommender.bundle
+    query = hydrate(Request(user_id=user_id), bundle, HOME)
+    eligible, _ = eligible_items(query, bundle)
+    blend = bundle.blends["fast"]
+    lists, _ = recommender._retrieve(
+        dict.fromkeys(blend.sources, HOME.num_candidates), query, eligible
+    )
+    found = ranking_candidates(
+        blend, lists, query.features["history"].lengths(), bundle.item_counts, NUM_RANKED
+    )
+    there = found.blended.item_rows[0] > 0
+    return query, found.blended.item_rows[0, there], found.numbers[0, there]
+
+
+def whole_lists(recommender, query):
+    """Lists of every item that a source has."""
+    bundle = recommender.bundle
+    everything = ItemMask(torch.ones(bundle.num_item_rows, dtype=torch.bool).numpy())
+    return {
+        name: source.candidates(query, everything, 20)
+        for name, source in recommender._sources.items()
+        if name in bundle.blends["fast"].sources
+    }
+
+
+def test_served_scores_are_batch_scores_bit_for_bit(recommender):
+    users = ["user-3", "user-4", "user-9"]
+    made = [candidates(recommender, user) for user in users]
+    features = {
+        name: Jagged(
+            torch.cat([query.features[name].values for query, _, _ in made]),
+            torch.tensor([0, *(len(query.features[name].values) for query, _, _ in made)]).cumsum(
+                0
+            ),
+        )
+        for name in made[0][0].features
+    }
+    batch = RankingBatch(
+        JaggedBatch(features),
+        Jagged(
+            torch.cat([own for _, own, _ in made]),
+            torch.tensor([0, *(len(own) for _, own, _ in made)]).cumsum(0),
+        ),
+        None,
+        torch.cat([numbers for _, _, numbers in made]),
+    )
+    scores = recommender.bundle.ranker.model.score(batch)
+    ends = batch.candidates.offsets.tolist()
+    for place, user in enumerate(users):
+        own = slice(ends[place], ends[place + 1])
+        of_row = dict(zip(batch.candidates.values[own].tolist(), scores[own].tolist(), strict=True))
+        for k in (1, 7, 25):
+            reply = ask(recommender, user_id=user, k=k)
+            assert reply.served_by.ranker == recommender.bundle.ranker.version
+            assert [item.score for item in reply.items] == [of_row[row] for row in rows(reply)]
+            assert rows(reply) == sorted(of_row, key=lambda row: -of_row[row])[:k]
+
+
+def test_sources_are_named_as_the_blend_tells_them(recommender, bundle):
+    plain = Recommender(replace(bundle, ranker=None))
+    before = {item.item_id: item for item in ask(plain, user_id="user-3", k=32, explain=True).items}
+    reply = ask(recommender, user_id="user-3", k=20, explain=True)
+    assert [item.item_id for item in reply.items] != list(before)[:20]
+    for item in reply.items:
+        told = before[item.item_id]
+        assert (item.source, item.reason, item.contributions) == (
+            told.source,
+            told.reason,
+            told.contributions,
+        )
+
+
+def test_what_follows_the_ranked_places_keeps_its_order(recommender, bundle):
+    plain = Recommender(replace(bundle, ranker=None))
+    blended, ranked = (rows(ask(one, user_id="user-3", k=32)) for one in (plain, recommender))
+    assert sorted(ranked[:NUM_RANKED]) == sorted(blended[:NUM_RANKED])
+    assert ranked[NUM_RANKED:] == blended[NUM_RANKED:]
+    scores = [item.score for item in ask(recommender, user_id="user-3", k=32).items]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_who_has_no_history_and_other_lists_are_not_ranked(recommender):
+    assert ask(recommender, k=5).served_by.ranker is None
+    assert ask(recommender, surface="similar", item_id="item-4").served_by.ranker is None
+    full = Recommender(recommender.bundle, profile="full")
+    assert ask(full, user_id="user-3").served_by.ranker is None
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "broken", "said"),
+    [(0.0, False, "late_stage: ranker"), (None, True, "failed_stage: ranker")],
+)
+def test_late_or_failed_the_blends_order_is_served_and_said(
+    bundle, monkeypatch, timeout_ms, broken, said
+):
+    plain = ask(Recommender(replace(bundle, ranker=None)), user_id="user-3")
+    recommender = Recommender(bundle, ranker_timeout_ms=timeout_ms)
+    if broken:
+        model = bundle.ranker.model
+        monkeypatch.setattr(
+            model, "score_candidates", lambda _reader, own, _numbers: own.float() * torch.nan
+        )
+    reply = ask(recommender, user_id="user-3")
+    assert reply.degraded == [said]
+    assert reply.served_by.ranker is None
+    assert reply.items == plain.items
+
+
+def test_numbers_that_are_not_finite_are_refused(recommender, bundle):
+    query, _, _ = candidates(recommender, "user-3")
+    blend = bundle.blends["fast"]
+    lists = whole_lists(recommender, query)
+    counts = bundle.item_counts * torch.nan
+    ranker = CandidateRanker(bundle.ranker)
+    with pytest.raises(ValueError, match="not finite"):
+        ranker.ranked(blend, lists, query.features, counts, 5)
+
+
+def test_equal_scores_keep_the_blends_order(recommender, bundle):
+    query, _, _ = candidates(recommender, "user-3")
+    blend = bundle.blends["fast"]
+    lists = whole_lists(recommender, query)
+    lengths = query.features["history"].lengths()
+    found = ranking_candidates(blend, lists, lengths, bundle.item_counts, 20).blended
+    same = reordered(found, torch.zeros(10), 20)
+    assert torch.equal(same.item_rows, found.item_rows)
+
+
+def test_a_ranker_without_a_blend_is_refused(parts, tmp_path):
+    with pytest.raises(ValueError, match="the bundle has none"):
+        write_bundle(tmp_path / "bundles", replace(parts, blends={}), version="v1")
+
+
+def test_a_ranker_of_other_numbers_is_refused(parts, tmp_path):
+    folder = shutil.copytree(parts.ranker, tmp_path / "ranker")
+    document = json.loads((folder / "config.json").read_text())
+    document["inputs"]["candidate_dense"][0] = "weather"
+    (folder / "config.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=r"candidate_dense .*weather"):
+        write_bundle(tmp_path / "bundles", replace(parts, ranker=folder), version="v1")
