@@ -250,7 +250,6 @@ def share_chart(
     return compiled(chart.properties(height=alt.Step(30)))
 
 
-@cache
 @dataclass(frozen=True, kw_only=True)
 class ScalePoint:
     """One run of a scaling study."""
@@ -291,6 +290,7 @@ def scaling_svg(points: Sequence[ScalePoint]) -> str:
     return svg
 
 
+@cache
 def drawing_script() -> str:
     """Bundle the parts of Vega that draw a compiled chart, as ``vega.View`` and ``vega.parse``."""
     module = f"https://cdn.jsdelivr.net/npm/vega@{vl_convert.get_vega_version()}/+esm"
