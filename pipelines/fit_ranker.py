@@ -12,14 +12,19 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pipelines.blends import ProfileBlend
 from pipelines.config import RunConfig
 from pipelines.fit_blend import Examples
 from pipelines.model_inputs import HeldOut, ModelInputs
 from pipelines.rankers import scores_as_served
-from pipelines.ranking_data import RankingExamples, candidates_of, draw_places, labels_of
+from pipelines.ranking_data import (
+    Drawn,
+    RankingExamples,
+    candidates_of,
+    draw_places,
+    labels_of,
+)
 from pipelines.training import TrainingRun, fit, training_device
 from recsys.data.order import BatchOrder
 from recsys.models.ranker import Ranker
@@ -29,6 +34,8 @@ from recsys.retrieval.candidate_numbers import number_names
 
 BLOCK = 256
 """Users scored at a time."""
+NEVER = -1e4
+"""Logit of what is no candidate."""
 
 
 class Tasks(NamedTuple):
@@ -93,16 +100,23 @@ def _of_tasks(numbers: Mapping[str, float], tasks: Sequence[str]) -> dict[str, f
     return {name: value for name, value in numbers.items() if name in tasks}
 
 
-def listwise_loss(logits: Tensor, taken: Tensor, log_weights: Tensor) -> Tensor:
+def listwise_loss(logits: Tensor, drawn: Drawn, scores: Tensor, blend_share: float) -> Tensor:
     """Cross entropy of the one taken candidate, the first, among those of its user, a scalar.
+
+    The blend's weights were fitted by the same loss, so a softmax of its scores is what it holds
+    probable; ``blend_share`` of the loss is cross entropy with that.
 
     Args:
         logits: [B, C].
-        taken: NaN where a candidate is none of this list, [B, C].
-        log_weights: Of how many candidates each one stands for, [B, C].
+        drawn: The candidates; those without a label are none of the list.
+        scores: Of the blend, [B, C].
     """
-    among = (logits + log_weights).masked_fill(taken.isnan(), -torch.inf)
-    return -functional.log_softmax(among, dim=1)[:, 0].mean()
+    absent = drawn.labels[:, :, 0].isnan()
+    # Finite, so that a share of 0 of it is 0.
+    among = (logits + drawn.log_weights).masked_fill(absent, NEVER).log_softmax(1)
+    believed = (scores + drawn.log_weights).masked_fill(absent, NEVER).softmax(1)
+    taken = -among[:, 0].mean()
+    return (1 - blend_share) * taken - blend_share * (believed * among).sum(1).mean()
 
 
 def fit_ranker(
@@ -118,12 +132,12 @@ def fit_ranker(
         chosen = users[torch.from_numpy(order.indices(step))]
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
         drawn = draw_places(examples.labels[chosen], training, generator)
-        batch = on_device(examples.batch(chosen, drawn.places), device)
-        labels = drawn.labels.to(device)
-        ranked = model(batch)
-        first = ranked.logits[:, 0].view(labels.shape[:2])
-        listwise = listwise_loss(first, labels[:, :, 0], drawn.log_weights.to(device))
-        return listwise + model.loss_of(ranked, Feedback(labels.flatten(0, 1)))
+        scores = examples.candidates.top.scores[chosen[:, None], drawn.places].to(device)
+        ranked = model(on_device(examples.batch(chosen, drawn.places), device))
+        drawn = Drawn(*(part.to(device) for part in drawn))
+        first = ranked.logits[:, 0].view(scores.shape)
+        listwise = listwise_loss(first, drawn, scores, training.blend_share)
+        return listwise + model.loss_of(ranked, Feedback(drawn.labels.flatten(0, 1)))
 
     fit(model, loss_at, training, training.for_examples(len(users)), run, None)
     return model.to("cpu").eval()

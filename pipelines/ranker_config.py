@@ -26,6 +26,10 @@ class RankerTrainingConfig(TrainingConfig):
     """Candidates of a training step that stand first in the blend."""
     num_random: int = 70
     """Candidates of a training step that are drawn from the places behind those."""
+    blend_share: float = 0.8
+    """Share of the listwise loss that follows the blend's own opinion of the candidates, so that
+    few users teach corrections of the blend instead of everything anew; the rest follows what was
+    taken."""
     like_from: float = 4.0
     """Events of at least this value are likes, where events have values."""
     max_queries: int = 5_000
@@ -34,11 +38,11 @@ class RankerTrainingConfig(TrainingConfig):
     """Validation users with their item among the candidates, in each half, below which none is
     trained."""
     batch_size: int = 32
-    max_epochs: float = 10.0
+    max_epochs: float = 20.0
     warmup_share: float = 0.05
     optimizer: AdamWConfig = field(default_factory=lambda: AdamWConfig(weight_decay=0.1))
     schedule: ScheduleConfig = field(
-        default_factory=lambda: ScheduleConfig(learning_rate=1e-3, decay="linear", final_share=0.02)
+        default_factory=lambda: ScheduleConfig(learning_rate=2e-3, decay="linear", final_share=0.02)
     )
 
     def __post_init__(self) -> None:
@@ -51,5 +55,7 @@ class RankerTrainingConfig(TrainingConfig):
                 f"num_candidates must be more than num_hard = {self.num_hard}, got "
                 f"{self.num_candidates}"
             )
+        if not 0 <= self.blend_share < 1:
+            raise ValueError(f"blend_share must be in [0, 1), got {self.blend_share}")
         if not math.isfinite(self.like_from):
             raise ValueError(f"like_from must be finite, got {self.like_from}")

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pipelines.rankers import FILE
+from pipelines import train_ranker
+from pipelines.fit_ranker import scores_of
+from pipelines.rankers import FILE, served_ranker
+from recsys.training.checkpoint import save_checkpoint
+from serving.recommend import Recommender
+from serving.schemas import Request
 
 Recsys = Callable[..., Result]
 BEFORE = (
@@ -89,3 +94,86 @@ def test_events_without_values_give_one_task_and_say_so(ranked: Path) -> None:
     calibration = json.loads((ranked / "train_ranker/given/ranker/calibration.json").read_text())
     found = calibration["tasks"]["next"]
     assert found["predicted"] == pytest.approx(found["observed"], abs=0.02)
+
+
+def test_what_is_released_is_served_and_named(ranked: Path, shop: Path, recsys: Recsys) -> None:
+    for name in ("refit", "build_index"):
+        shutil.copytree(shop / name, ranked / name)
+    result = run(recsys, shop, ranked, ("release",))
+    assert result.exit_code == 0, result.output
+    told = json.loads((ranked / "train_ranker/given" / FILE).read_text())
+    recommender = Recommender.load(ranked / "bundles/current")
+    part = recommender.bundle.ranker
+    assert (part is not None) == told["served"]
+    reply = recommender.answer(Request(user_id=recommender.bundle.users.user_ids[1], k=5))
+    assert reply.served_by.ranker == (part.version if part else None)
+    assert "ranked" in recommender.bundle.manifest.metrics
+    assert reply.degraded == []
+
+
+class Killed(BaseException):
+    """Stands in for a SIGKILL in the middle of training."""
+
+
+def test_done_it_is_skipped_and_killed_it_resumes_to_the_same_bits(
+    ranked: Path, shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    weights = Path("train_ranker/given/ranker/ranker.safetensors")
+    written = (ranked / weights).stat().st_mtime_ns
+    assert run(recsys, shop, ranked, ("train_ranker",)).exit_code == 0
+    assert (ranked / weights).stat().st_mtime_ns == written
+    workspace = until_blend(shop, tmp_path)
+    settings = (*SETTINGS, "ranker_training.checkpoint_seconds=0")
+    steps: list[int] = []
+
+    def dying(*arguments: object, **named: object) -> None:
+        save_checkpoint(*arguments, **named)  # type: ignore[arg-type]
+        steps.append(arguments[1].step)  # type: ignore[attr-defined]
+        if len(steps) == 8:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("recsys.training.loop.save_checkpoint", dying)
+        with pytest.raises(Killed):
+            run(recsys, shop, workspace, ("train_ranker",), settings)
+        assert not (workspace / "train_ranker/manifest.json").exists()
+        assert run(recsys, shop, workspace, ("train_ranker",), settings).exit_code == 0
+    # The second ranker went on where it was.
+    assert steps[8] == steps[7] + 1 > 1
+    assert (workspace / weights).read_bytes() == (ranked / weights).read_bytes()
+
+
+def test_a_ranker_that_loses_is_measured_and_not_served(
+    shop: Path, recsys: Recsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = until_blend(shop, tmp_path)
+    # Upside down.
+    monkeypatch.setattr(
+        train_ranker, "scores_of", lambda *given: -scores_of(*given).nan_to_num(neginf=0)
+    )
+    assert run(recsys, shop, workspace, ("train_ranker",)).exit_code == 0
+    told = json.loads((workspace / "train_ranker/given" / FILE).read_text())
+    assert told["served"] is False
+    assert told["ahead"] < -2 * told["standard_error"]
+    assert "against the blend" in told["reason"]
+    assert served_ranker(workspace / "train_ranker/given") is None
+
+
+def test_too_few_users_train_none_and_say_so(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
+    workspace = until_blend(shop, tmp_path)
+    settings = (*SETTINGS, "ranker_training.min_found=1000")
+    result = run(recsys, shop, workspace, ("train_ranker", "evaluate"), settings)
+    assert result.exit_code == 0, result.output
+    told = json.loads((workspace / "train_ranker/given" / FILE).read_text())
+    assert not told["served"]
+    assert "min_found = 1000" in told["reason"]
+    metrics = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]
+    assert "ranked" not in metrics["test"]
+
+
+def test_where_it_is_off_nothing_is_written(shop: Path) -> None:
+    assert not (shop / "train_ranker/given").exists()
+    metrics = json.loads((shop / "evaluate/metrics.json").read_text())["given"]
+    assert "ranked" not in metrics["test"]
+    manifest = json.loads((shop / "bundles/current/manifest.json").read_text())
+    assert "ranker" not in manifest["models"]
