@@ -274,7 +274,7 @@ class ReleaseConfig:
     bundles: Path | None = None
     """Folder of the bundles and of the link ``current``; <workspace>/bundles by default."""
     metric: str = "ndcg@10"
-    """The number that is compared, of the served blend on the test split."""
+    """The number that is compared, of the served list on the test split."""
     min_gain_over_popularity: float = 0.0
     """Relative; 0.1 asks for a tenth more than popularity has. -1 switches the check off."""
     max_drop_from_champion: float = 0.1

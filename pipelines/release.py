@@ -24,7 +24,7 @@ from pipelines.config_file import plain
 from pipelines.fit_baselines import CONTENT
 from pipelines.model_inputs import ModelInputs, released_order
 from pipelines.promotion import note_release
-from pipelines.rankers import served_ranker
+from pipelines.rankers import RANKED, served_ranker
 from pipelines.release_checks import Metrics, release_verdicts
 from pipelines.stage import StageContext, StageRows
 from pipelines.stage_errors import RefusedError
@@ -198,6 +198,9 @@ def release(context: StageContext) -> StageRows:
     folder, version = bundles_dir(config), version_of(context.making)
     folder.mkdir(parents=True, exist_ok=True)
     metrics: Metrics = read_json(context.inputs["evaluate"] / "metrics.json")[order]["test"]
+    if served_ranker(context.inputs["train_ranker"] / order) is None:
+        # What is not served is no reason to publish.
+        metrics = {name: values for name, values in metrics.items() if name != RANKED}
     recall = read_json(context.inputs["build_index"] / "recall.json")["recall"]
     verdicts = release_verdicts(metrics, recall, champion_metrics(folder, version), config.release)
     if not all(verdict.passed for verdict in verdicts):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pipelines.blends import BLEND, BLEND_FAST
 from pipelines.config import ReleaseConfig
+from pipelines.rankers import RANKED
 from serving.manifest import Verdict
 
 Metrics = Mapping[str, Mapping[str, float]]
@@ -40,8 +41,8 @@ def value_of(metrics: Metrics, model: str, metric: str) -> float:
 
 
 def served_row(metrics: Metrics) -> str:
-    """Name the row of what is served by default: profile ``fast``, where there are two."""
-    return BLEND_FAST if BLEND_FAST in metrics else BLEND
+    """Name the row of what is served by default: ranked, or else profile ``fast``, where it is."""
+    return next(name for name in (RANKED, BLEND_FAST, BLEND) if name in metrics or name == BLEND)
 
 
 def release_verdicts(
@@ -50,7 +51,7 @@ def release_verdicts(
     """Check the challenger.
 
     Args:
-        metrics: Test metrics by model.
+        metrics: Test metrics by model, of a ranker where it is served.
         index_recall: Share of the exact top list that the index finds.
         champion: Test metrics of the published bundle, None where there is none.
     """
@@ -62,7 +63,7 @@ def release_verdicts(
             f"{config.metric} above popularity",
             blend,
             popularity * (1 + config.min_gain_over_popularity),
-            f"the served blend against popularity's {popularity:.4f}",
+            f"the served list against popularity's {popularity:.4f}",
         ),
         verdict(
             "index recall",

@@ -49,3 +49,10 @@ def test_a_little_worse_than_the_champion_is_allowed() -> None:
 def test_unmeasured_metric_lists_the_measured() -> None:
     with pytest.raises(ValueError, match=r"'ndcg@11' was not measured; it must be one of ndcg@10"):
         release_verdicts(metrics(0.2), 1.0, None, ReleaseConfig(metric="ndcg@11"))
+
+
+def test_a_served_ranker_is_what_is_checked() -> None:
+    ranked = {**metrics(0.2), "blend_fast": {"ndcg@10": 0.2}, "ranked": {"ndcg@10": 0.09}}
+    verdicts = release_verdicts(ranked, 1.0, metrics(0.19), ReleaseConfig())
+    assert not passed(verdicts)["ndcg@10 above popularity"]
+    assert not passed(verdicts)["ndcg@10 against the champion"]
