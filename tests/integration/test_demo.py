@@ -43,7 +43,8 @@ def test_demo_shows_metrics_histories_and_what_to_do_next(shop: Path) -> None:
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 100
     for split in ("validation", "test"):
-        for model in MODEL_NAMES:
+        assert set(metrics[split]) <= set(MODEL_NAMES)
+        for model in metrics[split]:
             mean, low, high, _ = analysis[split].models[model].intervals["ndcg@10"]
             assert metrics[split][model]["ndcg@10"] == pytest.approx(mean)
             assert f"{mean:.3f} ({low:.3f}-{high:.3f})" in text

@@ -12,6 +12,7 @@ from recsys.data.item_mask import ItemMask
 from recsys.models.ranking_batch import RankingBatch
 from recsys.retrieval.candidate_numbers import ranking_candidates
 from serving.bundle import load_bundle, write_bundle
+from serving.delta import NewItem, write_delta
 from serving.filters import eligible_items
 from serving.query import hydrate
 from serving.ranker import CandidateRanker, reordered
@@ -189,3 +190,29 @@ def test_a_ranker_of_other_numbers_is_refused(parts, tmp_path):
     (folder / "config.json").write_text(json.dumps(document))
     with pytest.raises(ValueError, match=r"candidate_dense .*weather"):
         write_bundle(tmp_path / "bundles", replace(parts, ranker=folder), version="v1")
+
+
+def test_appended_items_are_ranked_and_old_ones_keep_their_scores(parts, tmp_path):
+    directory = write_bundle(tmp_path, parts, version="v1")
+    before = load_bundle(directory)
+    retriever = before.retriever
+    write_delta(
+        tmp_path,
+        "v1",
+        [NewItem(item_id="item-41", display_text="Fresh", categories=["odd"])],
+        content=retriever.content[[6]].numpy(),
+        item_vectors=retriever.index.vectors(torch.tensor([6])).numpy(),
+    )
+    after = load_bundle(tmp_path / "bundle-v1+1")
+    model = after.ranker.model
+    query, own, numbers = candidates(Recommender(before), "user-3")
+    batch = RankingBatch(query.features, Jagged(own, torch.tensor([0, len(own)])), None, numbers)
+    assert torch.equal(model.score(batch), before.ranker.model.score(batch))
+    fresh = torch.tensor([41])
+    alone = model.score_candidates(model.reader_of(batch, 0), fresh, numbers[:1])
+    unknown = model.score_candidates(model.reader_of(batch, 0), torch.tensor([0]), numbers[:1])
+    assert bool(alone.isfinite().all())
+    assert not torch.equal(alone, unknown)
+    reply = ask(Recommender(after), user_id="user-3", k=33)
+    assert reply.served_by.ranker == before.ranker.version
+    assert "item-41" in [item.item_id for item in reply.items]
