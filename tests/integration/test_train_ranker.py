@@ -11,6 +11,7 @@ from click.testing import Result
 from pipelines import train_ranker
 from pipelines.fit_ranker import scores_of
 from pipelines.rankers import FILE, served_ranker
+from pipelines.report import report_path
 from recsys.training.checkpoint import save_checkpoint
 from serving.recommend import Recommender
 from serving.schemas import Request
@@ -69,7 +70,7 @@ def run(
 def ranked(shop: Path, recsys: Recsys, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with a ranker, measured."""
     workspace = until_blend(shop, tmp_path_factory.mktemp("ranked"))
-    result = run(recsys, shop, workspace, ("train_ranker", "evaluate"))
+    result = run(recsys, shop, workspace, ("train_ranker", "evaluate", "report"))
     assert result.exit_code == 0, result.output
     return workspace
 
@@ -84,6 +85,7 @@ def test_evaluation_finds_what_the_stage_judged_by(ranked: Path) -> None:
         told["validation"]["blend"], abs=1e-6
     )
     assert metrics["test"]["ranked"]["recall@10"] > 0
+    assert "blend (fast), ranked" in report_path(ranked).read_text()
     assert told["served"] == (told["ahead"] >= -2 * told["standard_error"])
 
 
