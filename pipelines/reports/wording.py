@@ -25,7 +25,7 @@ MODEL_MEANINGS = {
     "sequence": "a trained network that reads the history in its order",
     "generative": "a trained network that writes out the next item's semantic ID, best ones first",
     "blend_fast": "the lists of all models but the generative one put together; served by default",
-    "blend": "the lists of all models put together; this is what is served",
+    "blend": "the lists of all models put together",
     "ranked": "the fast blend with its first places in a trained ranker's order",
 }
 METRICS = {
