@@ -161,8 +161,8 @@ def fit_profile(examples: Examples, config: RunConfig) -> tuple[ProfileBlend, di
         **document,
         "served": best if wins else LEARNED,
         "reason": (
-            f"against {best.replace('_', '-')}, the best other way, learned weights have {-difference:+.4f} {metric} "
-            f"(standard error {error:.4f})"
+            f"against {best.replace('_', '-')}, the best other way, learned weights have "
+            f"{-difference:+.4f} {metric} (standard error {error:.4f})"
         ),
         "rival": {"name": best, "ahead": difference, "standard_error": error},
         "validation": means(values),
