@@ -190,7 +190,7 @@ def test_a_model_beside_the_file_is_taken_and_a_changed_one_encodes_again(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ('[content]\nencoder = "minilmm"', "is neither a name (minilm, hash"),
+        ('[content]\nencoder = "minilmm"', "is neither a name (minilm, minilm+words, hash"),
         ('[content]\nencoder = "models/gone"', "there is no file or folder"),
         ('[content]\nencoder = "endpoint"', "needs a table [content.endpoint]"),
         ('[enrichment]\nmodel = "smollm"', "is neither a name (none, smollm2, endpoint)"),

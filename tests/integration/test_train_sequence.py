@@ -67,7 +67,8 @@ def test_where_it_is_off_nothing_is_trained_or_measured(
     off = ["--set", "sequence_training.enabled=false"]
     off += ["--set", "generative_training.enabled=false"]
     config = shop.parent / "shop.toml"
-    names = ("train_sequence", "train_generative", "fit_blend", "evaluate", "report", "refit")
+    trained_here = ("train_sequence", "train_generative", "fit_blend", "train_ranker")
+    names = (*trained_here, "evaluate", "report", "refit")
     stages = [part for name in names for part in ("--stage", name)]
     result = recsys("run", "-c", config, "-w", workspace, "-q", *off, *stages)
     assert result.exit_code == 0, result.output
@@ -116,7 +117,8 @@ def test_times_are_read_in_training_and_in_evaluation_alike(
         shutil.copytree(shop / name, workspace / name)
     config = shop.parent / "shop.toml"
     options = [part for one in settings for part in ("--set", one)]
-    stages = ["--stage", "fit_blend", "--stage", "evaluate"]
+    names = ("fit_blend", "train_ranker", "evaluate")
+    stages = [part for name in names for part in ("--stage", name)]
     result = recsys("run", "-c", config, "-w", workspace, "-q", *stages, *options)
     assert result.exit_code == 0, result.output
     measured = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]
