@@ -79,6 +79,8 @@ class Whitening(NamedTuple):
         apart = known - mean
         covariance = apart.T @ apart / len(known)
         spread, axes = torch.linalg.eigh(covariance)
+        if spread.max() <= NORM_FLOOR**2:  # every item says the same, so nothing is evidence
+            return cls(mean.float(), torch.zeros(width, width, device=content.device))
         # Few items say little of many directions, so there all count more alike.
         spread = spread + spread.mean() * width / len(known)
         scale = spread.clamp_min(1e-4 * spread.max()) ** (-strength / 2)

@@ -61,6 +61,12 @@ def test_whitening_makes_every_direction_count_alike() -> None:
     torch.testing.assert_close(covariance, torch.eye(2), atol=5e-2, rtol=0)
 
 
+def test_a_catalogue_of_one_text_tells_nothing() -> None:
+    vectors = torch.full((5, 3), 0.3)
+    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1, 2]))
+    assert torch.equal(scores, torch.full((1, 5), -torch.inf))
+
+
 def test_a_handful_of_items_is_hardly_whitened() -> None:
     """Fully whitened, five items in four directions would all be equally unlike."""
     alike = content(6, 4)
