@@ -67,6 +67,8 @@ def chosen_users(
 ) -> list[tuple[tuple[str, ...], int]]:
     """Choose a user row for each outcome that occurs: the one of middling history length.
 
+    Where none of them occurs, the commonest other outcome is shown.
+
     Args:
         lengths: Events before the split of each user row, [U].
     """
@@ -76,12 +78,17 @@ def chosen_users(
     )
     frame = users.sort("user_row").collect()
     frame = frame.with_columns(pl.Series("length", lengths[frame["user_row"].to_numpy()]))
+    occurring = frame.group_by(models).len().sort("len", *models, descending=True)
+    found_by = [
+        tuple(model for model, finds in zip(models, row, strict=True) if finds)
+        for row in occurring.select(models).iter_rows()
+    ]
+    wanted = [outcome for outcome in outcomes(models) if outcome in found_by]
     chosen = []
-    for outcome in outcomes(models):
+    for outcome in wanted or found_by[:1]:
         same = [pl.col(model) == (model in outcome) for model in models]
         rows = frame.filter(pl.all_horizontal(same)).sort("length", "user_row")
-        if rows.height:
-            chosen.append((outcome, int(rows["user_row"][rows.height // 2])))
+        chosen.append((outcome, int(rows["user_row"][rows.height // 2])))
     return chosen
 
 

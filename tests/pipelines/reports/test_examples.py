@@ -19,6 +19,13 @@ def test_each_outcome_is_shown_by_the_user_of_middling_history():
     assert found == [(("a", "b"), 6), (("a",), 3), ((), 5)]
 
 
+def test_where_no_outcome_is_telling_the_commonest_is_shown():
+    ranks = {"rank_a": [1, 2, 9], "rank_b": [3, 4, 99], "rank_c": [99, 99, 2]}
+    frame = pl.DataFrame({"user_row": [1, 2, 3], **ranks})
+    found = chosen_users(frame.lazy(), ["a", "b", "c"], np.array([0, 5, 6, 7]))
+    assert found == [(("a", "b"), 2)]
+
+
 def test_lists_carry_titles_and_mark_the_hidden_item(tmp_path):
     folder = tmp_path / "sequences"
     folder.mkdir()
