@@ -39,7 +39,6 @@ from pipelines.sources import (
     Source,
     ask_all,
     batches,
-    event_counts,
     lists_of,
 )
 from pipelines.stage import StageContext, StageRows
@@ -74,7 +73,7 @@ class Blending(NamedTuple):
     ) -> Blending:
         """Prepare a split; on validation each half is measured by the weights of the other."""
         sequences, num_item_rows = inputs.sequences, inputs.sizes.num_item_rows
-        counts = event_counts(sequences, np.asarray(sequences.train_end), num_item_rows)
+        counts = sequences.item_counts(sequences.train_end, num_item_rows)
         halves = fold_of_users(sequences.num_user_rows, seed)
         return cls(profiles, counts, halves if split == "validation" else None, ranker)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +31,7 @@ from pipelines.blends import (
 from pipelines.config import RunConfig
 from pipelines.fitted_sources import load_sources
 from pipelines.model_inputs import HeldOut, ModelInputs, tie_orders
-from pipelines.sources import Source, ask_all, batches, event_counts, lists_of
+from pipelines.sources import Source, ask_all, batches, lists_of
 from pipelines.stage import StageContext, StageRows
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
@@ -108,7 +107,7 @@ def collect_examples(
         held_out.targets,
         torch.cat(lengths),
         folds[torch.cat(users)],
-        event_counts(sequences, np.asarray(sequences.train_end), num_item_rows),
+        sequences.item_counts(sequences.train_end, num_item_rows),
     )
 
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pipelines.config import RunConfig
 from pipelines.model_inputs import HeldOut, ModelInputs, queries_per_batch
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import TopK
 from recsys.retrieval.source_lists import ScoredItems, unseen
@@ -95,10 +93,3 @@ def candidates_asked(num_item_rows: int) -> int:
 def lists_of(answers: Mapping[str, Answer]) -> dict[str, TopK]:
     """Take the lists, by source."""
     return {SOURCE_OF_MODEL[model]: answer.top for model, answer in answers.items()}
-
-
-def event_counts(sequences: Sequences, ends: Rows, num_item_rows: int) -> Tensor:
-    """Count each item's events before each user's ``ends``, [N]."""
-    visible = concatenated_ranges(np.asarray(sequences.offsets[:-1]), ends)
-    counts = np.bincount(np.asarray(sequences.item_rows)[visible], minlength=num_item_rows)
-    return torch.from_numpy(counts)

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from pipelines.sources import batches
 from pipelines.stage import StageContext, StageRows
 from pipelines.stage_errors import UnstableTrainingError
 from recsys.data.batch import JaggedBatch
-from recsys.data.dataset import concatenated_ranges
 from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
 from recsys.models.generative import GenerativeModel
 from recsys.models.ranker import Ranker
@@ -136,9 +134,7 @@ def training_device(training: TrainingConfig) -> torch.device:
 def count_items(inputs: ModelInputs, split: Literal["train", "all"]) -> Tensor:
     """Count each item's events that a model fit on ``split`` may see, [num_item_rows]."""
     sequences = inputs.sequences
-    visible = concatenated_ranges(sequences.offsets[:-1], sequences.visible_end(split))
-    counts = np.bincount(sequences.item_rows[visible], minlength=inputs.sizes.num_item_rows)
-    return torch.from_numpy(counts)
+    return sequences.item_counts(sequences.visible_end(split), inputs.sizes.num_item_rows)
 
 
 def validation_metrics(

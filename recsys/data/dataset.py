@@ -130,6 +130,13 @@ class Sequences:
         owners: Rows = np.searchsorted(self.offsets, positions, side="right") - 1
         return owners
 
+    def item_counts(self, ends: Rows, num_item_rows: int) -> Tensor:
+        """Count each item's events before each user's ``ends``, [num_item_rows]."""
+        visible = concatenated_ranges(np.asarray(self.offsets[:-1]), np.asarray(ends))
+        return torch.from_numpy(
+            np.bincount(np.asarray(self.item_rows[visible]), minlength=num_item_rows)
+        )
+
     def labels(self, positions: Rows) -> Tensor:
         """Return the label item of each position, [P] int64."""
         return torch.from_numpy(np.asarray(self.item_rows[positions]))

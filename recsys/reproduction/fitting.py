@@ -93,9 +93,7 @@ class Experiment:
     def item_counts(self) -> Tensor:
         """Count each item's events in train, [N]."""
         sequences = self.trained_on
-        visible = concatenated_ranges(np.asarray(sequences.offsets[:-1]), sequences.train_end)
-        rows = np.asarray(sequences.item_rows[visible])
-        return torch.from_numpy(np.bincount(rows, minlength=self.prepared.num_item_rows))
+        return sequences.item_counts(sequences.train_end, self.prepared.num_item_rows)
 
 
 class Fitted(NamedTuple):

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from pipelines.blends import load_blends
 from pipelines.generation import GeneratedSource, ItemCodes
 from pipelines.model_inputs import ModelInputs
-from pipelines.sources import ScoredSource, Source, ask_all, event_counts, lists_of
+from pipelines.sources import ScoredSource, Source, ask_all, lists_of
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative import GenerativeModel
@@ -110,7 +110,7 @@ def test_the_measured_blend_is_the_served_one(shop: Path, profile: Profile) -> N
     expected = weighed | {"generative"} if profile == "full" else weighed
     assert set(recommender.bundle.blends[profile].sources) == expected
     ends = np.asarray(inputs.sequences.offsets[1:])
-    counts = event_counts(inputs.sequences, ends, inputs.sizes.num_item_rows)
+    counts = inputs.sequences.item_counts(ends, inputs.sizes.num_item_rows)
     users = recommender.bundle.users
     for row in range(1, users.num_user_rows):
         history = Jagged.from_lists([users.history(row).tolist()])
