@@ -30,7 +30,7 @@ from pipelines.training import (
 )
 from recsys.data.batch import JaggedBatch
 from recsys.data.order import BatchOrder
-from recsys.data.windows import training_windows, window_batch
+from recsys.data.windows import training_windows
 from recsys.models.generative import GenerativeInputs, GenerativeModel
 from recsys.retrieval.source_lists import unseen
 from recsys.training.loop import TrainConfig, TrainResult
@@ -78,8 +78,7 @@ def fit_generative_model(
     order = BatchOrder(len(windows), training.batch_size, config.seed)
 
     def loss_at(step: int) -> Tensor:
-        chosen = order.indices(step)
-        batch = window_batch(inputs.sequences, windows.starts[chosen], windows.ends[chosen])
+        batch = windows.batch(inputs.sequences, order.indices(step))
         return model.loss(batch.to(device))
 
     evaluate = None

@@ -23,7 +23,7 @@ from pipelines.training import (
     validation_metrics,
 )
 from recsys.data.order import BatchOrder
-from recsys.data.windows import training_windows, window_batch
+from recsys.data.windows import training_windows
 from recsys.models.sequence import SequenceModel
 from recsys.training.loop import TrainConfig, TrainResult
 
@@ -57,8 +57,7 @@ def fit_sequence_model(
     order = BatchOrder(len(windows), training.batch_size, config.seed)
 
     def loss_at(step: int) -> torch.Tensor:
-        chosen = order.indices(step)
-        batch = window_batch(inputs.sequences, windows.starts[chosen], windows.ends[chosen])
+        batch = windows.batch(inputs.sequences, order.indices(step))
         return model.loss(batch.to(device))
 
     evaluate = None

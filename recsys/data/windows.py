@@ -30,6 +30,10 @@ class Windows(NamedTuple):
     def __len__(self) -> int:
         return len(self.starts)
 
+    def batch(self, sequences: Sequences, chosen: Rows) -> JaggedBatch:
+        """Read some of the windows, as ``window_batch`` does."""
+        return window_batch(sequences, self.starts[chosen], self.ends[chosen])
+
 
 def training_windows(
     sequences: Sequences, split: Literal["train", "validation", "all"], max_length: int

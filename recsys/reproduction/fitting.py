@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from recsys.data.dataset import Sequences, Split, concatenated_ranges
 from recsys.data.held_out import HeldOut
 from recsys.data.order import BatchOrder
-from recsys.data.windows import training_windows, window_batch
+from recsys.data.windows import training_windows
 from recsys.evaluation.ranking import distinct_targets
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative import GenerativeModel
@@ -211,8 +211,7 @@ def fit_sequence(experiment: Experiment) -> Fitted:
     order = BatchOrder(len(windows), training.batch_size, experiment.seed)
 
     def loss_at(step: int) -> Tensor:
-        chosen = order.indices(step)
-        batch = window_batch(sequences, windows.starts[chosen], windows.ends[chosen])
+        batch = windows.batch(sequences, order.indices(step))
         return model.loss(batch.to(experiment.device))
 
     source = ScoredSource(model.score)
@@ -266,8 +265,7 @@ def fit_generative(experiment: Experiment) -> Fitted:
     order = BatchOrder(len(windows), training.batch_size, experiment.seed)
 
     def loss_at(step: int) -> Tensor:
-        chosen = order.indices(step)
-        batch = window_batch(sequences, windows.starts[chosen], windows.ends[chosen])
+        batch = windows.batch(sequences, order.indices(step))
         return model.loss(batch.to(experiment.device))
 
     source = GeneratedSource(model, codes, recipe.beam_width)
