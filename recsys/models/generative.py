@@ -39,13 +39,13 @@ from recsys.models.generative_loss import (
     shortest_first,
 )
 from recsys.models.history_reader import BeamState, GenerativeContext, HistoryReader
-from recsys.models.item_tower import NORM_FLOOR, CatalogueModel, ItemCatalogue, ItemTower
+from recsys.models.item_tower import NORM_FLOOR, ItemCatalogue, ItemTower, RetrievalModel
 from recsys.models.sequence import Ranked, sampled_items
 
 __all__ = ["GenerativeConfig", "GenerativeContext", "GenerativeInputs", "GenerativeModel"]
 
 
-class GenerativeModel(CatalogueModel):
+class GenerativeModel(RetrievalModel):
     """History reader and code decoder, and the item tower with its catalogue."""
 
     codes: Tensor
@@ -200,13 +200,6 @@ class GenerativeModel(CatalogueModel):
         """Ask for the first code of one beam for each request, [B, 1, D]."""
         nothing = context.bias.new_zeros(context.keys.shape[1], 1, dtype=torch.int64)
         return self.tokens.token(0, nothing, nothing)
-
-    @torch.no_grad()
-    def score(self, queries: JaggedBatch) -> Tensor:
-        """Score every item by the dense head's cosine, [B, N]; row 0 is -inf."""
-        scores = self.query_vectors(queries) @ self.all_item_vectors().T
-        scores[:, 0] = -torch.inf
-        return scores
 
     def loss(self, batch: JaggedBatch) -> Tensor:
         """Negative log-probability of every event's ID, and the dense head's softmax loss.

@@ -186,3 +186,18 @@ class CatalogueModel(nn.Module):
     def all_item_vectors(self) -> Tensor:
         """Encode the whole catalogue as unit vectors, [N, D]; row 0 is no item."""
         return functional.normalize(self.all_item_inputs(), dim=1, eps=NORM_FLOOR)
+
+
+class RetrievalModel(CatalogueModel):
+    """A model that makes of a query a vector to lie beside the items'."""
+
+    def query_vectors(self, queries: JaggedBatch) -> Tensor:
+        """Encode queries as unit vectors, [B, D]."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def score(self, queries: JaggedBatch) -> Tensor:
+        """Score every item of the catalogue for each query by cosine, [B, N]; row 0 is -inf."""
+        scores = self.query_vectors(queries) @ self.all_item_vectors().T
+        scores[:, 0] = -torch.inf
+        return scores

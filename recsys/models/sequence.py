@@ -36,9 +36,9 @@ from recsys.layers.embedding import Backend
 from recsys.layers.hstu import HstuBlock
 from recsys.models.item_tower import (
     NORM_FLOOR,
-    CatalogueModel,
     ItemCatalogue,
     ItemTower,
+    RetrievalModel,
     TwoTowerInputs,
 )
 
@@ -200,7 +200,7 @@ def seen_before(history: Jagged) -> Jagged:
     return Jagged(history.values[source + torch.arange(len(event), device=event.device)], offsets)
 
 
-class SequenceModel(CatalogueModel):
+class SequenceModel(RetrievalModel):
     """Encoder of histories and item tower with their catalogue."""
 
     def __init__(
@@ -258,13 +258,6 @@ class SequenceModel(CatalogueModel):
         inputs = inputs_of(history) if inputs_of else self.all_item_inputs()[history.values]
         encoded: Tensor = self.encoder(inputs, history, times)
         return self.encoder.last(encoded, history)
-
-    @torch.no_grad()
-    def score(self, queries: JaggedBatch) -> Tensor:
-        """Score every item of the catalogue for each query by cosine, [B, N]; row 0 is -inf."""
-        scores = self.query_vectors(queries) @ self.all_item_vectors().T
-        scores[:, 0] = -torch.inf
-        return scores
 
     def loss(self, batch: JaggedBatch) -> Tensor:
         """Softmax loss of every event that follows another, the mean over them.

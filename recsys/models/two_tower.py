@@ -31,9 +31,9 @@ from recsys.data.negatives import every_item, mixed_candidates, sampled_softmax_
 from recsys.layers.embedding import Backend, EmbeddingBags, TableConfig
 from recsys.models.item_tower import (
     NORM_FLOOR,
-    CatalogueModel,
     ItemCatalogue,
     ItemTower,
+    RetrievalModel,
     TwoTowerInputs,
 )
 
@@ -177,7 +177,7 @@ class QueryTower(nn.Module):
         return functional.normalize(state.float(), dim=1, eps=NORM_FLOOR)
 
 
-class TwoTower(CatalogueModel):
+class TwoTower(RetrievalModel):
     """Query and item tower with their catalogue."""
 
     def __init__(
@@ -219,13 +219,6 @@ class TwoTower(CatalogueModel):
         inputs = inputs_of(known) if inputs_of else self.all_item_inputs()[known.values]
         vectors: Tensor = self.query_tower(queries, known, inputs)
         return vectors
-
-    @torch.no_grad()
-    def score(self, queries: JaggedBatch) -> Tensor:
-        """Score every item of the catalogue for each query by cosine, [B, N]; row 0 is -inf."""
-        scores = self.query_vectors(queries) @ self.all_item_vectors().T
-        scores[:, 0] = -torch.inf
-        return scores
 
     def loss(self, queries: JaggedBatch, item_rows: Tensor) -> Tensor:
         """Softmax loss of the labels against in-batch and uniform negatives.
