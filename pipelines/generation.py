@@ -61,14 +61,8 @@ class ItemCodes(NamedTuple):
 
     def trie(self, device: torch.device | str = "cpu") -> Trie:
         """Build the tree of the IDs there are."""
-        rows = (self.codes[:, 0] >= 0).nonzero()[:, 0]
-        return Trie.build(
-            self.codes[rows],
-            self.level_sizes,
-            item_rows=rows,
-            num_item_rows=len(self.codes),
-            version=self.version,
-        ).to(device)
+        trie = Trie.of_item_codes(self.codes, self.level_sizes, version=self.version)
+        return trie.to(device)
 
 
 class GeneratedSource:

@@ -27,7 +27,6 @@ from recsys.models.generative import GenerativeModel
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.sequence import SequenceModel
 from recsys.retrieval.learned_blend import LearnedBlend
-from recsys.semantic_ids.codes import NO_CODE
 from recsys.semantic_ids.trie import Trie
 from serving.catalogue import reading
 from serving.manifest import BundleManifest, Profile
@@ -140,14 +139,7 @@ def load_generation(
         # Encoded here once, so that requests in many threads only read it.
         if not bool(torch.isfinite(model.all_item_inputs()).all()):
             raise ValueError("its item vectors are not finite; train and release it again")
-        rows = (codes[:, 0] != NO_CODE).nonzero().flatten()
-        trie = Trie.build(
-            codes[rows],
-            semantic_ids.ids.level_sizes,
-            item_rows=rows,
-            num_item_rows=len(codes),
-            version=semantic_ids.version,
-        )
+        trie = Trie.of_item_codes(codes, semantic_ids.ids.level_sizes, version=semantic_ids.version)
     return Generation(model=model, trie=trie)
 
 

@@ -25,14 +25,7 @@ class GeneratedSource:
 
     def __init__(self, model: GenerativeModel, codes: Codes, beam_width: int) -> None:
         device = next(model.parameters()).device
-        rows = (codes.codes[:, 0] >= 0).nonzero()[:, 0]
-        trie = Trie.build(
-            codes.codes[rows],
-            codes.level_sizes,
-            item_rows=rows,
-            num_item_rows=len(codes.codes),
-            version=VERSION,
-        ).to(device)
+        trie = Trie.of_item_codes(codes.codes, codes.level_sizes, version=VERSION).to(device)
         self._model, self._trie = model, trie
         self._search = BeamSearch(
             model.decode_step, trie, beam_width=beam_width, semantic_ids_version=VERSION

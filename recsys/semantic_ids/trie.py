@@ -101,6 +101,16 @@ class Trie:
         return cls(keys, rows[order], level_sizes, num_item_rows=size, version=version)
 
     @classmethod
+    def of_item_codes(
+        cls, codes: Tensor, level_sizes: Sequence[int], *, version: str | None = None
+    ) -> Self:
+        """Build from the codes of every item row [N, L], -1 where an item has none."""
+        rows = (codes[:, 0] >= 0).nonzero()[:, 0]
+        return cls.build(
+            codes[rows], level_sizes, item_rows=rows, num_item_rows=len(codes), version=version
+        )
+
+    @classmethod
     def of_ids(cls, ids: SemanticIds) -> Self:
         """Build from a version of the semantic IDs."""
         return cls.build(
