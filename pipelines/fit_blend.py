@@ -35,7 +35,7 @@ from pipelines.sources import Source, ask_all, batches, lists_of
 from pipelines.stage import StageContext, StageRows
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
-from recsys.evaluation.ranking import per_user_metric
+from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.retrieval.learned_blend import LearnedBlend
 from recsys.retrieval.source_features import FEATURES
 from recsys.retrieval.source_lists import blended_lists, fitted_blend
@@ -72,7 +72,7 @@ class Examples(NamedTuple):
 
     def num_found(self) -> int:
         """Count users with a target in any list."""
-        ranks = [ranks_in(top.item_rows, self.targets).values for top in self.lists.values()]
+        ranks = [list_ranks(top.item_rows, self.targets).values for top in self.lists.values()]
         found = torch.zeros(self.targets.batch_size, dtype=torch.int64)
         found.index_add_(0, self.targets.segments(), torch.stack(ranks).sum(0))
         return int((found > 0).sum())
@@ -109,13 +109,6 @@ def collect_examples(
         folds[torch.cat(users)],
         sequences.item_counts(sequences.train_end, num_item_rows),
     )
-
-
-def ranks_in(item_rows: Tensor, targets: Jagged) -> Jagged:
-    """Rank each target in its user's list from 1, 0 where it is not there; lists [U, k]."""
-    matches = item_rows[targets.segments()] == targets.values[:, None]  # [M, k]
-    places = matches.long().argmax(1) + 1
-    return Jagged(torch.where(matches.any(1), places, 0), targets.offsets)
 
 
 def fit_profile(examples: Examples, config: RunConfig) -> tuple[ProfileBlend, dict[str, Any]]:
@@ -214,7 +207,7 @@ def measured(
         part = examples.of(rows, tuple(examples.lists))
         folds = part.folds if by_half else None
         top = blend.lists(part.lists, part.history_lengths, part.item_counts, folds)
-        ranks.append(ranks_in(top.item_rows, part.targets).values)
+        ranks.append(list_ranks(top.item_rows, part.targets).values)
     return per_user_metric(Jagged(torch.cat(ranks), examples.targets.offsets), metric)
 
 

@@ -18,10 +18,11 @@ from pipelines.build_semantic_ids import ID_ROWS, read_version
 from pipelines.sources import Answer
 from recsys.data.batch import JaggedBatch
 from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import NO_ROW, TopK
+from recsys.data.top_k import TopK
 from recsys.models.generative import GenerativeModel
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.retrieval.source_lists import GeneratedItems
+from recsys.semantic_ids.quality import invalid_share
 from recsys.semantic_ids.trie import Trie
 from serving.surfaces import HOME
 
@@ -54,10 +55,7 @@ class ItemCodes(NamedTuple):
 
     def invalid_rate(self, item_rows: Tensor) -> float:
         """Say what share of generated items [B, k] is no item with an ID; 0 where none is there."""
-        listed = item_rows[item_rows != NO_ROW]
-        known = (listed > 0) & (listed < len(self.codes))
-        valid = known & (self.codes[listed.where(known, 0)] >= 0).all(1)
-        return float((~valid).double().mean()) if len(listed) else 0.0
+        return invalid_share(item_rows, self.codes) or 0.0
 
     def trie(self, device: torch.device | str = "cpu") -> Trie:
         """Build the tree of the IDs there are."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from pipelines.artifacts import to_json
 from pipelines.blends import FAST, NUM_FOLDS, ProfileBlend, load_blends, profiles_of, served_blends
 from pipelines.config import RunConfig
-from pipelines.fit_blend import NOISE, collect_examples, ranks_in, standard_error
+from pipelines.fit_blend import NOISE, collect_examples, standard_error
 from pipelines.fit_ranker import (
     Setting,
     Tasks,
@@ -35,7 +35,7 @@ from pipelines.stage import StageContext, StageRows
 from pipelines.training import Curve, ProgressBar, TrainingRun
 from recsys.data.top_k import TopK
 from recsys.evaluation.calibration import expected_calibration_error, reliability_curve
-from recsys.evaluation.ranking import per_user_metric
+from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.models.ranker import Ranker
 
 
@@ -100,7 +100,7 @@ def judged(folds: Sequence[Fold], setting: Setting) -> dict[str, Any]:
         targets = setting.targets.take(users)
         ways = {"blend": before, RANKED: reordered(before, scores)}
         found = {
-            name: per_user_metric(ranks_in(way.item_rows, targets), metric)
+            name: per_user_metric(list_ranks(way.item_rows, targets), metric)
             for name, way in ways.items()
         }
         ahead.append(found["blend"] - found[RANKED])

@@ -304,6 +304,14 @@ def target_ranks(scores: Tensor, targets: Jagged) -> Tensor:
     return torch.from_numpy(ranks)
 
 
+def list_ranks(item_rows: Tensor, targets: Jagged) -> Jagged:
+    """Rank targets in lists [B, k], on their device: places from 1, `UNRANKED` where absent."""
+    hits = item_rows[targets.segments()] == targets.values[:, None]  # [M, k]
+    places = torch.arange(1, item_rows.shape[1] + 1, device=item_rows.device)
+    ranks = torch.where(hits & (targets.values > 0)[:, None], places, UNRANKED).amax(1)
+    return Jagged(ranks, targets.offsets)
+
+
 def _exclude(scores: Tensor, excluded: Jagged | None) -> None:
     """Make column 0 and each user's excluded items ineligible, in place."""
     scores[:, 0] = -torch.inf

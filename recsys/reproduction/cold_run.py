@@ -17,6 +17,7 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
+from recsys.evaluation.ranking import list_ranks
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative import GenerativeModel
 from recsys.models.sequence import SequenceModel
@@ -37,7 +38,6 @@ from recsys.reproduction.ranking import (
     ScoredSource,
     Source,
     metrics_of,
-    places_of,
     rank_all,
 )
 from recsys.reproduction.recipe import BLENDS, SOURCES, Recipe
@@ -209,7 +209,7 @@ def blended(
             if key[0] == setting:
                 lengths = question.history_lengths()
                 top = blended_in_parts(blend, lists_of(found, key), lengths, counts, device)
-                ranks = places_of(top.item_rows, question.held_out.targets)
+                ranks = list_ranks(top.item_rows, question.held_out.targets).values
                 merged[key] = Ranked(top, ranks)
     return merged
 

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.evaluation.ranking import list_ranks
 from recsys.models.generative import GenerativeModel
 from recsys.models.generative_config import GenerativeInputs
 from recsys.models.item_tower import ItemCatalogue
 from recsys.reproduction.prepared import Codes, Prepared
-from recsys.reproduction.ranking import Found, places_of
+from recsys.reproduction.ranking import Found
 from recsys.retrieval.beam_search import BeamSearch, check_scores
 from recsys.semantic_ids.trie import Trie
 
@@ -35,7 +36,7 @@ class GeneratedSource:
     def __call__(self, queries: JaggedBatch, allowed: Tensor, targets: Jagged, k: int) -> Found:
         restriction = self._trie.restrict_rows(allowed)
         lists = check_scores(self._search.lists(self._model.context(queries), k, restriction))
-        return Found(lists, places_of(lists.item_rows, targets))
+        return Found(lists, list_ranks(lists.item_rows, targets).values)
 
 
 def generative_inputs(prepared: Prepared, codes: Codes) -> GenerativeInputs:

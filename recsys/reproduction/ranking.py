@@ -94,13 +94,6 @@ def ranks_of(scores: Tensor, targets: Jagged) -> Tensor:
     return ranks.masked_fill(~known | (own == -torch.inf), UNRANKED)
 
 
-def places_of(item_rows: Tensor, targets: Jagged) -> Tensor:
-    """Find targets in lists [B, k]: their places from 1, `UNRANKED` where they are not, [M]."""
-    hits = item_rows[targets.segments()] == targets.values[:, None]  # [M, k]
-    places = torch.arange(1, item_rows.shape[1] + 1, device=item_rows.device)
-    return torch.where(hits & (targets.values > 0)[:, None], places, 0).amax(1)
-
-
 class Question(NamedTuple):
     """What a split asks: queries, what they may be shown, what they went on to."""
 

@@ -29,12 +29,14 @@ import torch
 
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
+from recsys.evaluation.ranking import list_ranks
 from recsys.reproduction.fitting import FITTERS, Experiment
 from recsys.reproduction.prepared import Codes, Prepared
-from recsys.reproduction.ranking import Question, Ranked, metrics_of, places_of, rank_all
+from recsys.reproduction.ranking import Question, Ranked, metrics_of, rank_all
 from recsys.reproduction.recipe import BLENDS, SOURCES
 from recsys.retrieval.learned_blend import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.source_lists import blended_lists, fitted_blend
+from recsys.semantic_ids.quality import invalid_share
 
 MeasuredSplit = Literal["validation", "test"]
 RESULT = "result.json"
@@ -105,7 +107,7 @@ def run_once(prepared: Prepared, directory: Path, settings: RunSettings) -> dict
     result = {
         **described(prepared, settings),
         "seconds": round(time.perf_counter() - begin, 1),
-        "invalid_ids": invalid_share(folder, prepared.codes, settings.splits),
+        "invalid_ids": invalid_ids(folder, prepared.codes, settings.splits),
         "rows": {name: row for name, row in rows.items() if name in prepared.recipe.rows},
     }
     write_json(folder / RESULT, result)
@@ -198,7 +200,7 @@ def measured_blend(
             )
         else:
             merged = blended_by_halves(experiment, lists[split], question)
-        found[split] = Ranked(merged, places_of(merged.item_rows, asked.held_out.targets))
+        found[split] = Ranked(merged, list_ranks(merged.item_rows, asked.held_out.targets).values)
     save_ranked(folder / f"{name}.npz", found)
     blend.save(folder / name)
     return {
@@ -299,19 +301,14 @@ def metrics_by_split(
     }
 
 
-def invalid_share(
-    folder: Path, codes: Codes | None, splits: Sequence[MeasuredSplit]
-) -> float | None:
+def invalid_ids(folder: Path, codes: Codes | None, splits: Sequence[MeasuredSplit]) -> float | None:
     """Share of what the generative model listed that is no item with a semantic ID."""
     path = folder / "generative.npz"
     if codes is None or not path.exists():
         return None
     found = load_ranked(path)
     rows = torch.cat([found[split].lists.item_rows.flatten() for split in splits])
-    listed = rows[rows != -1]
-    inside = (listed > 0) & (listed < len(codes.codes))
-    valid = inside & (codes.codes[torch.where(inside, listed, 0), 0] >= 0)
-    return float((~valid).float().mean()) if len(listed) else None
+    return invalid_share(rows, codes.codes)
 
 
 def save_ranked(path: Path, found: Mapping[MeasuredSplit, Ranked]) -> None:

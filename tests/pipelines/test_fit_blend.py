@@ -22,9 +22,10 @@ from pipelines.blends import (
     single_of,
 )
 from pipelines.config import BlendConfig, RunConfig
-from pipelines.fit_blend import Examples, fit_profile, ranks_in
+from pipelines.fit_blend import Examples, fit_profile
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
+from recsys.evaluation.ranking import list_ranks
 from recsys.retrieval.blend import reciprocal_rank_fusion
 from serving.surfaces import HOME
 
@@ -60,7 +61,7 @@ def examples(hit_rates: dict[str, float], num_users: int = NUM_USERS) -> Example
 def test_targets_are_ranked_by_their_place_in_the_list() -> None:
     lists = torch.tensor([[4, 2, -1], [1, 3, 2]])
     targets = Jagged.from_lists([[2, 9], [1]])
-    assert ranks_in(lists, targets).values.tolist() == [2, 0, 1]
+    assert list_ranks(lists, targets).values.tolist() == [2, 0, 1]
 
 
 def test_learned_weights_trust_the_source_that_finds_and_say_what_they_gain() -> None:
