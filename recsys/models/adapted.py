@@ -14,12 +14,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.layers.lora import LoraAdapter
 from recsys.layers.lora_bank import LoraBank
-from recsys.models.item_tower import NORM_FLOOR
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
 
@@ -69,7 +67,7 @@ class AdaptedRetriever:
             else:
                 self._set_of.append(0)
         self._inputs = sets  # S x [N, D]
-        self._vectors = [functional.normalize(one, dim=1, eps=NORM_FLOOR) for one in sets]
+        self._vectors = [model.normalized(one) for one in sets]
 
     def numbers(self, domains: Sequence[str | None]) -> list[int]:
         """Number each domain's adapter; 0, the base alone, for an unknown domain or None."""

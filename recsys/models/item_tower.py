@@ -181,11 +181,15 @@ class CatalogueModel(nn.Module):
             items: ``item`` (item row, 0 for an unknown one) and ``item.categories``.
             content: Content embeddings, [R, content_dim].
         """
-        return functional.normalize(self.item_tower(items, content), dim=1, eps=NORM_FLOOR)
+        return self.normalized(self.item_tower(items, content))
 
     def all_item_vectors(self) -> Tensor:
         """Encode the whole catalogue as unit vectors, [N, D]; row 0 is no item."""
-        return functional.normalize(self.all_item_inputs(), dim=1, eps=NORM_FLOOR)
+        return self.normalized(self.all_item_inputs())
+
+    def normalized(self, inputs: Tensor) -> Tensor:
+        """Make unit vectors of items' inputs, [R, D]."""
+        return functional.normalize(inputs, dim=1, eps=NORM_FLOOR)
 
 
 class RetrievalModel(CatalogueModel):

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -48,6 +48,10 @@ class SequenceConfig:
     """Settings of SequenceModel; the defaults were chosen on validation of Amazon Beauty."""
 
     embedding_dim: int = 128
+    """Width of the vectors, of all members together."""
+    num_members: int = 1
+    """Encoders side by side, each with its own share of the width and a loss of its own. The mean
+    of their cosines ranks, as of models trained apart, but it is one model with one vector."""
     max_length: int = 50
     """Events of a history that are read, and positions trained of a sequence."""
     block: Literal["attention", "hstu"] = "attention"
@@ -93,9 +97,14 @@ class SequenceConfig:
             raise ValueError(
                 f"calendar_days must be 0 or in [1, {LAST_DAY}], got {self.calendar_days}"
             )
-        for name in ("num_blocks", "max_scores"):
+        for name in ("num_blocks", "max_scores", "num_members"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.embedding_dim % self.num_members:
+            raise ValueError(
+                f"num_members must divide embedding_dim {self.embedding_dim}, got "
+                f"{self.num_members}"
+            )
         if self.num_uniform_negatives is not None and self.num_uniform_negatives < 1:
             raise ValueError(
                 f"num_uniform_negatives must be >= 1, or None for every item, got "
@@ -104,9 +113,9 @@ class SequenceConfig:
         self.block_config()
 
     def block_config(self) -> BlockConfig:
-        """Give the sizes of each block."""
+        """Give the sizes of each block of a member."""
         return BlockConfig(
-            dim=self.embedding_dim,
+            dim=self.embedding_dim // self.num_members,
             num_heads=self.num_heads,
             hidden_dim=self.hidden_dim,
             dropout=self.dropout,
@@ -121,7 +130,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config: SequenceConfig) -> None:
         super().__init__()
-        dim = config.embedding_dim
+        dim = config.block_config().dim
         self.max_length = config.max_length
         self.no_history = nn.Parameter(torch.randn(dim) / math.sqrt(dim))
         self.places = nn.Embedding(config.max_length, dim) if config.absolute_positions else None
@@ -156,11 +165,37 @@ class Encoder(nn.Module):
             state = state + self.asked_at(times)
         return functional.normalize(self.output_norm(state).float(), dim=1, eps=NORM_FLOOR)
 
+
+class Encoders(nn.Module):
+    """The members, each reading and writing its own share of the width."""
+
+    def __init__(self, config: SequenceConfig) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(Encoder(config) for _ in range(config.num_members))
+
+    def forward(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> Tensor:
+        """Encode as unit vectors, [M, D]; arguments as of ``Encoder``."""
+        shares = inputs.chunk(len(self.members), dim=1)
+        encoded = [
+            member(share, history, times)
+            for member, share in zip(self.members, shares, strict=True)
+        ]
+        return torch.cat(encoded, dim=1) / math.sqrt(len(self.members))
+
     def last(self, encoded: Tensor, history: Jagged) -> Tensor:
         """Take each sequence's last event, [M, D] -> [B, D]; empty ones have a learned vector."""
-        empty = functional.normalize(self.no_history.float(), dim=0, eps=NORM_FLOOR)
-        padded = torch.cat([empty[None], encoded])
+        empty = torch.cat([cast("Encoder", member).no_history for member in self.members])
+        padded = torch.cat([unit_shares(empty[None], len(self.members)), encoded])
         return padded[torch.where(history.lengths() > 0, history.offsets[1:], 0)]
+
+
+def unit_shares(vectors: Tensor, num_members: int) -> Tensor:
+    """Give each member's share of vectors [R, D] the same length, so that the whole has length 1.
+
+    The cosine of two such vectors is the mean of the members' cosines.
+    """
+    shares = vectors.float().view(len(vectors), num_members, vectors.shape[1] // num_members)
+    return functional.normalize(shares, dim=2, eps=NORM_FLOOR).flatten(1) / math.sqrt(num_members)
 
 
 class Ranked(NamedTuple):
@@ -222,8 +257,12 @@ class SequenceModel(RetrievalModel):
         super().__init__(catalogue)
         self.config = config
         self.inputs = replace(inputs, user_features={}, context_features={})
-        self.encoder = Encoder(config)
+        self.encoder = Encoders(config)
         self.item_tower = ItemTower(config, self.inputs)
+        with torch.no_grad():
+            # Each member's share starts as a table of that width alone would.
+            for weight in self.item_tower.tables.parameters():
+                weight.mul_(math.sqrt(config.num_members))
         if item_counts is not None:
             self.item_tower.item_counts.copy_(item_counts)
 
@@ -242,6 +281,10 @@ class SequenceModel(RetrievalModel):
                 "'history.times'; give each event its time, or leave the times out"
             )
         return history, times
+
+    def normalized(self, inputs: Tensor) -> Tensor:
+        """Make unit vectors of items, each member's share as long as the others', [R, D]."""
+        return unit_shares(inputs, self.config.num_members)
 
     @torch.no_grad()
     def query_vectors(
@@ -312,17 +355,23 @@ class SequenceModel(RetrievalModel):
             # What is not ranked needs no leaving out; the label never is.
             column = torch.where(absent, columns[seen.segments()], column)
             excluded = Jagged(column, seen.offsets)
-        return softmax_loss(
-            encoded / config.temperature,
-            SoftmaxCandidates(
-                functional.normalize(items.float(), dim=1, eps=NORM_FLOOR), ranked.log_inclusion
-            ),
-            columns,
-            weights,
-            label_smoothing=config.label_smoothing,
-            excluded=excluded,
-            max_scores=config.max_scores,
-        )
+        # A member's share of a unit vector is this much longer alone.
+        longer = math.sqrt(config.num_members)
+        queries = (encoded * longer / config.temperature).chunk(config.num_members, dim=1)
+        vectors = (self.normalized(items) * longer).chunk(config.num_members, dim=1)
+        losses = [
+            softmax_loss(
+                query,
+                SoftmaxCandidates(item, ranked.log_inclusion),
+                columns,
+                weights,
+                label_smoothing=config.label_smoothing,
+                excluded=excluded,
+                max_scores=config.max_scores,
+            )
+            for query, item in zip(queries, vectors, strict=True)
+        ]
+        return torch.stack(losses).mean()
 
     def save(self, directory: Path) -> None:
         """Write weights and settings; the catalogue belongs to its own artefact."""

@@ -33,6 +33,7 @@ VARIANTS = {
     "attention with times": replace(SMALL, num_blocks=2, num_heads=2, time_buckets=16),
     "calendar": replace(SMALL, calendar_days=30.0),
     "sampled": replace(SMALL, num_uniform_negatives=20, max_scores=300),
+    "members": replace(SMALL, num_members=2, num_heads=2, calendar_days=30.0),
     "no positions": replace(SMALL, position_buckets=0, absolute_positions=False),
 }
 
@@ -117,6 +118,30 @@ def test_users_get_their_own_taste(name: str, tastes: Sequences) -> None:
     lists = top_k_of_scores(model.score(queries(tastes)), 10).item_rows
     labels = tastes.labels(tastes.label_positions("test"))
     assert (lists % 2 == labels[:, None] % 2).float().mean() > 0.98
+
+
+def test_members_are_models_of_their_own_whose_cosines_are_averaged(tastes: Sequences) -> None:
+    config = replace(SMALL, num_members=2, dropout=0.0, id_dropout=0.0)
+    torch.manual_seed(3)
+    both, batch = built(config), queries(tastes)
+    alone = [built(replace(config, embedding_dim=8, num_members=1)) for _ in range(2)]
+    for number, model in enumerate(alone):
+        state = {}
+        for name, tensor in both.state_dict().items():
+            own = name.replace(f"members.{number}.", "members.0.")
+            if own not in model.state_dict() or f"members.{1 - number}." in name:
+                continue
+            # Tables lie [rows, D], the content layer [D, content].
+            dim = next((d for d, size in enumerate(tensor.shape) if size == 16), None)
+            in_tower = name.startswith("item_tower") and dim is not None
+            state[own] = tensor.chunk(2, dim=dim)[number] if in_tower else tensor
+        model.load_state_dict(state)
+    means = sum(model.loss(batch).item() for model in alone) / 2
+    assert both.loss(batch).item() == pytest.approx(means)
+    scores = [model.eval().score(batch) for model in (both, *alone)]
+    assert torch.allclose(scores[0], (scores[1] + scores[2]) / 2, atol=1e-6)
+    empty = JaggedBatch({"history": Jagged.from_lists([[]])})
+    assert both.query_vectors(empty).norm().item() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("name", ["attention", "hstu", "sampled"])
@@ -266,7 +291,7 @@ def test_times_change_what_is_read(tastes: Sequences) -> None:
     for block in ("attention", "hstu"):
         config = replace(SMALL, block=block, time_buckets=16)
         model = fit(tastes, seed=1, config=config, steps=3)
-        torch.nn.init.normal_(model.encoder.blocks[0].bias.times, std=3.0)
+        torch.nn.init.normal_(model.encoder.members[0].blocks[0].bias.times, std=3.0)
         history = Jagged.from_lists([[1, 3, 2]])
         results = []
         for times in ([0, 10, 20], [0, 900_000, 900_010]):
@@ -289,6 +314,8 @@ def test_times_that_do_not_fit_the_history_are_refused() -> None:
         ("dropout", 1.0, r"dropout must be in \[0, 1\)"),
         ("num_heads", 3, "num_heads must divide the width 16, got 3"),
         ("num_blocks", 0, "num_blocks must be >= 1, got 0"),
+        ("num_members", 0, "num_members must be >= 1, got 0"),
+        ("num_members", 3, "num_members must divide embedding_dim 16, got 3"),
         ("max_length", 0, "max_length must be >= 1, got 0"),
         ("num_uniform_negatives", 0, "num_uniform_negatives must be >= 1"),
         ("time_buckets", -1, "numbers of buckets must be >= 0"),
