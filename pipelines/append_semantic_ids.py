@@ -98,13 +98,13 @@ def give_ids(
 
     Args:
         own: The bundle's IDs.
-        content: Content embeddings, [M, F].
+        content: Content embeddings, [M, F]; the quantiser reads the first columns.
         beside: As ``store_beside`` gives it.
 
     Raises:
         ValueError: No free ID is left, or the quantiser is not the one that made the IDs.
     """
-    vectors = torch.from_numpy(content)
+    vectors = torch.from_numpy(content)[:, : own.quantizer.dim]
     can_have = rows_with_content(vectors)
     id_rows = np.zeros(len(item_ids), np.int64)
     num_given = own.ids.num_item_rows - 1

@@ -1,12 +1,17 @@
-"""Stage build_semantic_ids: each item's content vector as a short sequence of codes, versioned.
+"""Stage build_semantic_ids: each item as a short sequence of codes, versioned.
 
-What is published stays: a run with the same encoder and settings gives IDs to new items only.
+Codes group items of like content, or (``semantic_ids.source = "sequence"``) items that the sequence
+model of train_sequence finds alike. What is published stays: a run with the same encoder and
+settings gives IDs to new items only, by their content.
+
+Behaviour tells of the events it was learned from, so each further order of tied times is measured
+with IDs of its own (``orders/<order>``), which are never published.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +23,18 @@ from torch import Tensor
 from pipelines.artifacts import to_json
 from pipelines.config import RunConfig
 from pipelines.config_file import plain
-from pipelines.model_inputs import CONTENT_FILE, released_order
+from pipelines.model_inputs import CONTENT_FILE, load_catalogue, released_order, tie_orders
 from pipelines.semantic_id_store import FOLDER, ITEM_IDS, Published, SemanticIdStore, read_item_ids
-from pipelines.semantic_id_versions import Content, NextVersion, next_version
+from pipelines.semantic_id_versions import (
+    Content,
+    NextVersion,
+    behaviour_of,
+    fit_behaviour,
+    next_version,
+)
 from pipelines.stage import StageContext, StageRows
 from recsys.data.dataset import Sequences, concatenated_ranges
+from recsys.models.sequence import SequenceModel
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import rows_with_content
 from recsys.semantic_ids.quality import quality_report
@@ -31,6 +43,7 @@ from recsys.semantic_ids.quantizers import load_quantizer
 REPORT = "semantic_ids_report.json"
 ID_ROWS = "id_rows.npy"
 QUANTIZER = "quantizer"
+ORDERS = "orders"
 
 
 def store_of(config: RunConfig) -> SemanticIdStore:
@@ -38,8 +51,10 @@ def store_of(config: RunConfig) -> SemanticIdStore:
     return SemanticIdStore((config.release.bundles or config.workspace / "bundles") / FOLDER)
 
 
-def read_content(features: Path, embedded: Path, config: RunConfig) -> Content:
-    """Read what IDs are made from."""
+def read_content(
+    features: Path, embedded: Path, config: RunConfig, trained: Path | None = None
+) -> Content:
+    """Read what IDs are made from; ``trained`` is the artefact of train_sequence, if it counts."""
     items = pl.read_parquet(features / "items.parquet", columns=["item_row", "item_id"])
     made = json.loads((embedded / "content.json").read_text(encoding="utf-8"))
     settings = config.semantic_ids
@@ -50,7 +65,21 @@ def read_content(features: Path, embedded: Path, config: RunConfig) -> Content:
         vectors=torch.from_numpy(vectors[:, : settings.content_columns].copy()),
         encoder=made["encoder"],
         pairs=training_pairs(features) if wants_pairs else None,
+        behaviour=(
+            None
+            if trained is None
+            else read_behaviour(features, embedded, trained, released_order(features))
+        ),
     )
+
+
+def read_behaviour(features: Path, embedded: Path, trained: Path, order: str) -> Tensor | None:
+    """Read the sequence model's item vectors, [N, D]; None where it was not trained."""
+    place = trained / order / "sequence"
+    if not place.exists():
+        return None
+    model = SequenceModel.load(place, load_catalogue(features, embedded))
+    return model.eval().all_item_vectors()
 
 
 def training_pairs(features: Path) -> Tensor | None:
@@ -66,8 +95,9 @@ def training_pairs(features: Path) -> Tensor | None:
 
 def build_semantic_ids(context: StageContext) -> StageRows:
     """Write the next version of the catalogue's semantic IDs, or why there is none."""
-    config = context.config
-    content = read_content(context.inputs["build_features"], context.inputs["embed_items"], config)
+    config, inputs = context.config, context.inputs
+    features, embedded = inputs["build_features"], inputs["embed_items"]
+    content = read_content(features, embedded, config, inputs.get("train_sequence"))
     store = store_of(config)
     num_items = len(content.item_ids)
     made = None
@@ -79,16 +109,24 @@ def build_semantic_ids(context: StageContext) -> StageRows:
         (context.output / REPORT).write_text(to_json({"method": "none", "reason": reason}))
         return StageRows(rows_in=num_items, rows_out=0)
     report = write_version(context.output, made, content)
+    if config.makes_ids_of_behaviour():
+        for order in tie_orders(features)[1:]:
+            write_measured_order(context, content, order)
     quality = report["quality"]
-    return StageRows(
-        rows_in=num_items,
-        rows_out=made.num_with_id,
-        more={
-            "new": made.num_new,
-            "collisions_resolved": quality["collisions_before"],
-            "collisions_left": quality["collisions_after"],
-        },
-    )
+    counts = {"new": made.num_new, "collisions_left": quality["collisions_after"]}
+    if not config.makes_ids_of_behaviour():
+        counts["collisions_resolved"] = quality["collisions_before"]
+    return StageRows(rows_in=num_items, rows_out=made.num_with_id, more=counts)
+
+
+def write_measured_order(context: StageContext, content: Content, order: str) -> None:
+    """Write IDs, by item row, from the sequence model of an order that is only measured."""
+    config, inputs = context.config, context.inputs
+    places = (inputs["build_features"], inputs["embed_items"], inputs["train_sequence"])
+    own = replace(content, behaviour=read_behaviour(*places, order))
+    vectors = torch.where(content.is_known()[:, None], content.vectors, 0)
+    made = fit_behaviour(behaviour_of(own), vectors, config.semantic_ids, seed=config.seed)
+    made.ids.save(context.output / ORDERS / order)
 
 
 def write_version(directory: Path, made: NextVersion, content: Content) -> dict[str, Any]:
@@ -99,6 +137,7 @@ def write_version(directory: Path, made: NextVersion, content: Content) -> dict[
     (directory / ITEM_IDS).write_text(to_json(list(made.item_ids)), encoding="utf-8")
     report = {
         "method": made.origin["settings"]["method"],
+        "source": made.origin["settings"]["source"],
         "how": made.how,
         "version": made.ids.version,
         "parent": made.ids.parent,

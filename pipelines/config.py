@@ -120,13 +120,17 @@ class SemanticIdsConfig:
 
     method: Literal["rq_kmeans", "rq_vae", "none"] = "rq_kmeans"
     """Residual k-means, a trained RQ-VAE, or no semantic IDs."""
+    source: Literal["content", "sequence"] = "content"
+    """What the codes group: items of like content, or items that people take alike, by the item
+    vectors of the sequence model. New items get theirs by content either way."""
     num_levels: int = 3
     codes_per_level: int | None = None
     """None chooses by the size of the catalogue, at most 256."""
     resolution: Literal["nearest_free", "extra_level"] = "nearest_free"
     """How items of equal codes are told apart: the nearest free ID, or one level more."""
-    balanced: bool = False
-    """Whether residual k-means gives each code about as many items."""
+    balanced: bool | None = None
+    """Whether residual k-means gives each code about as many items; None does so for behaviour,
+    not for content."""
     num_steps: int = 1000
     """Of training, for an RQ-VAE."""
     contrastive_weight: float = 0.1
@@ -149,6 +153,15 @@ class SemanticIdsConfig:
             )
         if self.contrastive_weight < 0:
             raise ValueError(f"contrastive_weight must be >= 0, got {self.contrastive_weight}")
+        if self.source == "sequence" and self.method == "rq_vae":
+            raise ValueError(
+                'source = "sequence" is made by method "rq_kmeans", not "rq_vae"; take that '
+                'method, or source = "content"'
+            )
+
+    def balances(self) -> bool:
+        """Say whether residual k-means is balanced."""
+        return self.source == "sequence" if self.balanced is None else self.balanced
 
     def level_sizes(self, num_items: int) -> tuple[int, ...]:
         """Give each level its number of codes, for so many items with content.
@@ -389,6 +402,17 @@ class RunConfig:
     report: ReportConfig = field(default_factory=ReportConfig)
     release: ReleaseConfig = field(default_factory=ReleaseConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        if self.makes_ids_of_behaviour() and not self.sequence_training.enabled:
+            raise ValueError(
+                'semantic_ids.source = "sequence" needs a sequence model: set '
+                'sequence_training.enabled = true, or semantic_ids.source = "content"'
+            )
+
+    def makes_ids_of_behaviour(self) -> bool:
+        """Say whether semantic IDs are made from the sequence model's item vectors."""
+        return self.semantic_ids.method != "none" and self.semantic_ids.source == "sequence"
 
     def raw_file_keys(self) -> list[str]:
         """Name the keys that say where raw files lie, which shape no artefact."""

@@ -190,7 +190,7 @@ def evaluate(context: StageContext) -> StageRows:
             results = evaluate_split(sources, inputs, split, config, blending)
             metrics[order][split] = {name: dict(result.metrics) for name, result in results.items()}
             if GENERATIVE in results:
-                codes = ItemCodes.load(context.inputs["build_semantic_ids"])
+                codes = ItemCodes.load(context.inputs["build_semantic_ids"], order)
                 rate = codes.invalid_rate(results[GENERATIVE].top_k.item_rows)
                 metrics[order][split][GENERATIVE]["invalid_id_rate"] = rate
             num_users += next(iter(results.values())).num_users

@@ -48,7 +48,7 @@ def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict
         sources["sequence"] = ScoredSource(SequenceModel.load(trained, catalogue).score)
     trained = context.inputs["train_generative"] / order / "generative"
     if trained.exists():
-        codes = ItemCodes.load(context.inputs["build_semantic_ids"])
+        codes = ItemCodes.load(context.inputs["build_semantic_ids"], order)
         generative = GenerativeModel.load(
             trained, catalogue, codes.codes, semantic_ids=codes.version
         )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pipelines.blends import dense
-from pipelines.build_semantic_ids import ID_ROWS, read_version
+from pipelines.build_semantic_ids import ID_ROWS, ORDERS, read_version
 from pipelines.sources import Answer
 from recsys.data.batch import JaggedBatch
 from recsys.data.item_mask import ItemMask
@@ -22,6 +22,7 @@ from recsys.data.top_k import TopK
 from recsys.models.generative import GenerativeModel
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.retrieval.source_lists import GeneratedItems
+from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.quality import invalid_share
 from recsys.semantic_ids.trie import Trie
 from serving.surfaces import HOME
@@ -36,8 +37,12 @@ class ItemCodes(NamedTuple):
     version: str
 
     @classmethod
-    def load(cls, artefact: Path) -> ItemCodes:
+    def load(cls, artefact: Path, order: str | None = None) -> ItemCodes:
         """Read the artefact of build_semantic_ids.
+
+        Args:
+            order: Of tied times that is measured; None and the released order have the published
+                IDs.
 
         Raises:
             ValueError: There are no semantic IDs.
@@ -49,6 +54,9 @@ class ItemCodes(NamedTuple):
                 'semantic_ids.method = "none". Give items text, or set '
                 "generative_training.enabled = false"
             )
+        if order is not None and (artefact / ORDERS / order).exists():
+            own = SemanticIds.load(artefact / ORDERS / order)
+            return cls(own.codes.long(), tuple(own.level_sizes), own.version)
         id_rows = np.load(artefact / ID_ROWS, allow_pickle=False)
         codes = made.ids.codes[torch.from_numpy(id_rows)].long()
         return cls(codes, tuple(made.ids.level_sizes), made.ids.version)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipelines.config import RunConfig
     from pipelines.semantic_id_store import SemanticIdStore
     from pipelines.semantic_id_versions import Content
+    from pipelines.workspace import Workspace
     from recsys.semantic_ids.lifecycle import KeptShares
 
 SHORT = 12
@@ -71,8 +72,11 @@ def settings_of(
 
 
 @contextmanager
-def opened(config: RunConfig) -> Iterator[OpenRun]:
+def opened(config: RunConfig, *, fits: bool = False) -> Iterator[OpenRun]:
     """Read a workspace's catalogue and its content embeddings, under the workspace's lock.
+
+    Args:
+        fits: Whether IDs are fitted, for which those of behaviour need the sequence model.
 
     Raises:
         ValueError: They are not there, or made from different catalogues.
@@ -85,19 +89,31 @@ def opened(config: RunConfig) -> Iterator[OpenRun]:
     if config.semantic_ids.method == "none":
         raise ValueError('semantic_ids.method = "none": this run has no semantic IDs')
     with workspace.lock():
-        features, embedded = map(workspace.manifest, ("build_features", "embed_items"))
-        if features is None or embedded is None:
-            raise ValueError(
-                f"{workspace.path.absolute()} has no content embeddings; make them with "
-                "recsys run --until embed_items"
-            )
-        if embedded.inputs["build_features"] != features.output:
-            raise ValueError(
-                f"the content embeddings in {workspace.path.absolute()} are of another catalogue "
-                "than its items; bring them up to date with recsys run --until embed_items"
-            )
+        check_made(workspace, "embed_items", "encoded content")
+        trained = None
+        if fits and config.makes_ids_of_behaviour():
+            check_made(workspace, "train_sequence", "sequence model")
+            trained = workspace.stage("train_sequence")
         places = (workspace.stage("build_features"), workspace.stage("embed_items"))
-        yield OpenRun(config=config, store=store_of(config), content=read_content(*places, config))
+        content = read_content(*places, config, trained)
+        yield OpenRun(config=config, store=store_of(config), content=content)
+
+
+def check_made(workspace: Workspace, stage: str, what: str) -> None:
+    """Refuse an artefact that is not there or of another catalogue.
+
+    Raises:
+        ValueError: Says which, and what makes it.
+    """
+    features, made = workspace.manifest("build_features"), workspace.manifest(stage)
+    place, cure = workspace.path.absolute(), f"recsys run --until {stage}"
+    if features is None or made is None:
+        raise ValueError(f"{place} has no {what}; make it with {cure}")
+    if made.inputs["build_features"] != features.output:
+        raise ValueError(
+            f"the {what} in {place} is of another catalogue than its items; bring it up to date "
+            f"with {cure}"
+        )
 
 
 def store_with_versions(config: RunConfig) -> SemanticIdStore:
@@ -156,7 +172,7 @@ def train(
     from pipelines.semantic_id_versions import fit_again
 
     settings, begin = settings_of(config, preset, workspace, assignments), time.perf_counter()
-    with opened(settings) as run:
+    with opened(settings, fits=True) as run:
         if not run.content.is_known().any():
             raise ValueError(
                 "no item has content, so none can have an ID: give the catalogue texts "

@@ -33,6 +33,7 @@ class ModelInputs:
     catalogue: ItemCatalogue
     sizes: TwoTowerInputs
     user_features: dict[str, Rows]
+    tie_order: str = GIVEN
 
     @classmethod
     def load(cls, features: Path, content: Path | None, tie_order: str) -> ModelInputs:
@@ -59,6 +60,7 @@ class ModelInputs:
             catalogue=catalogue,
             sizes=sizes,
             user_features=user_features,
+            tie_order=tie_order,
         )
 
     def queries(self, positions: Rows, *, max_history: int) -> JaggedBatch:

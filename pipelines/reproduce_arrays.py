@@ -68,7 +68,7 @@ def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) ->
         sequence_training=only_training(config.sequence_training),
         generative=generative,
         generative_training=only_training(config.generative_training),
-        generative_ids="sequence" if config.sequence_training.enabled else "content",
+        generative_ids=config.semantic_ids.source,
         beam_width=HOME.beam_width,
         blend=config.blend.learned(),
         num_candidates=HOME.num_candidates,
@@ -93,7 +93,9 @@ def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool
         recipe: What will be trained and measured.
         show_progress: Whether stages draw bars.
     """
-    config = with_dataset(config)
+    # IDs of behaviour come from the sequence model that is trained on the arrays.
+    settings = replace(config.semantic_ids, source="content")
+    config = with_dataset(replace(config, semantic_ids=settings))
     events = config.data.event_paths()
     run_stages(pick_stages(STAGES, PREPARING, None), config, show_progress=show_progress)
     features, content = (config.workspace / stage for stage in ("build_features", "embed_items"))

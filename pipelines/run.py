@@ -67,7 +67,7 @@ def plan(stage: Stage, config: RunConfig, workspace: Workspace) -> Manifest:
         if not path.is_file():
             raise ValueError(f"{name}: there is no file {path.absolute()}")
         inputs[name] = digest_of_file(path)
-    for name in stage.reads:
+    for name in stage.inputs_of(config):
         found = workspace.manifest(name)
         if found is None:
             raise ValueError(
@@ -137,7 +137,7 @@ def run_stage(
     context = StageContext(
         config=config,
         workspace=workspace,
-        inputs={name: workspace.stage(name) for name in stage.reads},
+        inputs={name: workspace.stage(name) for name in stage.inputs_of(config)},
         output=final,
         checkpoints=workspace.checkpoints(stage.name, planned.making),
         making=planned.making,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pipelines.config import SemanticIdsConfig
 from pipelines.semantic_id_store import Published, SemanticIdStore
+from recsys.semantic_ids.behaviour import BehaviourIds, behaviour_ids
 from recsys.semantic_ids.codes import NO_CODE, Quantizer, SemanticIds
 from recsys.semantic_ids.collisions import (
     NoFreeIdError,
@@ -27,6 +28,7 @@ from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import KeptShares, align, append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from recsys.semantic_ids.rq_vae import RqVae, RqVaeConfig
+from recsys.semantic_ids.tensor_file import digest_of
 
 How = Literal["trained", "appended", "aligned", "kept"]
 FULL = 0.8
@@ -48,6 +50,8 @@ class Content:
     """Identity of the vectors."""
     pairs: Tensor | None = None
     """Item rows that people took one after the other, [P, 2]; for an RQ-VAE."""
+    behaviour: Tensor | None = None
+    """Item vectors of a sequence model, [N, D']; where IDs are made from them."""
 
     def is_known(self) -> Tensor:
         """Say which item rows have content, [N] bool."""
@@ -57,6 +61,18 @@ class Content:
 
     def origin(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Say what a quantiser fitted on this is made of."""
+        made = self._identity(settings)
+        if self.behaviour is not None:
+            digest = digest_of({}, {"item_vectors": self.behaviour})
+            made["behaviour"] = {"dim": self.behaviour.shape[1], "item_vectors": digest}
+        return made
+
+    def goes_on(self, origin: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+        """Whether published IDs of this origin stay: behaviour is another one every day."""
+        identity = self._identity(settings)
+        return {name: origin.get(name) for name in identity} == identity
+
+    def _identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         dim = self.vectors.shape[1]
         return {"encoder": self.encoder, "dim": dim, "settings": dict(settings)}
 
@@ -107,7 +123,7 @@ def next_version(
     if not bool(content.is_known().any()):
         return None
     previous = store.previous()
-    if previous is not None and dict(previous.origin) == content.origin(settings):
+    if previous is not None and content.goes_on(previous.origin, settings):
         try:
             appended = append_new(content, store, previous)
         except NoFreeIdError:
@@ -192,18 +208,17 @@ def fit_again(
     wanted = content.is_known()
     item_ids, numbers = _numbered(content, store, wanted)
     rows = torch.from_numpy(numbers)
-    sizes = config.level_sizes(int(wanted.sum()))
     previous, origin = store.previous(), content.origin(settings)
-    start = None if cold else _start(previous, origin, config, sizes)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dense = content.vectors[wanted].to(device)
-    quantizer = _fit(dense, config, sizes, start, _dense_pairs(content, wanted), seed)
-    if isinstance(quantizer, ResidualKMeans | RqVae):
-        quantizer = quantizer.to("cpu")
-
-    table = torch.zeros(len(item_ids) + 1, content.vectors.shape[1])
-    table[rows[wanted]] = content.vectors[wanted].float()
-    ids = assign_semantic_ids(quantizer, table, method=config.resolution)
+    table = _by_id_row(content.vectors, wanted, rows, len(item_ids) + 1)
+    if config.source == "sequence":
+        behaviour = _by_id_row(behaviour_of(content), wanted, rows, len(item_ids) + 1)
+        start = None if cold or previous is None else previous.ids
+        ids, quantizer = fit_behaviour(behaviour, table, config, seed=seed, start=start)
+    else:
+        sizes = config.level_sizes(int(wanted.sum()))
+        started = None if cold else _start(previous, origin, config, sizes)
+        quantizer = _fit(content, config, sizes, started, seed)
+        ids = assign_semantic_ids(quantizer, table, method=config.resolution)
     if config.resolution == "extra_level":
         *content_levels, needed = ids.level_sizes
         ids = replace(ids, level_sizes=(*content_levels, SPARE * needed))
@@ -217,6 +232,44 @@ def fit_again(
         num_new=len(item_ids) - len(store.item_ids),
     )
     return made if previous is None else _aligned(made, previous, config)
+
+
+def behaviour_of(content: Content) -> Tensor:
+    """Return what IDs of source "sequence" are made from.
+
+    Raises:
+        ValueError: There is no sequence model.
+    """
+    if content.behaviour is None:
+        raise ValueError(
+            'semantic_ids.source = "sequence" makes IDs from a sequence model, and there is none; '
+            'set sequence_training.enabled = true, or semantic_ids.source = "content"'
+        )
+    return content.behaviour
+
+
+def fit_behaviour(
+    behaviour: Tensor,
+    content: Tensor,
+    config: SemanticIdsConfig,
+    *,
+    seed: int,
+    start: SemanticIds | None = None,
+) -> BehaviourIds:
+    """Give IDs by behaviour [N, D'] to rows with content [N, D], as the configuration says."""
+    num_items = int(rows_with_content(content[1:]).sum())
+    residual = _residual_config(config, config.level_sizes(num_items), seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    vectors, placed = behaviour.to(device), content.to(device)
+    made = behaviour_ids(vectors, placed, residual, method=config.resolution, start=start)
+    return made._replace(quantizer=made.quantizer.to("cpu"))
+
+
+def _by_id_row(values: Tensor, wanted: Tensor, rows: Tensor, size: int) -> Tensor:
+    """Lay what wanted item rows have out by id row, [size, D]; zeros elsewhere."""
+    table = torch.zeros(size, values.shape[1])
+    table[rows[wanted]] = values[wanted].float()
+    return table
 
 
 def _start(
@@ -245,13 +298,15 @@ def _dense_pairs(content: Content, wanted: Tensor) -> Tensor | None:
 
 
 def _fit(
-    vectors: Tensor,
+    content: Content,
     config: SemanticIdsConfig,
     sizes: tuple[int, ...],
     start: Quantizer | None,
-    pairs: Tensor | None,
     seed: int,
 ) -> Quantizer:
+    """Fit a quantiser of content on the items that have any."""
+    wanted = content.is_known()
+    vectors = content.vectors[wanted].to("cuda" if torch.cuda.is_available() else "cpu")
     if config.method == "rq_vae":
         vae = RqVaeConfig(
             level_sizes=sizes,
@@ -259,10 +314,17 @@ def _fit(
             contrastive_weight=config.contrastive_weight,
             seed=seed,
         )
-        return RqVae.fit(vectors, vae, start=start, pairs=pairs)
-    kmeans = KMeansConfig(balanced=config.balanced)
-    residual = ResidualKMeansConfig(level_sizes=sizes, kmeans=kmeans, seed=seed)
-    return ResidualKMeans.fit(vectors, residual, start=start)
+        pairs = _dense_pairs(content, wanted)
+        return RqVae.fit(vectors, vae, start=start, pairs=pairs).to("cpu")
+    residual = _residual_config(config, sizes, seed)
+    return ResidualKMeans.fit(vectors, residual, start=start).to("cpu")
+
+
+def _residual_config(
+    config: SemanticIdsConfig, sizes: tuple[int, ...], seed: int
+) -> ResidualKMeansConfig:
+    kmeans = KMeansConfig(balanced=config.balances())
+    return ResidualKMeansConfig(level_sizes=sizes, kmeans=kmeans, seed=seed)
 
 
 def _aligned(made: NextVersion, previous: Published, config: SemanticIdsConfig) -> NextVersion:

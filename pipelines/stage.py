@@ -69,6 +69,8 @@ class Stage:
     description: str
     reads: tuple[str, ...]
     """Stages whose artefacts it reads."""
+    reads_if: Mapping[str, Callable[[RunConfig], bool]] = field(default_factory=dict)
+    """Those of them that it reads for some configurations only."""
     writes: str
     """What its artefact holds, in words."""
     sections: tuple[str, ...]
@@ -81,6 +83,12 @@ class Stage:
     raw_files: Callable[[RunConfig], Mapping[str, Path]] = no_raw_files
     still_there: Callable[[StageContext], bool] = always
     """Whether what the stage wrote outside its artefact is there yet."""
+
+    def inputs_of(self, config: RunConfig) -> list[str]:
+        """Name the stages whose artefacts shape this one's."""
+        return [
+            name for name in self.reads if name not in self.reads_if or self.reads_if[name](config)
+        ]
 
     def config_of(self, config: RunConfig) -> dict[str, Any]:
         """Return the stage's sections as tables; raw files count by content, not by path."""

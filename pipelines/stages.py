@@ -6,6 +6,7 @@ from pipelines.adapt_domains import adapt_domains, are_registered
 from pipelines.build_features import build_features, raw_files
 from pipelines.build_index import build_index
 from pipelines.build_semantic_ids import build_semantic_ids, is_newest
+from pipelines.config import RunConfig
 from pipelines.embed_items import embed_items
 from pipelines.embed_items import raw_files as encoder_files
 from pipelines.enrich_items import enrich_items
@@ -101,15 +102,30 @@ STAGES = [
         raw_files=encoder_files,
     ),
     Stage(
-        name="build_semantic_ids",
-        description="Give each item a short sequence of codes by its content; published IDs stay",
+        name="train_sequence",
+        description="Train the sequence model where it is on; validation picks its best step",
         reads=("build_features", "embed_items"),
+        writes="sequence, training curve",
+        sections=("sequence", "sequence_training", "evaluation.exclude_history", "seed"),
+        code=(*TRAINING_CODE, "recsys/models/sequence.py"),
+        libraries=TENSORS,
+        function=train_sequence,
+    ),
+    Stage(
+        name="build_semantic_ids",
+        description="Give each item a short sequence of codes by its content, or by what it is "
+        "taken with; published IDs stay",
+        reads=("build_features", "embed_items", "train_sequence"),
+        reads_if={"train_sequence": RunConfig.makes_ids_of_behaviour},
         writes="semantic IDs, their quantiser, quality",
         sections=("semantic_ids", "seed"),
         code=(
             *DATA_CODE,
             "pipelines/semantic_id_store.py",
             "pipelines/semantic_id_versions.py",
+            "recsys/layers",
+            "recsys/models/item_tower.py",
+            "recsys/models/sequence.py",
             "recsys/semantic_ids",
         ),
         libraries=("numpy", "polars", "torch"),
@@ -140,16 +156,6 @@ STAGES = [
         code=(*TRAINING_CODE, "recsys/models/two_tower.py"),
         libraries=TENSORS,
         function=train_two_tower,
-    ),
-    Stage(
-        name="train_sequence",
-        description="Train the sequence model where it is on; validation picks its best step",
-        reads=("build_features", "embed_items"),
-        writes="sequence, training curve",
-        sections=("sequence", "sequence_training", "evaluation.exclude_history", "seed"),
-        code=(*TRAINING_CODE, "recsys/models/sequence.py"),
-        libraries=TENSORS,
-        function=train_sequence,
     ),
     Stage(
         name="train_generative",

@@ -102,9 +102,9 @@ def train_generative(context: StageContext) -> StageRows:
     if read_version(artefact) is None:
         log.print("train_generative: off, because no item has a semantic ID", style="dim")
         return StageRows(rows_in=0, rows_out=0)
-    codes = ItemCodes.load(artefact)
 
     def fit_on(inputs: ModelInputs, run: TrainingRun) -> tuple[GenerativeModel, TrainResult]:
+        codes = ItemCodes.load(artefact, inputs.tie_order)
         windows = training_windows(inputs.sequences, "train", config.generative.max_length)
         train_config = config.generative_training.for_examples(len(windows))
         return fit_generative_model(inputs, codes, config, train_config, run, split="train")

@@ -13,6 +13,7 @@ from pipelines.config import (
     FeatureChoice,
     GenerativeTrainingConfig,
     RunConfig,
+    SemanticIdsConfig,
     SequenceTrainingConfig,
     TrainingConfig,
 )
@@ -37,8 +38,8 @@ def amazon_beauty() -> RunConfig:
         splits=SplitConfig(tie_orders=("given", "shuffled")),
         features=FeatureChoice(context_features=()),
         content=ContentConfig(encoder="minilm+words"),
-        # What is alike in meaning shares codes and is alike; words tell items apart.
-        semantic_ids=replace(shop().semantic_ids, content_columns=MEANING),
+        # Codes group what is taken alike; new items get theirs by meaning, words tell items apart.
+        semantic_ids=SemanticIdsConfig(source="sequence", content_columns=MEANING),
         content_similarity=ContentSimilarityConfig(columns=MEANING),
         popularity=PopularityConfig(),
         two_tower=TwoTowerConfig(),

@@ -10,6 +10,7 @@ from pipelines.config import (
     FeatureChoice,
     GenerativeTrainingConfig,
     RunConfig,
+    SemanticIdsConfig,
     SequenceTrainingConfig,
     TrainingConfig,
 )
@@ -100,6 +101,7 @@ def movielens_1m() -> RunConfig:
         sequence_training=SequenceTrainingConfig(
             enabled=True, batch_size=128, max_epochs=30.0, patience=15
         ),
+        semantic_ids=SemanticIdsConfig(source="sequence"),
         generative=GenerativeConfig(max_length=200, dropout=0.2),
         generative_training=GenerativeTrainingConfig(
             enabled=True,

@@ -195,29 +195,38 @@ def moved_told(report: SemanticIdReport) -> str:
         f"{percent(share)} at {level_name(level)}"
         for level, share in enumerate(report.quality.moved)
     ]
+    if report.is_of_behaviour:
+        return f"Items whose content alone would get another code: {', '.join(moved)}."
     if not any(report.quality.moved):
         return "No code had to be changed."
     return f"Items whose code differs from their nearest one: {', '.join(moved)}."
 
 
+def collision_title(report: SemanticIdReport) -> str:
+    """Say how many items would share an ID, and do."""
+    before, after = report.quality.collisions_before, report.quality.collisions_after
+    if not before:
+        return "No two items were given the same codes"
+    if report.is_of_behaviour:
+        told = f"{after:,} do" if after else "each has an ID of its own"
+        return f"By content alone {before:,} items would share their codes; {told}"
+    told = f"{after:,} still share an ID" if after else "each has an ID of its own"
+    return f"{before:,} items were encoded like an earlier one; {told}"
+
+
 def collision_figure(report: SemanticIdReport) -> Figure:
     """Draw how many items had one sequence of codes, and have."""
-    quality = report.quality
-    after = quality.collisions_after
-    if quality.collisions_before:
-        title = f"{quality.collisions_before:,} items were encoded like an earlier one; " + (
-            f"{after:,} still share an ID" if after else "each has an ID of its own"
-        )
-    else:
-        title = "No two items were given the same codes"
+    largest = report.quality.largest_group
+    encoded = "by content alone" if report.is_of_behaviour else "as encoded"
+    alike = "are alike so" if report.is_of_behaviour else "were encoded alike"
     return crowd_figure(
         "collisions",
         (
-            title,
-            f"At most {quality.largest_group:,} items were encoded alike. {moved_told(report)}",
-            "Share of items by how many items have their codes, as encoded and as published.",
+            collision_title(report),
+            f"At most {largest:,} items {alike}. {moved_told(report)}",
+            f"Share of items by how many items have their codes, {encoded} and as published.",
         ),
-        {"as encoded": report.groups_before, "as published": report.groups_after},
+        {encoded: report.groups_before, "as published": report.groups_after},
     )
 
 
@@ -231,7 +240,11 @@ def reconstruction_figure(report: SemanticIdReport) -> Figure:
     note = "Share of the variance of the content vectors that the codes rebuild."
     if any(quality.moved):
         errors["as published"] = quality.published_error
-        note += " As published, some items have another code than their nearest one."
+        note += (
+            " As published, codes group what is taken alike, whatever its content."
+            if report.is_of_behaviour
+            else " As published, some items have another code than their nearest one."
+        )
     bars = []
     for label, error in errors.items():
         lost = min(1.0, error)

@@ -104,6 +104,11 @@ class SemanticIdReport:
     examples: list[PrefixExample]
     drift: VersionDrift | None
 
+    @property
+    def is_of_behaviour(self) -> bool:
+        """Whether the codes group what is taken alike, so that content alone gives others."""
+        return self.settings.get("source") == "sequence"
+
     def as_json(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return asdict(self)

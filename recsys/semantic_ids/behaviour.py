@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recsys.semantic_ids.codes import SemanticIds
-from recsys.semantic_ids.collisions import resolve_collisions, rows_with_content
+from recsys.semantic_ids.codes import NO_CODE, SemanticIds
+from recsys.semantic_ids.collisions import Method, resolve_collisions, rows_with_content
 from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 
@@ -33,7 +33,14 @@ class BehaviourIds(NamedTuple):
     """In the space of the content."""
 
 
-def behaviour_ids(behaviour: Tensor, content: Tensor, config: ResidualKMeansConfig) -> BehaviourIds:
+def behaviour_ids(
+    behaviour: Tensor,
+    content: Tensor,
+    config: ResidualKMeansConfig,
+    *,
+    method: Method = "nearest_free",
+    start: SemanticIds | None = None,
+) -> BehaviourIds:
     """Give every item row with content an ID by its behaviour.
 
     Args:
@@ -41,6 +48,9 @@ def behaviour_ids(behaviour: Tensor, content: Tensor, config: ResidualKMeansConf
             sequence model's; row 0 is not read.
         content: Content embeddings, [N, D']; rows that are zero get no ID.
         config: Levels and how the codebooks are fitted.
+        method: How items of equal codes are told apart.
+        start: Published IDs of the same rows; the fit begins where their codes' items are, whatever
+            axes the behaviour has by now.
 
     Raises:
         ValueError: The two are of different items, or there are fewer items than codes of a level.
@@ -54,9 +64,10 @@ def behaviour_ids(behaviour: Tensor, content: Tensor, config: ResidualKMeansConf
     has_content[0] = False
     rows = has_content.nonzero().flatten()
     vectors = behaviour[rows].float()
-    fitted = ResidualKMeans.fit(vectors, config)
-    unique = resolve_collisions(fitted, vectors, fitted.encode(vectors))
-    quantizer = _among_content(content[rows], unique.codes, config.level_sizes)
+    warm = None if start is None else _warm(behaviour, has_content, start, config.level_sizes)
+    fitted = ResidualKMeans.fit(vectors, config, start=warm)
+    unique = resolve_collisions(fitted, vectors, fitted.encode(vectors), method=method)
+    quantizer = ResidualKMeans(means_of_codes(content[rows], unique.codes, config.level_sizes))
     ids = SemanticIds.of_items(
         unique.codes,
         level_sizes=unique.level_sizes,
@@ -67,9 +78,14 @@ def behaviour_ids(behaviour: Tensor, content: Tensor, config: ResidualKMeansConf
     return BehaviourIds(ids, quantizer)
 
 
-def _among_content(content: Tensor, codes: Tensor, level_sizes: tuple[int, ...]) -> ResidualKMeans:
-    """Put each code where the content that is left of its items is on average."""
-    residual = content.float()
+def means_of_codes(vectors: Tensor, codes: Tensor, level_sizes: tuple[int, ...]) -> list[Centres]:
+    """Put each code where what earlier levels leave of its items is on average.
+
+    Args:
+        vectors: [M, D].
+        codes: Of the same items, [M, L] or more levels.
+    """
+    residual = vectors.float()
     levels = []
     for level, size in enumerate(level_sizes):
         chosen = codes[:, level].long()
@@ -80,4 +96,19 @@ def _among_content(content: Tensor, codes: Tensor, level_sizes: tuple[int, ...])
         penalties = (counts[:, 0] == 0) * residual.square().sum(1).max() * FAR
         levels.append(Centres(centres, penalties.to(centres.dtype)))
         residual = residual - centres[chosen]
-    return ResidualKMeans(levels)
+    return levels
+
+
+def _warm(
+    behaviour: Tensor, has_content: Tensor, start: SemanticIds, level_sizes: tuple[int, ...]
+) -> ResidualKMeans | None:
+    """Build a quantiser of behaviour whose codes stand where their published items do."""
+    size = min(len(behaviour), start.num_item_rows)
+    known = (start.codes[:size, 0] != NO_CODE) & has_content[:size].cpu()
+    if not bool(known.any()) or start.level_sizes[: len(level_sizes)] != level_sizes:
+        return None
+    rows = known.nonzero().flatten().to(behaviour.device)
+    codes = start.codes[:size][known].to(behaviour.device)
+    levels = means_of_codes(behaviour[rows], codes, level_sizes)
+    # A code that lost its items may find others.
+    return ResidualKMeans([Centres(one.vectors, torch.zeros_like(one.penalties)) for one in levels])

@@ -1,0 +1,233 @@
+"""Semantic IDs from the sequence model's item vectors, from a run to what a bundle generates."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from click.testing import Result
+
+from pipelines.build_semantic_ids import read_behaviour
+from pipelines.generation import ItemCodes
+from pipelines.resolve import resolve
+from pipelines.semantic_id_store import SemanticIdStore
+from pipelines.stages import STAGES
+from recsys.data.batch import Jagged
+from recsys.retrieval.beam_search import BeamSearch
+from recsys.semantic_ids.behaviour import behaviour_ids
+from recsys.semantic_ids.kmeans import KMeansConfig
+from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
+from serving.bundle import load_bundle
+from serving.recommend import Recommender
+from serving.schemas import Request
+
+Recsys = Callable[..., Result]
+OF_BEHAVIOUR = ("--set", "semantic_ids.source=sequence")
+READ = ("build_features", "enrich_items", "embed_items", "train_sequence", "fit_baselines")
+
+
+def run(recsys: Recsys, own: Path, *more: object) -> str:
+    options = ("-c", own.parent / "shop.toml", "-w", own, "-q", *OF_BEHAVIOUR)
+    result = recsys("run", *options, *more)
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def report_of(own: Path) -> dict[str, Any]:
+    path = own / "build_semantic_ids/semantic_ids_report.json"
+    return dict(json.loads(path.read_text()))
+
+
+def store_of(own: Path) -> SemanticIdStore:
+    return SemanticIdStore(own / "bundles/semantic_ids")
+
+
+def started(shop: Path, folder: Path, names: tuple[str, ...]) -> Path:
+    """Copy some finished stages, with the raw files beside them."""
+    for path in shop.parent.iterdir():
+        if path.is_file():
+            shutil.copyfile(path, folder / path.name)
+    for name in names:
+        shutil.copytree(shop / name, folder / "run" / name)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def finished(shop: Path, recsys: Recsys, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    own = started(shop, tmp_path_factory.mktemp("taken"), (*READ, "train_two_tower"))
+    run(recsys, own)
+    return own
+
+
+@pytest.fixture
+def own(finished: Path, tmp_path: Path) -> Path:
+    for path in finished.parent.iterdir():
+        if path.is_file():
+            shutil.copyfile(path, tmp_path / path.name)
+    shutil.copytree(finished, tmp_path / "run", symlinks=True)
+    return tmp_path / "run"
+
+
+def test_what_a_bundle_serves_is_what_behaviour_ids_gives(finished: Path) -> None:
+    places = (finished / "build_features", finished / "embed_items", finished / "train_sequence")
+    behaviour = read_behaviour(*places, "given")
+    assert behaviour is not None
+    content = torch.from_numpy(np.load(finished / "embed_items/content.npy"))
+    config = resolve(finished / "config.toml", assignments=[], workspace=finished)
+    sizes = config.semantic_ids.level_sizes(24)
+    kmeans = ResidualKMeansConfig(level_sizes=sizes, kmeans=KMeansConfig(balanced=True))
+    expected = behaviour_ids(behaviour, content, kmeans)
+    bundle = load_bundle(finished / "bundles/current")
+    assert bundle.semantic_ids is not None
+    assert torch.equal(torch.as_tensor(bundle.semantic_ids.codes), expected.ids.codes)
+    assert bundle.semantic_ids.quantizer.digest == expected.quantizer.digest
+    reply = Recommender(bundle, profile="full").answer(Request(user_id="user-0", k=3))
+    rows = [bundle.catalogue.row_of(item.item_id) or 0 for item in reply.items]
+    assert [item.semantic_id for item in reply.items] == [
+        "-".join(map(str, expected.ids.codes[row].tolist())) for row in rows
+    ]
+
+
+def test_published_version_says_what_it_was_made_of(finished: Path) -> None:
+    published = store_of(finished).previous()
+    assert published is not None
+    assert published.origin["settings"]["source"] == "sequence"
+    assert published.origin["behaviour"]["dim"] == 16
+    assert len(published.origin["behaviour"]["item_vectors"]) == 64
+    assert report_of(finished)["source"] == "sequence"
+
+
+def test_appended_item_is_generated(own: Path, recsys: Recsys) -> None:
+    items = pl.read_csv(own.parent / "items.csv")
+    title = items["title"][0]
+    new = own.parent / "new.csv"
+    new.write_text(f"item_id,title\na-new-one,{title}\n")
+    result = recsys("append-items", new, "-b", own / "bundles/current")
+    assert result.exit_code == 0, result.output
+    bundle = load_bundle(own / "bundles/current")
+    assert bundle.generative is not None
+    assert bundle.semantic_ids is not None
+    row = bundle.catalogue.row_of("a-new-one")
+    assert row is not None
+    # Nobody moved, and the new item begins like one that the quantiser of content puts beside it.
+    before = ItemCodes.load(own / "build_semantic_ids").codes
+    codes = torch.as_tensor(bundle.semantic_ids.codes).long()
+    assert torch.equal(codes[: len(before)], before)
+    assert int(codes[row, 0]) in before[1:, 0].tolist()
+    model, trie = bundle.generative
+    search = BeamSearch(
+        model.decode_step, trie, beam_width=25, semantic_ids_version=model.inputs.semantic_ids
+    )
+    histories = Jagged.from_lists([[1], [5, 6], [9, 10, 11]])
+    with torch.inference_mode():
+        queries = model_queries(bundle, histories)
+        found = search.lists(model.context(queries), 25, None).item_rows
+    assert bool((found == row).any(1).all())
+
+
+def model_queries(bundle: Any, histories: Jagged) -> Any:
+    from recsys.data.batch import JaggedBatch
+
+    return JaggedBatch({"history": histories})
+
+
+def test_page_tells_what_the_codes_group(own: Path, recsys: Recsys) -> None:
+    result = recsys("ids", "report", "-w", own, "--out", own / "ids.html")
+    assert result.exit_code == 0, result.output
+    page = (own / "ids.html").read_text()
+    assert "sequence model's item vectors; new items by content" in page
+    assert "other by content" in page
+    assert "as encoded" not in page
+    numbers = json.loads((own / "ids.json").read_text())
+    assert numbers["settings"]["source"] == "sequence"
+
+
+def test_published_ids_stay_whatever_the_sequence_model_learns(own: Path, recsys: Recsys) -> None:
+    version = report_of(own)["version"]
+    more = ("--set", "sequence_training.max_epochs=2", "--until", "build_semantic_ids")
+    run(recsys, own, *more)
+    assert report_of(own)["how"] == "kept"
+    assert report_of(own)["version"] == version
+    told = recsys("ids", "train", "-w", own)
+    assert told.exit_code == 0, told.output
+    assert "aligned" in told.output
+    assert "same so far" in told.output
+    now = store_of(own).previous()
+    assert now is not None
+    assert now.ids.parent == version
+    assert now.origin["behaviour"] != report_of(own)["origin"]["behaviour"]
+    run(recsys, own, *more)
+    assert report_of(own)["version"] == now.ids.version
+
+
+def test_content_takes_over_where_the_user_asks_and_is_aligned(own: Path, recsys: Recsys) -> None:
+    version = report_of(own)["version"]
+    run(recsys, own, "--until", "build_semantic_ids", "--set", "semantic_ids.source=content")
+    assert (report_of(own)["how"], report_of(own)["parent"]) == ("aligned", version)
+    manifest = json.loads((own / "build_semantic_ids/manifest.json").read_text())
+    assert "train_sequence" not in manifest["inputs"]
+    assert "behaviour" not in report_of(own)["origin"]
+
+
+def test_killed_stage_is_made_again_with_equal_bytes(own: Path, recsys: Recsys) -> None:
+    def files() -> dict[str, bytes]:
+        folder = own / "build_semantic_ids"
+        found = [path for path in folder.rglob("*") if path.is_file() and path.name != "run.json"]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+    before = files()
+    shutil.rmtree(own / "bundles")
+    shutil.rmtree(own / "build_semantic_ids")
+    half = own / ".partial-build_semantic_ids"
+    half.mkdir()
+    (half / "semantic_ids.json").write_text("{")
+    run(recsys, own, "--until", "build_semantic_ids")
+    assert files() == before
+
+
+def test_without_a_sequence_model_it_is_refused_before_anything_runs(
+    shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    options = ("-c", shop.parent / "shop.toml", "-w", tmp_path / "run", *OF_BEHAVIOUR)
+    result = recsys("run", *options, "--set", "sequence_training.enabled=false")
+    assert result.exit_code == 2
+    assert "semantic_ids.source" in result.output
+    assert not (tmp_path / "run").exists()
+    result = recsys("run", *options, "--set", "semantic_ids.method=rq_vae")
+    assert result.exit_code == 2
+    assert "rq_kmeans" in result.output
+
+
+def test_fitting_needs_the_sequence_model_of_this_catalogue(own: Path, recsys: Recsys) -> None:
+    shutil.rmtree(own / "train_sequence")
+    told = recsys("ids", "train", "-w", own)
+    assert told.exit_code == 2
+    assert "recsys run --until train_sequence" in " ".join(told.output.split())
+    assert recsys("ids", "append", "-w", own).exit_code == 0
+
+
+def test_each_order_of_tied_times_is_measured_with_ids_of_its_own(
+    shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    own = started(shop, tmp_path, ())
+    short = ("sequence_training.max_epochs=2", "generative_training.max_epochs=1")
+    orders = 'splits.tie_orders=["given","shuffled"]'
+    more = [word for one in (*short, orders) for word in ("--set", one)]
+    run(recsys, own, *more, "--until", "train_generative")
+    artefact = own / "build_semantic_ids"
+    given, shuffled = (ItemCodes.load(artefact, order) for order in ("given", "shuffled"))
+    assert given.version == ItemCodes.load(artefact).version == report_of(own)["version"]
+    assert shuffled.version != given.version
+    for codes, order in ((given, "given"), (shuffled, "shuffled")):
+        saved = own / f"train_generative/{order}/generative/config.json"
+        assert json.loads(saved.read_text())["inputs"]["semantic_ids"] == codes.version
+
+
+def test_the_sequence_model_comes_first() -> None:
+    names = [stage.name for stage in STAGES]
+    assert names.index("train_sequence") < names.index("build_semantic_ids")
