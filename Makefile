@@ -3,11 +3,12 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+SOAK_SECONDS ?= 3600
 
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install install-airflow demo test check format serve bench lock clean
+.PHONY: help install install-airflow demo test soak check format serve bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the verbs
@@ -41,6 +42,9 @@ serve: install  ## answer requests on http://127.0.0.1:8000 with the demo's bund
 
 test: install  ## every test that runs without a GPU
 	@$(BIN)/python -m pytest -q -m "not gpu" --durations 10
+
+soak: install  ## an hour of load on a server whose bundles change (SOAK_SECONDS=600 for less)
+	@RECSYS_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -q tests/soak
 
 check: install  ## format, lint, types, import rules, length limits
 	@$(BIN)/ruff format --check .

@@ -19,6 +19,7 @@ from recsys.data.top_k import TopK, no_items
 from recsys.layers.decode_step import Beams, Decoded
 from recsys.models.adapted import AdaptedRetriever
 from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.generative import GenerativeModel
 from recsys.models.history_reader import BeamState, GenerativeContext
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
@@ -94,7 +95,6 @@ class SequenceSource:
         # Asked anew, the model would normalise the whole catalogue for each request. For one query
         # a product with columns takes a third to a half of the time of one with rows.
         self._columns = model.all_item_vectors().T.contiguous()  # [D, N]
-        self._items = ScoredItems(self._score)
 
     def _score(self, queries: JaggedBatch) -> Tensor:
         """Score the catalogue as SequenceModel.score does, [1, N]."""
@@ -108,7 +108,9 @@ class SequenceSource:
             adapted = self._adapted
             items = ScoredItems(lambda queries: adapted.score(queries, [domain]))
             return items(query.features, [mask], k)
-        return self._items(query.features, [mask], k)
+        # Made here: kept, it and the source would hold each other, and with them the bundle's files
+        # open long after a swap.
+        return ScoredItems(self._score)(query.features, [mask], k)
 
 
 class _Timed(NamedTuple):
@@ -116,6 +118,24 @@ class _Timed(NamedTuple):
 
     context: GenerativeContext
     deadline: float
+
+
+class _TimedModel:
+    """A generative model that gives up when a request's time is over."""
+
+    def __init__(self, model: GenerativeModel, timeout_ms: float | None) -> None:
+        self._model = model
+        self._timeout_seconds = float("inf") if timeout_ms is None else timeout_ms / 1_000
+
+    def context(self, queries: JaggedBatch) -> _Timed:
+        """Read the history, once for all beams."""
+        deadline = time.perf_counter() + self._timeout_seconds
+        return _Timed(self._model.context(queries), deadline)
+
+    def decode_step(self, timed: _Timed, beams: Beams[BeamState] | None, /) -> Decoded[BeamState]:
+        if time.perf_counter() > timed.deadline:
+            raise LateError
+        return self._model.decode_step(timed.context, beams)
 
 
 class GenerativeSource:
@@ -128,26 +148,15 @@ class GenerativeSource:
             timeout_ms: How long a search may take; None is as long as it takes. Looked at before
                 each level, so a search ends at most a level's time later.
         """
-        self._model = generation.model
-        self._timeout_seconds = float("inf") if timeout_ms is None else timeout_ms / 1_000
+        model = _TimedModel(generation.model, timeout_ms)
         # The bundle's loader has held the released version against the model's.
         search = BeamSearch(
-            self._decode_step,
+            model.decode_step,
             generation.trie,
             beam_width=beam_width,
             semantic_ids_version=generation.trie.version,
         )
-        self._items = GeneratedItems(self, search)
-
-    def context(self, queries: JaggedBatch) -> _Timed:
-        """Read the history, once for all beams."""
-        deadline = time.perf_counter() + self._timeout_seconds
-        return _Timed(self._model.context(queries), deadline)
-
-    def _decode_step(self, timed: _Timed, beams: Beams[BeamState] | None, /) -> Decoded[BeamState]:
-        if time.perf_counter() > timed.deadline:
-            raise LateError
-        return self._model.decode_step(timed.context, beams)
+        self._items = GeneratedItems(model, search)
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
         if query.item_row or not query.has_history:
@@ -155,11 +164,10 @@ class GenerativeSource:
         return self._items(query.features, [mask], k)
 
 
-class SimilarItems(ScoredItems):
+class SimilarItems:
     """Items whose content is like the history's, exactly."""
 
     def __init__(self, similarity: ContentSimilarity) -> None:
-        super().__init__(self._score_one)
         self._similarity = similarity
         self._columns = similarity.vectors.T.contiguous()  # [F, N], as in SequenceSource
 
@@ -168,6 +176,11 @@ class SimilarItems(ScoredItems):
         asked = self._similarity.query_vectors(queries)  # [1, F]
         known = self._similarity.has_content & (asked != 0).any()
         return (asked @ self._columns).masked_fill_(~known, -torch.inf)
+
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
+        if not query.has_history:
+            return None
+        return ScoredItems(self._score_one)(query.features, [mask], k)  # as in SequenceSource
 
 
 class ContentSource:
@@ -185,7 +198,7 @@ class ContentSource:
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
         if not query.item_row and self._similar is not None:
-            return self._similar(query.features, [mask], k) if query.has_history else None
+            return self._similar.candidates(query, mask, k)
         if self._neighbours is None:
             return None
         if query.item_row:

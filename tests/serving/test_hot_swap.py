@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import time
 
 import aiohttp
 import numpy as np
+import psutil
 import pytest
 import uvicorn
 
@@ -51,6 +53,25 @@ def test_published_bundle_is_taken_and_an_unchanged_one_is_not(watcher, bundles_
     publish(bundles_dir, "v1")
     assert watcher.look()
     assert version(watcher) == "v1"
+
+
+def test_bundle_that_was_replaced_lets_go_of_its_files(tmp_path):
+    """At once, and not when the garbage collector next comes by."""
+    for seed, name in enumerate(("v1", "v2")):
+        write_synthetic_bundle(tmp_path, name, SyntheticSize(history_models=True, seed=seed))
+    publish(tmp_path, "v1")
+    watcher = BundleWatcher(tmp_path, poll_seconds=60, profile="full")
+    watcher.recommender.answer(Request(user_id="user-1", k=1))
+    gc.collect()
+    gc.disable()
+    try:
+        publish(tmp_path, "v2")
+        assert watcher.look()
+        opened = {file.path for file in psutil.Process().open_files()}
+        assert not [path for path in opened if "bundle-v1" in path]
+        assert [path for path in opened if "bundle-v2" in path]
+    finally:
+        gc.enable()
 
 
 def test_published_delta_is_taken(watcher, bundles_dir):
