@@ -100,6 +100,7 @@ def numbers_of(metrics: Mapping[str, float]) -> str:
     names = ["recall@10", "ndcg@10"]
     if "told/recall@10" in metrics:
         names = [f"{setting}/recall@10" for setting in SETTINGS]
+        names = [name for name in names if name in metrics]
     return "/".join(f"{metrics[name]:.4f}" for name in names)
 
 

@@ -8,20 +8,16 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
 
-from recsys.data.batch import Jagged
-from recsys.data.top_k import TopK
-from recsys.evaluation.ranking import list_ranks
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative import GenerativeModel
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
+from recsys.reproduction.cold_blend import Found, blended
 from recsys.reproduction.cold_start import (
     ColdStartConfig,
     ColdWorld,
@@ -40,25 +36,31 @@ from recsys.reproduction.ranking import (
     metrics_of,
     rank_all,
 )
-from recsys.reproduction.recipe import BLENDS, SOURCES, Recipe
+from recsys.reproduction.recipe import BLENDS
 from recsys.reproduction.run import (
     LEDGER,
     RESULT,
     RunSettings,
-    blended_in_parts,
     described,
     device_named,
-    learned,
     note_test_look,
     read_result,
     write_json,
 )
 
-SETTINGS = ("cold alone", "told", "not told", "warm")
-"""``warm`` is the same system as ``not told``, on the warm items' last events: what it costs."""
-SPLITS = ("validation", "test")
-Found = dict[tuple[str, str], Ranked]
-"""By setting and split."""
+SETTINGS = (
+    "cold alone",
+    "told",
+    "told warm",
+    "not told",
+    "warm",
+    "counted",
+    "counted warm",
+)
+"""Each system stands beside itself on the warm items' last events, which is what it costs:
+``told warm``, ``warm`` (of ``not told``) and ``counted warm``. Blends alone read counts."""
+ASKED_AS = {"counted": "not told", "counted warm": "warm"}
+"""Settings that ask what another one asks."""
 
 
 def run_cold(
@@ -101,7 +103,7 @@ def run_cold(
     for name in BLENDS:
         if name in prepared.recipe.rows:
             parts = {part: found[part] for part in prepared.recipe.parts(name)}
-            found[name] = blended(parts, everything, experiment)
+            found[name] = blended(parts, everything, experiment, world.share_of_cold("validation"))
     result = {
         **described(prepared, settings),
         "seconds": round(time.perf_counter() - begin, 1),
@@ -145,11 +147,19 @@ class Asked(NamedTuple):
         """Ask who is told: cold items alone, and beside the anchor's best warm ones."""
         cold = torch.stack(list(self.world.cold.values())).any(0)
         asked: dict[tuple[str, str], Question] = {}
+        everything = self.full_questions()
         for split in self.settings.splits:
-            lists = anchor["not told", split].lists.item_rows
-            best = with_best_warm(cold, lists, config.num_warm)
+            best = {
+                key: with_best_warm(cold, anchor[key, split].lists.item_rows, config.num_warm)
+                for key in ("not told", "warm")
+            }
             asked["cold alone", split] = cold_question(self.world, split, told=True)
-            asked["told", split] = cold_question(self.world, split, told=True, beside=best)
+            asked["told", split] = cold_question(
+                self.world, split, told=True, beside=best["not told"]
+            )
+            asked["told warm", split] = everything["warm", split]._replace(
+                eligible=self.world.cold[split], beside=best["warm"]
+            )
         return asked
 
 
@@ -180,87 +190,6 @@ def grown_content(experiment: Experiment, world: ColdWorld) -> ContentSimilarity
         return ContentSimilarity.load(Path(place), world.grown.catalogue.content)
 
 
-def blended(
-    found: Mapping[str, Found],
-    questions: Mapping[tuple[str, str], Question],
-    experiment: Experiment,
-) -> Found:
-    """Learn each setting's weights on validation and merge its lists.
-
-    What is not told which items are cold learns on cold and warm targets alike, in equal numbers
-    at most, and sees no count of events, which would tell.
-    """
-    recipe = untold(experiment.recipe)
-    merged: Found = {}
-    for setting in SETTINGS:
-        learning = [("not told", "validation"), ("warm", "validation")]
-        if setting in ("cold alone", "told"):
-            learning = [(setting, "validation")]
-        parts = [learnable(found, questions, key) for key in learning]
-        size = min(len(part.lengths) for part in parts)
-        parts = [part.first(size) for part in parts]
-        counts = torch.zeros(next(iter(questions.values())).num_item_rows, dtype=torch.int64)
-        lists = {name: joined([part.lists[name] for part in parts]) for name in parts[0].lists}
-        targets = Jagged.one_each(torch.cat([part.targets for part in parts]))
-        lengths = torch.cat([part.lengths for part in parts])
-        device = experiment.device
-        blend = learned(lists, targets, lengths, counts, recipe.blend, device)
-        for key, question in questions.items():
-            if key[0] == setting:
-                lengths = question.history_lengths()
-                top = blended_in_parts(blend, lists_of(found, key), lengths, counts, device)
-                ranks = list_ranks(top.item_rows, question.held_out.targets).values
-                merged[key] = Ranked(top, ranks)
-    return merged
-
-
-def untold(recipe: Recipe) -> Recipe:
-    """Take away what tells new items from old."""
-    return replace(recipe, blend=replace(recipe.blend, item_bounds=()))
-
-
-class Learnable(NamedTuple):
-    """Lists with their targets, one each."""
-
-    lists: Mapping[str, TopK]
-    targets: Tensor
-    """[U]"""
-    lengths: Tensor
-    """[U]"""
-
-    def first(self, size: int) -> Learnable:
-        """Keep so many queries, evenly spaced."""
-        rows = torch.linspace(0, len(self.targets) - 1, size).long()
-        lists = {
-            name: TopK(top.scores[rows], top.item_rows[rows]) for name, top in self.lists.items()
-        }
-        return Learnable(lists, self.targets[rows], self.lengths[rows])
-
-
-def learnable(
-    found: Mapping[str, Found],
-    questions: Mapping[tuple[str, str], Question],
-    key: tuple[str, str],
-) -> Learnable:
-    """Gather one setting's lists and targets."""
-    question = questions[key]
-    return Learnable(
-        lists_of(found, key), question.held_out.targets.values, question.history_lengths()
-    )
-
-
-def lists_of(found: Mapping[str, Found], key: tuple[str, str]) -> dict[str, TopK]:
-    """Take every source's lists, by its name in a blend."""
-    return {SOURCES.get(name, name): part[key].lists for name, part in found.items()}
-
-
-def joined(parts: list[TopK]) -> TopK:
-    """Put lists of equal length below each other."""
-    return TopK(
-        torch.cat([part.scores for part in parts]), torch.cat([part.item_rows for part in parts])
-    )
-
-
 def table(
     found: Found, questions: Mapping[tuple[str, str], Question], settings: RunSettings
 ) -> dict[str, dict[str, float]]:
@@ -269,8 +198,10 @@ def table(
         split: {
             f"{setting}/{name}": value
             for setting in SETTINGS
+            if (setting, split) in found
             for name, value in metrics_of(
-                found[setting, split].ranks, questions[setting, split].held_out.targets
+                found[setting, split].ranks,
+                questions[ASKED_AS.get(setting, setting), split].held_out.targets,
             ).items()
         }
         for split in settings.splits
