@@ -42,13 +42,7 @@ class Again:
     def train_config(self) -> TrainConfig:
         """Take as many passes as were best on validation."""
         ending = json.loads((self.trained / "training.json").read_text(encoding="utf-8"))
-        before, now = self.num_examples
-        growth = now / before
-        whole = self.training.for_examples(before).num_steps
-        num_steps = max(1, round(ending["best_step"] * growth))
-        return self.training.for_steps(
-            num_steps, num_steps, decay_steps=max(1, round(whole * growth))
-        )
+        return self.training.again(ending["best_step"], self.num_examples)
 
 
 def trainings(context: StageContext, inputs: ModelInputs, order: str) -> list[Again]:

@@ -26,7 +26,8 @@ from pipelines.resolve import with_dataset
 from pipelines.workspace import check_writable
 from recsys.reproduction.cold_run import run_cold
 from recsys.reproduction.prepared import DESCRIPTION, Prepared
-from recsys.reproduction.run import RunSettings, device_named, run_once
+from recsys.reproduction.ranking_run import run_once
+from recsys.reproduction.run import RunSettings, device_named
 
 ARRAYS, RUNS, WORKSPACE = "arrays", "runs", "workspace"
 

@@ -19,8 +19,9 @@ from typing import Any
 
 from recsys.reproduction.cold_run import SETTINGS, run_cold
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.recipe import ROWS, Recipe, config_of
-from recsys.reproduction.run import RunSettings, run_once
+from recsys.reproduction.ranking_run import AGAIN, run_once
+from recsys.reproduction.recipe import MODELS, REFITTED, ROWS, Recipe, config_of
+from recsys.reproduction.run import RunSettings
 
 PROTOCOLS = ("ranking", "cold")
 
@@ -32,7 +33,16 @@ def parsed_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespa
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--orders", nargs="*", help="of tied times; all by default")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
-    parser.add_argument("--rows", nargs="*", choices=ROWS, help="only these; the arrays' own else")
+    parser.add_argument(
+        "--rows", nargs="*", choices=(*ROWS, *REFITTED), help="of the recipe; the arrays' own else"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        default=[],
+        choices=(*ROWS, *REFITTED, *(name + AGAIN for name in MODELS)),
+        help="make these of the recipe's rows and leave the others, and the result, to other calls",
+    )
     parser.add_argument("--protocol", choices=PROTOCOLS, default="ranking")
     parser.add_argument("--validation-only", action="store_true", help="never look at test")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
@@ -71,6 +81,7 @@ def settings_of(options: argparse.Namespace, order: str, seed: int) -> RunSettin
         device=options.device,
         why=options.why,
         shows_progress=options.progress,
+        only=tuple(options.only),
     )
 
 

@@ -65,10 +65,17 @@ class Experiment:
     keeps_ids: bool = False
     """Whether semantic IDs stay as prepared, whatever the recipe says, since others follow on
     them."""
+    chosen_steps: Mapping[str, int] | None = None
+    """By model, the steps that validation chose. Where they are given, models are fitted again, on
+    validation's events too, and nothing is measured while they train."""
 
     @property
     def trained_on(self) -> Sequences:
-        return self.sequences if self.training is None else self.training
+        if self.training is not None:
+            return self.training
+        if self.chosen_steps is None:
+            return self.sequences
+        return replace(self.sequences, train_end=self.sequences.validation_end)
 
     @property
     def recipe(self) -> Recipe:
@@ -118,26 +125,35 @@ def fit(
     source: Source,
     loss_at: Callable[[int], Tensor],
     training: TrainingConfig,
-    num_examples: int,
+    num_examples: Callable[[Sequences], int],
 ) -> TrainResult:
-    """Train to the best weights on validation."""
+    """Train to the best weights on validation, or for the passes that it chose before."""
     question = experiment.question("validation", training.validation_users)
-    checkpoints = experiment.checkpoints
+    checkpoints, chosen = experiment.checkpoints, experiment.chosen_steps
+    examples = num_examples(experiment.trained_on)
 
     def evaluate(_: nn.Module) -> dict[str, float]:
         found = rank_all(source, question, 10, experiment.device)
         return metrics_of(found.ranks, question.held_out.targets)
 
+    config = training.for_examples(examples)
+    if chosen is not None:
+        config = training.again(chosen[name], (num_examples(experiment.sequences), examples))
     progress: Progress = StderrProgress() if experiment.shows_progress else QuietProgress()
     return train(
         model,
         loss_at,
         adamw(model, training.optimizer),
-        training.for_examples(num_examples),
-        evaluate=evaluate,
+        config,
+        evaluate=evaluate if chosen is None else None,
         progress=progress,
         checkpoint_dir=None if checkpoints is None else checkpoints / name,
     )
+
+
+def num_windows(max_length: int) -> Callable[[Sequences], int]:
+    """Count training windows of so many events."""
+    return lambda sequences: len(training_windows(sequences, "train", max_length))
 
 
 def fit_popularity(experiment: Experiment) -> Fitted:
@@ -195,7 +211,11 @@ def fit_two_tower(experiment: Experiment) -> Fitted:
         return model.loss(queries.to(experiment.device), labels.to(experiment.device))
 
     source = ScoredSource(model.score)
-    result = fit(experiment, "two_tower", model, source, loss_at, training, len(positions))
+
+    def num_labels(among: Sequences) -> int:
+        return len(among.label_positions("train"))
+
+    result = fit(experiment, "two_tower", model, source, loss_at, training, num_labels)
     return Fitted(source, result, model)
 
 
@@ -215,7 +235,8 @@ def fit_sequence(experiment: Experiment) -> Fitted:
         return model.loss(batch.to(experiment.device))
 
     source = ScoredSource(model.score)
-    result = fit(experiment, "sequence", model, source, loss_at, training, len(windows))
+    counted = num_windows(recipe.sequence.max_length)
+    result = fit(experiment, "sequence", model, source, loss_at, training, counted)
     if experiment.checkpoints is not None:
         # After the checkpoints' folder is known to be there: fit has made it.
         np.save(experiment.checkpoints / VECTORS, model.eval().all_item_vectors().cpu().numpy())
@@ -269,7 +290,8 @@ def fit_generative(experiment: Experiment) -> Fitted:
         return model.loss(batch.to(experiment.device))
 
     source = GeneratedSource(model, codes, recipe.beam_width)
-    result = fit(experiment, "generative", model, source, loss_at, training, len(windows))
+    counted = num_windows(recipe.generative.max_length)
+    result = fit(experiment, "generative", model, source, loss_at, training, counted)
     return Fitted(source, result, model)
 
 

@@ -37,6 +37,11 @@ ROWS = (
     "blend",
 )
 """Names of what is measured; ``blend_fast`` merges all but the generative model's lists."""
+REFITTED = ("sequence_refit", "blend_refit")
+"""Rows of what is served: models fitted again with the validation events, for as many passes as
+validation chose, and merged by the weights that the models before them were given. Measured on test
+alone, and only where a recipe names them; the other rows never saw those events. ``blend_refit``
+merges what ``blend_fast`` does."""
 BLENDS = ("blend_fast", "blend")
 MODELS = tuple(row for row in ROWS if row not in BLENDS)
 SOURCES = {"popularity": "popular"}
@@ -77,7 +82,7 @@ class Recipe:
             raise ValueError(
                 f"generative_ids is 'content' or 'sequence', got {self.generative_ids!r}"
             )
-        for name, allowed in (("rows", ROWS), ("sources", MODELS)):
+        for name, allowed in (("rows", (*ROWS, *REFITTED)), ("sources", MODELS)):
             named = getattr(self, name)
             if not named or set(named) - set(allowed):
                 raise ValueError(f"{name} must be some of {', '.join(allowed)}, got {list(named)}")
@@ -89,12 +94,21 @@ class Recipe:
 
     def models(self) -> list[str]:
         """Name what has to be fitted for the rows, in the order of ``ROWS``."""
-        parts = {part for row in self.rows if row in BLENDS for part in self.parts(row)}
+        merging = (*BLENDS, "blend_refit")
+        parts = {part for row in self.rows if row in merging for part in self.parts(row)}
+        if "sequence_refit" in self.rows:
+            parts.add("sequence")
         return [model for model in MODELS if model in parts or model in self.rows]
 
+    def refitted(self) -> list[str]:
+        """Name the models that are fitted again for the rows ``REFITTED``, in their order."""
+        parts = self.parts("blend_refit") if "blend_refit" in self.rows else []
+        alone = ["sequence"] if "sequence_refit" in self.rows else []
+        return [model for model in MODELS if model in (*parts, *alone)]
+
     def parts(self, blend: str) -> list[str]:
-        """Name the models that one of ``BLENDS`` merges."""
-        fast = blend == "blend_fast"
+        """Name the models that a blend merges."""
+        fast = blend != "blend"
         return [model for model in self.sources if not (fast and model == "generative")]
 
 

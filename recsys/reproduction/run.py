@@ -1,8 +1,8 @@
-"""Run a recipe with one seed: fit, list, blend, measure; finished parts are not made again.
+"""Parts of a run with one seed: fit, list, blend, measure; finished ones are not made again.
 
 A run's folder:
 
-    <row>.npz       its lists on validation and test, and the ranks of the targets there
+    <row>.npz       its lists of each split, and the ranks of the targets there
     <row>.json      its metrics and how long it took
     checkpoints/    of a training that is not done
     result.json     all rows; written last
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -33,7 +32,7 @@ from recsys.evaluation.ranking import list_ranks
 from recsys.reproduction.fitting import FITTERS, Experiment
 from recsys.reproduction.prepared import Codes, Prepared
 from recsys.reproduction.ranking import Question, Ranked, metrics_of, rank_all
-from recsys.reproduction.recipe import BLENDS, SOURCES
+from recsys.reproduction.recipe import SOURCES
 from recsys.retrieval.learned_blend import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.source_lists import blended_lists, fitted_blend
 from recsys.semantic_ids.quality import invalid_share
@@ -58,6 +57,8 @@ class RunSettings:
     why: str = "recsys reproduce"
     """Noted in the ledger of test looks."""
     shows_progress: bool = False
+    only: tuple[str, ...] = ()
+    """Rows to make, where several processes share the work of a run; all by default."""
 
     @property
     def name(self) -> str:
@@ -69,50 +70,6 @@ def device_named(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
-
-
-def run_once(prepared: Prepared, directory: Path, settings: RunSettings) -> dict[str, Any]:
-    """Fit and measure every row of the recipe, or read what an earlier call left.
-
-    Args:
-        prepared: The arrays and the recipe.
-        directory: Folder of all runs; this one's is below it.
-        settings: Order, seed, splits.
-    """
-    folder = directory / settings.name
-    done = read_result(folder / RESULT, prepared)
-    if done is not None and set(settings.splits) <= set(done["splits"]):
-        return done
-    folder.mkdir(parents=True, exist_ok=True)
-    experiment = Experiment(
-        prepared=prepared,
-        sequences=prepared.order(settings.order),
-        seed=settings.seed,
-        device=device_named(settings.device),
-        checkpoints=folder / "checkpoints",
-        shows_progress=settings.shows_progress,
-    )
-    if "test" in settings.splits:
-        note_test_look(directory / LEDGER, prepared, settings)
-    begin = time.perf_counter()
-    rows = {
-        name: measured_model(experiment, name, folder, settings)
-        for name in prepared.recipe.models()
-    }
-    rows |= {
-        name: measured_blend(experiment, name, folder, settings)
-        for name in BLENDS
-        if name in prepared.recipe.rows
-    }
-    result = {
-        **described(prepared, settings),
-        "seconds": round(time.perf_counter() - begin, 1),
-        "invalid_ids": invalid_ids(folder, prepared.codes, settings.splits),
-        "rows": {name: row for name, row in rows.items() if name in prepared.recipe.rows},
-    }
-    write_json(folder / RESULT, result)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    return result
 
 
 def described(prepared: Prepared, settings: RunSettings) -> dict[str, Any]:
@@ -136,7 +93,7 @@ def read_result(path: Path, prepared: Prepared) -> dict[str, Any] | None:
     """
     if not path.exists():
         return None
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    result = read_json(path)
     for what, here in (("data_digest", prepared.data_digest), ("recipe", prepared.recipe.digest())):
         if result[what] != here:
             raise ValueError(
@@ -146,15 +103,41 @@ def read_result(path: Path, prepared: Prepared) -> dict[str, Any] | None:
     return result
 
 
+def finished_row(
+    folder: Path, row: str, prepared: Prepared, settings: RunSettings
+) -> dict[str, Any] | None:
+    """Read a row that an earlier call measured on these splits."""
+    done = read_result(folder / f"{row}.json", prepared)
+    if done is None or not set(settings.splits) <= set(done["splits"]):
+        return None
+    found: dict[str, Any] = done["row"]
+    return found
+
+
+def keep_row(
+    folder: Path,
+    row: str,
+    numbers: Mapping[str, Any],
+    found: Mapping[MeasuredSplit, Ranked],
+    about: Mapping[str, Any],
+) -> None:
+    """Write a row's lists, then its numbers and what they are of."""
+    save_ranked(folder / f"{row}.npz", found)
+    write_json(folder / f"{row}.json", {**about, "row": dict(numbers)})
+
+
 def measured_model(
-    experiment: Experiment, name: str, folder: Path, settings: RunSettings
+    experiment: Experiment, name: str, folder: Path, settings: RunSettings, row: str | None = None
 ) -> dict[str, Any]:
-    """Fit one model and keep its lists."""
-    prepared = experiment.prepared
-    done = read_result(folder / f"{name}.json", prepared)
-    if done is not None and set(settings.splits) <= set(done["splits"]):
-        row: dict[str, Any] = done["row"]
-        return row
+    """Fit one model and keep its lists.
+
+    Args:
+        row: What files and numbers are called, if not by the model's name.
+    """
+    prepared, row = experiment.prepared, row or name
+    done = finished_row(folder, row, prepared, settings)
+    if done is not None:
+        return done
     begin = time.perf_counter()
     fitted = FITTERS[name](experiment)
     fit_seconds = time.perf_counter() - begin
@@ -163,34 +146,30 @@ def measured_model(
     for split in settings.splits:
         question = experiment.question(split)
         found[split] = rank_all(fitted.source, question, k, experiment.device)
-    row = {
+    numbers = {
         "fit_seconds": round(fit_seconds, 2),
         "seconds": round(time.perf_counter() - begin, 2),
         "training": None if fitted.training is None else asdict(fitted.training),
         **metrics_by_split(experiment, found),
     }
-    save_ranked(folder / f"{name}.npz", found)
-    write_json(folder / f"{name}.json", {**described(prepared, settings), "row": row})
-    return row
+    keep_row(folder, row, numbers, found, described(prepared, settings))
+    return numbers
 
 
 def measured_blend(
     experiment: Experiment, name: str, folder: Path, settings: RunSettings
 ) -> dict[str, Any]:
     """Learn weights on validation's lists and merge those of every split."""
+    done = finished_row(folder, name, experiment.prepared, settings)
+    if done is not None:
+        return done
     begin = time.perf_counter()
-    parts = experiment.recipe.parts(name)
-    ranked = {model: load_ranked(folder / f"{model}.npz") for model in parts}
-    lists = {
-        split: {SOURCES.get(model, model): found[split].lists for model, found in ranked.items()}
-        for split in settings.splits
-    }
-    if "validation" not in lists:
+    if "validation" not in settings.splits:
         raise ValueError("a blend is learned on validation; measure that split too")
-    counts, config = experiment.item_counts(), experiment.recipe.blend
-    question = experiment.question("validation")
-    targets, lengths = question.held_out.targets, question.history_lengths()
-    blend = learned(lists["validation"], targets, lengths, counts, config, experiment.device)
+    parts = experiment.recipe.parts(name)
+    lists = {split: source_lists(folder, parts, split) for split in settings.splits}
+    counts = experiment.item_counts()
+    blend = learned_on_validation(experiment, lists["validation"])
     found = {}
     for split in settings.splits:
         asked = experiment.question(split)
@@ -199,16 +178,40 @@ def measured_blend(
                 blend, lists[split], asked.history_lengths(), counts, experiment.device
             )
         else:
-            merged = blended_by_halves(experiment, lists[split], question)
+            merged = blended_by_halves(experiment, lists[split], asked)
         found[split] = Ranked(merged, list_ranks(merged.item_rows, asked.held_out.targets).values)
-    save_ranked(folder / f"{name}.npz", found)
     blend.save(folder / name)
-    return {
+    numbers = {
         "fit_seconds": round(time.perf_counter() - begin, 2),
         "seconds": round(time.perf_counter() - begin, 2),
         "weights": dict(zip(blend.sources, blend.weights[-1, -1].tolist(), strict=True)),
         **metrics_by_split(experiment, found),
     }
+    keep_row(folder, name, numbers, found, described(experiment.prepared, settings))
+    return numbers
+
+
+def source_lists(
+    folder: Path, models: Sequence[str], split: MeasuredSplit, suffix: str = ""
+) -> dict[str, TopK]:
+    """Read what models listed for a split, by the names that a blend has for them."""
+    return {
+        SOURCES.get(model, model): load_ranked(folder / f"{model}{suffix}.npz")[split].lists
+        for model in models
+    }
+
+
+def learned_on_validation(experiment: Experiment, lists: Mapping[str, TopK]) -> LearnedBlend:
+    """Learn a blend from validation's lists."""
+    question = experiment.question("validation")
+    return learned(
+        lists,
+        question.held_out.targets,
+        question.history_lengths(),
+        experiment.item_counts(),
+        experiment.recipe.blend,
+        experiment.device,
+    )
 
 
 def blended_by_halves(
@@ -368,3 +371,9 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     part.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a document."""
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document

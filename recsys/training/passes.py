@@ -53,6 +53,19 @@ class TrainingConfig:
             num_steps = min(num_steps, self.max_steps)
         return self.for_steps(num_steps, max(1, round(self.epochs_per_evaluation * per_epoch)))
 
+    def again(self, best_step: int, num_examples: tuple[int, int]) -> TrainConfig:
+        """Describe a refit of as many passes as were best, with that run's schedule.
+
+        Args:
+            best_step: Steps that validation chose.
+            num_examples: Of the run that it chose, and of the refit.
+        """
+        before, now = num_examples
+        growth = now / before
+        num_steps = max(1, round(best_step * growth))
+        whole = self.for_examples(before).num_steps
+        return self.for_steps(num_steps, num_steps, decay_steps=max(1, round(whole * growth)))
+
     def for_steps(
         self, num_steps: int, eval_every: int, decay_steps: int | None = None
     ) -> TrainConfig:

@@ -12,7 +12,8 @@ from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
 from recsys.reproduction.fitting import FITTERS, Experiment, Fitted
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking import ranks_of
-from recsys.reproduction.run import LEDGER, RunSettings, load_ranked, run_once
+from recsys.reproduction.ranking_run import run_once
+from recsys.reproduction.run import LEDGER, RunSettings, load_ranked
 
 SETTINGS = RunSettings(order="given", seed=0, device="cpu")
 
