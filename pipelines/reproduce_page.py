@@ -11,6 +11,7 @@ from markupsafe import escape
 
 from pipelines.cards.card import Card, PublishedRow
 from pipelines.reproduce_summary import OutOfBand, expected_toml, published_beside
+from recsys.reproduction.recipe import REFITTED
 
 NAMES = {
     "popularity": "popularity",
@@ -21,7 +22,10 @@ NAMES = {
     "generative": "generative, semantic IDs alone",
     "blend_fast": "blend, profile fast",
     "blend": "blend, profile full",
+    "sequence_refit": "sequence model, refitted",
+    "blend_refit": "blend of profile fast, refitted",
 }
+AS_SERVED = "refitted with the validation event, as served"
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0}td,th{text-align:left;
 padding:.3rem .7rem;border-bottom:1px solid #8884}
@@ -54,11 +58,13 @@ def tables_of(
             for model, source, numbers in beside
         ]
         faint = [True] * len(lines)
-        for row, metrics in rows.items():
-            cells = [with_deviation(metrics[metric]) for metric in summary["shown"]]
-            lines.append([NAMES.get(row, row), *cells, "measured here"])
-            faint.append(False)
-        tables.append(Table(title, header, lines, faint))
+        strict, refitted = (
+            measured(rows, summary["shown"], refitted=refitted) for refitted in (False, True)
+        )
+        lines += strict
+        tables.append(Table(title, header, lines, faint + [False] * len(strict)))
+        if refitted:
+            tables.append(Table(f"{title}: {AS_SERVED}", header, refitted, [False] * len(refitted)))
         beside = []
     if summary["goals"]:
         lines = [
@@ -74,6 +80,15 @@ def tables_of(
         header = ["model", "metric", "goal", "measured", "met"]
         tables.append(Table("Goals", header, lines, [False] * len(lines)))
     return tables
+
+
+def measured(rows: Mapping[str, Any], shown: Sequence[str], *, refitted: bool) -> list[list[str]]:
+    """Write what was measured here, either the strict rows or those of refitted models."""
+    return [
+        [NAMES.get(row, row), *(with_deviation(metrics[name]) for name in shown), "measured here"]
+        for row, metrics in rows.items()
+        if (row in REFITTED) == refitted
+    ]
 
 
 def written(numbers: Sequence[float], places: int) -> list[str]:
@@ -111,6 +126,12 @@ def facts_of(summary: Mapping[str, Any], wrong: Sequence[OutOfBand]) -> list[str
             "targets of test. Told: ranked beside the 20 best warm items, as LIGER does; cold "
             "alone: among the cold items only; not told: the full catalogue, nothing says which "
             "items are cold; warm: the same system on the last events of warm items."
+        )
+    if any(row in REFITTED for rows in summary["orders"].values() for row in rows):
+        facts.append(
+            "Refitted: trained again for as many passes as validation chose, with the validation "
+            "event among the labels, as what is released is; blended by the weights of before. "
+            "Goals and published numbers are of models that never saw that event."
         )
     if summary["missing"]:
         facts.append(f"Not measured yet: {', '.join(summary['missing'])}.")

@@ -22,9 +22,9 @@ from typing import Any
 from results_file import RESULTS, Row, write_results
 
 from pipelines.cards.card import FOLDER, Card, card_names, read_card, read_published
-from pipelines.reproduce_page import facts_of, html_page, markdown_page, tables_of
+from pipelines.reproduce_page import AS_SERVED, facts_of, html_page, markdown_page, tables_of
 from pipelines.reproduce_summary import expected_toml, out_of_band, summary_of
-from recsys.reproduction.recipe import ROWS
+from recsys.reproduction.recipe import REFITTED, ROWS
 
 LEDGER = RESULTS / "test_split_ledger.jsonl"
 BEAUTY_SECONDS = 300
@@ -55,7 +55,7 @@ def cut_short(run: Path) -> dict[str, Any]:
     """Put together what a run left that was stopped before its end."""
     parts = {path.stem: json.loads(path.read_text()) for path in sorted(run.glob("*.json"))}
     first = next(iter(parts.values()))
-    rows = {name: parts[name]["row"] for name in ROWS if name in parts}
+    rows = {name: parts[name]["row"] for name in (*ROWS, *REFITTED) if name in parts}
     return {
         **{name: value for name, value in first.items() if name != "row"},
         "device": first.get("device", "NVIDIA H200"),
@@ -81,7 +81,8 @@ def rows_of(name: str, card: Card, summary: dict[str, Any]) -> Iterable[Row]:
             for metric in summary["shown"]:
                 if order != "given" or (row, metric) not in reached:
                     value = metrics[metric]["mean"]
-                    yield Row(name=f"{name}, {order}, {row}: {metric}", value=value, unit="")
+                    label = f"{row} ({AS_SERVED})" if row in REFITTED else row
+                    yield Row(name=f"{name}, {order}, {label}: {metric}", value=value, unit="")
     if summary["invalid_ids"] is not None:
         met = summary["invalid_ids"] == 0
         yield Row(

@@ -23,7 +23,7 @@ from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.reproduce import check_data, plan_of
 from pipelines.reproduce_arrays import events_digest
-from pipelines.reproduce_page import html_page, markdown_page, tables_of
+from pipelines.reproduce_page import facts_of, html_page, markdown_page, tables_of
 from pipelines.reproduce_summary import (
     expected_toml,
     out_of_band,
@@ -113,6 +113,20 @@ def test_the_page_stands_beside_the_literature_and_escapes_it(card):
     assert "Walks &lt;test&gt;" in page
     assert "| sequence model | 0.4250 | 0.2125 | measured here |" in markdown_page("x", [], tables)
     assert published_beside(replace(card, published=None), PUBLISHED) == []
+
+
+def test_refitted_rows_stand_apart_and_meet_no_goal(card):
+    one = result("given", 0, 0.40)
+    one["rows"]["sequence_refit"] = {"test": {"recall@10": 0.9, "ndcg@10": 0.8}}
+    summary = summary_of("walks", card, [one])
+    first, apart, goals = tables_of(card, summary, PUBLISHED)
+    assert [line[0] for line in first.rows] == ["worse", "better & older", "sequence model"]
+    assert apart.title.endswith("order: refitted with the validation event, as served")
+    assert [line[:2] for line in apart.rows] == [["sequence model, refitted", "0.9000"]]
+    assert [line[3:] for line in goals.rows] == [["0.4000", "no"]]
+    assert "Refitted: trained again" in markdown_page(
+        "x", facts_of(summary, []), [first, apart, goals]
+    )
 
 
 @pytest.mark.parametrize("name", card_names())
