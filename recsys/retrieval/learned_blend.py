@@ -65,6 +65,10 @@ class LearnedBlendConfig:
     max_candidates: int = 128
     """Candidates fitted on per query: the best half by rank, and an even sample of the rest that
     stands for all of it."""
+    new_item_odds: float = 1.0
+    """How many times as often as learned an item is taken to be chosen that the sources met no
+    event of: what a shop gives its new items, at the others' cost. Applied where lists are merged
+    with counts of events (source_lists.py), not where weights are fitted."""
 
     def __post_init__(self) -> None:
         for name, bounds in (("history", self.history_bounds), ("item", self.item_bounds)):
@@ -75,6 +79,8 @@ class LearnedBlendConfig:
                 f"shrinkage_queries must be >= 0 and l2 > 0 and finite, got "
                 f"{self.shrinkage_queries} and {self.l2}"
             )
+        if not 0 < self.new_item_odds < float("inf"):
+            raise ValueError(f"new_item_odds must be > 0 and finite, got {self.new_item_odds}")
         if self.max_queries < 1 or self.max_candidates < 2:
             raise ValueError(
                 f"max_queries must be >= 1 and max_candidates >= 2, got {self.max_queries} and "
@@ -202,6 +208,7 @@ class LearnedBlend:
         *,
         history_lengths: Tensor | None = None,
         item_values: Tensor | None = None,
+        log_odds: Tensor | None = None,
     ) -> Blended:
         """Merge lists; ties by reciprocal rank, then by item_row ascending.
 
@@ -212,6 +219,9 @@ class LearnedBlend:
             k: List length; lists with fewer distinct items end in row -1, score -inf.
             history_lengths: [B]; None or -1 takes the weights of all.
             item_values: By item row, [N]; None, NaN or a row beyond it takes the weights of all.
+            log_odds: By item row, [N], what is added to the score of each listed item, in equal
+                parts to the sources that list it. Scores are of a softmax, so it multiplies the
+                item's odds.
 
         Returns:
             Merged lists with each source's rank and contribution, sources in the order given.
@@ -232,7 +242,10 @@ class LearnedBlend:
         weights = self.weights[users[:, None], kinds_of_rows(items, merged.item_rows)]
         weights = weights[:, :, chosen].double() * self._grown(merged, chosen)
         features = merged.features(self.scales[chosen])  # [B, L, S, F]
-        return _ranked(merged, (features * weights).sum(3), k, tuple(lists))
+        contributions = (features * weights).sum(3)
+        if log_odds is not None:
+            contributions += merged.in_equal_parts(log_odds)
+        return _ranked(merged, contributions, k, tuple(lists))
 
     def _grown(self, merged: Candidates, chosen: Sequence[int]) -> Tensor:
         """Say by how much weights grow where sources are missing, [B, 1, 1, 1] float64."""

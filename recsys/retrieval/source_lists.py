@@ -9,6 +9,7 @@ Axes: B queries, N item rows, k list length.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -129,9 +130,17 @@ def blended_lists(
 ) -> Blended:
     """Merge lists by learned weights; arguments as of ``fitted_blend``.
 
-    Items that were appended after the sources were fitted count 0 events.
+    Items that were appended after the sources were fitted count 0 events; such items have the
+    odds that the blend's settings give new ones.
     """
-    return blend.blend(lists, k, history_lengths=history_lengths, item_values=item_counts.double())
+    odds = blend.config.new_item_odds
+    return blend.blend(
+        lists,
+        k,
+        history_lengths=history_lengths,
+        item_values=item_counts.double(),
+        log_odds=None if odds == 1 else (item_counts == 0) * math.log(odds),
+    )
 
 
 def unseen(seen: Jagged, num_item_rows: int) -> list[ItemMask]:

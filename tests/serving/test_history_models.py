@@ -1,7 +1,9 @@
 """Bundles with a sequence and a generative model, content similarity and learned blends."""
 
 import json
+import math
 import shutil
+from copy import copy
 from dataclasses import replace
 from itertools import product
 
@@ -276,6 +278,25 @@ def test_appended_items_are_in_learned_lists(grown, profile):
         "is about the same as the history, and is new",
         "is about the same as the history",
     }
+
+
+def test_a_blend_serves_appended_items_as_high_as_it_gives_them_odds(grown):
+    _, after = grown
+    scores = {}
+    for odds in (1.0, 1e9):
+        blend = copy(after.blends["fast"])
+        blend.config = replace(blend.config, new_item_odds=odds)
+        recommender = Recommender(replace(after, blends={"fast": blend}))
+        items = recommender.answer(Request(session=["item-6"], k=41)).items
+        scores[odds] = {item.item_id: item.score for item in items}
+    events = after.item_counts.tolist()
+    new = {after.catalogue.item_ids[row] for row in range(1, 43) if events[row] == 0}
+    assert {"fresh-1", "fresh-2"} <= new
+    # In order of score.
+    assert set(list(scores[1e9])[: len(new)]) == new != set(list(scores[1.0])[: len(new)])
+    for item_id in scores[1.0]:
+        more = math.log(1e9) if item_id in new else 0
+        assert scores[1e9][item_id] == pytest.approx(scores[1.0][item_id] + more, abs=1e-4)
 
 
 def test_bundle_of_an_older_kind_still_takes_deltas(tmp_path):

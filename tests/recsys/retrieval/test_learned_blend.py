@@ -1,4 +1,6 @@
 import json
+import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,6 +15,7 @@ from recsys.evaluation.ranking import ndcg_at_k
 from recsys.retrieval.blend import Blended, reciprocal_rank_fusion
 from recsys.retrieval.learned_blend import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.source_features import FEATURES, merge_lists
+from recsys.retrieval.source_lists import blended_lists
 
 NUM_ITEMS, LENGTH = 400, 30
 
@@ -107,6 +110,42 @@ def test_each_kind_of_item_trusts_the_source_that_knows_it():
     # Rows beyond the table, appended later, and rows without an age are of no known kind.
     unknown = blend.blend(held, LENGTH, item_values=torch.full((5,), torch.nan))
     assert torch.equal(unknown.item_rows, blend.blend(held, LENGTH).item_rows)
+
+
+def test_log_odds_move_an_item_as_much_as_they_say_and_sources_share_them():
+    lists = {
+        "first": TopK(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1, 2, 3]])),
+        "second": TopK(torch.tensor([[2.0, 1.0]]), torch.tensor([[3, 4]])),
+    }
+    blend = weighing(("first", "second"), presence=[1.0, 1.0])
+    plain = blend.blend(lists, 4)
+    assert dict(zip(plain.item_rows[0].tolist(), plain.scores[0].tolist(), strict=True)) == {
+        3: 2.0,
+        1: 1.0,
+        2: 1.0,
+        4: 1.0,
+    }
+    log_odds = torch.tensor([0.0, 0, 0, 0.5, 2])  # of row 3, in both lists, and of row 4, in one
+    moved = blend.blend(lists, 4, log_odds=log_odds)
+    assert moved.item_rows[0].tolist() == [4, 3, 1, 2]
+    assert moved.scores[0].tolist() == [3.0, 2.5, 1.0, 1.0]
+    assert moved.contributions is not None
+    assert moved.contributions[0, :2].tolist() == [[0.0, 3.0], [1.25, 1.25]]
+    # Rows beyond the table get nothing.
+    short = blend.blend(lists, 4, log_odds=log_odds[:4])
+    assert short.scores[0].tolist() == [2.5, 1.0, 1.0, 1.0]
+
+
+def test_new_items_get_the_odds_of_the_settings_and_others_keep_their_scores():
+    lists = {"content": TopK(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1, 2, 3]]))}
+    blend = weighing(("content",), presence=[1.0])
+    counts = torch.tensor([0, 7, 1, 0])
+    plain = blended_lists(blend, lists, torch.tensor([1]), counts, 3)
+    assert plain.item_rows[0].tolist() == [1, 2, 3]
+    blend.config = replace(blend.config, new_item_odds=4.0)
+    favoured = blended_lists(blend, lists, torch.tensor([1]), counts, 3)
+    assert favoured.item_rows[0].tolist() == [3, 1, 2]
+    torch.testing.assert_close(favoured.scores[0], torch.tensor([1 + math.log(4.0), 1.0, 1.0]))
 
 
 def test_shrinkage_leads_from_own_weights_to_those_of_all():
@@ -356,6 +395,7 @@ def test_bad_input_is_refused():
         "history_bounds must rise": lambda: LearnedBlendConfig(history_bounds=(5, 5)),
         "item_bounds must rise": lambda: LearnedBlendConfig(item_bounds=(5, 1)),
         "l2 > 0": lambda: LearnedBlendConfig(l2=0),
+        "new_item_odds must be > 0": lambda: LearnedBlendConfig(new_item_odds=0),
         "shrinkage_queries must be >= 0": lambda: LearnedBlendConfig(shrinkage_queries=-1),
         "max_candidates >= 2": lambda: LearnedBlendConfig(max_candidates=1),
     }.items():
