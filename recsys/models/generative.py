@@ -34,6 +34,8 @@ from recsys.models.generative_config import GenerativeConfig, GenerativeInputs
 from recsys.models.generative_loss import (
     DenseRanking,
     Positions,
+    TaughtCodes,
+    Teacher,
     code_loss,
     cut_alike,
     shortest_first,
@@ -97,7 +99,9 @@ class GenerativeModel(RetrievalModel):
 
     def _history(self, batch: JaggedBatch, limit: int) -> Jagged:
         """Take the latest events; rows that are no items become the unknown item."""
-        history = latest(batch["history"], limit)
+        return self._known(latest(batch["history"], limit))
+
+    def _known(self, history: Jagged) -> Jagged:
         inside = (history.values >= 0) & (history.values < self.num_item_rows)
         return Jagged(torch.where(inside, history.values, 0), history.offsets)
 
@@ -201,16 +205,21 @@ class GenerativeModel(RetrievalModel):
         nothing = context.bias.new_zeros(context.keys.shape[1], 1, dtype=torch.int64)
         return self.tokens.token(0, nothing, nothing)
 
-    def loss(self, batch: JaggedBatch) -> Tensor:
+    def loss(self, batch: JaggedBatch, teacher: Teacher | None = None) -> Tensor:
         """Negative log-probability of every event's ID, and the dense head's softmax loss.
 
         Args:
             batch: ``history``, whole sequences of at most max_length + 1 events (longer ones are
-                cut to the latest).
+                cut to the latest), and whatever else of each event a teacher reads.
+            teacher: Says how likely every code is, instead of the event's ID; the dense head
+                learns the event.
         """
         config = self.config
         # A sequence's last event is read by no position, but to take it out a GPU would wait.
-        history = shortest_first(self._history(batch, config.max_length + 1))
+        if teacher is None:
+            batch = JaggedBatch({"history": batch["history"]})
+        batch = shortest_first(batch, config.max_length + 1)
+        history = self._known(batch["history"])
         asked = Positions.of(history, config)
         ranked, rows, inputs = self._tower_inputs(asked.labels, history.values)
         parts = [
@@ -218,8 +227,10 @@ class GenerativeModel(RetrievalModel):
             for part in cut_alike(history, asked)
         ]
         codes = self.codes[asked.labels]  # [P, L]
-        hidden = self._forced(parts, codes.clamp(min=0))  # [P, L, D]
-        loss = self._code_loss(hidden, codes, asked.weights)
+        weights = asked.weights * (codes[:, 0] >= 0)
+        taught = TaughtCodes(codes, ()) if teacher is None else teacher(batch, asked)
+        hidden = self._forced(parts, taught.forced.clamp(min=0))  # [P, L, D]
+        loss = self._code_loss(hidden, taught, weights)
         if ranked is None:
             return loss
         items = functional.embedding(torch.searchsorted(rows, ranked.rows), inputs)
@@ -301,18 +312,18 @@ class GenerativeModel(RetrievalModel):
             return hidden[:, 0]
         return hidden[asked.sequences, asked.places]
 
-    def _code_loss(self, hidden: Tensor, codes: Tensor, weights: Tensor) -> Tensor:
+    def _code_loss(self, hidden: Tensor, taught: TaughtCodes, weights: Tensor) -> Tensor:
         """Sum the levels' losses, the mean over positions whose label has an ID."""
-        weights = weights * (codes[:, 0] >= 0)
-        share, codes = weights / weights.sum().clamp(min=1e-12), codes.clamp(min=0)
+        share, codes = weights / weights.sum().clamp(min=1e-12), taught.forced.clamp(min=0)
         loss, prefixes = torch.zeros((), device=hidden.device), torch.zeros_like(codes[:, 0])
         for level in range(codes.shape[1]):
             rivals = None
             if self.config.rivals == "catalogue":
                 rivals = self.code_children(prefixes, level)
             logits = self._logits(hidden[:, level], level)
+            target = taught.targets[level] if taught.targets else None
             loss = loss + code_loss(
-                logits, codes[:, level], rivals, share, self.config.label_smoothing
+                logits, codes[:, level], rivals, share, self.config.label_smoothing, target
             )
             prefixes = self.tokens.step(prefixes, codes[:, level], level)
         return loss

@@ -5,14 +5,14 @@ Axes: P positions, M events of a batch, L levels, K codes of a level, C candidat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.data.batch import Jagged
+from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.layers.attention import Layout
 from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
 from recsys.models.generative_config import GenerativeConfig
@@ -49,14 +49,31 @@ class Positions(NamedTuple):
         return cls(*(values[drawn] for values in asked))
 
 
-def shortest_first(events: Jagged) -> Jagged:
-    """Put sequences in the order of their lengths, so that neighbours pad each other little.
+class TaughtCodes(NamedTuple):
+    """What positions learn of a teacher."""
 
-    On a CPU, where padding is computed like anything else; a GPU would wait to learn the lengths.
+    forced: Tensor
+    """Codes behind which each position decodes, [P, L]; in range also where it weighs nothing."""
+    targets: tuple[Tensor, ...]
+    """Of each level, how likely its codes are behind those before, [P, K]."""
+
+
+Teacher = Callable[[JaggedBatch, Positions], TaughtCodes]
+"""Reads the events that positions ask for, in their order."""
+
+
+def shortest_first(batch: JaggedBatch, limit: int) -> JaggedBatch:
+    """Cut sequences to their latest events and put them in the order of their lengths.
+
+    So neighbours pad each other little; on a CPU, where padding is computed like anything else. A
+    GPU would wait to learn the lengths.
     """
-    if events.values.device.type != "cpu":
-        return events
-    return events.take(events.lengths().argsort(stable=True))
+    cut = {name: latest(events, limit) for name, events in batch.features.items()}
+    first = next(iter(cut.values()))
+    if first.values.device.type == "cpu":
+        order = first.lengths().argsort(stable=True)
+        cut = {name: events.take(order) for name, events in cut.items()}
+    return JaggedBatch(cut)
 
 
 def cut_alike(history: Jagged, asked: Positions) -> Iterator[tuple[Jagged, Positions]]:
@@ -76,7 +93,12 @@ def cut_alike(history: Jagged, asked: Positions) -> Iterator[tuple[Jagged, Posit
 
 
 def code_loss(
-    logits: Tensor, codes: Tensor, rivals: Tensor | None, weights: Tensor, label_smoothing: float
+    logits: Tensor,
+    codes: Tensor,
+    rivals: Tensor | None,
+    weights: Tensor,
+    label_smoothing: float,
+    target: Tensor | None = None,
 ) -> Tensor:
     """Cross-entropy of the codes of one level, summed with weights.
 
@@ -86,6 +108,7 @@ def code_loss(
         rivals: Which codes the probability is shared among, [P, K] bool; None is all.
         weights: [P].
         label_smoothing: Share of the target spread evenly over the rivals.
+        target: How likely each code is, [P, K]; None is ``codes`` alone.
     """
     logits = logits.float()
     if rivals is None:
@@ -93,10 +116,10 @@ def code_loss(
     # What weighs nothing may have no rival at all, and must not be NaN.
     rivals = rivals.scatter(1, codes[:, None], True)
     normalizer = torch.logsumexp(logits.masked_fill(~rivals, -torch.inf), dim=1)  # [P]
-    own = logits.gather(1, codes[:, None])[:, 0]
+    own = logits.gather(1, codes[:, None])[:, 0] if target is None else (target * logits).sum(1)
     even = (logits * rivals).sum(1) / rivals.sum(1)
-    target = (1 - label_smoothing) * own + label_smoothing * even
-    return (weights * (normalizer - target)).sum()
+    expected = (1 - label_smoothing) * own + label_smoothing * even
+    return (weights * (normalizer - expected)).sum()
 
 
 class DenseRanking:

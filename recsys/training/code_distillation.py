@@ -1,0 +1,141 @@
+"""A generative model learns semantic IDs from what a sequence model expects: soft targets by code.
+
+A label says which item came next, a trained sequence model how likely every item was. Mixed, the
+two are a distribution over the catalogue, and so over the codes of each level behind a prefix. The
+prefix that a step decodes behind is drawn from that distribution too, so the codes' losses add up,
+on average, to the cross entropy of whole IDs: soft targets (Hinton et al. 2015, arXiv:1503.02531)
+without a sum over IDs. What generates afterwards are the codes alone.
+
+Axes: B sequences, M events of a batch, P positions, N item rows, L levels, K codes of a level, C
+most items behind a first code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.models.generative_loss import Positions, TaughtCodes
+from recsys.models.sequence import SequenceModel
+from recsys.training.list_distillation import LEFT_OUT, scores_after_events
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeachingConfig:
+    """How much a generative model learns from a sequence model, and on what.
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+
+    share: float = 0.0
+    """Share of a position's target that the teacher says, the rest is the label; 0 is no teacher.
+    The first event of a sequence, which follows on nothing, is all label."""
+    temperature: float = 1.0
+    """Divides the teacher's scores; above 1, unlikely items count more."""
+    dropped_events: float = 0.0
+    """Sequences lose events at random, each its own share of at most this, so that the teacher
+    speaks of histories that nobody has."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share must be in [0, 1], got {self.share}")
+        if not 0 <= self.dropped_events < 1:
+            raise ValueError(f"dropped_events must be in [0, 1), got {self.dropped_events}")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be > 0, got {self.temperature}")
+
+
+class CodeTeacher:
+    """A sequence model that says which codes come next."""
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        codes: Tensor,
+        level_sizes: Sequence[int],
+        config: TeachingConfig,
+    ) -> None:
+        """Take a trained model and the semantic IDs [N, L] of its items, -1 where one has none."""
+        self._model, self._config = model.eval(), config
+        self._codes = codes.to(next(model.parameters()).device).long()
+        self._sizes = tuple(level_sizes)
+        self._has_id = self._codes[:, 0] >= 0
+        self._behind = items_by_code(self._codes[:, 0], self._sizes[0])  # [K, C]
+
+    @torch.no_grad()
+    def __call__(self, batch: JaggedBatch, asked: Positions) -> TaughtCodes:
+        """Say what each position should learn, and behind which codes.
+
+        Args:
+            batch: ``history`` and, where there are times, ``history.times``: the events that the
+                positions ask for, none longer than the model reads.
+        """
+        target = self._expected(batch, asked)  # [P, N]
+        # Positions without a target weigh nothing; they need a draw like the others.
+        empty = target.sum(1, keepdim=True) <= 0
+        drawn = torch.multinomial(target + empty * self._has_id, 1)[:, 0]
+        forced = self._codes[drawn]  # [P, L]
+        levels = [self._first(target)]
+        members = self._behind[forced[:, 0].clamp(min=0)]  # [P, C]
+        share, codes = target.gather(1, members), self._codes[members]  # [P, C], [P, C, L]
+        for level in range(1, len(self._sizes)):
+            if level > 1:
+                share = share * (codes[..., level - 1] == forced[:, level - 1, None])
+            levels.append(self._sums(share, codes[..., level], level))
+        return TaughtCodes(forced, tuple(levels))
+
+    def _expected(self, batch: JaggedBatch, asked: Positions) -> Tensor:
+        """Mix the label with what the model expects, among items with an ID, [P, N]."""
+        history, share = batch["history"], self._config.share
+        scores = scores_after_events(self._model, batch) / self._config.temperature  # [M, N]
+        if len(scores) != len(history.values):
+            raise ValueError(
+                f"the teacher reads {self._model.config.max_length} events and a sequence of the "
+                "batch has more; give it a max_length above the generative model's"
+            )
+        expected = torch.softmax(scores.masked_fill(~self._has_id, LEFT_OUT), dim=1)
+        before = (history.offsets[asked.sequences] + asked.places - 1).clamp(min=0)
+        share_of = torch.where(asked.places > 0, share, 0.0)[:, None]  # [P, 1]
+        target = expected[before] * share_of
+        target = target.scatter_add(1, asked.labels[:, None], 1 - share_of)
+        return target * self._has_id
+
+    def _first(self, target: Tensor) -> Tensor:
+        rows = self._has_id.nonzero()[:, 0]
+        return self._sums(target[:, rows], self._codes[rows, 0].expand(len(target), -1), 0)
+
+    def _sums(self, share: Tensor, codes: Tensor, level: int) -> Tensor:
+        """Add up what falls on each code, [P, C] -> [P, K], to one for each position."""
+        sums = share.new_zeros(len(share), self._sizes[level])
+        sums = sums.scatter_add(1, codes.clamp(min=0), share)
+        return sums / sums.sum(1, keepdim=True).clamp(min=1e-20)
+
+
+def items_by_code(codes: Tensor, num_codes: int) -> Tensor:
+    """List the item rows that have each code, [N] -> [K, C]; 0, an item without any, fills up."""
+    order = codes.argsort(stable=True)
+    order = order[codes[order] >= 0]
+    counts = torch.bincount(codes[order], minlength=num_codes)
+    place = torch.arange(int(counts.max()), device=codes.device)
+    at = (counts.cumsum(0) - counts)[:, None] + place
+    return torch.where(place < counts[:, None], order[at.clamp(max=len(order) - 1)], 0)
+
+
+def with_dropped_events(batch: JaggedBatch, most: float) -> JaggedBatch:
+    """Drop events of each sequence at random, a share of its own below ``most``; on the CPU."""
+    history = next(iter(batch.features.values()))
+    of_sequence = history.segments()
+    share = torch.rand(history.batch_size)[of_sequence] * most
+    kept = torch.rand(len(of_sequence)) >= share
+    lengths = torch.zeros(history.batch_size, dtype=torch.int64)
+    lengths.index_add_(0, of_sequence, kept.long())
+    offsets = functional.pad(lengths.cumsum(0), (1, 0))
+    return JaggedBatch(
+        {name: Jagged(each.values[kept], offsets) for name, each in batch.features.items()}
+    )

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.models.generative import GenerativeConfig, GenerativeInputs, GenerativeModel
+from recsys.models.generative_loss import Positions, TaughtCodes
+from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
+from recsys.models.sequence import SequenceConfig, SequenceModel
+from recsys.retrieval.beam_search import BeamSearch
+from recsys.semantic_ids.trie import Trie
+from recsys.training.code_distillation import CodeTeacher, TeachingConfig, with_dropped_events
+from recsys.training.list_distillation import scores_after_events
+
+SIZES = (4, 3, 5)
+NUM_ITEM_ROWS = 31
+LISTS: tuple[list[int], ...] = ([3, 8, 3, 21], [], [7, 9, 2, 1, 4, 5, 6, 30], [12], [5, 3])
+SMALL = GenerativeConfig(
+    embedding_dim=16,
+    hidden_dim=32,
+    max_length=8,
+    num_layers=1,
+    items="codes",
+    dense_weight=0.0,
+    dropout=0.0,
+    label_smoothing=0.0,
+    backend="torch",
+)
+
+
+def draw_codes() -> Tensor:
+    """Give every row but 0 and 7 an ID of its own."""
+    keys = torch.randperm(60, generator=torch.Generator().manual_seed(3))[:NUM_ITEM_ROWS]
+    codes = torch.stack([keys // 15, keys // 5 % 3, keys % 5], dim=1)
+    codes[[0, 7]] = -1
+    return codes
+
+
+def sequence_model(max_length: int = 8) -> SequenceModel:
+    config = SequenceConfig(
+        embedding_dim=16, hidden_dim=32, max_length=max_length, dropout=0.0, backend="torch"
+    )
+    torch.manual_seed(1)
+    sizes = TwoTowerInputs(num_item_rows=NUM_ITEM_ROWS)
+    counts = torch.ones(NUM_ITEM_ROWS, dtype=torch.int64)
+    model = SequenceModel(config, sizes, ItemCatalogue.empty(NUM_ITEM_ROWS), counts).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return model
+
+
+def taught(config: TeachingConfig) -> tuple[JaggedBatch, Positions, TaughtCodes, Tensor]:
+    model = sequence_model()
+    batch = JaggedBatch({"history": Jagged.from_lists(LISTS)})
+    asked = Positions.of(batch["history"], SMALL)
+    teacher = CodeTeacher(model, draw_codes(), SIZES, config)
+    return batch, asked, teacher(batch, asked), scores_after_events(model, batch)
+
+
+def mixed(config: TeachingConfig, asked: Positions, scores: Tensor) -> Tensor:
+    """Mix labels and teacher one position at a time, [P, N]."""
+    has_id = draw_codes()[:, 0] >= 0
+    target = torch.zeros(len(asked.labels), NUM_ITEM_ROWS)
+    for position, label in enumerate(asked.labels.tolist()):
+        share = 0.0 if asked.places[position] == 0 else config.share
+        if share > 0:
+            # Events lie one after the other: the one before it is that of the row before.
+            known = scores[position - 1].masked_fill(~has_id, -torch.inf)
+            target[position] = share * torch.softmax(known / config.temperature, 0)
+        if has_id[label]:
+            target[position, label] += 1 - share
+    return target
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TeachingConfig(share=1.0),
+        TeachingConfig(share=0.4, temperature=2.0),
+        TeachingConfig(share=1e-9),
+    ],
+)
+def test_targets_are_those_of_adding_up_item_by_item(config: TeachingConfig) -> None:
+    _, asked, found, scores = taught(config)
+    target, codes = mixed(config, asked, scores), draw_codes()
+    for position in range(len(target)):
+        forced = found.forced[position]
+        for level, size in enumerate(SIZES):
+            expected = torch.zeros(size)
+            for row in range(1, NUM_ITEM_ROWS):
+                if codes[row, 0] >= 0 and torch.equal(codes[row, :level], forced[:level]):
+                    expected[codes[row, level]] += target[position, row]
+            total = expected.sum().clamp(min=1e-20)
+            torch.testing.assert_close(
+                found.targets[level][position], expected / total, rtol=1e-4, atol=1e-5
+            )
+
+
+def test_codes_are_forced_as_often_as_they_are_expected() -> None:
+    config = TeachingConfig(share=0.7)
+    model, codes = sequence_model(), draw_codes()
+    batch = JaggedBatch({"history": Jagged.from_lists([[3, 8]] * 4_000)})
+    asked = Positions.of(batch["history"], SMALL)
+    torch.manual_seed(0)
+    forced = CodeTeacher(model, codes, SIZES, config)(batch, asked).forced
+    one = Positions(*(part[:2] for part in asked))
+    target = mixed(config, one, scores_after_events(model, batch))[1]
+    drawn = forced[asked.places == 1]
+    share = (drawn[:, None] == codes[None]).all(2).float().mean(0)
+    torch.testing.assert_close(share, target, rtol=0, atol=0.03)
+    assert bool((forced[asked.places == 0] == codes[3]).all())  # nothing precedes: the label
+
+
+def test_a_teacher_that_says_the_label_changes_no_loss() -> None:
+    torch.manual_seed(0)
+    codes = draw_codes()
+    inputs = GenerativeInputs(num_item_rows=NUM_ITEM_ROWS, level_sizes=SIZES, semantic_ids="drawn")
+    model = GenerativeModel(SMALL, inputs, codes, ItemCatalogue.empty(NUM_ITEM_ROWS))
+    batch = JaggedBatch({"history": Jagged.from_lists(LISTS)})
+
+    def labels(_: JaggedBatch, asked: Positions) -> TaughtCodes:
+        forced = codes[asked.labels].clamp(min=0)
+        levels = (functional.one_hot(forced[:, level], size) for level, size in enumerate(SIZES))
+        return TaughtCodes(forced, tuple(each.float() for each in levels))
+
+    torch.testing.assert_close(model.loss(batch, labels), model.loss(batch))
+
+
+def test_a_student_of_the_teacher_alone_lists_what_the_teacher_ranks_first() -> None:
+    codes, teacher = draw_codes(), sequence_model(max_length=8)
+    config = replace(SMALL, embedding_dim=32, hidden_dim=64)
+    inputs = GenerativeInputs(num_item_rows=NUM_ITEM_ROWS, level_sizes=SIZES, semantic_ids="drawn")
+    torch.manual_seed(0)
+    student = GenerativeModel(config, inputs, codes, ItemCatalogue.empty(NUM_ITEM_ROWS))
+    # Labels mean nothing: who learns from them lists anything.
+    lists = torch.randint(1, NUM_ITEM_ROWS, (64, 4)).tolist()
+    batch = JaggedBatch({"history": Jagged.from_lists(lists)})
+    says = CodeTeacher(teacher, codes, SIZES, TeachingConfig(share=1.0, temperature=0.3))
+    optimizer = torch.optim.Adam(student.parameters(), lr=5e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        student.loss(batch, says).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    student.eval()
+    known = (codes[:, 0] >= 0).nonzero()[:, 0]
+    trie = Trie.build(codes[known], SIZES, item_rows=known, version="drawn")
+    search = BeamSearch(
+        student.decode_step, trie, beam_width=8, semantic_ids_version=inputs.semantic_ids
+    )
+    # The last event precedes no label, so the student never decoded behind it.
+    asked = JaggedBatch({"history": Jagged.from_lists([one[:3] for one in lists])})
+    best = teacher.score(asked)
+    best = best.masked_fill((codes[:, 0] < 0)[None], -torch.inf)
+    seen = torch.tensor([one[:3] for one in lists])
+    best = best.scatter(1, seen, -torch.inf).argmax(1)
+    found = search.search(student.context(asked), 3).item_rows
+    assert (found[:, 0] == best).float().mean() > 0.8
+
+
+def test_dropped_events_are_lost_to_all_features_alike() -> None:
+    torch.manual_seed(0)
+    lists = [list(range(1, 21))] * 200
+    times = Jagged.from_lists([[10 * row for row in one] for one in lists])
+    batch = JaggedBatch({"history": Jagged.from_lists(lists), "history.times": times})
+    dropped = with_dropped_events(batch, 0.5)
+    history = dropped["history"]
+    assert torch.equal(10 * history.values, dropped["history.times"].values)
+    steps = history.values.diff()[history.segments().diff() == 0]
+    assert bool((steps > 0).all())  # what is left keeps its order
+    lengths = history.lengths().float()
+    assert lengths.mean().item() == pytest.approx(15, abs=0.6)  # a quarter on average
+    assert lengths.std() > 2.5  # each at its own rate
+    assert torch.equal(with_dropped_events(batch, 0.0)["history"].values, batch["history"].values)
+
+
+def test_numbers_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="share must be in"):
+        TeachingConfig(share=1.5)
+    with pytest.raises(ValueError, match="dropped_events must be in"):
+        TeachingConfig(dropped_events=1.0)
+    with pytest.raises(ValueError, match="temperature must be > 0, got 0"):
+        TeachingConfig(temperature=0)
+    batch = JaggedBatch({"history": Jagged.from_lists(LISTS)})
+    asked = Positions.of(batch["history"], SMALL)
+    short = CodeTeacher(sequence_model(max_length=5), draw_codes(), SIZES, TeachingConfig(share=1))
+    with pytest.raises(ValueError, match="reads 5 events and a sequence of the batch has more"):
+        short(batch, asked)
