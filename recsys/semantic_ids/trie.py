@@ -142,6 +142,7 @@ class Trie:
     def num_bytes(self) -> int:
         """Memory of all tables."""
         tables = [self._leaf_rows, self._leaf_keys, self._tables.head_start, *self._tables.head]
+        tables += [masks for masks in self._tables.masks if masks is not None]
         for level in self._tables.tail:
             tables += [level.first_child, level.keys, level.leaf_start]
         storages = {table.untyped_storage().data_ptr(): table.untyped_storage() for table in tables}
@@ -179,13 +180,15 @@ class Trie:
         Returns:
             [B, K] bool; all False for a dead state.
         """
-        if level >= self.num_head_levels:
+        ready = self._tables.masks[level]
+        if restriction is None and ready is not None:
+            return ready[states]  # -1, a dead state, is the last row
+        if restriction is None or level >= self.num_head_levels:
             return self._tail_mask(states, level, restriction, requests)
-        tables = self._tables.head if restriction is None else restriction.head
         row = states.clamp(min=0)
-        if restriction is not None and requests is not None:
+        if requests is not None:
             row = row + requests * prod(self.level_sizes[:level])
-        codes = tables[level].index_select(0, row)
+        codes = restriction.head[level].index_select(0, row)
         # As bytes: a CPU spreads booleans over a row four times slower.
         return codes.view(torch.uint8).mul_((states >= 0)[:, None]).view(torch.bool)
 

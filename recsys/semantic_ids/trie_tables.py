@@ -19,6 +19,8 @@ from recsys.semantic_ids.codes import check_level_sizes
 
 HEAD_CELLS_PER_ITEM = 2
 """Levels are dense while there are at most so many prefixes an item, or for the first level."""
+MASK_CELLS = 1 << 24
+"""Levels of at most so many nodes times codes have their masks ready, a byte each."""
 
 
 class TailLevel(NamedTuple):
@@ -46,6 +48,9 @@ class TrieTables(NamedTuple):
     head_start: Tensor
     """First leaf of each prefix that is dense to the end, [P + 1] int32."""
     tail: tuple[TailLevel, ...]
+    masks: tuple[Tensor | None, ...]
+    """Which codes follow each node of a level, and at the end none for a dead one, [nodes + 1, K]
+    bool; None where that takes more than ``MASK_CELLS``."""
 
 
 def build_tables(leaf_keys: Tensor, level_sizes: Sequence[int]) -> TrieTables:
@@ -63,7 +68,22 @@ def build_tables(leaf_keys: Tensor, level_sizes: Sequence[int]) -> TrieTables:
         tail.append(level)
         parent_start = level.leaf_start
     head = head_tables(head_start[None], level_sizes[:depth])
-    return TrieTables(head, head_start, tuple(tail))
+    masks = [torch.cat([table, torch.zeros_like(table[:1])]) for table in head]
+    ready = (_ready_masks(*pair) for pair in zip(tail, level_sizes[depth:], strict=True))
+    return TrieTables(head, head_start, tuple(tail), (*masks, *ready))
+
+
+def _ready_masks(level: TailLevel, size: int) -> Tensor | None:
+    num_nodes, num_children = len(level.first_child) - 1, len(level.leaf_start) - 1
+    if (num_nodes + 1) * size > MASK_CELLS:
+        return None
+    children = level.first_child.diff().long()
+    nodes = torch.arange(num_nodes, device=children.device)
+    node = torch.repeat_interleave(nodes, children, output_size=num_children)
+    code = level.keys[:num_children] % size
+    masks = torch.zeros(num_nodes + 1, size, dtype=torch.bool, device=children.device)
+    masks.view(-1)[node * size + code] = True
+    return masks
 
 
 def head_tables(before: Tensor, head_sizes: Sequence[int]) -> tuple[Tensor, ...]:

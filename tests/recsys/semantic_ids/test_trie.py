@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from recsys.data.item_mask import ItemMask
 from recsys.semantic_ids.codes import SemanticIds
+from recsys.semantic_ids import trie_tables
 from recsys.semantic_ids.trie import DEAD, Trie, additive
 
 Catalogue = tuple[tuple[int, ...], list[tuple[int, ...]], list[int]]
@@ -61,11 +62,16 @@ def check_against_all_items(trie: Trie, ids: dict[int, tuple[int, ...]], random:
     assert trie.item_rows(trie.walk(every)).tolist() == list(ids)
 
 
-@given(catalogues(), st.integers(0, 1_000))
-@settings(max_examples=150, deadline=None)
-def test_masks_and_steps_agree_with_a_look_at_every_item(catalogue: Catalogue, random: int) -> None:
+@pytest.mark.parametrize("mask_cells", [trie_tables.MASK_CELLS, 0])
+@given(catalogue=catalogues(), random=st.integers(0, 1_000))
+@settings(max_examples=100, deadline=None)
+def test_masks_and_steps_agree_with_a_look_at_every_item(
+    mask_cells: int, catalogue: Catalogue, random: int
+) -> None:
     _, ids, rows = catalogue
-    trie = build(catalogue)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(trie_tables, "MASK_CELLS", mask_cells)
+        trie = build(catalogue)
     check_against_all_items(trie, dict(zip(rows, ids, strict=True)), random)
 
 
