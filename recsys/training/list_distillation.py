@@ -34,8 +34,10 @@ def _item_inputs(model: CatalogueModel) -> Tensor:
 
 
 def _scores(queries: Tensor, inputs: Tensor, seen: Jagged, temperature: float) -> Tensor:
-    items = functional.normalize(inputs.float(), dim=1, eps=NORM_FLOOR)
-    scores = queries @ items.T / temperature
+    # Whole precision: what a teacher tells apart in its first places is lost in bfloat16.
+    with torch.autocast(queries.device.type, enabled=False):
+        items = functional.normalize(inputs.float(), dim=1, eps=NORM_FLOOR)
+        scores = queries.float() @ items.T / temperature
     out = torch.zeros_like(scores, dtype=torch.bool)
     out[:, 0] = True
     out[seen.segments(), seen.values] = True

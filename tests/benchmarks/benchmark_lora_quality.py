@@ -1,16 +1,16 @@
 """Compare a domain's adapter with full fine-tuning, one shared model and a model of its own.
 
-On a synthetic world of four domains with conflicting tastes, or on prepared arrays of real domains
-joined into one item space. For each domain and seed, N@10 among the domain's items, history left
-out, of: the shared model, trained on all domains; a model of the domain's events alone; the shared
-model fine-tuned whole; its adapters. All are picked by half of the validation users and reported on
-the other half; the test split is not looked at. A last part takes one domain out of the base and
-adapts to 100 users of it.
+On a synthetic world of four domains with conflicting tastes, or on prepared data sets joined into
+one item space. For each domain and seed, N@10 among the domain's items, history left out, of: the
+shared model, trained on all domains; a model of the domain's events and items alone; the shared
+model fine-tuned whole; its adapters. A last part takes one domain out of the base and adapts to 100
+users of it. All are picked by half of the validation users and told of the other half; with
+``--split test`` by all validation users and told of test users, which is a look for the ledger.
 
     PYTHONPATH=$PWD python tests/benchmarks/benchmark_lora_quality.py --data synthetic
     PYTHONPATH=$PWD python tests/benchmarks/benchmark_lora_quality.py --data FOLDER --device cuda
 
-FOLDER holds <domain>.npz (rows, offs), <domain>_content.npy and <domain>_cats.npz of each domain.
+FOLDER holds a folder for each of ``--names``, as ``recsys reproduce CARD --prepare`` writes them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,32 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from lora_domains import Data, Judge, joined, only, synthetic, without
+from lora_domains import (
+    Data,
+    Judge,
+    alone,
+    drawn,
+    prepared,
+    rows_of_weights,
+    synthetic,
+    without,
+)
+from lora_tables import METRIC, rows_of
 from numpy.typing import NDArray
-from results_file import Row, device_name, write_results
+from results_file import device_name, write_results
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from recsys.data.dataset import Sequences
@@ -44,9 +57,9 @@ from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentTracker
 
-METRIC = "ndcg@10"
 ENCODER = ("encoder.*",)
 ENCODER_AND_CONTENT = ("encoder.*", "item_tower.content")
+NUM_NEW_USERS = 100
 
 
 class Quiet:
@@ -54,13 +67,103 @@ class Quiet:
         pass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How one model is trained."""
+    """How one model, or one adapter, is trained."""
 
     epochs: float
     learning_rate: float
-    batch_size: int
+    batch_size: int = 256
+    targets: tuple[str, ...] = ()
+    """Of an adapter; none is the whole model."""
+    rank: int = 8
+    alpha: float = 16.0
+    rivals: Literal["catalogue", "domain"] = "catalogue"
+    """What a label is ranked against while adapting: every item, or the domain's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plans:
+    """Every training of one comparison; where there are several of a kind, the best picked one."""
+
+    model: SequenceConfig
+    shared: Plan
+    own: Plan
+    full: tuple[Plan, ...]
+    adapters: dict[str, tuple[Plan, ...]]
+    fresh: Plan
+    """Of an adapter for a domain that the base never met."""
+
+
+SYNTHETIC = Plans(
+    model=SequenceConfig(
+        embedding_dim=64,
+        hidden_dim=128,
+        dropout=0.2,
+        backend="torch",
+        leave_out_history=False,
+        label_smoothing=0.0,
+    ),
+    shared=Plan(epochs=12, learning_rate=2e-3),
+    own=Plan(epochs=12, learning_rate=2e-3),
+    full=tuple(Plan(epochs=6, learning_rate=rate) for rate in (3e-4, 1e-3)),
+    adapters={
+        name: tuple(
+            Plan(epochs=6, learning_rate=rate, targets=targets, rank=5) for rate in (2e-3, 6e-3)
+        )
+        for name, targets in (("lora", ENCODER_AND_CONTENT), ("lora of the encoder", ENCODER))
+    },
+    fresh=Plan(epochs=40, learning_rate=1e-3, batch_size=32, targets=ENCODER_AND_CONTENT, rank=5),
+)
+REAL = Plans(
+    model=SequenceConfig(backend="torch", max_scores=1 << 28),
+    shared=Plan(epochs=14, learning_rate=2e-3, batch_size=512),
+    own=Plan(epochs=14, learning_rate=2e-3),
+    full=(Plan(epochs=6, learning_rate=3e-4),),
+    adapters={
+        "lora": (
+            Plan(epochs=6, learning_rate=1e-3, targets=ENCODER_AND_CONTENT, rank=32, alpha=64.0),
+        )
+    },
+    fresh=Plan(
+        epochs=40, learning_rate=1e-3, batch_size=32, targets=ENCODER_AND_CONTENT, rank=32, alpha=64
+    ),
+)
+
+
+@cache
+def loaded(data: str, names: tuple[str, ...], users: int | None, seed: int) -> Data:
+    """Read the data once a process."""
+    if data == "synthetic":
+        return synthetic(seed)
+    whole = prepared(Path(data), names)
+    return whole if users is None else drawn(whole, users, seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What one process is told."""
+
+    data: str
+    names: tuple[str, ...]
+    device: str
+    seed: int
+    threads: int
+    users: int | None
+    split: Literal["validation", "test"]
+    plans: Plans
+
+    def load(self) -> Data:
+        torch.set_num_threads(self.threads)
+        return loaded(self.data, self.names, self.users, self.seed)
+
+    def judges(self, data: Data, sequences: Sequences, domain: int) -> tuple[Judge, Judge]:
+        """Who picks, and who is told of."""
+        if self.split == "test":
+            picks = Judge(data, sequences, domain, self.device)
+            return picks, Judge(data, sequences, domain, self.device, split="test")
+        picks, told = (Judge(data, sequences, domain, self.device, half=half) for half in (0, 1))
+        return picks, told
 
 
 def fit(
@@ -101,7 +204,6 @@ def fit(
             eval_every=max(1, num_steps // 10),
             patience=None,
             deterministic=False,
-            precision="float32",
         ),
         evaluate=lambda _: {METRIC: judge(model)},
         tracker=SilentTracker(),
@@ -109,125 +211,95 @@ def fit(
     )
 
 
-def built(data: Data, sequences: Sequences, config: SequenceConfig, seed: int, device: str):
-    torch.manual_seed(seed)
+def built(data: Data, sequences: Sequences, settings: Settings) -> SequenceModel:
+    torch.manual_seed(settings.seed)
     inputs = TwoTowerInputs(
         num_item_rows=len(data.domain_of_item),
         content_dim=data.catalogue.content.shape[1],
         num_categories=data.num_categories,
     )
-    return SequenceModel(config, inputs, data.catalogue, data.counts(sequences)).to(device)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What one process is told."""
-
-    data: str
-    device: str
-    seed: int
-    epochs: float
-    adapted_epochs: float
-    ranks: tuple[int, ...]
-    threads: int
-    users: int | None
-    negatives: int | None
-    batch_size: int
-    quick: bool
-
-    @cache  # noqa: B019 - one a process
-    def load(self) -> Data:
-        torch.set_num_threads(self.threads)
-        if self.data == "synthetic":
-            return synthetic(self.seed)
-        return joined(Path(self.data), self.users, self.seed)
-
-    def config(self) -> SequenceConfig:
-        if self.data == "synthetic":
-            return SequenceConfig(
-                embedding_dim=64,
-                hidden_dim=128,
-                dropout=0.2,
-                backend="torch",
-                leave_out_history=False,
-                label_smoothing=0.0,
-            )
-        return SequenceConfig(
-            backend="torch", max_scores=1 << 28, num_uniform_negatives=self.negatives
-        )
+    model = SequenceModel(settings.plans.model, inputs, data.catalogue, data.counts(sequences))
+    return model.to(settings.device)
 
 
 def mean_judge(judges: list[Judge]) -> Callable[[SequenceModel], float]:
     return lambda model: sum(judge(model) for judge in judges) / len(judges)
 
 
-def shared_base(settings: Settings, left_out: int | None = None) -> dict[str, Tensor]:
-    """Train the shared model, on all domains or all but one; return its weights on the CPU."""
+def shared_base(settings: Settings, path: Path, left_out: int | None = None) -> Path:
+    """Train the shared model, on all domains or all but one; leave its weights in a file."""
     data = settings.load()
     sequences = data.sequences if left_out is None else without(data, left_out)
     domains = [one for one in range(len(data.names)) if one != left_out]
-    model = built(data, sequences, settings.config(), settings.seed, settings.device)
-    judges = [Judge(data, data.sequences, one, 0, settings.device) for one in domains]
-    plan = Plan(settings.epochs, 2e-3, settings.batch_size)
-    fit(model, model, sequences, None, plan, mean_judge(judges), settings.seed)
-    return {name: value.cpu() for name, value in model.state_dict().items()}
-
-
-def base_of(settings: Settings, data: Data, weights: dict[str, Tensor]) -> SequenceModel:
-    model = built(data, data.sequences, settings.config(), settings.seed, settings.device)
-    model.load_state_dict(weights)
-    return model.eval()
+    model = built(data, sequences, settings)
+    judges = [settings.judges(data, data.sequences, one)[0] for one in domains]
+    fit(model, model, sequences, None, settings.plans.shared, mean_judge(judges), settings.seed)
+    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, path)
+    return path
 
 
 def own_model(settings: Settings, domain: int) -> dict[str, float]:
-    """Train on the domain's events alone, histories cut likewise."""
-    data = settings.load()
-    sequences = only(data, domain)
-    model = built(data, sequences, settings.config(), settings.seed, settings.device)
-    picked, told = (Judge(data, sequences, domain, half, settings.device) for half in (0, 1))
-    plan = Plan(settings.epochs, 2e-3, settings.batch_size)
-    fit(model, model, sequences, data.own(domain), plan, picked, settings.seed)
+    """Train on the domain's events and items alone, histories cut likewise."""
+    data, _ = alone(settings.load(), domain)
+    model = built(data, data.sequences, settings)
+    picks, told = settings.judges(data, data.sequences, domain)
+    fit(model, model, data.sequences, None, settings.plans.own, picks, settings.seed)
     return {"own": told(model)}
 
 
-def adapted(settings: Settings, domain: int, weights: dict[str, Tensor]) -> dict[str, float]:
-    """Fine-tune the shared model whole, and train its adapters, each by the better of two rates."""
-    data = settings.load()
-    own = data.own(domain)
-    base = base_of(settings, data, weights)
-    picked, told = (Judge(data, data.sequences, domain, half, settings.device) for half in (0, 1))
-    found = {"shared": told(base), "users": float(told.num_users)}
-    best = -1.0
-    for rate in (1e-3,) if settings.quick else (3e-4, 1e-3):
-        model = copy.deepcopy(base)
-        plan = Plan(settings.adapted_epochs, rate, settings.batch_size)
-        fit(model, model, data.sequences, own, plan, picked, settings.seed)
-        if (value := picked(model)) > best:
-            best, found["full"] = value, told(model)
-    variants = {"lora": ENCODER_AND_CONTENT, "lora of the encoder": ENCODER}
-    for name, targets in list(variants.items())[: 1 if settings.quick else None]:
-        for rank in settings.ranks:
-            best = -1.0
-            for rate in (3e-3,) if settings.quick else (2e-3, 6e-3):
-                model = copy.deepcopy(base)
-                torch.manual_seed(settings.seed)
-                adapter = LoraAdapter(model, LoraConfig(targets=targets, rank=rank)).attach()
-                plan = Plan(settings.adapted_epochs, rate, settings.batch_size)
-                fit(adapter, model, data.sequences, own, plan, picked, settings.seed)
-                if (value := picked(model)) > best:
-                    best, found[f"{name} r{rank}"] = value, told(model)
-                    found[f"share {name} r{rank}"] = adapter.share
-    return found
+class Ground:
+    """One domain's data as an adapting model meets it, and the base over it."""
+
+    def __init__(self, settings: Settings, domain: int, path: Path, rivals: str) -> None:
+        whole, rows = settings.load(), None
+        if rivals == "domain":
+            whole, rows = alone(whole, domain)
+        self.data, self.settings = whole, settings
+        self.own = whole.own(domain)
+        self.base = built(whole, whole.sequences, settings)
+        weights = load_file(path)
+        self.num_parameters = sum(weights[name].numel() for name, _ in self.base.named_parameters())
+        self.base.load_state_dict(rows_of_weights(weights, rows))
+        self.base.eval()
+
+    def adapted(
+        self, plan: Plan, sequences: Sequences, picks: Judge
+    ) -> tuple[SequenceModel, float]:
+        """Train a copy of the base, whole or by an adapter; its parameters, of the base's."""
+        model = copy.deepcopy(self.base)
+        trained: nn.Module = model
+        if plan.targets:
+            torch.manual_seed(self.settings.seed)
+            # What an adapter may have is of the whole base, not of the part that is here.
+            config = LoraConfig(
+                targets=plan.targets, rank=plan.rank, alpha=plan.alpha, max_share=1.0
+            )
+            trained = LoraAdapter(model, config, base_digest="of the whole base").attach()
+        fit(trained, model, sequences, self.own, plan, picks, self.settings.seed)
+        num_parameters = sum(one.numel() for one in trained.parameters())
+        return model, num_parameters / self.num_parameters
 
 
-def new_domain(settings: Settings, domain: int, weights: dict[str, Tensor]) -> dict[str, float]:
+def tried(settings: Settings, domain: int, path: Path, plan: Plan) -> dict[str, float]:
+    """Adapt by one plan."""
+    ground = Ground(settings, domain, path, plan.rivals)
+    picks, told = settings.judges(ground.data, ground.data.sequences, domain)
+    found = {"shared": told(ground.base), "users": float(told.num_users)}
+    begin = time.perf_counter()
+    model, share = ground.adapted(plan, ground.data.sequences, picks)
+    seconds = time.perf_counter() - begin
+    value = {"value": told(model), "picked": picks(model), "picked before": picks(ground.base)}
+    return {**found, **value, "share": share, "seconds": seconds}
+
+
+def new_domain(settings: Settings, domain: int, path: Path) -> dict[str, float]:
     """Adapt a base that never met the domain to 100 of its users; the others judge."""
-    data = settings.load()
-    own = data.own(domain)
-    whole = data.sequences
-    inside = np.unique(whole.users_of(domain_positions(whole, "train", own)))
-    chosen = np.random.default_rng(settings.seed).choice(inside, 100, replace=False)
-    kept = np.isin(np.arange(whole.num_user_rows), chosen)
+    plan = settings.plans.fresh
+    ground = Ground(settings, domain, path, plan.rivals)
+    whole = ground.data.sequences
+    inside = np.unique(whole.users_of(domain_positions(whole, "train", ground.own)))
+    rng = np.random.default_rng(settings.seed)
+    kept = np.isin(np.arange(whole.num_user_rows), rng.choice(inside, NUM_NEW_USERS, replace=False))
     starts = whole.offsets[:-1]
     few = replace(
         whole,
@@ -235,134 +307,144 @@ def new_domain(settings: Settings, domain: int, weights: dict[str, Tensor]) -> d
         # Nobody else may pick the step either.
         validation_end=np.where(kept, whole.validation_end, starts),
     )
-    base = base_of(settings, data, weights)
-    picked = Judge(data, few, domain, 0, settings.device)
-    told = Judge(data, whole, domain, 1, settings.device)
-    model = copy.deepcopy(base)
+    picks, told = (
+        Judge(ground.data, few, domain, settings.device),
+        settings.judges(ground.data, whole, domain)[1],
+    )
     begin = time.perf_counter()
-    config = LoraConfig(targets=ENCODER_AND_CONTENT, rank=settings.ranks[0])
-    adapter = LoraAdapter(model, config).attach()
-    fit(adapter, model, few, own, Plan(40, 1e-3, 32), picked, settings.seed)
-    return {"base": told(base), "adapter": told(model), "seconds": time.perf_counter() - begin}
+    model, share = ground.adapted(plan, few, picks)
+    seconds = time.perf_counter() - begin
+    return {
+        "base": told(ground.base),
+        "adapter": told(model),
+        "seconds": seconds,
+        "share": share,
+        "users": float(told.num_users),
+    }
 
 
-def run(settings: Settings, workers: int) -> dict[str, dict[str, float]]:
+Found = dict[str, Any]
+
+
+def best_of(tries: list[dict[str, float]]) -> dict[str, float]:
+    """Take what the picking users like best."""
+    return max(tries, key=lambda one: one["picked"])
+
+
+def run(settings: Settings, workers: int, with_new: bool) -> dict[str, Found]:
     """Train everything of one seed; processes side by side, base first."""
-    data = settings.load()
-    found: dict[str, dict[str, float]] = {name: {} for name in data.names}
-    domains = range(len(data.names))
-    last = len(data.names) - 1
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        base = pool.submit(shared_base, settings)
-        partial = None if settings.quick else pool.submit(shared_base, settings, last)
-        own = [pool.submit(own_model, settings, domain) for domain in domains]
-        tuned = [pool.submit(adapted, settings, one, base.result()) for one in domains]
+    plans, names = settings.plans, settings.load().names
+    kinds = {"full": plans.full, **plans.adapters}
+    last = len(names) - 1
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ProcessPoolExecutor(workers, get_context("spawn")) as pool,
+    ):
+        folder = Path(scratch)
+        base = pool.submit(shared_base, settings, folder / "shared.safetensors")
+        partial = None
+        if with_new:
+            partial = pool.submit(shared_base, settings, folder / "partial.safetensors", last)
+        own = [pool.submit(own_model, settings, domain) for domain in range(len(names))]
+        path = base.result()
+        tries: dict[tuple[int, str], list[Future[dict[str, float]]]] = {
+            (domain, kind): [pool.submit(tried, settings, domain, path, one) for one in some]
+            for domain in range(len(names))
+            for kind, some in kinds.items()
+        }
         fresh = partial and pool.submit(new_domain, settings, last, partial.result())
-        for name, one, two in zip(data.names, own, tuned, strict=True):
-            found[name] |= one.result() | two.result()
+        found: dict[str, Found] = {}
+        for domain, name in enumerate(names):
+            found[name] = dict(own[domain].result())
+            for kind in kinds:
+                best = best_of([one.result() for one in tries[domain, kind]])
+                found[name] |= {"shared": best["shared"], kind: best["value"]}
+                found[name] |= {f"share {kind}": best["share"], f"seconds {kind}": best["seconds"]}
         if fresh:
             found["new domain"] = fresh.result()
     return found
 
 
-def rows_of(seeds: list[dict[str, dict[str, float]]]) -> list[Row]:
-    """Lay means over seeds out, by domain and over domains."""
-    names = [name for name in seeds[0] if name != "new domain"]
-    kinds = [kind for kind in seeds[0][names[0]] if not kind.startswith(("share ", "users"))]
-
-    def mean(kind: str, domains: list[str]) -> float:
-        return float(np.mean([seed[one][kind] for seed in seeds for one in domains]))
-
-    rows = [
-        Row(name=f"{name}: {kind}", value=mean(kind, [name]), unit=METRIC)
-        for name in names
-        for kind in kinds
-    ]
-    shared, own, full = (mean(kind, names) for kind in ("shared", "own", "full"))
-    for kind in kinds:
-        value = mean(kind, names)
-        rows.append(Row(name=f"mean: {kind}", value=value, unit=METRIC))
-        if not kind.startswith("lora"):
-            continue
-        gain = (value - shared) / (full - shared) if full > shared else float("nan")
-        rows.append(
-            Row(
-                name=f"{kind}: share of full fine-tuning's gain",
-                value=gain,
-                unit="",
-                goal=">= 0.9",
-                met=gain >= 0.9,
-            )
-        )
-        rows.append(
-            Row(
-                name=f"{kind}: above shared and own",
-                value=value - max(shared, own),
-                unit=METRIC,
-                goal="> 0",
-                met=value > max(shared, own),
-            )
-        )
-        share = mean(f"share {kind}", names)
-        rows.append(
-            Row(
-                name=f"{kind}: parameters, of the base's",
-                value=share,
-                unit="",
-                goal="<= 0.05",
-                met=share <= 0.05,
-            )
-        )
-    if "new domain" not in seeds[0]:
-        return rows
-    for kind, unit in (("base", METRIC), ("adapter", METRIC), ("seconds", "s")):
-        value = float(np.mean([seed["new domain"][kind] for seed in seeds]))
-        rows.append(Row(name=f"new domain, 100 users: {kind}", value=value, unit=unit))
-    return rows
+def told_of(settings: Settings, num_seeds: int, seconds: float) -> str:
+    plans = settings.plans
+    some = plans.adapters["lora"]
+    judged = {
+        "validation": "Picked on half of the validation users, told of the other half",
+        "test": "Picked on validation, told of test users",
+    }[settings.split]
+    full, low = (
+        " or ".join(f"{one.epochs:g} at {one.learning_rate:g}" for one in each)
+        for each in (plans.full, some)
+    )
+    return (
+        f"{num_seeds} seed(s); passes of shared and own models {plans.shared.epochs:g}, of "
+        f"fine-tuning {full}, of adapters (rank {some[0].rank}) {low}; adapting ranks a label "
+        f"against the {some[0].rivals}; {settings.users or 'all'} users of each domain; "
+        f"{seconds:.0f} s. {judged}, ranked among the domain's items."
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", default="synthetic", help="'synthetic' or a folder of arrays")
+    parser.add_argument("--data", default="synthetic", help="'synthetic' or a folder of folders")
+    parser.add_argument("--names", nargs="+", default=["beauty", "sports", "toys"])
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--epochs", type=float, default=12.0, help="of shared and own models")
-    parser.add_argument("--adapted-epochs", type=float, default=6.0)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[5])
+    parser.add_argument("--split", default="validation", choices=("validation", "test"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--users", type=int, help="of each real domain, drawn by the seed")
-    parser.add_argument("--negatives", type=int, help="uniform draws a step; default every item")
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument(
-        "--quick", action="store_true", help="one learning rate, one variant, no new domain"
-    )
-    parser.add_argument("--name", help="of the results; by default from data and device")
+    parser.add_argument("--passes", type=float, default=1.0, help="share of the planned passes")
+    parser.add_argument("--no-new-domain", action="store_true")
+    parser.add_argument("--name", help="of the results; by default from data and split")
     parser.add_argument("--raw", type=Path, help="write every number there as JSON too")
+    parser.add_argument("--from-raw", type=Path, nargs="+", help="make the table from such files")
     chosen = parser.parse_args()
-    begin = time.perf_counter()
-    seeds = []
-    for seed in range(chosen.seeds):
-        settings = Settings(
-            chosen.data, chosen.device, seed, chosen.epochs, chosen.adapted_epochs,
-            tuple(chosen.ranks), chosen.threads, chosen.users, chosen.negatives,
-            chosen.batch_size, chosen.quick,
-        )  # fmt: skip
-        seeds.append(run(settings, chosen.workers))
-        print(json.dumps(seeds[-1]), flush=True)
-        if chosen.raw:
-            chosen.raw.write_text(json.dumps(seeds, indent=1))
     kind = "synthetic" if chosen.data == "synthetic" else "real"
-    notes = (
-        f"{chosen.seeds} seed(s), {chosen.epochs:g} passes for shared and own models, "
-        f"{chosen.adapted_epochs:g} for fine-tuning and adapters, by "
-        f"{'one learning rate each' if chosen.quick else 'the better of two learning rates'}; "
-        f"{chosen.users or 'all'} users of each domain, {chosen.negatives or 'all items'} "
-        f"as negatives; {time.perf_counter() - begin:.0f} s. Picked on half of the validation "
-        "users, told of the other half, ranked among the domain's items."
+    plans = shortened(SYNTHETIC if kind == "synthetic" else REAL, chosen.passes)
+    begin, seeds = time.perf_counter(), []
+    settings = Settings(
+        data=chosen.data,
+        names=tuple(chosen.names),
+        device=chosen.device,
+        seed=0,
+        threads=chosen.threads,
+        users=chosen.users,
+        split=chosen.split,
+        plans=plans,
     )
     device = torch.cuda.get_device_name() if chosen.device == "cuda" else device_name()
-    write_results(chosen.name or f"lora_quality_{kind}", rows_of(seeds), notes=notes, device=device)
+    seconds = 0.0
+    for path in chosen.from_raw or ():
+        stored = json.loads(path.read_text())
+        seeds += stored["seeds"]
+        device, seconds = stored["device"], max(seconds, stored["seconds"])
+    for seed in () if chosen.from_raw else chosen.seeds:
+        seeds.append(run(replace(settings, seed=seed), chosen.workers, not chosen.no_new_domain))
+        seconds = time.perf_counter() - begin
+        print(json.dumps(seeds[-1]), flush=True)
+        if chosen.raw:
+            document = {"seeds": seeds, "device": device, "seconds": seconds}
+            chosen.raw.write_text(json.dumps(document, indent=1))
+    name = chosen.name or f"lora_quality_{kind}" + ("_test" if chosen.split == "test" else "")
+    notes = told_of(settings, len(seeds), seconds)
+    write_results(name, rows_of(seeds), notes=notes, device=device)
+
+
+def shortened(plans: Plans, share: float) -> Plans:
+    """Take a share of all passes, to try the script out."""
+
+    def less(plan: Plan) -> Plan:
+        return replace(plan, epochs=plan.epochs * share)
+
+    return replace(
+        plans,
+        shared=less(plans.shared),
+        own=less(plans.own),
+        full=tuple(map(less, plans.full)),
+        adapters={name: tuple(map(less, some)) for name, some in plans.adapters.items()},
+        fresh=less(plans.fresh),
+    )
 
 
 if __name__ == "__main__":

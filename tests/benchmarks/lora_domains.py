@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -74,39 +76,39 @@ def synthetic(seed: int) -> Data:
     )
 
 
-def joined(folder: Path, num_users: int | None = None, seed: int = 0) -> Data:
-    """Put the domains of a folder beside each other; users of each are users of their own.
+def prepared(folder: Path, names: tuple[str, ...]) -> Data:
+    """Put prepared sets beside each other, as ``recsys reproduce CARD --prepare`` writes them.
 
-    Args:
-        num_users: Draw so many users of each domain; items that none of them took are left out.
+    Users of each are users of their own; times are left out, since not every set has them.
     """
-    names = tuple(sorted(path.stem for path in folder.glob("*.npz") if "_" not in path.stem))
     lists: list[NDArray[np.int64]] = []
     contents, categories, domains = [], [], [-1]
     lengths, num_items, num_categories = [np.zeros(1, np.int64)], 0, 1
     for number, name in enumerate(names):
-        stored = np.load(folder / f"{name}.npz")
-        rows, cuts = stored["rows"], stored["offs"]
-        lists += [rows[a:b] + num_items for a, b in pairwise(cuts[1:]) if b - a >= 4]
-        content = np.load(folder / f"{name}_content.npy").astype(np.float32)
+        with np.load(folder / name / "arrays.npz", allow_pickle=False) as file:
+            rows = file["given/item_rows"].astype(np.int64)
+            cuts = file["given/offsets"].astype(np.int64)
+            values, bounds = file["categories/values"], file["categories/offsets"]
+        with np.load(folder / name / "content.npz", allow_pickle=False) as file:
+            content = file["content"].astype(np.float32)
+        lists += [rows[a:b] + num_items for a, b in pairwise(cuts) if b - a >= 4]
         contents.append(content[1:])
-        known = np.load(folder / f"{name}_cats.npz")
-        categories.append(known["values"] + num_categories - 1)
-        lengths.append(np.diff(known["offsets"])[1:])
+        categories.append(values.astype(np.int64) + num_categories - 1)
+        lengths.append(np.diff(bounds.astype(np.int64))[1:])
         domains += [number] * (len(content) - 1)
         num_items += len(content) - 1
-        num_categories += int(known["n"]) - 1
+        document = json.loads((folder / name / "prepared.json").read_text())
+        num_categories += int(document["num_categories"]) - 1
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
     everything = np.concatenate([np.zeros((1, contents[0].shape[1]), np.float32), *contents])
-    values = torch.from_numpy(np.concatenate(categories))
-    whole = Data(
+    known = torch.from_numpy(np.concatenate(categories))
+    return Data(
         leave_one_out(lists),
-        ItemCatalogue(torch.from_numpy(everything), Jagged(values, torch.from_numpy(offsets))),
+        ItemCatalogue(torch.from_numpy(everything), Jagged(known, torch.from_numpy(offsets))),
         num_categories,
         np.array(domains),
         names,
     )
-    return whole if num_users is None else drawn(whole, num_users, seed)
 
 
 def drawn(whole: Data, num_users: int, seed: int) -> Data:
@@ -145,6 +147,36 @@ def only(data: Data, domain: int) -> Sequences:
     )
 
 
+def alone(data: Data, domain: int) -> tuple[Data, NDArray[np.int64]]:
+    """Cut a data set down to one domain's items; also names the rows that were kept, [n]."""
+    rows = np.concatenate([[0], np.flatnonzero(data.own(domain))])
+    place = np.zeros(len(data.domain_of_item), np.int64)
+    place[rows] = np.arange(len(rows))
+    sequences = only(data, domain)
+    kept = torch.from_numpy(rows)
+    cut = Data(
+        replace(sequences, item_rows=place[sequences.item_rows]),
+        ItemCatalogue(data.catalogue.content[kept], data.catalogue.categories.take(kept)),
+        data.num_categories,
+        data.domain_of_item[rows],
+        data.names,
+    )
+    return cut, rows
+
+
+def rows_of_weights(
+    weights: dict[str, Tensor], rows: NDArray[np.int64] | None
+) -> dict[str, Tensor]:
+    """Keep some items' rows of a sequence model's state dict; all for None."""
+    if rows is None:
+        return weights
+    of_items = ("embedding_bags.item.weight", "item_counts")
+    kept = torch.from_numpy(rows)
+    return {
+        name: value[kept] if name.endswith(of_items) else value for name, value in weights.items()
+    }
+
+
 def without(data: Data, domain: int) -> Sequences:
     """Cut a domain out of every user's training events."""
     whole = data.sequences
@@ -167,14 +199,23 @@ def without(data: Data, domain: int) -> Sequences:
 
 
 class Judge:
-    """N@10 among a domain's items on half of its validation users."""
+    """N@10 among a domain's items on users that a split holds out; half of them, or all."""
 
-    def __init__(self, data: Data, sequences: Sequences, domain: int, half: int, device: str):
+    def __init__(
+        self,
+        data: Data,
+        sequences: Sequences,
+        domain: int,
+        device: str,
+        *,
+        split: Literal["validation", "test"] = "validation",
+        half: int | None = None,
+    ) -> None:
         own = data.own(domain)
-        positions = domain_positions(sequences, "validation", own)
-        # By the user, so that both histories of a user, whole and cut, fall into one half.
-        users = sequences.users_of(positions)
-        positions = positions[users % 2 == half]
+        positions = domain_positions(sequences, split, own)
+        if half is not None:
+            # By the user, so that both histories of a user, whole and cut, fall into one half.
+            positions = positions[sequences.users_of(positions) % 2 == half]
         starts = sequences.offsets[sequences.users_of(positions)]
         self.parts = [
             (
