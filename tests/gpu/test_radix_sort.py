@@ -16,16 +16,19 @@ def test_sorts_stably_as_torch(cuda: torch.device, num_keys: int, count: int) ->
     for power in (1, 8):
         keys = (draws.pow(power) * num_keys).to(torch.int32)
         values = torch.randint(1 << 30, (count,), generator=generator, device=cuda).int()
-        own = radix_sort.sorter(keys, num_keys)
+        own = radix_sort.sorter(cuda, count, num_keys)
         assert own is not None
         expected, order = torch.sort(keys, stable=True)
         for given, true in ((values, values[order]), (None, order)):
             work = torch.full((3 * count + 5,), -1, dtype=torch.int32, device=cuda)
-            found = radix_sort.sort_pairs(own, keys, given, work)
+            words = torch.full((5 + own.num_words(count),), -1, dtype=torch.int32, device=cuda)
+            words[5:] = 0
+            found = radix_sort.sort_pairs(own, keys, given, work, words)
             assert torch.equal(found, expected)
             assert torch.equal(work[:count], true.int())
 
 
-def test_keys_of_64_bits_are_left_to_torch(cuda: torch.device) -> None:
-    assert radix_sort.sorter(torch.zeros(3, dtype=torch.int64, device=cuda), 5) is None
-    assert radix_sort.sorter(torch.zeros(0, dtype=torch.int32, device=cuda), 5) is None
+def test_what_it_cannot_sort_is_left_to_torch(cuda: torch.device) -> None:
+    assert radix_sort.sorter(cuda, 3, (1 << 31) + 1) is None
+    assert radix_sort.sorter(cuda, 0, 5) is None
+    assert radix_sort.sorter(torch.device("cpu"), 3, 5) is None

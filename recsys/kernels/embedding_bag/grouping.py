@@ -6,13 +6,14 @@ No step waits for the device: counts stay there, and launches read them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from recsys.kernels.embedding_bag import radix_sort
-from recsys.kernels.embedding_bag.launch import launch, part_streams
+from recsys.kernels.embedding_bag.launch import Arguments, Kernel, part_streams
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.reference import MEAN, UNPOOLED
 
@@ -22,16 +23,20 @@ SHORT_RUN = 8
 """Most ids of a run that is one of a tile of short runs."""
 KEY_BLOCK, LIST_BLOCK = 1024, 1024
 LIST_WARPS = 8
+MOST_ROWS = 2**31 - 1
+"""From here on keys have 64 bits."""
+NUM_COUNTS = 64
+"""Words for the lengths of the lists, each on a cache line of its own."""
 MIN_BYTES_BESIDE = 1 << 28
 """A lookup of fewer bytes ends before the host has launched the sort beside it."""
 
 
 class Keys(NamedTuple):
-    """Key and place of each id, [M] each, and cleared counts of the lists to come."""
+    """Key and place of each id, [M] each, and cleared words: the lists' counts, then the sort's."""
 
     keys: Tensor
     places: Tensor
-    counts: Tensor
+    words: Tensor
 
 
 class Runs(NamedTuple):
@@ -49,29 +54,44 @@ def blocks(count: int, block: int) -> int:
     return -(-count // block)
 
 
-def key_ids(
-    layout: TableLayout, feature_data: Tensor, ids: Tensor, offsets: Tensor, pooling: int
-) -> Keys:
-    """Find key and place of each id; the key is R where the id is out of range or in no bag."""
+@lru_cache(maxsize=64)
+def _key_kernel(pooling: int, block: int) -> Kernel:
     from recsys.kernels.embedding_bag.triton_grouping import _key_ids
 
+    return Kernel(_key_ids, {"unpooled": pooling == UNPOOLED, "block": block})
+
+
+@lru_cache(maxsize=64)
+def _list_kernel(pooling: int, chunk: int, short: int, block: int) -> Kernel:
+    from recsys.kernels.embedding_bag.triton_grouping import _list_work
+
+    constants = {"pooling": pooling, "chunk": chunk, "short": short, "block": block}
+    return Kernel(_list_work, constants, num_warps=LIST_WARPS)
+
+
+def key_ids(
+    layout: TableLayout,
+    feature_data: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    pooling: int,
+    *,
+    num_words: int = NUM_COUNTS,
+) -> Keys:
+    """Find key and place of each id; the key is R where the id is out of range or in no bag."""
     num_features = len(layout.feature_tables)
     num_bags, num_ids = offsets.shape[0] - 1, ids.shape[0]
-    key_type = torch.int32 if layout.total_rows < 2**31 - 1 else torch.int64
+    key_type = torch.int32 if layout.total_rows < MOST_ROWS else torch.int64
     keys = torch.empty(num_ids, dtype=key_type, device=ids.device)
     places = torch.empty(num_ids, dtype=torch.int32, device=ids.device)
-    counts = torch.empty(64, dtype=torch.int32, device=ids.device)
-    launch(
-        _key_ids,
-        blocks(num_ids, KEY_BLOCK),
-        (ids, offsets, feature_data, keys, places, counts),
-        (
-            max(1, num_bags // num_features), num_features, num_bags, num_ids,
-            layout.total_rows, (num_bags + 1).bit_length(),
-        ),
-        {"unpooled": pooling == UNPOOLED, "block": KEY_BLOCK},
+    words = torch.empty(num_words, dtype=torch.int32, device=ids.device)
+    numbers = (
+        max(1, num_bags // num_features), num_features, num_bags, num_ids, num_words,
+        layout.total_rows, (num_bags + 1).bit_length(),
     )  # fmt: skip
-    return Keys(keys, places, counts)
+    arguments = Arguments((ids, offsets, feature_data, keys, places, words), numbers)
+    _key_kernel(pooling, KEY_BLOCK).launch(blocks(num_ids, KEY_BLOCK), arguments)
+    return Keys(keys, places, words)
 
 
 def group(
@@ -80,15 +100,16 @@ def group(
     batch: tuple[Tensor, Tensor, Tensor | None, int],
 ) -> Runs:
     """Sort ids by key, equal keys in their order, and list what there is to do."""
-    from recsys.kernels.embedding_bag.triton_grouping import _list_work
-
     ids, offsets, sample_weights, pooling = batch
     num_ids, num_features = ids.shape[0], len(layout.feature_tables)
-    keys, places, counts = key_ids(layout, feature_data, ids, offsets, pooling)
+    own = None
+    if layout.total_rows < MOST_ROWS:
+        own = radix_sort.sorter(ids.device, num_ids, layout.total_rows + 1)
+    num_words = NUM_COUNTS + (own.num_words(num_ids) if own else 0)
+    keys, places, words = key_ids(layout, feature_data, ids, offsets, pooling, num_words=num_words)
     stride = blocks(num_ids, 16) * 16
     size = 3 * stride + stride // CHUNK + 16
     scaled = sample_weights is not None or pooling == MEAN
-    own = radix_sort.sorter(keys, layout.total_rows + 1)
     order: Tensor | None
     if own is None:
         keys, order = torch.sort(keys, stable=True)
@@ -97,21 +118,17 @@ def group(
     else:
         work = torch.empty(size, dtype=torch.int32, device=ids.device)
         # Without factors, nobody asks which id it was: the places themselves are sorted.
-        keys = radix_sort.sort_pairs(own, keys, None if scaled else places, work)
+        keys = radix_sort.sort_pairs(own, keys, None if scaled else places, work, words)
         order = work if scaled else None
     scales = torch.empty(num_ids, device=ids.device) if scaled else None
-    launch(
-        _list_work,
-        blocks(num_ids, LIST_BLOCK),
-        (keys, order, places, offsets, sample_weights, scales, work, counts),
-        (
-            max(1, (offsets.shape[0] - 1) // num_features), num_features, num_ids, stride,
-            layout.total_rows,
-        ),
-        {"pooling": pooling, "chunk": CHUNK, "short": SHORT_RUN, "block": LIST_BLOCK},
-        num_warps=LIST_WARPS,
-    )  # fmt: skip
-    return Runs(keys, scales, work, counts, stride)
+    batch_size = max(1, (offsets.shape[0] - 1) // num_features)
+    arguments = Arguments(
+        (keys, order, places, offsets, sample_weights, scales, work, words),
+        (batch_size, num_features, num_ids, stride, layout.total_rows),
+    )
+    kernel = _list_kernel(pooling, CHUNK, SHORT_RUN, LIST_BLOCK)
+    kernel.launch(blocks(num_ids, LIST_BLOCK), arguments)
+    return Runs(keys, scales, work, words, stride)
 
 
 def group_beside(

@@ -1,7 +1,7 @@
 """Launch compiled Triton kernels without the Python that Triton runs at every call.
 
-A lookup and its update are a handful of short kernels; Triton's own call takes about 15 us of the
-host for each, a launch by address about 5.
+A lookup and its update are a dozen short kernels: what a launch costs the host decides how long a
+small one takes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_compiled: dict[tuple[object, ...], Any] = {}
+from recsys.kernels.embedding_bag.cuda_driver import Packed, packing
 
 
 @cache
@@ -32,48 +32,87 @@ def num_multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def launch(
-    kernel: Any,
-    grid: int,
-    tensors: Sequence[Tensor | None],
-    numbers: Sequence[int | float | None],
-    constants: Mapping[str, object],
-    *,
-    num_warps: int = 4,
-    max_registers: int | None = None,
-) -> None:
-    """Launch ``grid`` programs on the current stream of the first tensor's device.
+class Arguments:
+    """What a kernel is called with, or several that take the same arguments."""
 
-    The kernel takes tensors, numbers and constants in this order, names the types of its whole
-    numbers and does not specialize on them: then what is compiled depends on the constants and on
-    type and alignment of the tensors alone.
+    __slots__ = ("index", "kind", "numbers", "tensors", "values")
+
+    def __init__(
+        self, tensors: Sequence[Tensor | None], numbers: Sequence[int | float | None]
+    ) -> None:
+        self.tensors, self.numbers = tensors, numbers
+        if interpreting():
+            return
+        given = [one for one in tensors if one is not None]
+        addresses = [one.data_ptr() for one in given]
+        self.index = given[0].device.index
+        self.values = (*addresses, *[one for one in numbers if one is not None])
+        misaligned = None
+        if reduce(or_, addresses) % 16:
+            misaligned = tuple(one % 16 != 0 for one in addresses)
+        types = [None if one is None else one.dtype for one in tensors]
+        self.kind = (self.index, misaligned, numbers[-1] is None, *types)
+
+
+class Kernel:
+    """A Triton kernel with its constants, ready to be launched again and again.
+
+    It takes tensors, numbers and constants in this order, names the types of its whole numbers and
+    does not specialize on them: then what is compiled depends on the constants and on type and
+    alignment of the tensors alone. Of the numbers, only the last may be None.
     """
-    if interpreting():
-        kernel[(grid,)](*tensors, *numbers, **constants)
-        return
-    index = tensors[0].device.index  # type: ignore[union-attr]
-    if index != torch.cuda.current_device():
-        with torch.cuda.device(index):
-            launch(
-                kernel, grid, tensors, numbers, constants,
-                num_warps=num_warps, max_registers=max_registers,
-            )  # fmt: skip
-        return
-    addresses = [None if one is None else one.data_ptr() for one in tensors]
-    misaligned = None
-    if reduce(or_, filter(None, addresses)) % 16:
-        misaligned = tuple(one is not None and one % 16 != 0 for one in addresses)
-    types = [None if one is None else one.dtype for one in tensors]
-    values = constants.values()
-    options = (id(kernel), index, num_warps, max_registers, numbers[-1] is None)
-    key = (*options, *types, *values, misaligned)
-    found = _compiled.get(key)
-    if found is None:
-        _compiled[key] = kernel[(grid,)](
-            *tensors, *numbers, **constants, num_warps=num_warps, maxnreg=max_registers
+
+    __slots__ = ("_compiled", "_constants", "_jit", "_options")
+
+    def __init__(
+        self,
+        jit: Any,
+        constants: Mapping[str, object],
+        *,
+        num_warps: int = 4,
+        max_registers: int | None = None,
+    ) -> None:
+        self._jit, self._constants = jit, constants
+        self._options = {"num_warps": num_warps, "maxnreg": max_registers}
+        self._compiled: dict[tuple[object, ...], Packed | None] = {}
+
+    def launch(self, grid: int, arguments: Arguments) -> None:
+        """Launch ``grid`` programs on the current stream of the first tensor's device."""
+        if interpreting():
+            self._jit[(grid,)](*arguments.tensors, *arguments.numbers, **self._constants)
+            return
+        index = arguments.index
+        if index != torch.cuda.current_device():
+            with torch.cuda.device(index):
+                self.launch(grid, arguments)
+            return
+        found = self._compiled.get(arguments.kind)
+        if found is not None:
+            stream = torch._C._cuda_getCurrentRawStream(index)
+            if not found.launch(grid, stream, arguments.values):
+                return
+        # The first time; and after an error, which Triton names, or mends where it is but that
+        # this thread has no context yet.
+        started = self._jit[(grid,)](
+            *arguments.tensors, *arguments.numbers, **self._constants, **self._options
         )
-    else:
-        found[(grid, 1, 1)](*addresses, *numbers, *values)
+        if arguments.kind not in self._compiled:
+            self._compiled[arguments.kind] = packed(started)
+
+
+def packed(compiled: Any) -> Packed | None:
+    """Prepare a compiled kernel for launches by the driver; None where it asks for more."""
+    about = compiled.metadata
+    wishes = (
+        "launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size",
+    )  # fmt: skip
+    if about.num_ctas != 1 or any(getattr(about, wish, 0) for wish in wishes):
+        return None
+    types = [one for one in compiled.src.signature.values() if one != "constexpr"]
+    form = packing(compiled.function, types)
+    if form is None:
+        return None
+    return Packed(compiled.function, *form, 32 * about.num_warps, about.shared)
 
 
 class Streams(NamedTuple):

@@ -1,5 +1,5 @@
 // A stable radix sort of 32-bit keys with 32-bit values, one pass over memory a digit ("onesweep",
-// arXiv:2206.01784). Compiled when it is first used, with BITS, PASSES and ITEMS defined.
+// arXiv:2206.01784). Compiled when it is first used, with BITS, PASSES, ITEMS and COUNTED defined.
 //
 // Tiles of THREADS * ITEMS pairs are taken in order. A block ranks its pairs by digit, learns from
 // the tiles before it how many of each digit they hold, and writes its pairs behind theirs. What a
@@ -67,20 +67,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_digits(const Count a
     __shared__ u32 found[PASSES * BINS];
     for (int j = threadIdx.x; j < PASSES * BINS; j += THREADS) found[j] = 0;
     __syncthreads();
-    const int stride = gridDim.x * THREADS;
-    for (int first = blockIdx.x * THREADS; first < arguments.count; first += stride) {
-        const int i = first + threadIdx.x;
-        const bool inside = i < arguments.count;
-        const u32 key = inside ? arguments.keys[i] : 0;
+    const int stride = gridDim.x * THREADS * COUNTED;
+    for (int first = blockIdx.x * THREADS * COUNTED; first < arguments.count; first += stride) {
+        u32 keys[COUNTED];
 #pragma unroll
-        for (int pass = 0; pass < PASSES; ++pass) {
-            const u32 digit = (key >> (pass * BITS)) & (BINS - 1);
-            // Ids come table by table: high digits are mostly one a warp.
-            const u32 other = __shfl_sync(ALL, digit, 0);
-            if (__all_sync(ALL, inside && digit == other)) {
-                if ((threadIdx.x & 31) == 0) atomicAdd(found + pass * BINS + digit, 32);
-            } else if (inside) {
-                atomicAdd(found + pass * BINS + digit, 1);
+        for (int k = 0; k < COUNTED; ++k) {
+            const int i = first + k * THREADS + threadIdx.x;
+            keys[k] = i < arguments.count ? arguments.keys[i] : 0;
+        }
+#pragma unroll
+        for (int k = 0; k < COUNTED; ++k) {
+            const bool inside = first + k * THREADS + threadIdx.x < arguments.count;
+#pragma unroll
+            for (int pass = 0; pass < PASSES; ++pass) {
+                const u32 digit = (keys[k] >> (pass * BITS)) & (BINS - 1);
+                // Ids come table by table: high digits are mostly one a warp.
+                const u32 other = __shfl_sync(ALL, digit, 0);
+                if (__all_sync(ALL, inside && digit == other)) {
+                    if ((threadIdx.x & 31) == 0) atomicAdd(found + pass * BINS + digit, 32);
+                } else if (inside) {
+                    atomicAdd(found + pass * BINS + digit, 1);
+                }
             }
         }
     }

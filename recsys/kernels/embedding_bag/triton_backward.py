@@ -5,6 +5,7 @@ runs and pieces of long runs (items), and long runs. `_update_items` adds up an 
 tile of ids at a time; a whole run is applied at once, a piece's sum is kept. `_update_long` adds a
 long run's sums in ascending order and applies. A chunk meets at most two long runs, the one of its
 first id and the one that starts in it: two slots a chunk hold sums. `triton_rows` has the others.
+All four take the same arguments, needed or not, so that the host lays them out once.
 
 Axes: F features, B batch, M ids, D width. A place is b * F + f, or unpooled the id's m.
 """
@@ -245,11 +246,18 @@ def _update_items(
                 )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_ids", "stride", "first_key", "end_key", "start", "seed"])
+@triton.jit(
+    do_not_specialize=[
+        "num_ids", "stride", "num_features", "grad_stride", "first_key", "end_key", "start", "seed",
+    ]
+)  # fmt: skip
 def _update_long(
     sorted_keys,
+    sorted_scales,
     work,
     counts,
+    grad,
+    feature_data,
     partials,
     weights,
     first,
@@ -261,6 +269,8 @@ def _update_long(
     skip,
     num_ids: tl.int32,
     stride: tl.int64,
+    num_features: tl.int32,
+    grad_stride: tl.int64,
     first_key: tl.int64,
     end_key: tl.int64,
     start: tl.int64,

@@ -24,7 +24,7 @@ ITEMS, SHORT, LONG = tl.constexpr(1), tl.constexpr(16), tl.constexpr(32)
 
 @triton.jit(
     do_not_specialize=[
-        "batch", "num_features", "num_bags", "num_ids", "total_rows", "steps",
+        "batch", "num_features", "num_bags", "num_ids", "num_words", "total_rows", "steps",
     ]
 )  # fmt: skip
 def _key_ids(
@@ -33,24 +33,26 @@ def _key_ids(
     feature_data,
     keys,
     places,
-    counts,
+    words,
     batch: tl.int32,
     num_features: tl.int32,
     num_bags: tl.int32,
     num_ids: tl.int32,
+    num_words: tl.int32,
     total_rows: tl.int64,
     steps: tl.int32,
     unpooled: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Write key and place of each id and clear the counts; an id of no bag has the last key.
+    """Write key and place of each id and clear the words; an id of no bag has the last key.
 
     A bag is guessed as if all were as long, else found by halving, ``steps`` times; so unordered
     offsets do no harm.
     """
     m = tl.program_id(0) * block + tl.arange(0, block)
     inside = m < num_ids
-    tl.store(counts + tl.arange(0, 64), 0, mask=(tl.arange(0, 64) >= 0) & (tl.program_id(0) == 0))
+    for done in range(0, num_words, tl.num_programs(0) * block):
+        tl.store(words + done + m, 0, mask=done + m < num_words)
     low = m // ((num_ids + num_bags - 1) // tl.maximum(num_bags, 1)) + 1
     try_it = inside & (low <= num_bags)
     begin = tl.load(offsets + low - 1, mask=try_it, other=1)

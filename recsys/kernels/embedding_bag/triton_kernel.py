@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from recsys.kernels.embedding_bag.launch import launch
+from recsys.kernels.embedding_bag.launch import Arguments, Kernel
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.tuning import Config, config_for, shape_class
 
@@ -245,6 +245,26 @@ def _tile(dim: int, length: int, element_size: int) -> tuple[str, Config]:
     return shape_class(dim=dim, length=length), default
 
 
+@lru_cache(maxsize=1024)
+def _lookup_kernel(
+    dim: int,
+    block_b: int,
+    unroll: int,
+    num_warps: int,
+    pooling: int,
+    quantized: bool,
+    aligned: bool,
+) -> Kernel:
+    tile = {"block_b": block_b, "unroll": unroll, "pooling": pooling}
+    block_d = triton.next_power_of_2(dim)
+    if quantized and aligned and pooling != UNPOOLED:
+        constants = {"dim": dim, "block_w": block_d // 4, **tile}
+        return Kernel(_forward_int8, constants, num_warps=num_warps, max_registers=80)
+    constants = {"dim": dim, "block_d": block_d, **tile}
+    kind = {"quantized": quantized, "aligned": aligned}
+    return Kernel(_forward, {**constants, **kind}, num_warps=num_warps)
+
+
 def forward(
     layout: TableLayout,
     weights: Tensor,
@@ -265,22 +285,15 @@ def forward(
     for one in layout.classes:
         shapes, default = _tile(one.dim, mean_length, weights.element_size())
         chosen = config_for("embedding_bag.forward", shapes, weights.dtype, default)
-        block_d, warps = 1 << (one.dim - 1).bit_length(), chosen["num_warps"]
-        blocks = -(-batch // chosen["block_b"]) * len(one.features)
-        tensors = (weights, scale_offset, feature_data, ids, offsets, sample_weights, out)
-        numbers = (batch, num_features, before, out_stride, one.first_key, one.start)
-        tile = {"block_b": chosen["block_b"], "unroll": chosen["unroll"], "pooling": pooling}
-        if blocks and quantized and layout.aligned and pooling != UNPOOLED:
-            shape = {"dim": one.dim, "block_w": block_d // 4}
-            constants = {**shape, **tile}
-            launch(
-                _forward_int8, blocks, tensors, numbers, constants,
-                num_warps=warps, max_registers=80,
-            )  # fmt: skip
-        elif blocks:
-            shape = {"dim": one.dim, "block_d": block_d, **tile}
-            kind = {"quantized": quantized, "aligned": layout.aligned}
-            launch(_forward, blocks, tensors, numbers, {**shape, **kind}, num_warps=warps)
+        block_b, unroll, num_warps = chosen["block_b"], chosen["unroll"], chosen["num_warps"]
+        blocks = -(-batch // block_b) * len(one.features)
+        if blocks:
+            kernel = _lookup_kernel(
+                one.dim, block_b, unroll, num_warps, pooling, quantized, layout.aligned
+            )
+            tensors = (weights, scale_offset, feature_data, ids, offsets, sample_weights, out)
+            numbers = (batch, num_features, before, out_stride, one.first_key, one.start)
+            kernel.launch(blocks, Arguments(tensors, numbers))
         before += len(one.features)
     return out
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, cast
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from recsys.kernels.embedding_bag.grouping import CHUNK, Runs, blocks
-from recsys.kernels.embedding_bag.launch import launch, num_multiprocessors, part_streams
+from recsys.kernels.embedding_bag.launch import (
+    Arguments,
+    Kernel,
+    num_multiprocessors,
+    part_streams,
+)
 from recsys.kernels.embedding_bag.layout import WidthClass
 from recsys.kernels.embedding_bag.optimizer import (
     Optimizer,
@@ -26,6 +32,8 @@ SINGLES = {"elements": 512, "num_warps": 4, "programs": 6, "registers": 80}
 SHORT = {"elements": 256, "num_warps": 1, "programs": 24, "registers": 80}
 ITEMS = {"elements": 1024, "num_warps": 1, "programs": 20, "registers": 96}
 LONG = {"elements": 2048, "num_warps": 2, "programs": 8, "registers": 128}
+_NAMES = ("elements", "num_warps", "programs", "registers")
+_numbers = itemgetter(*_NAMES)
 MIN_NUMBERS_BESIDE = 1 << 26
 """An update of fewer gradients' numbers ends before two streams pay for their events."""
 
@@ -44,18 +52,81 @@ def unequal_rows(shape: Config, block_d: int, warps: int) -> int:
     return 2 * rows if rows == block_d else rows
 
 
+class Kernels(NamedTuple):
+    """The kernels of one width, and of each how many programs a multiprocessor has."""
+
+    items: Kernel
+    long: Kernel
+    short: Kernel
+    singles: Kernel
+    programs: tuple[int, int, int, int]
+
+
+@lru_cache(maxsize=1024)
+def _kernels(
+    dim: int,
+    rule: tuple[int, float, float, bool],
+    uniform: bool,
+    aligned: bool,
+    tiles: tuple[tuple[int, ...], ...],
+    chunk: int,
+) -> Kernels:
+    """Prepare kernels; rule: number, betas, whether to round stochastically; tiles: numbers."""
+    from recsys.kernels.embedding_bag.triton_backward import _update_items, _update_long
+    from recsys.kernels.embedding_bag.triton_rows import _update_short, _update_singles
+
+    number, beta1, beta2, stochastic = rule
+    items, long, short, singles = (dict(zip(_NAMES, tile, strict=True)) for tile in tiles)
+    block_d = 1 << (dim - 1).bit_length()
+    wide = min(16, max(1, block_d // 128))
+    before = {"beta1": beta1, "beta2": beta2, "dim": dim, "block_d": block_d}
+    behind = {"rule": number, "stochastic": stochastic}
+    places = {"uniform": uniform, "aligned": aligned}
+    of_items = {
+        **before, "block_l": tile_rows(items, block_d, wide), "chunk": chunk, **places, **behind,
+        "shared": items["num_warps"] > 1,
+    }  # fmt: skip
+    of_long = {
+        **before, "block_c": tile_rows(long, block_d), "block_few": 8, "chunk": chunk, **behind,
+        "shared": long["num_warps"] > 1,
+    }  # fmt: skip
+
+    def by_tiles(kernel: Any, tile: Config, width: int) -> Kernel:
+        warps = min(32, tile["num_warps"] * width)
+        rows = unequal_rows(tile, block_d, warps)
+        shared = rows * block_d < 32 * warps
+        constants = {**before, "block_r": rows, **places, **behind, "shared": shared}
+        return Kernel(kernel, constants, num_warps=warps, max_registers=tile["registers"])
+
+    return Kernels(
+        Kernel(
+            _update_items, of_items,
+            num_warps=min(32, items["num_warps"] * wide), max_registers=items["registers"],
+        ),
+        Kernel(
+            _update_long, of_long, num_warps=long["num_warps"], max_registers=long["registers"]
+        ),
+        by_tiles(_update_short, short, wide),
+        by_tiles(_update_singles, singles, 1),
+        (
+            max(1, items["programs"] // wide), long["programs"],
+            max(1, short["programs"] // wide), singles["programs"],
+        ),
+    )  # fmt: skip
+
+
 @lru_cache(maxsize=1024)
 def _class(dim: int, rule: Optimizer) -> str:
     return f"{shape_class(dim=dim)}-{rule.name.lower()}"
 
 
-def _tiles(shapes: str, dtype: torch.dtype) -> tuple[Config, ...]:
-    """Ask for the tiles of items, singles, short and long runs."""
+def _tiles(shapes: str, dtype: torch.dtype) -> tuple[tuple[int, ...], ...]:
+    """Ask for the tiles of items, long and short runs and singles."""
     return (
-        config_for("embedding_bag.items", shapes, dtype, ITEMS),
-        config_for("embedding_bag.singles", shapes, dtype, SINGLES),
-        config_for("embedding_bag.short", shapes, dtype, SHORT),
-        config_for("embedding_bag.long", shapes, dtype, LONG),
+        _numbers(config_for("embedding_bag.items", shapes, dtype, ITEMS)),
+        _numbers(config_for("embedding_bag.long", shapes, dtype, LONG)),
+        _numbers(config_for("embedding_bag.short", shapes, dtype, SHORT)),
+        _numbers(config_for("embedding_bag.singles", shapes, dtype, SINGLES)),
     )
 
 
@@ -72,16 +143,17 @@ def update(
     adam = config.rule in (Optimizer.ADAM, Optimizer.ROWWISE_ADAM)
     corrections = bias_corrections(state.step, config) if adam else None
     half = weights.dtype in (torch.bfloat16, torch.float16)
-    places = {"uniform": layout.uniform or unpooled, "aligned": layout.aligned}
+    rule = (int(config.rule), config.beta1, config.beta2, config.stochastic_rounding and half)
+    places = (layout.uniform or unpooled, layout.aligned)
     for one in layout.classes:
+        tiles = _tiles(_class(one.dim, config.rule), weights.dtype)
         _update_width(
             one,
             runs,
             (grad, feature_data, len(layout.feature_tables)),
             (weights, *state, corrections, *scalars),
             config,
-            places=places,
-            stochastic=config.stochastic_rounding and half,
+            _kernels(one.dim, rule, *places, tiles, CHUNK),
         )
 
 
@@ -91,107 +163,32 @@ def _update_width(
     gradient: tuple[Tensor, Tensor, int],
     rows: tuple[Tensor | None, ...],
     config: OptimizerConfig,
-    *,
-    places: dict[str, bool],
-    stochastic: bool,
+    kernels: Kernels,
 ) -> None:
-    from recsys.kernels.embedding_bag.triton_backward import _update_items
-
     grad, feature_data, num_features = gradient
-    num_ids = runs.keys.shape[0]
+    device, num_ids = grad.device, runs.keys.shape[0]
     num_chunks = blocks(num_ids, CHUNK)
     cut = num_chunks > 2
-    partials = torch.empty(2 * num_chunks * one.dim if cut else 1, device=grad.device)
-    block_d = 1 << (one.dim - 1).bit_length()
-    before = {
-        "beta1": config.beta1, "beta2": config.beta2, "dim": one.dim, "block_d": block_d,
-    }  # fmt: skip
-    behind = {**places, "rule": int(config.rule), "stochastic": stochastic}
-    own = (one.first_key, one.end_key, one.start, config.seed, config.epsilon, config.max_row_norm)
-    numbers = (num_ids, runs.stride, num_features, grad.stride(0), *own)
-    wide = min(16, max(1, block_d // 128))
-    dtype = rows[0].dtype  # type: ignore[union-attr]
-    items, singles, short, long = _tiles(_class(one.dim, config.rule), dtype)
-    lists = (runs.keys, runs.scales, runs.work, runs.counts, grad, feature_data)
-    beside = part_streams(grad.device) if num_ids * one.dim >= MIN_NUMBERS_BESIDE else None
+    partials = torch.empty(2 * num_chunks * one.dim if cut else 1, device=device)
+    most = None if config.max_row_norm is None else float(config.max_row_norm)
+    numbers = (
+        num_ids, runs.stride, num_features, grad.stride(0), one.first_key, one.end_key, one.start,
+        config.seed, float(config.epsilon), most,
+    )  # fmt: skip
+    lists = (runs.keys, runs.scales, runs.work, runs.counts)
+    arguments = Arguments((*lists, grad, feature_data, partials, *rows), numbers)
+    items, long, short, singles = (num_multiprocessors(device) * one for one in kernels.programs)
+    beside = part_streams(device) if num_ids * one.dim >= MIN_NUMBERS_BESIDE else None
     try:
         if beside:
             beside.switch()
-        programs = num_multiprocessors(grad.device) * max(1, items["programs"] // wide)
-        launch(
-            _update_items,
-            min(programs, blocks(num_ids, 2)),
-            (*lists, partials, *rows),
-            numbers,
-            {
-                **before, "block_l": tile_rows(items, block_d, wide), "chunk": CHUNK, **behind,
-                "shared": items["num_warps"] > 1,
-            },
-            num_warps=min(32, items["num_warps"] * wide),
-            max_registers=items["registers"],
-        )  # fmt: skip
+        kernels.items.launch(min(items, blocks(num_ids, 2)), arguments)
         if cut:
-            few = (before, {"rule": behind["rule"], "stochastic": stochastic})
-            _update_long_runs(runs, (partials, *rows), (num_ids, runs.stride, *own), few, long)
+            kernels.long.launch(min(long, num_chunks // 2), arguments)
     finally:
         if beside:
             beside.resume()
-    _update_tiles((*lists, *rows), numbers, (before, behind), (short, singles), wide)
+    kernels.short.launch(min(short, blocks(num_ids, 4)), arguments)
+    kernels.singles.launch(min(singles, blocks(num_ids, 4)), arguments)
     if beside:
         beside.join()
-
-
-def _update_tiles(
-    tensors: tuple[Tensor | None, ...],
-    numbers: tuple[int | float | None, ...],
-    constants: tuple[dict[str, Any], dict[str, Any]],
-    tiles: tuple[Config, Config],
-    wide: int,
-) -> None:
-    """Update short runs and singles; constants: before and behind the tile's."""
-    from recsys.kernels.embedding_bag.triton_rows import _update_short, _update_singles
-
-    before, behind = constants
-    keys = cast("Tensor", tensors[0])
-    block_d, most = before["block_d"], blocks(keys.shape[0], 4)
-    for kernel, tile, width in ((_update_short, tiles[0], wide), (_update_singles, tiles[1], 1)):
-        warps = min(32, tile["num_warps"] * width)
-        block_r = unequal_rows(tile, block_d, warps)
-        programs = num_multiprocessors(keys.device) * max(1, tile["programs"] // width)
-        launch(
-            kernel,
-            min(programs, most),
-            tensors,
-            numbers,
-            {**before, "block_r": block_r, **behind, "shared": block_r * block_d < 32 * warps},
-            num_warps=warps,
-            max_registers=tile["registers"],
-        )
-
-
-def _update_long_runs(
-    runs: Runs,
-    tensors: tuple[Tensor | None, ...],
-    numbers: tuple[int | float | None, ...],
-    constants: tuple[dict[str, Any], dict[str, Any]],
-    tile: Config,
-) -> None:
-    """Add up the sums of long runs and apply them; constants: before and behind the tile's."""
-    from recsys.kernels.embedding_bag.triton_backward import _update_long
-
-    before, behind = constants
-    multiprocessors = num_multiprocessors(runs.keys.device)
-    num_chunks = blocks(runs.keys.shape[0], CHUNK)
-    block_c = tile_rows(tile, before["block_d"])
-    launch(
-        _update_long,
-        max(1, min(multiprocessors * tile["programs"], num_chunks // 2)),
-        (runs.keys, runs.work, runs.counts, *tensors),
-        numbers,
-        {
-            **before, "block_c": block_c, "block_few": 8, "chunk": CHUNK, **behind,
-            "shared": tile["num_warps"] > 1,
-        },
-        num_warps=tile["num_warps"],
-        max_registers=tile["registers"],
-    )  # fmt: skip
