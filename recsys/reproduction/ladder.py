@@ -82,16 +82,18 @@ def of_some_users(sequences: Sequences, share: float, seed: int) -> Sequences:
 
 
 def run_rung(prepared: Prepared, folder: Path, rung: Rung, device: torch.device) -> dict[str, Any]:
-    """Train and measure one rung, or read what an earlier call left."""
+    """Train and measure one rung, of one member, or read what an earlier call left."""
     path = folder / f"{rung.name}.json"
     done = read_result(path, prepared)
     if done is not None:
         return done
     recipe = prepared.recipe
+    member_dim = recipe.sequence.block_config().dim
     sized = replace(
         recipe.sequence,
+        num_members=1,
         embedding_dim=rung.width,
-        hidden_dim=max(1, recipe.sequence.hidden_dim * rung.width // recipe.sequence.embedding_dim),
+        hidden_dim=max(1, recipe.sequence.hidden_dim * rung.width // member_dim),
         num_blocks=rung.depth,
     )
     own = replace(prepared, recipe=replace(recipe, sequence=sized))
