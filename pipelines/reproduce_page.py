@@ -85,7 +85,11 @@ def tables_of(
 def measured(rows: Mapping[str, Any], shown: Sequence[str], *, refitted: bool) -> list[list[str]]:
     """Write what was measured here, either the strict rows or those of refitted models."""
     return [
-        [NAMES.get(row, row), *(with_deviation(metrics[name]) for name in shown), "measured here"]
+        [
+            NAMES.get(row, row),
+            *(with_deviation(metrics[name]) if name in metrics else "" for name in shown),
+            "measured here",
+        ]
         for row, metrics in rows.items()
         if (row in REFITTED) == refitted
     ]
@@ -123,9 +127,12 @@ def facts_of(summary: Mapping[str, Any], wrong: Sequence[OutOfBand]) -> list[str
     if "num_targets" in summary:
         facts.append(
             f"{summary['num_targets']['test']:,} events of items that training never met are the "
-            "targets of test. Told: ranked beside the 20 best warm items, as LIGER does; cold "
-            "alone: among the cold items only; not told: the full catalogue, nothing says which "
-            "items are cold; warm: the same system on the last events of warm items."
+            "targets of test. Told: the cold items and the 20 best warm ones are ranked, as LIGER "
+            "does; not told: the full catalogue, and nothing says which items are cold, not even "
+            "counts of events; counted: the full catalogue, and a blend reads how many events its "
+            "models were fitted on, as what is served does; cold alone: the cold items only. Told "
+            "warm, warm, counted warm: what the same weights give on the last events of warm "
+            "items when told, not told and counted."
         )
     if any(row in REFITTED for rows in summary["orders"].values() for row in rows):
         facts.append(

@@ -154,8 +154,10 @@ def mixed(cold: Learnable, warm: Learnable, cold_share: float) -> list[Learnable
 def plan_config(config: LearnedBlendConfig, plan: Plan) -> LearnedBlendConfig:
     """Give unmet items weights of their own, or take away what tells new items from old."""
     if not plan.reads_counts:
-        return replace(config, item_bounds=())
-    return replace(config, item_bounds=tuple(sorted({UNMET, *config.item_bounds})))
+        return replace(config, item_bounds=(), new_item_odds=1.0)
+    config = replace(config, item_bounds=tuple(sorted({UNMET, *config.item_bounds})))
+    # Weights of another share than that of the data have their own odds of new items.
+    return config if plan.cold_share is None else replace(config, new_item_odds=1.0)
 
 
 def lists_of(found: Mapping[str, Found], key: tuple[str, str]) -> dict[str, TopK]:
