@@ -78,7 +78,7 @@ def rows_of(name: str, card: Card, summary: dict[str, Any]) -> Iterable[Row]:
         )
     for order, rows in summary["orders"].items():
         for row, metrics in rows.items():
-            for metric in summary["shown"]:
+            for metric in (metric for metric in summary["shown"] if metric in metrics):
                 if order != "given" or (row, metric) not in reached:
                     value = metrics[metric]["mean"]
                     label = f"{row} ({AS_SERVED})" if row in REFITTED else row
