@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.data.item_mask import ItemMask
-from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids import trie_tables
+from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.trie import DEAD, Trie, additive
 
 Catalogue = tuple[tuple[int, ...], list[tuple[int, ...]], list[int]]
