@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from recsys.layers.wide_linear import WideLinear
+
 
 class CrossNetwork(nn.Module):
     """Layers x' = x0 * (V U x + b) + x, so that each adds one order of interaction.
@@ -28,7 +30,7 @@ class CrossNetwork(nn.Module):
         self.layers = nn.ModuleList(
             nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, dim))
             if rank
-            else nn.Linear(dim, dim)
+            else WideLinear(dim, dim)
             for _ in range(num_layers)
         )
 

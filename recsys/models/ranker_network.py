@@ -15,6 +15,7 @@ from recsys.layers.embedding import EmbeddingBags, TableConfig
 from recsys.layers.moe import SoftMoe, SparseMoe, SparseMoeConfig
 from recsys.layers.moe_routing import Routing
 from recsys.layers.target_attention import ReadableHistory
+from recsys.layers.wide_linear import WideLinear
 from recsys.models.ranker_config import RankerConfig, RankerInputs
 
 
@@ -115,9 +116,9 @@ class Trunk(nn.Module):
             )
         else:
             self.body = nn.Sequential(
-                nn.Linear(width, config.hidden_dim),
+                WideLinear(width, config.hidden_dim),
                 nn.ReLU(),
-                nn.Linear(config.hidden_dim, width),
+                WideLinear(config.hidden_dim, width),
             )
 
     def forward(self, crossed: Tensor, fields: Tensor) -> tuple[list[Tensor], Routing | None]:

@@ -67,6 +67,18 @@ def test_a_rows_bits_do_not_depend_on_the_other_rows():
         assert torch.equal(layer(others).output[77], together[5])
 
 
+def test_a_rows_bits_do_not_depend_on_how_many_rows_its_expert_has():
+    torch.manual_seed(7)
+    layer, rows = Experts(8, 128, 48, 128).eval(), torch.randn(320, 128)
+    weights = torch.ones(320, 1)
+    with torch.no_grad():
+        full = layer(rows, torch.zeros(320, 1, dtype=torch.int64), weights)
+        for count in (1, 2, 15, 16, 17, 80, 319):
+            experts = torch.arange(320)[:, None] % 7 + 1
+            experts[:count] = 0
+            assert torch.equal(layer(rows, experts, weights)[:count], full[:count])
+
+
 def test_shared_experts_are_visited_by_every_row():
     torch.manual_seed(4)
     config = SparseMoeConfig(dim=8, hidden_dim=16, num_experts=4, num_shared_experts=2)

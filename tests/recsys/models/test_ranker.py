@@ -156,7 +156,8 @@ def test_counted_operations_are_those_of_a_forward(trunk):
         model.trunk.body.experts.compute = "loop"
     reader = model.reader_of(batch_of([1]), 0)
     items, dense = torch.randn(1, 50, 8), torch.randn(1, 50, 2)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    # With gradients: oneDNN's products, which serve, are not counted.
+    with FlopCounterMode(display=False) as counter:
         model.rank(reader, items, dense, None)
     assert counter.get_total_flops() == 50 * flops_of(config, INPUTS)["total"]
 
