@@ -18,8 +18,7 @@ from torch import Tensor
 
 from recsys.data.top_k import TopK
 from recsys.retrieval.blend import ABSENT, CONSTANT, Blended, reciprocal_rank_fusion
-from recsys.retrieval.learned_blend import LearnedBlend
-from recsys.retrieval.source_lists import blended_lists
+from recsys.retrieval.blend_one import OneQueryBlend
 from serving.schemas import Source
 
 Rows = NDArray[np.int64]
@@ -96,22 +95,17 @@ def by_reciprocal_rank(
 
 
 def by_learned_weights(
-    blend: LearnedBlend,
-    candidates: Mapping[str, TopK],
-    num_events: int,
-    item_counts: Tensor,
-    k: int,
+    blend: OneQueryBlend, candidates: Mapping[str, TopK], num_events: int, k: int
 ) -> Ranked:
     """Merge lists [1, C] with the weights that were learned for such a history and such items.
 
     Args:
         num_events: Events of the history that models read.
-        item_counts: Events of each item that models were fitted on.
     """
-    lengths = torch.tensor([num_events])
-    blended = blended_lists(blend, candidates, lengths, item_counts, k)
-    assert blended.contributions is not None
-    return Ranked.of(blended, blended.contributions)
+    merged = blend.merge(candidates, num_events, k)
+    return Ranked(
+        merged.item_rows, merged.scores, tuple(candidates), merged.ranks, merged.contributions
+    )
 
 
 def filled_up(ranked: Ranked, popular: Rows, k: int) -> Ranked:

@@ -20,7 +20,7 @@ import torch
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import TopK
-from recsys.retrieval.learned_blend import LearnedBlend
+from recsys.retrieval.blend_one import OneQueryBlend
 from serving.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of, served_adapters
 from serving.bundle import Bundle, load_bundle
 from serving.explain import reasons
@@ -80,7 +80,10 @@ class Recommender:
         self.profile: Profile = "fast" if bundle.generative is None else profile
         self.adapters = adapters
         self._surfaces = surfaces
-        self._blend = bundle.blends.get(self.profile)
+        self._blends = {
+            name: OneQueryBlend(blend, bundle.item_counts) for name, blend in bundle.blends.items()
+        }
+        self._blend = self._blends.get(self.profile)
         options = SourceOptions(
             self.profile,
             learned_content=self._blend is not None and "content" in self._blend.sources,
@@ -160,7 +163,7 @@ class Recommender:
             clock.lap("retrieve")
             if late:
                 # The weights that were learned without what is late.
-                blend = blend and self.bundle.blends.get("fast", blend)
+                blend = blend and self._blends.get("fast", blend)
             ranked, ranker, not_ranked = self._rank(candidates, blend, query)
             clock.lap("rank")
             items = self._select(ranked, query, names_history)
@@ -244,7 +247,7 @@ class Recommender:
         return lists, late
 
     def _rank(
-        self, candidates: Mapping[str, TopK], blend: LearnedBlend | None, query: Query
+        self, candidates: Mapping[str, TopK], blend: OneQueryBlend | None, query: Query
     ) -> tuple[Ranked | None, str | None, list[str]]:
         """Make one list of all, [1, k_s] each.
 
@@ -264,21 +267,20 @@ class Recommender:
         }
         ranked, ranker, notes = self._by_ranker(blend, weighed, query)
         if ranked is None:
-            num_events, counts = len(query.history), self.bundle.item_counts
-            ranked = by_learned_weights(blend, weighed, num_events, counts, k)
+            ranked = by_learned_weights(blend, weighed, len(query.history), k)
         if FILLER in candidates:
             ranked = filled_up(ranked, candidates[FILLER].item_rows[0].numpy(), k)
         return ranked, ranker, notes
 
     def _by_ranker(
-        self, blend: LearnedBlend, weighed: Mapping[str, TopK], query: Query
+        self, blend: OneQueryBlend, weighed: Mapping[str, TopK], query: Query
     ) -> tuple[Ranked | None, str | None, list[str]]:
         """Let the ranker order the list; None where there is none, or it could not."""
         if self._ranker is None:
             return None, None, []
         counts, k = self.bundle.item_counts, query.request.k
         try:
-            found = self._ranker.ranked(blend, weighed, query.features, counts, k)
+            found = self._ranker.ranked(blend.learned, weighed, query.features, counts, k)
         except LateRankerError:
             return None, None, ["late_stage: ranker"]
         except Exception:
@@ -319,7 +321,7 @@ class Recommender:
 
 
 def _list_lengths(
-    query: Query, blend: LearnedBlend | None, given_up: Sequence[str]
+    query: Query, blend: OneQueryBlend | None, given_up: Sequence[str]
 ) -> dict[str, int]:
     """Say which sources to ask for how many items."""
     surface = query.surface
