@@ -51,6 +51,7 @@ def movielens_100k() -> RunConfig:
             max_epochs=6.0,
             schedule=ScheduleConfig(learning_rate=4e-3),
         ),
+        semantic_ids=SemanticIdsConfig(source="sequence"),
         # Off: on validation it is ahead of the blend by less than noise (DECISIONS.md).
         ranker=RankerConfig(
             trunk="dense",
@@ -101,7 +102,6 @@ def movielens_1m() -> RunConfig:
         sequence_training=SequenceTrainingConfig(
             enabled=True, batch_size=128, max_epochs=30.0, patience=15
         ),
-        semantic_ids=SemanticIdsConfig(source="sequence"),
         generative=GenerativeConfig(max_length=200, dropout=0.2),
         generative_training=GenerativeTrainingConfig(
             enabled=True,
