@@ -72,6 +72,13 @@ def torchrec_collection(tables: Sequence[TableConfig]) -> EmbeddingBagCollection
     return EmbeddingBagCollection(configs, is_weighted=True, device=torch.device("meta"))
 
 
+def check_on_cpu(values: Mapping[str, Jagged], features: Sequence[tuple[str, TableConfig]]) -> None:
+    """Refuse ids outside their table where looking waits for no device."""
+    for feature, table in features:
+        if values[feature].values.device.type == "cpu":
+            check_rows(feature, values[feature].values, table.num_rows)
+
+
 class EmbeddingBags(nn.Module):
     """Several embedding tables, looked up and pooled for all their features at once.
 
@@ -166,14 +173,26 @@ class EmbeddingBags(nn.Module):
             ValueError: If, on CPU, an id lies outside its table; or if tables that move by rows
                 are looked up twice in one step.
         """
-        values = {feature: batch[feature] for feature, _ in self._feature_tables()}
-        for feature, table in self._feature_tables():
-            if values[feature].values.device.type == "cpu":
-                check_rows(feature, values[feature].values, table.num_rows)
-        if self.updates is not None and torch.is_grad_enabled():
-            return self._pool_by_rows(self.updates, values)
+        features = self._feature_tables()
+        values = {feature: batch[feature] for feature, _ in features}
+        updates = self.updates if torch.is_grad_enabled() else None
+        if updates is not None and not updates.refuses_ids:
+            check_on_cpu(values, features)
+        try:
+            if updates is not None:
+                return self._pool_by_rows(updates, values, features)
+            return self._pool_dense(values, features)
+        except RuntimeError:
+            # Lookups on a CPU look at every id themselves; this only says which one it was.
+            self._looked_up = False
+            check_on_cpu(values, features)
+            raise
+
+    def _pool_dense(
+        self, values: dict[str, Jagged], features: Sequence[tuple[str, TableConfig]]
+    ) -> dict[str, Tensor]:
         by_torchrec = self._by_torchrec and self.updates is None
-        for feature, table in self._feature_tables():
+        for feature, table in features:
             if by_torchrec or table.pooling == "mean" or values[feature].weights is not None:
                 dtype = self.weight(table.name).dtype
                 weights = pooling_weights(values[feature], table.pooling, dtype)
@@ -189,7 +208,7 @@ class EmbeddingBags(nn.Module):
                 per_sample_weights=values[feature].weights,
                 include_last_offset=True,
             )
-            for feature, table in self._feature_tables()
+            for feature, table in features
         }
 
     def _feature_tables(self) -> list[tuple[str, TableConfig]]:
@@ -207,7 +226,12 @@ class EmbeddingBags(nn.Module):
         pooled: dict[str, Tensor] = self.collection(keyed).to_dict()
         return pooled
 
-    def _pool_by_rows(self, updates: RowUpdates, values: dict[str, Jagged]) -> dict[str, Tensor]:
+    def _pool_by_rows(
+        self,
+        updates: RowUpdates,
+        values: dict[str, Jagged],
+        features: Sequence[tuple[str, TableConfig]],
+    ) -> dict[str, Tensor]:
         if self._looked_up:
             raise ValueError(
                 "these tables move by rows and were looked up twice in one step, which would move "
@@ -215,7 +239,6 @@ class EmbeddingBags(nn.Module):
                 "train them dense (AdamWConfig(tables='dense'))"
             )
         self._looked_up = True
-        features = self._feature_tables()
         if any(value.weights is not None for value in values.values()):
             weights = [
                 pooling_weights(values[name], table.pooling, torch.float32)

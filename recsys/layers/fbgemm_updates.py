@@ -47,6 +47,7 @@ def fbgemm_tables(
     from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        BoundsCheckMode,
         ComputeDevice,
         SplitTableBatchedEmbeddingBagsCodegen,
     )
@@ -85,12 +86,16 @@ def fbgemm_tables(
         weights_precision=SparseType.from_dtype(dtype),
         output_dtype=SparseType.FP32,
         stochastic_rounding=False,
+        # An error on a CPU; on CUDA it would end the process.
+        bounds_check_mode=BoundsCheckMode.WARNING if cuda else BoundsCheckMode.FATAL,
         device=device,
     )
 
 
 class FbgemmRowUpdates:
     """By FBGEMM's fused tables: every rule on CUDA, SGD and row-wise Adagrad on CPU too."""
+
+    refuses_ids = True
 
     def __init__(
         self,

@@ -77,6 +77,8 @@ class RowUpdates(Protocol):
     """Looks rows up such that the backward moves them."""
 
     weights: Mapping[str, nn.Parameter]
+    refuses_ids: bool
+    """Whether ``pool`` on a CPU raises a RuntimeError where an id lies outside its table."""
 
     def pool(self, values: Mapping[str, Jagged], weights: Tensor | None) -> dict[str, Tensor]:
         """Sum every feature's rows, feature name -> [B, D].
@@ -169,6 +171,8 @@ class DeviceScalars:
 class KernelRowUpdates(DeviceScalars):
     """By our kernels: Triton on CUDA, their reference elsewhere. Bitwise the same in every run."""
 
+    refuses_ids = False
+
     def __init__(
         self,
         tables: Sequence[TableConfig],
@@ -227,13 +231,14 @@ class KernelRowUpdates(DeviceScalars):
 
 def joined(values: Mapping[str, Jagged], features: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Lay features one after the other: ids [M] and offsets [F * B + 1]."""
-    if len(features) == 1:
-        return values[features[0]].values, values[features[0]].offsets
-    parts, before = [values[features[0]].offsets[:1]], 0
-    for feature in features:
-        parts.append(values[feature].offsets[1:] + before)
-        before += len(values[feature].values)
-    return torch.cat([values[feature].values for feature in features]), torch.cat(parts)
+    own = [values[feature] for feature in features]
+    if len(own) == 1:
+        return own[0].values, own[0].offsets
+    # A few operations for all features, since each costs more than the numbers of most.
+    offsets = torch.stack([one.offsets for one in own])  # [F, B + 1]
+    ends = offsets[:, -1:]
+    after = offsets[:, 1:] + (ends.cumsum(0) - ends)
+    return torch.cat([one.values for one in own]), torch.cat([offsets[0, :1], after.flatten()])
 
 
 class _TableLookup(torch.autograd.Function):
@@ -286,6 +291,8 @@ def summed(table: Tensor, ids: Tensor, offsets: Tensor, sample_weights: Tensor |
 
 class TorchRowUpdates(DeviceScalars):
     """In plain torch: rows are summed and moved in the backward of each table's lookup."""
+
+    refuses_ids = True
 
     def __init__(
         self,

@@ -99,6 +99,25 @@ def test_backends_move_the_same_rows_alike(rule: str, weighted: bool) -> None:
                 torch.testing.assert_close(own[name], state[name], **TOLERANCE)
 
 
+@pytest.mark.parametrize("bad", [-1, 48, 10**12])
+@pytest.mark.parametrize("backend", ["auto", *backends("sgd")])
+def test_an_id_outside_its_table_is_named_and_the_step_can_be_done_again(
+    backend: str, bad: int
+) -> None:
+    bags, other = layer_of(backend, "rowwise_adagrad"), layer_of(backend, "rowwise_adagrad")
+    good = random_batch(1)
+    values = good["item"].values.clone()
+    values[-1] = bad
+    wrong = JaggedBatch({**good.features, "item": good["item"]._replace(values=values)})
+    bags.begin_step(0.1)
+    with pytest.raises(ValueError, match=rf"'item' has id {bad}; its table allows \[0, 48\)"):
+        loss_of(bags, wrong)
+    for one in (bags, other):
+        step(one, good)
+    for name, value in weights_of(other).items():
+        assert torch.equal(weights_of(bags)[name], value)
+
+
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_adam_of_rows_that_always_occur_is_torchs_adam(backend: str) -> None:
     """Every row in every batch: the lazy kind and the dense kind are then one."""
