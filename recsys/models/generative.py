@@ -59,6 +59,7 @@ class GenerativeModel(RetrievalModel):
         codes: Tensor,
         catalogue: ItemCatalogue,
         item_counts: Tensor | None = None,
+        vectors: Tensor | None = None,
     ) -> None:
         """Build the model.
 
@@ -69,9 +70,11 @@ class GenerativeModel(RetrievalModel):
             catalogue: Content and categories of every item row.
             item_counts: Training events of each item, [num_item_rows]: items without any count as
                 never met. A loaded model has its own.
+            vectors: Of each item, [num_item_rows, vector_dim], where the config reads them; row 0
+                stands for items that came later. A loaded model has its own.
 
         Raises:
-            ValueError: The codes do not fit the catalogue or the levels.
+            ValueError: The codes do not fit the catalogue or the levels, or the vectors the sizes.
         """
         super().__init__(catalogue)
         inputs.check_codes(codes, self.num_item_rows)
@@ -88,10 +91,30 @@ class GenerativeModel(RetrievalModel):
         self.decoder_norm = nn.LayerNorm(dim)
         self.heads = nn.ModuleList(nn.Linear(dim, size) for size in sizes)
         self.dense = nn.Linear(dim, dim) if config.dense_weight else None
+        if config.items == "codes and vectors":
+            self._take_vectors(vectors)
         # Codes alone need no tower; one of one row stands in.
         self.item_tower = ItemTower(config, inputs.tower(config.reads_items))
         if item_counts is not None and config.reads_items:
             self.item_tower.item_counts.copy_(item_counts)
+
+    def _take_vectors(self, vectors: Tensor | None) -> None:
+        width, dim = self.inputs.vector_dim, self.config.embedding_dim
+        if vectors is None:
+            vectors = torch.zeros(self.inputs.num_item_rows, width)
+        self.inputs.check_vectors(vectors)
+        self.vectors: Tensor
+        self.register_buffer("vectors", vectors.detach().clone())
+        self.of_vectors = nn.Linear(width, dim)
+        if width == dim:
+            nn.init.eye_(self.of_vectors.weight)
+            nn.init.zeros_(self.of_vectors.bias)
+
+    def _from_vectors(self, rows: Tensor) -> Tensor:
+        """Read what another model made of items, [M] -> [M, D]."""
+        known = torch.where(rows < len(self.vectors), rows, 0)
+        read: Tensor = self.of_vectors(self.vectors[known])
+        return read
 
     def blocks(self) -> list[CodeBlock]:
         """List the decoder's blocks."""
@@ -111,6 +134,8 @@ class GenerativeModel(RetrievalModel):
         """Lay out what the reader reads, and what its memory holds of it, [B, T, D] each."""
         codes = self.codes[history.values]
         inputs = self.tokens.events(codes)
+        if self.config.items == "codes and vectors":
+            inputs = inputs + self._from_vectors(history.values)
         if from_tower is not None:
             inputs = inputs + from_tower
         found = self.reader.found(self.tokens.ids(codes), layout)
@@ -130,9 +155,10 @@ class GenerativeModel(RetrievalModel):
             from_tower = self.all_item_inputs()[history.values]
         places, found = self._places(history, layout, from_tower)
         seen = history.lengths()
-        keys, values = self.reader(places, found, seen, self.blocks())
+        keys, values, states = self.reader(places, found, seen, self.blocks())
         bias = self.reader.bias(seen, places.shape[1])[:, :, None]  # [B, H, 1, T]
-        return GenerativeContext(keys, values, bias.to(keys.dtype))
+        carried = states[torch.arange(len(seen), device=seen.device), seen][:, None]
+        return GenerativeContext(keys, values, bias.to(keys.dtype), carried)
 
     def _logits(self, hidden: Tensor, level: int) -> Tensor:
         """Score the codes of a level, [..., D] -> [..., K]."""
@@ -153,7 +179,8 @@ class GenerativeModel(RetrievalModel):
             prefixes = torch.zeros(
                 context.keys.shape[1], 1, dtype=torch.int64, device=context.keys.device
             )
-            hidden, state = self._decode(context, self.tokens.token(0, prefixes, prefixes), None)
+            token = self._token(context, 0, prefixes, prefixes)
+            hidden, state = self._decode(context, token, None)
             return Decoded(self._logits(hidden, 0), BeamState(*state, prefixes), rivals)
         batch = torch.arange(len(beams.parents), device=beams.parents.device)[:, None]
         keys, values, prefixes = beams.state
@@ -163,7 +190,7 @@ class GenerativeModel(RetrievalModel):
             values[:, batch, beams.parents],
             self.tokens.step(prefixes, beams.codes, beams.level - 1),
         )
-        token = self.tokens.token(beams.level, beams.codes, past.prefixes)
+        token = self._token(context, beams.level, beams.codes, past.prefixes)
         hidden, state = self._decode(context, token, past)
         logits = self._logits(hidden, beams.level)
         return Decoded(logits, BeamState(*state, past.prefixes), rivals)
@@ -203,7 +230,14 @@ class GenerativeModel(RetrievalModel):
     def _first_token(self, context: GenerativeContext) -> Tensor:
         """Ask for the first code of one beam for each request, [B, 1, D]."""
         nothing = context.bias.new_zeros(context.keys.shape[1], 1, dtype=torch.int64)
-        return self.tokens.token(0, nothing, nothing)
+        return self._token(context, 0, nothing, nothing)
+
+    def _token(
+        self, context: GenerativeContext, level: int, taken: Tensor, prefixes: Tensor
+    ) -> Tensor:
+        """Ask for a code of a level, [B, W] -> [B, W, D]."""
+        token = self.tokens.token(level, taken, prefixes)
+        return token + context.carried if self.config.carries_place else token
 
     def loss(self, batch: JaggedBatch, teacher: Teacher | None = None) -> Tensor:
         """Negative log-probability of every event's ID, and the dense head's softmax loss.
@@ -281,8 +315,11 @@ class GenerativeModel(RetrievalModel):
         else:
             every = torch.arange(places.shape[1], device=places.device)
             bias = self.reader.bias(every, len(every)).transpose(0, 1)[None]  # [1, H, T, T]
-        keys, values = self.reader(places, found, asked.places, self.blocks())
-        return GenerativeContext(keys, values, bias)
+        keys, values, states = self.reader(places, found, asked.places, self.blocks())
+        if self.config.bidirectional:
+            each = torch.arange(len(states), device=states.device)
+            states = states[each, asked.places][:, None]  # [P, 1, D]
+        return GenerativeContext(keys, values, bias, states)
 
     def _forced(self, parts: list[tuple[GenerativeContext, Positions]], codes: Tensor) -> Tensor:
         """Decode behind given codes, [P, L], the tokens of each position: [P, L, D]."""
@@ -304,7 +341,7 @@ class GenerativeModel(RetrievalModel):
             taken = grid[..., max(0, level - 1)]
             if level > 0:
                 prefixes = self.tokens.step(prefixes, taken, level - 1)
-            tokens.append(self.tokens.token(level, taken, prefixes))
+            tokens.append(self._token(context, level, taken, prefixes))
         hidden = torch.stack(tokens, dim=2)  # [B, W, L, D]
         for index, block in enumerate(self.blocks()):
             hidden, _ = block.decode(hidden, context.block(index), None)

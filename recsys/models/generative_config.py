@@ -35,8 +35,12 @@ class GenerativeConfig:
     position_buckets: int = 32
     """Distances between places that have a bias of their own."""
     dropout: float = 0.3
-    items: Literal["codes", "codes and tower"] = "codes and tower"
-    """What an event is made of: codes alone, or also the item's id, content and categories."""
+    items: Literal["codes", "codes and tower", "codes and vectors"] = "codes and tower"
+    """What an event is made of: codes alone, or also the item's id, content and categories, or also
+    a vector of the item that another model has made, which is read as it is."""
+    carries_place: bool = False
+    """Whether tokens also carry the state of the place that they stand behind, so that attention
+    need not find what was read last."""
     id_dropout: float = 0.05
     """Share of items whose id is hidden in a training step, so that content learns to stand in."""
     content_weight: float = 3.0
@@ -76,7 +80,7 @@ class GenerativeConfig:
         for name, allowed in (
             ("architecture", ("encoder_decoder", "decoder_only")),
             ("encoder_reads", ("past", "both sides")),
-            ("items", ("codes", "codes and tower")),
+            ("items", ("codes", "codes and tower", "codes and vectors")),
             ("rivals", ("level", "catalogue")),
         ):
             if getattr(self, name) not in allowed:
@@ -131,6 +135,8 @@ class GenerativeInputs:
     content_dim: int = 0
     """Width of the content embeddings, 0 without."""
     num_categories: int = 0
+    vector_dim: int = 0
+    """Width of the items' vectors, 0 without."""
 
     def tower(self, wanted: bool) -> TwoTowerInputs:
         """Give the item tower's sizes; of one row where none is wanted."""
@@ -152,6 +158,18 @@ class GenerativeInputs:
             raise ValueError(
                 f"the model speaks semantic IDs {self.semantic_ids}, the codes are of "
                 f"{semantic_ids}; give it the codes it was trained on or train it again"
+            )
+
+    def check_vectors(self, vectors: Tensor) -> None:
+        """Refuse vectors that are not one of the width for each item row.
+
+        Raises:
+            ValueError: Another shape.
+        """
+        if vectors.shape != (self.num_item_rows, self.vector_dim):
+            raise ValueError(
+                f"item vectors {tuple(vectors.shape)} must be one row for each of "
+                f"{self.num_item_rows} item rows, of the width {self.vector_dim}"
             )
 
     def check_codes(self, codes: Tensor, num_item_rows: int) -> None:

@@ -28,6 +28,8 @@ class GenerativeContext(NamedTuple):
     """[J, B, H, T, D / H]"""
     bias: Tensor
     """By distance, -inf where there is no event, [B or 1, H, W or 1, T]."""
+    carried: Tensor
+    """What every token carries of its place, [B, W or 1, D]; of width 0 where tokens carry none."""
 
     def block(self, index: int) -> SharedContext:
         return SharedContext(self.keys[index], self.values[index], self.bias)
@@ -44,6 +46,17 @@ class BeamState(NamedTuple):
     """Codes taken, read as one number, [B, W] int64."""
 
 
+class Read(NamedTuple):
+    """What is read of a history."""
+
+    keys: Tensor
+    """[J, B, H, T, D / H]"""
+    values: Tensor
+    """[J, B, H, T, D / H]"""
+    places: Tensor
+    """State of each place, [B, T, D]; of width 0 where tokens carry none."""
+
+
 class HistoryReader(nn.Module):
     """Turns the places of a history into keys and values for the decoder's blocks."""
 
@@ -58,6 +71,7 @@ class HistoryReader(nn.Module):
             for _ in range(config.num_encoder_layers if config.has_encoder else 0)
         )
         self.memory_norm = nn.LayerNorm(dim) if config.has_encoder else None
+        self.carried_norm = nn.LayerNorm(dim) if config.carries_place else None
         buckets = config.position_buckets
         self.among_places = DistanceBias(
             config.num_heads, buckets, places, both_sides=config.bidirectional
@@ -83,12 +97,8 @@ class HistoryReader(nn.Module):
 
     def forward(
         self, places: Tensor, found: Tensor | None, seen: Tensor, decoder: list[CodeBlock]
-    ) -> tuple[Tensor, Tensor]:
-        """Read places, [B, T, D], of which the first ``seen`` + 1, [B], count.
-
-        Returns:
-            Keys and values of every block of the decoder, [J, B, H, T, D / H] each.
-        """
+    ) -> Read:
+        """Read places, [B, T, D], of which the first ``seen`` + 1, [B], count."""
         place = torch.arange(places.shape[1], device=places.device)
         bias = self.among_places(place[:, None] - place[None, :]).transpose(0, 1)[None]
         if self.config.bidirectional:
@@ -103,11 +113,12 @@ class HistoryReader(nn.Module):
             shared.append((key, value))
             if index == 0 and self.memory is not None and found is not None:
                 places = self.memory(places, found)
+        carried = places[..., :0] if self.carried_norm is None else self.carried_norm(places)
         if self.memory_norm is not None:
             memory = self.memory_norm(places)
             shared = [block.share(memory) for block in decoder]
         keys, values = zip(*shared, strict=True)
-        return torch.stack(keys), torch.stack(values)
+        return Read(torch.stack(keys), torch.stack(values), carried)
 
     def bias(self, places: Tensor, num_places: int) -> Tensor:
         """Let a decoder behind ``places`` events read those alone, [...] -> [..., H, T]."""

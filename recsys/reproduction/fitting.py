@@ -38,12 +38,13 @@ from recsys.reproduction.recipe import Recipe
 from recsys.semantic_ids.behaviour import behaviour_ids
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
+from recsys.training.code_distillation import CodeTeacher, with_dropped_events
 from recsys.training.loop import TrainResult, train
 from recsys.training.optim import adamw
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import Progress, StderrProgress
 
-VECTORS = "sequence_vectors.npy"
+TEACHER = "sequence_model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,26 +240,31 @@ def fit_sequence(experiment: Experiment) -> Fitted:
     result = fit(experiment, "sequence", model, source, loss_at, training, counted)
     if experiment.checkpoints is not None:
         # After the checkpoints' folder is known to be there: fit has made it.
-        np.save(experiment.checkpoints / VECTORS, model.eval().all_item_vectors().cpu().numpy())
+        model.eval().save(experiment.checkpoints / TEACHER)
     return Fitted(source, result, model)
 
 
-def item_vectors(experiment: Experiment) -> Tensor:
-    """Give the item vectors of the recipe's sequence model, fitted here if it was not, [N, D]."""
-    if experiment.checkpoints is not None and (experiment.checkpoints / VECTORS).exists():
-        return torch.from_numpy(np.load(experiment.checkpoints / VECTORS)).to(experiment.device)
-    model = cast("SequenceModel", fit_sequence(experiment).model)
-    return model.eval().all_item_vectors()
+def sequence_model(experiment: Experiment) -> SequenceModel:
+    """Give the recipe's sequence model, fitted here if it was not."""
+    saved = None if experiment.checkpoints is None else experiment.checkpoints / TEACHER
+    if saved is not None and saved.exists():
+        model = SequenceModel.load(saved, experiment.prepared.catalogue)
+        return model.to(experiment.device).eval()
+    return cast("SequenceModel", fit_sequence(experiment).model).eval()
 
 
-def generated_ids(experiment: Experiment) -> Codes:
+def generated_ids(experiment: Experiment, behaviour: Tensor | None) -> Codes:
     """Give the semantic IDs that the recipe generates.
+
+    Args:
+        experiment: Whose recipe.
+        behaviour: Item vectors of its sequence model, [N, D], where IDs are made of them.
 
     Raises:
         ValueError: The arrays have none.
     """
     prepared, codes = experiment.prepared, codes_of(experiment.prepared)
-    if experiment.keeps_ids or experiment.recipe.generative_ids == "content":
+    if behaviour is None:
         return codes
     # Only items that have an ID as prepared get one.
     known = (codes.codes[:, :1] >= 0).float().to(experiment.device)
@@ -266,28 +272,58 @@ def generated_ids(experiment: Experiment) -> Codes:
     config = ResidualKMeansConfig(
         level_sizes=codes.level_sizes, kmeans=KMeansConfig(balanced=True), seed=experiment.seed
     )
-    ids = behaviour_ids(item_vectors(experiment), content, config).ids
+    ids = behaviour_ids(behaviour, content, config).ids
     return Codes(codes=ids.codes, level_sizes=ids.level_sizes)
+
+
+class Taught(NamedTuple):
+    """A generative model to be trained, and what it learns from."""
+
+    model: GenerativeModel
+    codes: Codes
+    teacher: CodeTeacher | None
+
+
+def taught_model(experiment: Experiment) -> Taught:
+    """Build the recipe's generative model, and its teacher where it has one."""
+    prepared, recipe = experiment.prepared, experiment.recipe
+    reads_vectors = recipe.generative.items == "codes and vectors"
+    teaches = recipe.generative_teaching.share > 0
+    by_behaviour = recipe.generative_ids == "sequence" and not experiment.keeps_ids
+    sequence = sequence_model(experiment) if reads_vectors or teaches or by_behaviour else None
+    behaviour = inputs = None
+    if sequence is not None:
+        behaviour = sequence.all_item_vectors() if by_behaviour else None
+        inputs = sequence.all_item_inputs().cpu() if reads_vectors else None
+    codes = generated_ids(experiment, behaviour)
+    torch.manual_seed(experiment.seed)
+    model = GenerativeModel(
+        recipe.generative,
+        generative_inputs(prepared, codes, 0 if inputs is None else inputs.shape[1]),
+        codes.codes,
+        prepared.catalogue,
+        experiment.item_counts(),
+        inputs,
+    ).to(experiment.device)
+    teacher = None
+    if sequence is not None and teaches:
+        teacher = CodeTeacher(sequence, codes.codes, codes.level_sizes, recipe.generative_teaching)
+    return Taught(model, codes, teacher)
 
 
 def fit_generative(experiment: Experiment) -> Fitted:
     """Train on every event's semantic ID; what the beam finds on validation picks the weights."""
-    prepared, recipe, sequences = experiment.prepared, experiment.recipe, experiment.trained_on
-    training, codes = recipe.generative_training, generated_ids(experiment)
+    recipe, sequences = experiment.recipe, experiment.trained_on
+    training, teaching = recipe.generative_training, recipe.generative_teaching
     windows = training_windows(sequences, "train", recipe.generative.max_length)
-    torch.manual_seed(experiment.seed)
-    model = GenerativeModel(
-        recipe.generative,
-        generative_inputs(prepared, codes),
-        codes.codes,
-        prepared.catalogue,
-        experiment.item_counts(),
-    ).to(experiment.device)
+    model, codes, teacher = taught_model(experiment)
     order = BatchOrder(len(windows), training.batch_size, experiment.seed)
 
     def loss_at(step: int) -> Tensor:
         batch = windows.batch(sequences, order.indices(step))
-        return model.loss(batch.to(experiment.device))
+        if teacher is not None:
+            batch = with_dropped_events(batch, teaching.dropped_events)
+        return model.loss(batch.to(experiment.device), teacher)
 
     source = GeneratedSource(model, codes, recipe.beam_width)
     counted = num_windows(recipe.generative.max_length)

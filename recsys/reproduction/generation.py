@@ -39,8 +39,12 @@ class GeneratedSource:
         return Found(lists, list_ranks(lists.item_rows, targets).values)
 
 
-def generative_inputs(prepared: Prepared, codes: Codes) -> GenerativeInputs:
-    """Say how much there is of what the model reads."""
+def generative_inputs(prepared: Prepared, codes: Codes, vector_dim: int = 0) -> GenerativeInputs:
+    """Say how much there is of what the model reads.
+
+    Args:
+        vector_dim: Width of the item vectors that another model made.
+    """
     sizes = prepared.sizes()
     return GenerativeInputs(
         num_item_rows=sizes.num_item_rows,
@@ -48,6 +52,7 @@ def generative_inputs(prepared: Prepared, codes: Codes) -> GenerativeInputs:
         semantic_ids=VERSION,
         content_dim=sizes.content_dim,
         num_categories=sizes.num_categories,
+        vector_dim=vector_dim,
     )
 
 

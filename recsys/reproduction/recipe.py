@@ -22,6 +22,7 @@ from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.retrieval.learned_blend import LearnedBlendConfig
+from recsys.training.code_distillation import TeachingConfig
 from recsys.training.passes import TrainingConfig
 
 Config = TypeVar("Config")
@@ -68,6 +69,8 @@ class Recipe:
     generative_ids: Literal["content", "sequence"] = "content"
     """What the generated semantic IDs are made from: content, as prepared, or the item vectors of
     the recipe's sequence model, which group what is taken together. Cold items have content's."""
+    generative_teaching: TeachingConfig = field(default_factory=TeachingConfig)
+    """What the generative model learns from the recipe's sequence model besides the labels."""
     beam_width: int = 100
     blend: LearnedBlendConfig = field(default_factory=LearnedBlendConfig)
     num_candidates: int = 200

@@ -49,6 +49,10 @@ VARIANTS = {
         SMALL, architecture="decoder_only", memory_orders=(1,), memory_rows=64, rivals="level"
     ),
     "sampled": replace(SMALL, num_uniform_negatives=10),
+    "vectors and places": replace(
+        SMALL, architecture="decoder_only", items="codes and vectors", carries_place=True
+    ),
+    "places of both sides": replace(SMALL, encoder_reads="both sides", carries_place=True),
 }
 CODES_ALONE = replace(SMALL, items="codes", dense_weight=0.0, prefix_rows=50)
 
@@ -84,9 +88,11 @@ def built(
         semantic_ids="ids-of-monday",
         content_dim=4,
         num_categories=3,
+        vector_dim=6,
     )
     counts = torch.ones(len(codes), dtype=torch.int64) if item_counts is None else item_counts
-    return GenerativeModel(config, inputs, codes, catalogue(len(codes)), counts)
+    vectors = torch.randn(len(codes), 6, generator=torch.Generator().manual_seed(5))
+    return GenerativeModel(config, inputs, codes, catalogue(len(codes)), counts, vectors)
 
 
 def drawn(config: GenerativeConfig, seed: int = 0, codes: Tensor | None = None) -> GenerativeModel:

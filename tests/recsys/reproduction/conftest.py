@@ -15,6 +15,7 @@ from recsys.models.two_tower import TwoTowerConfig
 from recsys.reproduction.prepared import Codes, Prepared
 from recsys.reproduction.recipe import Recipe
 from recsys.retrieval.learned_blend import LearnedBlendConfig
+from recsys.training.code_distillation import TeachingConfig
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig
 
@@ -61,10 +62,18 @@ def small_recipe() -> Recipe:
         sequence=SequenceConfig(embedding_dim=16, hidden_dim=16, max_length=10),
         sequence_training=training,
         generative=GenerativeConfig(
-            embedding_dim=16, hidden_dim=16, num_heads=1, max_length=10, dropout=0.0
+            embedding_dim=16,
+            hidden_dim=16,
+            num_heads=1,
+            max_length=9,
+            dropout=0.0,
+            items="codes and vectors",
+            carries_place=True,
+            dense_weight=0.0,
         ),
         generative_training=replace(training, max_epochs=40.0, patience=40),
         generative_ids="sequence",
+        generative_teaching=TeachingConfig(share=0.8, dropped_events=0.2),
         beam_width=10,
         blend=LearnedBlendConfig(),
         num_candidates=20,
