@@ -327,6 +327,7 @@ class CapturedCalls:
 
     def __init__(self, call: Callable[[], object], copies: int) -> None:
         stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())  # it reads what is being made there
         with torch.cuda.stream(stream):
             call()
         torch.cuda.synchronize()

@@ -62,6 +62,7 @@ def median_seconds(calls: list[Callable[[], object]], device: torch.device) -> f
 def replays(call: Callable[[], object], copies: int = 20) -> Callable[[], object]:
     """Capture a call several times in one graph, so that the gap before it does not count."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # it reads what is being made there
     with torch.cuda.stream(stream):
         call()
     torch.cuda.synchronize()

@@ -46,6 +46,7 @@ def test_a_captured_search_follows_new_prefixes_and_masks(cuda: torch.device) ->
     allowed = torch.ones(1, trie.num_item_rows, dtype=torch.bool, device=cuda)
     taken = codes[:50].long()
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
 
     def search() -> tuple[torch.Tensor, ...]:
         limits = trie.restrict_rows(allowed)
