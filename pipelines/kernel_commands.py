@@ -99,22 +99,26 @@ def tune(
 
     device, cases = chosen(kernel)
     needs_gpu(device, "tune")
-    measured: dict[str, Measured] = {}
+    names: set[str] = set()
+    path = None
     for case in cases:
-        for one in tuned(case, device):
-            measured[one.question.name] = one
+        measured = tuned(case, device)
+        for one in measured:
             log.print(
                 f"{one.question.name}: {one.config}, {one.ms:.4f} ms "
                 f"(default {one.default_ms:.4f})",
                 markup=False,
                 soft_wrap=True,
             )
+        if measured:
+            # After each case: a search that is interrupted keeps what it found.
+            path = store(measured, name_of(device), output)
+            names |= {one.question.name for one in measured}
         release(device)
-    if not measured:
+    if path is None:
         out.print("no launch of these kernels asks for a configuration")
         return
-    path = store(measured.values(), name_of(device), output)
-    out.print(f"{len(measured)} configurations in {path}", markup=False, soft_wrap=True)
+    out.print(f"{len(names)} configurations in {path}", markup=False, soft_wrap=True)
 
 
 @app.command()

@@ -353,26 +353,30 @@ def main() -> None:
     if fbgemm:
         import fbgemm_gpu  # noqa: F401
     rate = copy_rate()
+    cases = grid_cases() if arguments.grid else anchor_cases()
+    found: list[tuple[Case, dict[str, float]]] = []
+    try:
+        for case in cases:
+            times = run_case(
+                case,
+                rate,
+                fbgemm=fbgemm,
+                deterministic=arguments.deterministic,
+                graphs=arguments.graphs,
+            )
+            found.append((case, times))
+            gc.collect()
+            torch.cuda.empty_cache()
+    except KeyboardInterrupt:
+        print(f"interrupted: {len(found)} of {len(cases)} cases are written")
     rows = [Row(name="device copy", value=rate / 1e12, unit="TB/s")]
-    compared: list[dict[str, float]] = []
-    for case in grid_cases() if arguments.grid else anchor_cases():
-        found = run_case(
-            case,
-            rate,
-            fbgemm=fbgemm,
-            deterministic=arguments.deterministic,
-            graphs=arguments.graphs,
-        )
-        gc.collect()
-        torch.cuda.empty_cache()
-        if not found:
-            rows.append(Row(name=f"{case.label}: disagrees", value=0, unit="", met=False))
-            continue
-        rows += rows_of(case, found)
-        compared.append(found)
-    rows += means(compared)
+    for case, times in found:
+        wrong = Row(name=f"{case.label}: disagrees", value=0, unit="", met=False)
+        rows += rows_of(case, times) if times else [wrong]
+    rows += means([times for _, times in found if times])
     name = "embedding_bag_grid" if arguments.grid else "embedding_bag"
-    write_results(name, rows, device=torch.cuda.get_device_name())
+    notes = "" if len(found) == len(cases) else f"Interrupted: {len(found)} of {len(cases)} cases."
+    write_results(name, rows, notes=notes, device=torch.cuda.get_device_name())
 
 
 if __name__ == "__main__":

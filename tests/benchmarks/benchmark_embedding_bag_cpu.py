@@ -2,8 +2,9 @@
 
 The five cases of the GPU's benchmark, smaller. FBGEMM's peer is its fused table called directly,
 with ids that already lie as it wants them; ours are layers as a model calls them, with their check
-of the ids, and the kernels' reference. A step is a forward and a backward that moves the rows. All
-get the same weights, ids and gradients; nothing is timed where results disagree. Times are of the
+of the ids, and the kernels' reference. A step is a forward and a backward that moves the rows, from
+one gradient of all features side by side, for which a layer's results are joined. All get the same
+weights, ids and gradients; nothing is timed where results disagree. Times are of the
 processor, with one thread.
 
 Axes: T tables, B batch, L ids a bag, D width.
@@ -141,7 +142,7 @@ def layer_way(backend: Backend, shape: Shape, weights: list[Tensor], rule: str) 
         layer.begin_step(0.01)
         pooled = list(layer(batch.features).values())
         layer.may_move(pooled[0].new_zeros(()))
-        torch.autograd.backward(pooled, list(batch.grad.split(shape.dim, dim=1)))
+        torch.cat(pooled, dim=1).backward(batch.grad)  # type: ignore[no-untyped-call]
 
     return Way(forward, step)
 
