@@ -108,7 +108,9 @@ class GenerativeModel(RetrievalModel):
         self.of_vectors = nn.Linear(width, dim)
         if width == dim:
             nn.init.eye_(self.of_vectors.weight)
-            nn.init.zeros_(self.of_vectors.bias)
+        elif width:
+            nn.init.orthogonal_(self.of_vectors.weight)
+        nn.init.zeros_(self.of_vectors.bias)
 
     def _from_vectors(self, rows: Tensor) -> Tensor:
         """Read what another model made of items, [M] -> [M, D]."""

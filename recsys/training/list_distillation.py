@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
-from recsys.models.item_tower import NORM_FLOOR, CatalogueModel
+from recsys.models.item_tower import CatalogueModel
 from recsys.models.sequence import SequenceModel, seen_before
 from recsys.models.two_tower import TwoTower
 
@@ -33,11 +33,10 @@ def _item_inputs(model: CatalogueModel) -> Tensor:
     return model.item_inputs(torch.arange(model.num_item_rows, device=device))
 
 
-def _scores(queries: Tensor, inputs: Tensor, seen: Jagged, temperature: float) -> Tensor:
+def _scores(queries: Tensor, items: Tensor, seen: Jagged, temperature: float) -> Tensor:
     # Whole precision: what a teacher tells apart in its first places is lost in bfloat16.
     with torch.autocast(queries.device.type, enabled=False):
-        items = functional.normalize(inputs.float(), dim=1, eps=NORM_FLOOR)
-        scores = queries.float() @ items.T / temperature
+        scores = queries.float() @ items.float().T / temperature
     out = torch.zeros_like(scores, dtype=torch.bool)
     out[:, 0] = True
     out[seen.segments(), seen.values] = True
@@ -55,7 +54,8 @@ def scores_after_events(model: SequenceModel, batch: JaggedBatch) -> Tensor:
     times = latest(batch["history.times"], limit).values if "history.times" in batch else None
     inputs = _item_inputs(model)
     encoded = model.encoder(functional.embedding(history.values, inputs), history, times)
-    return _scores(encoded, inputs, seen_before(history), model.config.temperature)
+    items = model.normalized(inputs.float())
+    return _scores(encoded, items, seen_before(history), model.config.temperature)
 
 
 def scores_of_queries(model: TwoTower, queries: JaggedBatch) -> Tensor:
@@ -63,7 +63,7 @@ def scores_of_queries(model: TwoTower, queries: JaggedBatch) -> Tensor:
     history = latest(queries["history"], model.config.max_history)
     inputs = _item_inputs(model)
     vectors = model.query_tower(queries, history, functional.embedding(history.values, inputs))
-    return _scores(vectors, inputs, history, model.config.temperature)
+    return _scores(vectors, model.normalized(inputs.float()), history, model.config.temperature)
 
 
 class Ensemble:
