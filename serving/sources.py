@@ -98,7 +98,7 @@ class SequenceSource:
 
     def _score(self, queries: JaggedBatch) -> Tensor:
         """Score the catalogue as SequenceModel.score does, [1, N]."""
-        return self._model.query_vectors(queries) @ self._columns
+        return self._model.query_vectors(queries, only_last=True) @ self._columns
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
         if query.item_row or not query.has_history:

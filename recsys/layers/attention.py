@@ -44,6 +44,8 @@ class Layout:
 
     def padded(self, values: Tensor) -> Tensor:
         """Lay events out left-aligned with zeros behind, [M, ...] -> [B, T, ...]."""
+        if len(self.offsets) == 2 and len(values) == self.length:
+            return values[None]
         out = values.new_zeros(len(self.offsets) - 1, self.length, *values.shape[1:])
         return out.index_put((self.segments, self.places), values)
 
@@ -111,6 +113,21 @@ class RelativeBias(nn.Module):
             bias = by_time if bias is None else bias + by_time
         return bias
 
+    def of_last(self, layout: Layout) -> Tensor | float:
+        """Add up the biases of each sequence's last place with every other, [B, H, 1, T]."""
+        bias: Tensor | float = 0.0
+        lengths = layout.offsets.diff()
+        if self.positions is not None:
+            place = torch.arange(layout.length, device=layout.offsets.device)
+            distance = (lengths[:, None] - 1 - place).clamp_min(0)  # [B, T]
+            bias = self.positions[:, self.buckets[distance].long()].transpose(0, 1)[:, :, None]
+        if self.times is not None and layout.times is not None:
+            asked = layout.times[layout.offsets[1:] - 1]
+            elapsed = asked[:, None] - layout.padded(layout.times)
+            bucket = time_buckets(elapsed, self.times.shape[1])  # [B, T]
+            bias = bias + functional.embedding(bucket, self.times.T).transpose(1, 2)[:, :, None]
+        return bias
+
 
 class AttentionBlock(nn.Module):
     """Causal self-attention and a feed-forward layer, each behind a norm and added to its input."""
@@ -142,6 +159,28 @@ class AttentionBlock(nn.Module):
         read = self.output(layout.flat(read.transpose(1, 2).flatten(2)))  # [M, D]
         events = events + self.dropout(read)
         out: Tensor = events + self.dropout(self.hidden(events))
+        return out
+
+    def last(self, events: Tensor, layout: Layout) -> Tensor:
+        """Work out what ``forward`` says of each sequence's last event, [M, D] -> [B, D].
+
+        No sequence may be empty, and no layer be corrected by an adapter.
+        """
+        ends, dim = layout.offsets[1:] - 1, events.shape[1]
+        normed, projection = self.attention_norm(events), self.query_key_value
+        query = functional.linear(normed[ends], projection.weight[:dim], projection.bias[:dim])
+        read = functional.linear(normed, projection.weight[dim:], projection.bias[dim:])
+        query, key, value = (
+            part.view(*part.shape[:2], self.num_heads, -1).transpose(1, 2)
+            for part in (query[:, None], *layout.padded(read).chunk(2, dim=2))
+        )
+        scores = query @ key.transpose(2, 3) * query.shape[3] ** -0.5 + self.bias.of_last(layout)
+        place = torch.arange(layout.length, device=events.device)
+        behind = place >= layout.offsets.diff()[:, None]  # [B, T]
+        scores = scores.float().masked_fill(behind[:, None, None], -torch.inf)
+        heads = torch.softmax(scores, dim=3).to(value.dtype) @ value  # [B, H, 1, D / H]
+        state = events[ends] + self.dropout(self.output(heads.flatten(1)))
+        out: Tensor = state + self.dropout(self.hidden(state))
         return out
 
 

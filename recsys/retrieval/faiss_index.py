@@ -129,12 +129,15 @@ class FaissIndex:
         # Row 0 may come back where no mask forbids it, so one more is asked for.
         width = min(k + 1, self.num_item_rows)
         scores, rows = self._best(queries, width, num_allowed, mask)
-        scores = scores.masked_fill_(rows <= 0, -torch.inf)
-        rows, order = rows.masked_fill_(rows <= 0, NO_ROW).sort(dim=1)
-        scores, order = scores.gather(1, order).sort(dim=1, descending=True, stable=True)
-        kept = min(k, width)
-        lists.scores[:, :kept] = scores[:, :kept]
-        lists.item_rows[:, :kept] = rows.gather(1, order)[:, :kept]
+        if len(queries) == 1 and rows.device.type == "cpu":
+            lists = _one_list(scores[0], rows[0], k)
+        else:
+            scores = scores.masked_fill_(rows <= 0, -torch.inf)
+            rows, order = rows.masked_fill_(rows <= 0, NO_ROW).sort(dim=1)
+            scores, order = scores.gather(1, order).sort(dim=1, descending=True, stable=True)
+            kept = min(k, width)
+            lists.scores[:, :kept] = scores[:, :kept]
+            lists.item_rows[:, :kept] = rows.gather(1, order)[:, :kept]
 
         short = (lists.item_rows != NO_ROW).sum(1) < min(k, num_allowed)
         if short.any():
@@ -330,3 +333,15 @@ def _check_items(vectors: Tensor, dim: int, *, first_row: int) -> None:
 
 def _lists_of(index: Any) -> Any:
     return load_faiss().downcast_index(index.base_index)
+
+
+def _one_list(scores: Tensor, rows: Tensor, k: int) -> TopK:
+    """Order what was found for one query, best first and equal ones by row, [1, k]."""
+    found, known = rows.numpy(), scores.numpy()
+    is_item = found > 0
+    found, known = found[is_item], known[is_item]
+    order = np.lexsort((found, -known))[:k]
+    lists = no_items(1, k)
+    lists.scores[0, : len(order)] = torch.from_numpy(known[order])
+    lists.item_rows[0, : len(order)] = torch.from_numpy(found[order])
+    return lists

@@ -173,6 +173,18 @@ def test_positions_do_not_see_what_comes_after_them(tastes: Sequences) -> None:
         torch.testing.assert_close(whole[kept], part)
 
 
+def test_the_last_events_alone_are_encoded_as_all_are(tastes: Sequences) -> None:
+    for config in VARIANTS.values():
+        model = fit(tastes, seed=1, config=config, steps=3)
+        for lists in ([[1, 3, 5, 7], [2], [9, 8]], [[4, 2, 6]]):
+            times = [[10 * row * row for row in rows] for rows in lists]
+            asked = JaggedBatch(
+                {"history": Jagged.from_lists(lists), "history.times": Jagged.from_lists(times)}
+            )
+            alone = model.query_vectors(asked, only_last=True)
+            torch.testing.assert_close(alone, model.query_vectors(asked), atol=1e-6, rtol=1e-5)
+
+
 def test_training_and_serving_encode_alike(tastes: Sequences) -> None:
     """A loss made from query_vectors, prefix by prefix, is the loss of all positions at once."""
     config = replace(SMALL, leave_out_history=False, temperature=0.5)
