@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from recsys.layers.moe_routing import without_autocast
+
 Compute = Literal["auto", "grouped", "batched", "loop"]
 
 GROUPED_FROM = 64
@@ -219,7 +221,7 @@ class Experts(nn.Module):
             rows = rows.to(torch.get_autocast_dtype(device))
         up, down = self.up.to(rows.dtype), self.down.to(rows.dtype)
         how = self._chosen(rows, experts)
-        with torch.autocast(device, enabled=False):
+        with without_autocast(device):
             if how == "loop":
                 return loop_over_experts(rows, up, down, experts, weights)
             if how == "grouped":

@@ -10,11 +10,19 @@ axes where they change often: ``scores_BE``.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
+
+
+def without_autocast(device: str) -> AbstractContextManager[None]:
+    """Leave types as they are; costs a CPU nothing where there is no autocast to leave."""
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 class Routing(NamedTuple):
@@ -140,7 +148,7 @@ class BiasedRouter(nn.Module):
 
     def forward(self, rows: Tensor) -> Routing:
         """Route rows, [B, D]."""
-        with torch.autocast(rows.device.type, enabled=False):
+        with without_autocast(rows.device.type):
             logits_BE = self.scores(rows.float())
         # Down the columns of the transpose: of a few experts, seven times faster on a CPU.
         scores_BE = logits_BE.T.softmax(0).T if self.by_softmax else logits_BE.sigmoid()
@@ -187,7 +195,7 @@ class NoisyRouter(nn.Module):
 
     def forward(self, rows: Tensor) -> Routing:
         """Route rows, [B, D]."""
-        with torch.autocast(rows.device.type, enabled=False):
+        with without_autocast(rows.device.type):
             clean_BE = self.scores(rows.float())
             if not self.training:
                 experts_BK = torch.topk(clean_BE, self.top_k, dim=1).indices

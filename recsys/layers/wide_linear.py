@@ -13,6 +13,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 def _has_onednn() -> bool:
@@ -23,13 +24,18 @@ def _has_onednn() -> bool:
 HAS_ONEDNN = _has_onednn()
 
 
+def wide_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply as ``functional.linear`` does, [M, I] and [O, I] -> [M, O]."""
+    plain = rows.device.type != "cpu" or rows.dtype != torch.float32 or not HAS_ONEDNN
+    if plain or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return functional.linear(rows, weight, bias)
+    product = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return cast("Tensor", product)
+
+
 class WideLinear(nn.Linear):
     """nn.Linear with the same weights; gradients, other devices and types go its way."""
 
     def forward(self, rows: Tensor) -> Tensor:
         """Multiply rows, [M, I] -> [M, O]."""
-        plain = rows.device.type != "cpu" or rows.dtype != torch.float32 or not HAS_ONEDNN
-        if plain or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-            return super().forward(rows)
-        product = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
-        return cast("Tensor", product)
+        return wide_product(rows, self.weight, self.bias)

@@ -34,7 +34,7 @@ from recsys.layers.examination import Examination
 from recsys.layers.target_attention import TargetAttention
 from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower
 from recsys.models.ranker_config import RankerConfig, RankerInputs, num_fields
-from recsys.models.ranker_network import QueryFields, Ranked, Reader, Trunk
+from recsys.models.ranker_network import Heads, QueryFields, Ranked, Reader, Trunk
 from recsys.models.ranking_batch import Feedback, RankingBatch, check_batch
 
 Finish = Callable[[Tensor], Tensor]
@@ -97,12 +97,7 @@ class Ranker(CatalogueModel):
         self.dropout = nn.Dropout(config.dropout)
         self.cross = CrossNetwork(width, config.num_cross_layers, config.cross_rank)
         self.trunk = Trunk(config, width, num_tasks)
-        self.heads = nn.ModuleList(
-            nn.Sequential(
-                nn.Linear(width, config.head_dim), nn.ReLU(), nn.Linear(config.head_dim, 1)
-            )
-            for _ in inputs.tasks
-        )
+        self.heads = Heads(width, config.head_dim, num_tasks)
         self.examination = Examination(inputs.num_slots) if inputs.num_slots else None
         self.log_variances = (
             nn.Parameter(torch.zeros(num_tasks)) if config.task_weighting == "uncertainty" else None
@@ -148,8 +143,7 @@ class Ranker(CatalogueModel):
             together = together.index_select(0, kept)
         together = self.dropout(together)
         each, routing = self.trunk(self.cross(together), together)
-        logits = [head(own) for head, own in zip(self.heads, each, strict=True)]
-        return Ranked(torch.cat(logits, dim=1).float(), routing)
+        return Ranked(self.heads(each).float(), routing)
 
     def forward(self, batch: RankingBatch) -> Ranked:
         """Predict every candidate of a batch at once; the way of training."""
