@@ -131,13 +131,23 @@ class CodeBlock(nn.Module):
         Returns:
             The places, [B, T, D], and their keys and values, [B, H, T, D / H].
         """
+        query, key, value = self._projected(places)
+        mask = bias.to(query.dtype)
+        read = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self._add(places, self.output(read.transpose(1, 2).flatten(2))), key, value
+
+    def keys_and_values(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Give what ``read`` gives beside the places, where nobody reads those any more."""
+        _, key, value = self._projected(places)
+        return key, value
+
+    def _projected(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Project places as queries, keys and values, [B, H, T, D / H] each."""
         projected = self.query_key_value(self.attention_norm(places))
         query, key, value = (
             self._heads(part).transpose(1, 2) for part in projected.chunk(3, dim=-1)
         )
-        mask = bias.to(query.dtype)
-        read = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self._add(places, self.output(read.transpose(1, 2).flatten(2))), key, value
+        return query, key, value
 
     def share(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Compute keys and values of an encoded history, [B, T, D] -> [B, H, T, D / H] each."""

@@ -107,8 +107,13 @@ class HistoryReader(nn.Module):
             hidden = (place[None, :] > place[:, None])[None, None]  # [1, 1, T, T]
         bias = bias.masked_fill(hidden, -torch.inf)
         shared = []
-        encoder = cast("list[CodeBlock]", list(self.encoder))
-        for index, block in enumerate(encoder or decoder):
+        blocks = cast("list[CodeBlock]", list(self.encoder)) or decoder
+        # In training the draws of dropout behind the last block stay in their order.
+        is_read = self.training or self.memory_norm is not None or self.carried_norm is not None
+        for index, block in enumerate(blocks):
+            if index == len(blocks) - 1 and not is_read:
+                shared.append(block.keys_and_values(places))
+                break
             places, key, value = block.read(places, bias)
             shared.append((key, value))
             if index == 0 and self.memory is not None and found is not None:
