@@ -210,6 +210,7 @@ def fit_again(
     rows = torch.from_numpy(numbers)
     previous, origin = store.previous(), content.origin(settings)
     table = _by_id_row(content.vectors, wanted, rows, len(item_ids) + 1)
+    quantizer: Quantizer
     if config.source == "sequence":
         behaviour = _by_id_row(behaviour_of(content), wanted, rows, len(item_ids) + 1)
         start = None if cold or previous is None else previous.ids

@@ -137,7 +137,7 @@ class OneQueryBlend:
         return own
 
 
-def _added(columns: NDArray[np.generic]) -> Doubles:
+def _added(columns: Doubles | NDArray[np.bool_]) -> Doubles:
     """Add up columns [L, S] from the first to the last, [L]."""
     total = columns[:, 0].astype(np.float64)
     for column in range(1, columns.shape[1]):

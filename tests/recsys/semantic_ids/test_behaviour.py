@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from recsys.semantic_ids.behaviour import behaviour_ids
-from recsys.semantic_ids.lifecycle import append
+from recsys.semantic_ids.kmeans import KMeansConfig
+from recsys.semantic_ids.lifecycle import align, append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
 
 NUM_GROUPS, OF_EACH = 4, 10
@@ -66,3 +67,42 @@ def test_vectors_of_other_items_are_refused() -> None:
     _, behaviour, content = two_views()
     with pytest.raises(ValueError, match="41 behaviour vectors and 40 content vectors"):
         behaviour_ids(behaviour, content[:40], CONFIG)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_a_refit_starts_from_published_codes_whatever_axes_behaviour_has(balanced: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    behaviour = torch.randn(301, 8, generator=generator)
+    content = torch.randn(301, 5, generator=generator)
+    turn = torch.linalg.qr(torch.randn(8, 8, generator=generator)).Q
+    later = behaviour @ turn + 0.05 * torch.randn(301, 8, generator=generator)
+    kmeans = KMeansConfig(balanced=balanced)
+    config = ResidualKMeansConfig(level_sizes=(16, 16, 16), kmeans=kmeans)
+    published = behaviour_ids(behaviour, content, config).ids
+    again = ResidualKMeansConfig(level_sizes=(16, 16, 16), kmeans=kmeans, seed=9)
+    warm = behaviour_ids(later, content, again, start=published)
+    cold = behaviour_ids(later, content, again)
+    kept = {
+        name: align(made.ids, made.quantizer, published).kept.full
+        for name, made in (("warm", warm), ("cold", cold))
+    }
+    assert kept["warm"] > 0.6 > 0.3 > kept["cold"]
+
+
+def test_published_codes_of_other_levels_or_nobody_start_nothing() -> None:
+    _, behaviour, content = two_views()
+    made = behaviour_ids(behaviour, content, CONFIG)
+    other = behaviour_ids(behaviour, content, ResidualKMeansConfig(level_sizes=(8, 4, 4)))
+    again = behaviour_ids(behaviour, content, CONFIG, start=other.ids)
+    assert torch.equal(again.ids.codes, made.ids.codes)
+
+
+def test_a_level_against_collisions_tells_equal_items_apart() -> None:
+    _, behaviour, content = two_views()
+    behaviour[1:11] = behaviour[1]
+    ids, quantizer = behaviour_ids(behaviour, content, CONFIG, method="extra_level")
+    assert ids.num_levels == 4
+    assert quantizer.level_sizes == (4, 4, 4)
+    assert len({tuple(codes) for codes in ids.codes[1:].tolist()}) == len(behaviour) - 1
+    grown = append(ids, quantizer, content[1:2], item_rows=torch.tensor([len(behaviour)]))
+    assert torch.equal(grown.codes[: len(behaviour)], ids.codes)
