@@ -36,6 +36,7 @@ from recsys.models.sequence import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.learned_blend import LearnedBlendConfig
+from recsys.training.code_distillation import TeachingConfig
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig as TrainingConfig
 
@@ -211,6 +212,8 @@ class GenerativeTrainingConfig(TrainingConfig):
     validation_users: int = 1_000
     """Users that a beam search is made for at each validation."""
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=2e-3))
+    teaching: TeachingConfig = field(default_factory=TeachingConfig)
+    """What it learns from the sequence model besides the labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,10 +412,22 @@ class RunConfig:
                 'semantic_ids.source = "sequence" needs a sequence model: set '
                 'sequence_training.enabled = true, or semantic_ids.source = "content"'
             )
+        if self.generation_is_taught() and not self.sequence_training.enabled:
+            raise ValueError(
+                'generative_training.teaching.share > 0 or generative.items = "codes and vectors" '
+                "needs a sequence model: set sequence_training.enabled = true, or the share to 0 "
+                'and items to "codes and tower"'
+            )
 
     def makes_ids_of_behaviour(self) -> bool:
         """Say whether semantic IDs are made from the sequence model's item vectors."""
         return self.semantic_ids.method != "none" and self.semantic_ids.source == "sequence"
+
+    def generation_is_taught(self) -> bool:
+        """Say whether the generative model learns from the sequence model or reads its vectors."""
+        taught = self.generative_training.teaching.share > 0
+        reads = self.generative.items == "codes and vectors"
+        return self.generative_training.enabled and (taught or reads)
 
     def raw_file_keys(self) -> list[str]:
         """Name the keys that say where raw files lie, which shape no artefact."""

@@ -18,7 +18,7 @@ from pipelines.fit_baselines import fit_models, save_models
 from pipelines.generation import ItemCodes
 from pipelines.model_inputs import ModelInputs, released_order
 from pipelines.stage import StageContext, StageRows
-from pipelines.train_generative import fit_generative_model
+from pipelines.train_generative import fit_generative_model, read_sequence
 from pipelines.train_sequence import fit_sequence_model
 from pipelines.train_two_tower import fit_two_tower
 from pipelines.training import Curve, Model, ProgressBar, TrainingRun
@@ -78,6 +78,10 @@ def trainings(context: StageContext, inputs: ModelInputs, order: str) -> list[Ag
                 steps,
                 run,
                 split="all",
+                # Fitted again before this one.
+                sequence=(
+                    read_sequence(context.output, inputs) if config.generation_is_taught() else None
+                ),
             ),
         ),
     ]

@@ -69,6 +69,7 @@ def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) ->
         generative=generative,
         generative_training=only_training(config.generative_training),
         generative_ids=config.semantic_ids.source,
+        generative_teaching=config.generative_training.teaching,
         beam_width=HOME.beam_width,
         blend=config.blend.learned(),
         num_candidates=HOME.num_candidates,

@@ -160,7 +160,8 @@ STAGES = [
     Stage(
         name="train_generative",
         description="Train the generative model where it is on; validation picks its step",
-        reads=("build_features", "embed_items", "build_semantic_ids"),
+        reads=("build_features", "embed_items", "train_sequence", "build_semantic_ids"),
+        reads_if={"train_sequence": RunConfig.generation_is_taught},
         writes="generative, training curve",
         sections=("generative", "generative_training", "evaluation.exclude_history", "seed"),
         code=GENERATIVE_CODE,

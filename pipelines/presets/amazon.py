@@ -23,6 +23,7 @@ from recsys.models.generative import GenerativeConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
+from recsys.training.code_distillation import TeachingConfig
 from recsys.training.optim import ScheduleConfig
 
 MEANING = 384
@@ -48,23 +49,34 @@ def amazon_beauty() -> RunConfig:
         sequence_training=SequenceTrainingConfig(enabled=True),
         # Items by their number of events.
         blend=BlendConfig(item_bounds=(5.0, 20.0)),
-        # 98 in 100 histories are no longer, and a step costs by the longest.
-        generative=GenerativeConfig(max_length=30),
+        # 98 in 100 histories are no longer, and a step costs by the longest. What a sequence model
+        # expects is smooth already.
+        generative=GenerativeConfig(
+            max_length=30,
+            items="codes and vectors",
+            carries_place=True,
+            dense_weight=0.0,
+            dropout=0.1,
+            label_smoothing=0.0,
+        ),
         generative_training=GenerativeTrainingConfig(
             enabled=True,
-            max_epochs=12.0,
-            epochs_per_evaluation=3.0,
+            max_epochs=20.0,
+            epochs_per_evaluation=5.0,
             warmup_share=0.1,
             schedule=ScheduleConfig(learning_rate=2e-3, decay="linear", final_share=0.02),
             precision="float32",
+            teaching=TeachingConfig(share=1.0, dropped_events=0.4),
         ),
     )
 
 
 def amazon_sports() -> RunConfig:
-    """Sports and Outdoors."""
+    """Sports and Outdoors; half as many windows again, so fewer passes over them."""
+    beauty = amazon_beauty()
     return replace(
-        amazon_beauty(),
+        beauty,
+        generative_training=replace(beauty.generative_training, max_epochs=16.0),
         workspace=Path("runs/amazon-sports"),
         data=DataConfig(dataset="amazon-sports"),
     )

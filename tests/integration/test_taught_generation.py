@@ -1,0 +1,82 @@
+"""The sequence model teaches the generative one: trained, fitted again, and loaded as served."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import Result
+
+from pipelines.config import GenerativeTrainingConfig, SequenceTrainingConfig
+from pipelines.generation import ItemCodes
+from pipelines.model_inputs import load_catalogue
+from pipelines.presets.shop import shop as shop_preset
+from recsys.models.generative import GenerativeConfig, GenerativeModel
+from recsys.models.sequence import SequenceModel
+from recsys.training.code_distillation import TeachingConfig
+
+Recsys = Callable[..., Result]
+READ = (
+    "build_features",
+    "enrich_items",
+    "embed_items",
+    "build_semantic_ids",
+    "fit_baselines",
+    "train_two_tower",
+    "train_sequence",
+)
+TAUGHT = (
+    "generative_training.teaching.share=0.8",
+    "generative_training.teaching.dropped_events=0.2",
+    'generative.items="codes and vectors"',
+    "generative.carries_place=true",
+    "generative.dense_weight=0.0",
+    # A window has an event more, and the teacher reads all of it.
+    "generative.max_length=20",
+)
+
+
+@pytest.fixture(scope="module")
+def taught(shop: Path, recsys: Recsys, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workspace = tmp_path_factory.mktemp("taught") / "run"
+    for name in READ:
+        shutil.copytree(shop / name, workspace / name)
+    options = [text for setting in TAUGHT for text in ("--set", setting)]
+    stages = ["--stage", "train_generative", "--stage", "refit"]
+    result = recsys(
+        "run", "-c", shop.parent / "shop.toml", "-w", workspace, "-q", *options, *stages
+    )
+    assert result.exit_code == 0, result.output
+    return workspace
+
+
+def test_the_student_generates_the_successor(taught: Path) -> None:
+    ending = json.loads((taught / "train_generative/given/training.json").read_text())
+    assert ending["best_metric"] >= 0.7
+
+
+@pytest.mark.parametrize("place", ["train_{}/given", "refit"])
+def test_vectors_are_those_of_the_sequence_model_trained_on_the_same_events(
+    taught: Path, place: str
+) -> None:
+    catalogue = load_catalogue(taught / "build_features", taught / "embed_items")
+    codes = ItemCodes.load(taught / "build_semantic_ids")
+    sequence = SequenceModel.load(taught / place.format("sequence") / "sequence", catalogue)
+    folder = taught / place.format("generative") / "generative"
+    model = GenerativeModel.load(folder, catalogue, codes.codes, semantic_ids=codes.version)
+    torch.testing.assert_close(model.vectors, sequence.all_item_inputs())
+
+
+def test_without_a_sequence_model_nobody_teaches() -> None:
+    plain = replace(shop_preset(), generative_training=GenerativeTrainingConfig(enabled=True))
+    taught = replace(plain.generative_training, teaching=TeachingConfig(share=0.5))
+    reads = GenerativeConfig(items="codes and vectors")
+    for changes in ({"generative_training": taught}, {"generative": reads}):
+        alone = SequenceTrainingConfig(enabled=False)
+        with pytest.raises(ValueError, match="needs a sequence model"):
+            replace(plain, sequence_training=alone, **changes)
+        with_one = SequenceTrainingConfig(enabled=True)
+        assert replace(plain, sequence_training=with_one, **changes).generation_is_taught()
