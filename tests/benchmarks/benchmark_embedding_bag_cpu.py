@@ -4,8 +4,8 @@ The five cases of the GPU's benchmark, smaller. FBGEMM's peer is its fused table
 with ids that already lie as it wants them; ours are layers as a model calls them, with their check
 of the ids, and the kernels' reference. A step is a forward and a backward that moves the rows, from
 one gradient of all features side by side, for which a layer's results are joined. All get the same
-weights, ids and gradients; nothing is timed where results disagree. Times are of the
-processor, with one thread.
+weights, ids and gradients; nothing is timed where results disagree. Times are of the processor,
+with one thread; a way and FBGEMM take turns, batch by batch.
 
 Axes: T tables, B batch, L ids a bag, D width.
 """
@@ -239,19 +239,33 @@ def agree(found: list[Tensor], truth: list[Tensor], limit: float) -> bool:
     )
 
 
-def timed(call: Callable[[Batch], object], batches: list[Batch]) -> float:
-    """Take the median processor time of a call, which others on the machine do not lengthen."""
-    took: list[float] = []
-    call(batches[-1])
-    while len(took) < 3 or sum(took) < 0.2:
-        begin = time.process_time()
-        call(batches[len(took) % INPUT_SETS])
-        took.append(time.process_time() - begin)
-    return statistics.median(took) * 1e3
+def timed(
+    call: Callable[[Batch], object], peer: Callable[[Batch], object] | None, batches: list[Batch]
+) -> tuple[float, float | None]:
+    """Take the median processor time of a call and of its peer, in ms, turn by turn.
+
+    Others on the machine lengthen no such time but by the caches and memory that they share, and
+    so for both.
+    """
+    calls = [call] if peer is None else [call, peer]
+    took: list[list[float]] = [[] for _ in calls]
+    for one in calls:
+        one(batches[-1])
+    while len(took[0]) < 3 or sum(map(sum, took)) < 0.25 * len(calls):
+        batch = batches[len(took[0]) % INPUT_SETS]
+        for one, times in zip(calls, took, strict=True):
+            begin = time.process_time()
+            one(batch)
+            times.append(time.process_time() - begin)
+    own, *others = (statistics.median(times) * 1e3 for times in took)
+    return own, others[0] if others else None
 
 
-def times_of(shape: Shape, rule: str) -> dict[tuple[float, str, str], float]:
-    """Time every way: (alpha, way, what) to milliseconds."""
+Times = dict[tuple[float, str, str], tuple[float, float | None]]
+
+
+def times_of(shape: Shape, rule: str) -> Times:
+    """Time every way beside FBGEMM: (alpha, way, what) to the milliseconds of both."""
     generator = torch.Generator().manual_seed(1)
     weights = [
         torch.empty(shape.rows, shape.dim).uniform_(-0.05, 0.05, generator=generator)
@@ -259,8 +273,9 @@ def times_of(shape: Shape, rule: str) -> dict[tuple[float, str, str], float]:
     ]
     weights = [one.to(shape.dtype) for one in weights]
     batches = {alpha: batches_of(shape, alpha) for alpha in ALPHAS}
-    found: dict[tuple[float, str, str], float] = {}
+    found: Times = {}
     truth: list[Tensor] = []
+    peer: Way | None = None
     for name, build in ways_of(shape, rule).items():
         way = build(weights)
         results = results_of(way, batches[0.0][0])
@@ -268,21 +283,25 @@ def times_of(shape: Shape, rule: str) -> dict[tuple[float, str, str], float]:
         if not agree(results, truth, TOLERANCE[shape.dtype]):
             print(f"{shape.label}: {name} disagrees, not timed")
             continue
+        if peer is None:
+            peer = way
+            continue
         for alpha in ALPHAS:
             if rule != "adam":
-                found[alpha, name, "forward"] = timed(way.forward, batches[alpha])
+                found[alpha, name, "forward"] = timed(way.forward, peer.forward, batches[alpha])
             if way.step is not None:
-                found[alpha, name, "forward + backward"] = timed(way.step, batches[alpha])
+                found[alpha, name, "forward + backward"] = timed(
+                    way.step, peer.step, batches[alpha]
+                )
         del way
         gc.collect()
     return found
 
 
-def rows_of(shape: Shape, rule: str, found: dict[tuple[float, str, str], float]) -> list[Row]:
+def rows_of(shape: Shape, rule: str, found: Times) -> list[Row]:
     rows = []
-    for (alpha, name, what), ms in found.items():
-        peer = found.get((alpha, "FBGEMM", what))
-        ratio = peer / ms if peer and name != "FBGEMM" else None
+    for (alpha, name, what), (ms, peer) in found.items():
+        ratio = peer / ms if peer else None
         bar = ratio is not None and name == "layer, auto"
         rule_of = f", {rule}" if what != "forward" else ""
         rows.append(

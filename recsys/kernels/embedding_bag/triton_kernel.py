@@ -147,7 +147,7 @@ def _forward_int8(
     acc1 = tl.zeros((block_b, block_w), tl.float32)
     acc2 = tl.zeros((block_b, block_w), tl.float32)
     acc3 = tl.zeros((block_b, block_w), tl.float32)
-    lows = tl.zeros((block_b,), tl.float32)
+    lows = tl.zeros((block_b, block_w), tl.float32)
     # Behind a program number, always 0, so that it lies in a register: one instruction can mask
     # and join then, but not with two constants.
     one = 0x3F800000 + tl.program_id(2)
@@ -166,13 +166,17 @@ def _forward_int8(
                 weight = tl.load(sample_weights + begin + l, mask=known, other=0.0)
                 scale, low = scale * weight, low * weight
             scale *= 256
-            lows += low - scale
+            # Held by the threads of the codes: as a vector of bags it would be others', which would
+            # ask for each id and pair again. So a zero that the compiler takes for codes.
+            zero = (x.to(tl.uint32, bitcast=True) >> 31 >> 1).to(tl.int32)
+            apart = (low - scale)[:, None].to(tl.int32, bitcast=True) | zero
+            lows += apart.to(tl.float32, bitcast=True)
             acc0 += _as_fraction(x << 15, one) * scale[:, None]
             acc1 += _as_fraction(x << 7, one) * scale[:, None]
             acc2 += _as_fraction(x >> 1, one) * scale[:, None]
             acc3 += _as_fraction(x >> 9, one) * scale[:, None]
-    acc = tl.join(tl.join(acc0, acc2), tl.join(acc1, acc3))
-    acc = tl.reshape(acc, (block_b, 4 * block_w)) + lows[:, None]
+    acc = tl.join(tl.join(acc0 + lows, acc2 + lows), tl.join(acc1 + lows, acc3 + lows))
+    acc = tl.reshape(acc, (block_b, 4 * block_w))
     if pooling == MEAN:
         acc = acc / tl.maximum(length, 1).to(tl.float32)[:, None]
     d = tl.arange(0, 4 * block_w)
@@ -240,7 +244,8 @@ def _tile(dim: int, length: int, element_size: int) -> tuple[str, Config]:
         # The fewest rows that are asked for in vain, at the mean length.
         unroll = min((8, 5, 4), key=lambda many: -(-length // many) * many)
     else:
-        block_b *= 4
+        # Of int8 rows a thread holds five sums a word, so fewer bags fit its registers.
+        block_b *= 4 if element_size > 1 else 2
     default = {"block_b": min(block_b, 64), "unroll": unroll, "num_warps": warps}
     return shape_class(dim=dim, length=length), default
 
