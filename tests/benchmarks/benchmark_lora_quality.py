@@ -21,8 +21,8 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,14 +33,15 @@ import torch
 from lora_domains import (
     Data,
     Judge,
-    alone,
+    cut,
     drawn,
+    grown_weights,
     prepared,
     rows_of_weights,
     synthetic,
-    without,
 )
-from lora_tables import METRIC, rows_of
+from lora_plans import REAL, SYNTHETIC, Plan, Plans, shortened, told_of
+from lora_tables import METRIC, NEW, rows_of
 from numpy.typing import NDArray
 from results_file import device_name, write_results
 from safetensors.torch import load_file, save_file
@@ -52,83 +53,17 @@ from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows, window_batch
 from recsys.layers.lora import LoraAdapter, LoraConfig
 from recsys.models.item_tower import TwoTowerInputs
-from recsys.models.sequence import SequenceConfig, SequenceModel
+from recsys.models.sequence import SequenceModel
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentTracker
 
-ENCODER = ("encoder.*",)
-ENCODER_AND_CONTENT = ("encoder.*", "item_tower.content")
 NUM_NEW_USERS = 100
 
 
 class Quiet:
     def show(self, step: int, num_steps: int, **values: float) -> None:
         pass
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How one model, or one adapter, is trained."""
-
-    epochs: float
-    learning_rate: float
-    batch_size: int = 256
-    targets: tuple[str, ...] = ()
-    """Of an adapter; none is the whole model."""
-    rank: int = 8
-    alpha: float = 16.0
-    rivals: Literal["catalogue", "domain"] = "catalogue"
-    """What a label is ranked against while adapting: every item, or the domain's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plans:
-    """Every training of one comparison; where there are several of a kind, the best picked one."""
-
-    model: SequenceConfig
-    shared: Plan
-    own: Plan
-    full: tuple[Plan, ...]
-    adapters: dict[str, tuple[Plan, ...]]
-    fresh: Plan
-    """Of an adapter for a domain that the base never met."""
-
-
-SYNTHETIC = Plans(
-    model=SequenceConfig(
-        embedding_dim=64,
-        hidden_dim=128,
-        dropout=0.2,
-        backend="torch",
-        leave_out_history=False,
-        label_smoothing=0.0,
-    ),
-    shared=Plan(epochs=12, learning_rate=2e-3),
-    own=Plan(epochs=12, learning_rate=2e-3),
-    full=tuple(Plan(epochs=6, learning_rate=rate) for rate in (3e-4, 1e-3)),
-    adapters={
-        name: tuple(
-            Plan(epochs=6, learning_rate=rate, targets=targets, rank=5) for rate in (2e-3, 6e-3)
-        )
-        for name, targets in (("lora", ENCODER_AND_CONTENT), ("lora of the encoder", ENCODER))
-    },
-    fresh=Plan(epochs=40, learning_rate=1e-3, batch_size=32, targets=ENCODER_AND_CONTENT, rank=5),
-)
-REAL = Plans(
-    model=SequenceConfig(backend="torch", max_scores=1 << 28),
-    shared=Plan(epochs=14, learning_rate=2e-3, batch_size=512),
-    own=Plan(epochs=14, learning_rate=2e-3),
-    full=(Plan(epochs=6, learning_rate=3e-4),),
-    adapters={
-        "lora": (
-            Plan(epochs=6, learning_rate=1e-3, targets=ENCODER_AND_CONTENT, rank=32, alpha=64.0),
-        )
-    },
-    fresh=Plan(
-        epochs=40, learning_rate=1e-3, batch_size=32, targets=ENCODER_AND_CONTENT, rank=32, alpha=64
-    ),
-)
 
 
 @cache
@@ -157,8 +92,9 @@ class Settings:
         torch.set_num_threads(self.threads)
         return loaded(self.data, self.names, self.users, self.seed)
 
-    def judges(self, data: Data, sequences: Sequences, domain: int) -> tuple[Judge, Judge]:
+    def judges(self, data: Data, domain: int) -> tuple[Judge, Judge]:
         """Who picks, and who is told of."""
+        sequences = data.sequences
         if self.split == "test":
             picks = Judge(data, sequences, domain, self.device)
             return picks, Judge(data, sequences, domain, self.device, split="test")
@@ -211,14 +147,14 @@ def fit(
     )
 
 
-def built(data: Data, sequences: Sequences, settings: Settings) -> SequenceModel:
+def built(data: Data, settings: Settings) -> SequenceModel:
     torch.manual_seed(settings.seed)
     inputs = TwoTowerInputs(
         num_item_rows=len(data.domain_of_item),
         content_dim=data.catalogue.content.shape[1],
         num_categories=data.num_categories,
     )
-    model = SequenceModel(settings.plans.model, inputs, data.catalogue, data.counts(sequences))
+    model = SequenceModel(settings.plans.model, inputs, data.catalogue, data.counts())
     return model.to(settings.device)
 
 
@@ -228,21 +164,23 @@ def mean_judge(judges: list[Judge]) -> Callable[[SequenceModel], float]:
 
 def shared_base(settings: Settings, path: Path, left_out: int | None = None) -> Path:
     """Train the shared model, on all domains or all but one; leave its weights in a file."""
-    data = settings.load()
-    sequences = data.sequences if left_out is None else without(data, left_out)
-    domains = [one for one in range(len(data.names)) if one != left_out]
-    model = built(data, sequences, settings)
-    judges = [settings.judges(data, data.sequences, one)[0] for one in domains]
-    fit(model, model, sequences, None, settings.plans.shared, mean_judge(judges), settings.seed)
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, path)
+    whole = settings.load()
+    domains = [one for one in range(len(whole.names)) if one != left_out]
+    data, rows = (whole, None) if left_out is None else cut(whole, domains)
+    model = built(data, settings)
+    judges = [settings.judges(data, one)[0] for one in domains]
+    plan = settings.plans.shared
+    fit(model, model, data.sequences, None, plan, mean_judge(judges), settings.seed)
+    weights = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
+    save_file(weights if rows is None else grown_weights(weights, rows, whole, data), path)
     return path
 
 
 def own_model(settings: Settings, domain: int) -> dict[str, float]:
     """Train on the domain's events and items alone, histories cut likewise."""
-    data, _ = alone(settings.load(), domain)
-    model = built(data, data.sequences, settings)
-    picks, told = settings.judges(data, data.sequences, domain)
+    data, _ = cut(settings.load(), [domain])
+    model = built(data, settings)
+    picks, told = settings.judges(data, domain)
     fit(model, model, data.sequences, None, settings.plans.own, picks, settings.seed)
     return {"own": told(model)}
 
@@ -253,10 +191,10 @@ class Ground:
     def __init__(self, settings: Settings, domain: int, path: Path, rivals: str) -> None:
         whole, rows = settings.load(), None
         if rivals == "domain":
-            whole, rows = alone(whole, domain)
+            whole, rows = cut(whole, [domain])
         self.data, self.settings = whole, settings
         self.own = whole.own(domain)
-        self.base = built(whole, whole.sequences, settings)
+        self.base = built(whole, settings)
         weights = load_file(path)
         self.num_parameters = sum(weights[name].numel() for name, _ in self.base.named_parameters())
         self.base.load_state_dict(rows_of_weights(weights, rows))
@@ -283,7 +221,7 @@ class Ground:
 def tried(settings: Settings, domain: int, path: Path, plan: Plan) -> dict[str, float]:
     """Adapt by one plan."""
     ground = Ground(settings, domain, path, plan.rivals)
-    picks, told = settings.judges(ground.data, ground.data.sequences, domain)
+    picks, told = settings.judges(ground.data, domain)
     found = {"shared": told(ground.base), "users": float(told.num_users)}
     begin = time.perf_counter()
     model, share = ground.adapted(plan, ground.data.sequences, picks)
@@ -292,9 +230,8 @@ def tried(settings: Settings, domain: int, path: Path, plan: Plan) -> dict[str, 
     return {**found, **value, "share": share, "seconds": seconds}
 
 
-def new_domain(settings: Settings, domain: int, path: Path) -> dict[str, float]:
+def new_domain(settings: Settings, domain: int, path: Path, plan: Plan) -> dict[str, float]:
     """Adapt a base that never met the domain to 100 of its users; the others judge."""
-    plan = settings.plans.fresh
     ground = Ground(settings, domain, path, plan.rivals)
     whole = ground.data.sequences
     inside = np.unique(whole.users_of(domain_positions(whole, "train", ground.own)))
@@ -307,16 +244,15 @@ def new_domain(settings: Settings, domain: int, path: Path) -> dict[str, float]:
         # Nobody else may pick the step either.
         validation_end=np.where(kept, whole.validation_end, starts),
     )
-    picks, told = (
-        Judge(ground.data, few, domain, settings.device),
-        settings.judges(ground.data, whole, domain)[1],
-    )
+    picks = Judge(ground.data, few, domain, settings.device)
+    others, told = settings.judges(ground.data, domain)
     begin = time.perf_counter()
     model, share = ground.adapted(plan, few, picks)
     seconds = time.perf_counter() - begin
     return {
         "base": told(ground.base),
         "adapter": told(model),
+        "gain of others": others(model) - others(ground.base),
         "seconds": seconds,
         "share": share,
         "users": float(told.num_users),
@@ -331,57 +267,70 @@ def best_of(tries: list[dict[str, float]]) -> dict[str, float]:
     return max(tries, key=lambda one: one["picked"])
 
 
-def run(settings: Settings, workers: int, with_new: bool) -> dict[str, Found]:
-    """Train everything of one seed; processes side by side, base first."""
+def compared(settings: Settings, pool: ProcessPoolExecutor, folder: Path) -> dict[str, Found]:
+    """Train the shared model, each domain's own, fine-tuned and adapted ones of one seed."""
     plans, names = settings.plans, settings.load().names
     kinds = {"full": plans.full, **plans.adapters}
-    last = len(names) - 1
+    domains = range(len(names))
+    base = pool.submit(shared_base, settings, folder / "shared.safetensors")
+    own = [pool.submit(own_model, settings, domain) for domain in domains]
+    path = base.result()
+    tries = {
+        (domain, kind): [pool.submit(tried, settings, domain, path, one) for one in some]
+        for domain in domains
+        for kind, some in kinds.items()
+    }
+    found: dict[str, Found] = {}
+    for domain, name in enumerate(names):
+        found[name] = dict(own[domain].result())
+        for kind in kinds:
+            best = best_of([one.result() for one in tries[domain, kind]])
+            found[name] |= {"shared": best["shared"], kind: best["value"]}
+            found[name] |= {f"share {kind}": best["share"], f"seconds {kind}": best["seconds"]}
+    return found
+
+
+def newly_met(settings: Settings, pool: ProcessPoolExecutor, folder: Path) -> dict[str, Found]:
+    """Leave each domain out of a base, then adapt that to a few of its users.
+
+    A domain's plan is the one that the validation users of the other domains gained most by, since
+    one of 100 users has nobody to choose a plan by.
+    """
+    names, plans = settings.load().names, settings.plans.fresh
+    bases = [
+        pool.submit(shared_base, settings, folder / f"without-{domain}.safetensors", domain)
+        for domain in range(len(names))
+    ]
+    tries = [
+        [pool.submit(new_domain, settings, domain, base.result(), plan) for plan in plans]
+        for domain, base in enumerate(bases)
+    ]
+    told = [[one.result() for one in some] for some in tries]
+    gains = np.array([[one["gain of others"] for one in some] for some in told])
+    found: dict[str, Found] = {}
+    for domain, name in enumerate(names):
+        chosen = int(np.delete(gains, domain, axis=0).mean(0).argmax())
+        found[f"{NEW} {name}"] = {
+            **told[domain][chosen],
+            "plan": asdict(plans[chosen]),
+            "gains of others, by plan": gains[domain].tolist(),
+        }
+    return found
+
+
+PARTS = {"compared": compared, "new": newly_met}
+
+
+def run(settings: Settings, workers: int, parts: list[str]) -> dict[str, Found]:
+    """Train everything of one seed, processes side by side."""
+    found: dict[str, Found] = {}
     with (
         tempfile.TemporaryDirectory() as scratch,
         ProcessPoolExecutor(workers, get_context("spawn")) as pool,
     ):
-        folder = Path(scratch)
-        base = pool.submit(shared_base, settings, folder / "shared.safetensors")
-        partial = None
-        if with_new:
-            partial = pool.submit(shared_base, settings, folder / "partial.safetensors", last)
-        own = [pool.submit(own_model, settings, domain) for domain in range(len(names))]
-        path = base.result()
-        tries: dict[tuple[int, str], list[Future[dict[str, float]]]] = {
-            (domain, kind): [pool.submit(tried, settings, domain, path, one) for one in some]
-            for domain in range(len(names))
-            for kind, some in kinds.items()
-        }
-        fresh = partial and pool.submit(new_domain, settings, last, partial.result())
-        found: dict[str, Found] = {}
-        for domain, name in enumerate(names):
-            found[name] = dict(own[domain].result())
-            for kind in kinds:
-                best = best_of([one.result() for one in tries[domain, kind]])
-                found[name] |= {"shared": best["shared"], kind: best["value"]}
-                found[name] |= {f"share {kind}": best["share"], f"seconds {kind}": best["seconds"]}
-        if fresh:
-            found["new domain"] = fresh.result()
+        for part in parts:
+            found |= PARTS[part](settings, pool, Path(scratch))
     return found
-
-
-def told_of(settings: Settings, num_seeds: int, seconds: float) -> str:
-    plans = settings.plans
-    some = plans.adapters["lora"]
-    judged = {
-        "validation": "Picked on half of the validation users, told of the other half",
-        "test": "Picked on validation, told of test users",
-    }[settings.split]
-    full, low = (
-        " or ".join(f"{one.epochs:g} at {one.learning_rate:g}" for one in each)
-        for each in (plans.full, some)
-    )
-    return (
-        f"{num_seeds} seed(s); passes of shared and own models {plans.shared.epochs:g}, of "
-        f"fine-tuning {full}, of adapters (rank {some[0].rank}) {low}; adapting ranks a label "
-        f"against the {some[0].rivals}; {settings.users or 'all'} users of each domain; "
-        f"{seconds:.0f} s. {judged}, ranked among the domain's items."
-    )
 
 
 def main() -> None:
@@ -395,7 +344,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--users", type=int, help="of each real domain, drawn by the seed")
     parser.add_argument("--passes", type=float, default=1.0, help="share of the planned passes")
-    parser.add_argument("--no-new-domain", action="store_true")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--name", help="of the results; by default from data and split")
     parser.add_argument("--raw", type=Path, help="write every number there as JSON too")
     parser.add_argument("--from-raw", type=Path, nargs="+", help="make the table from such files")
@@ -420,31 +369,17 @@ def main() -> None:
         seeds += stored["seeds"]
         device, seconds = stored["device"], max(seconds, stored["seconds"])
     for seed in () if chosen.from_raw else chosen.seeds:
-        seeds.append(run(replace(settings, seed=seed), chosen.workers, not chosen.no_new_domain))
+        seeds.append(run(replace(settings, seed=seed), chosen.workers, chosen.parts))
         seconds = time.perf_counter() - begin
         print(json.dumps(seeds[-1]), flush=True)
         if chosen.raw:
             document = {"seeds": seeds, "device": device, "seconds": seconds}
             chosen.raw.write_text(json.dumps(document, indent=1))
     name = chosen.name or f"lora_quality_{kind}" + ("_test" if chosen.split == "test" else "")
-    notes = told_of(settings, len(seeds), seconds)
-    write_results(name, rows_of(seeds), notes=notes, device=device)
-
-
-def shortened(plans: Plans, share: float) -> Plans:
-    """Take a share of all passes, to try the script out."""
-
-    def less(plan: Plan) -> Plan:
-        return replace(plan, epochs=plan.epochs * share)
-
-    return replace(
-        plans,
-        shared=less(plans.shared),
-        own=less(plans.own),
-        full=tuple(map(less, plans.full)),
-        adapters={name: tuple(map(less, some)) for name, some in plans.adapters.items()},
-        fresh=less(plans.fresh),
+    notes = told_of(
+        plans, split=chosen.split, users=chosen.users, num_seeds=len(seeds), seconds=seconds
     )
+    write_results(name, rows_of(seeds), notes=notes, device=device)
 
 
 if __name__ == "__main__":

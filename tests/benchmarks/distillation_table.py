@@ -102,6 +102,10 @@ def name_of(row: Numbers) -> str:
         return f"{row['teacher']}{members}"
     size = "" if row["embedding_dim"] == 128 else f" of width {row['embedding_dim']}"
     taught = f"taught by the {row['teacher']}" if row["teacher"] else "of labels alone"
+    if row["teacher"]:
+        taught += f" ({row['soft_share']:g} soft)"
+    if row["passes"] != 1:
+        taught += f", {row['passes']:g}x passes"
     return f"{row['student'].replace('_', '-')}{size} {taught}"
 
 

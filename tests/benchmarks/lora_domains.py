@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -36,10 +37,8 @@ class Data:
     def own(self, domain: int) -> NDArray[np.bool_]:
         return self.domain_of_item == domain
 
-    def counts(self, sequences: Sequences) -> Tensor:
-        starts, ends = sequences.offsets[:-1], sequences.train_end
-        seen = np.concatenate([sequences.item_rows[a:b] for a, b in zip(starts, ends, strict=True)])
-        return torch.from_numpy(np.bincount(seen, minlength=len(self.domain_of_item)))
+    def counts(self) -> Tensor:
+        return self.sequences.item_counts(self.sequences.train_end, len(self.domain_of_item))
 
 
 def leave_one_out(lists: list[NDArray[np.int64]]) -> Sequences:
@@ -134,34 +133,36 @@ def drawn(whole: Data, num_users: int, seed: int) -> Data:
     )
 
 
-def only(data: Data, domain: int) -> Sequences:
-    """Cut all else out of every user's events; what was held out stays held out."""
-    whole = data.sequences
-    keep = data.own(domain)[np.asarray(whole.item_rows)]
-    before = np.concatenate([[0], np.cumsum(keep)])
-    return Sequences(
-        item_rows=whole.item_rows[keep],
-        offsets=before[whole.offsets],
-        train_end=before[whole.train_end],
-        validation_end=before[whole.validation_end],
-    )
+def cut(data: Data, domains: Collection[int]) -> tuple[Data, NDArray[np.int64]]:
+    """Keep the items and events of some domains; also names the item rows that were kept, [n].
 
-
-def alone(data: Data, domain: int) -> tuple[Data, NDArray[np.int64]]:
-    """Cut a data set down to one domain's items; also names the rows that were kept, [n]."""
-    rows = np.concatenate([[0], np.flatnonzero(data.own(domain))])
+    What was held out stays held out; users keep their numbers, those without an event too.
+    """
+    keep_item = np.isin(data.domain_of_item, list(domains))
+    rows = np.concatenate([[0], np.flatnonzero(keep_item)])
     place = np.zeros(len(data.domain_of_item), np.int64)
     place[rows] = np.arange(len(rows))
-    sequences = only(data, domain)
+    whole = data.sequences
+    keep = keep_item[np.asarray(whole.item_rows)]
+    before = np.concatenate([[0], np.cumsum(keep)])
     kept = torch.from_numpy(rows)
-    cut = Data(
-        replace(sequences, item_rows=place[sequences.item_rows]),
+    part = Data(
+        Sequences(
+            item_rows=place[whole.item_rows[keep]],
+            offsets=before[whole.offsets],
+            train_end=before[whole.train_end],
+            validation_end=before[whole.validation_end],
+        ),
         ItemCatalogue(data.catalogue.content[kept], data.catalogue.categories.take(kept)),
         data.num_categories,
         data.domain_of_item[rows],
         data.names,
     )
-    return cut, rows
+    return part, rows
+
+
+OF_ITEMS = ("embedding_bags.item.weight", "item_counts")
+OF_CATEGORIES = "embedding_bags.category.weight"
 
 
 def rows_of_weights(
@@ -170,32 +171,31 @@ def rows_of_weights(
     """Keep some items' rows of a sequence model's state dict; all for None."""
     if rows is None:
         return weights
-    of_items = ("embedding_bags.item.weight", "item_counts")
     kept = torch.from_numpy(rows)
     return {
-        name: value[kept] if name.endswith(of_items) else value for name, value in weights.items()
+        name: value[kept] if name.endswith(OF_ITEMS) else value for name, value in weights.items()
     }
 
 
-def without(data: Data, domain: int) -> Sequences:
-    """Cut a domain out of every user's training events."""
-    whole = data.sequences
-    keep = ~data.own(domain)[np.asarray(whole.item_rows)]
-    before = np.concatenate([[0], np.cumsum(keep)])
-    ends = before[whole.train_end]
-    kept = np.concatenate(
-        [
-            np.flatnonzero(keep[a:b]) + a
-            for a, b in zip(whole.offsets[:-1], whole.train_end, strict=True)
-        ]
-    )
-    offsets = np.concatenate([[0], np.cumsum(ends - before[whole.offsets[:-1]])])
-    return Sequences(
-        item_rows=whole.item_rows[kept],
-        offsets=offsets,
-        train_end=offsets[1:],
-        validation_end=offsets[1:],
-    )
+def grown_weights(
+    weights: dict[str, Tensor], rows: NDArray[np.int64], data: Data, part: Data
+) -> dict[str, Tensor]:
+    """Put the weights of a model of some items, ``rows``, into a catalogue of more.
+
+    The others were never met, nor were categories that only they have: those add nothing, as row 0
+    of a vocabulary, which is what they would be.
+    """
+    grown = dict(weights)
+    for name, value in weights.items():
+        if name.endswith(OF_ITEMS):
+            whole = value.new_zeros(len(data.domain_of_item), *value.shape[1:])
+            whole[torch.from_numpy(rows)] = value
+            grown[name] = whole
+        if name.endswith(OF_CATEGORIES):
+            met = torch.zeros(len(value), dtype=torch.bool)
+            met[part.catalogue.categories.values] = True
+            grown[name] = value * met[:, None]
+    return grown
 
 
 class Judge:
