@@ -285,3 +285,15 @@ def test_a_describer_that_is_not_there_is_named_and_nothing_is_written(
         append(write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True)
     assert (bundles / "current").readlink().name == "bundle-v2"
     assert not (bundles / "bundle-v2+1").exists()
+
+
+def test_content_may_have_columns_behind_those_that_the_quantiser_reads(bundles: Path) -> None:
+    own = load_bundle(bundles / "current").semantic_ids
+    assert own is not None
+    alone = vectors(3, 9, bundles=bundles)
+    words = np.ones((2, 7), np.float32)
+    nothing_but_words = np.concatenate([alone * 0, words], axis=1)
+    expected = give_ids(own, ["x", "y"], alone, None)
+    found = give_ids(own, ["x", "y"], np.concatenate([alone, words], axis=1), None)
+    assert torch.equal(found.codes, expected.codes)
+    assert not give_ids(own, ["x", "y"], nothing_but_words, None).id_rows.any()
