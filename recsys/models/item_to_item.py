@@ -236,12 +236,30 @@ class ItemToItem:
         rows the model was not fitted on have no neighbours, so they are as good as absent.
         """
         history = queries["history"]
+        if queries.batch_size == 1 and history.values.device.type == "cpu":
+            return self._score_one(history.values)
         query = history.segments()  # [M]
         place = torch.arange(len(query))
         recency = history.offsets[1:][query] - place  # 1 is the latest
         known = (history.values < self.num_item_rows) & (recency <= self.config.max_history)
         weight = recency[known].float() ** -self.config.history_power
         return self._sum_neighbours(queries.batch_size, query[known], history.values[known], weight)
+
+    def _score_one(self, history: Tensor) -> Tensor:
+        """Score every item for one history [M]: the same sums in half of the time, [1, N]."""
+        latest = history[-self.config.max_history :]
+        recency = torch.arange(len(latest), 0, -1)  # 1 is the latest
+        # By torch, whose powers are what a batch adds up.
+        weight = (recency.float() ** -self.config.history_power).numpy()
+        offsets, others, amounts = (part.numpy() for part in self.neighbours)
+        known = latest.numpy() < self.num_item_rows
+        row, weight = latest.numpy()[known], weight[known]
+        begin, end = offsets[row], offsets[row + 1]
+        pair = concatenated_ranges(begin, end)
+        scores = np.zeros(self.num_item_rows, np.float32)
+        np.add.at(scores, others[pair], np.repeat(weight, end - begin) * amounts[pair])
+        scores[scores == 0] = -np.inf
+        return torch.from_numpy(scores)[None]
 
     def similar(self, item_row: int, k: int) -> TopK:
         """List the strongest neighbours of one item: a batch of one list, [1, k]."""

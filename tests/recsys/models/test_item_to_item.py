@@ -143,3 +143,17 @@ def test_a_row_outside_the_catalogue_is_refused() -> None:
         fit([[1, 9]], PLAIN, 4)
     with pytest.raises(ValueError, match=r"item_row must be in \[0, 4\), got 4"):
         fit([[1, 2]], PLAIN, 4).similar(4, k=1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    lists=st.lists(st.lists(st.integers(0, 14), max_size=9), min_size=2, max_size=8),
+    limit=st.integers(1, 9),
+)
+def test_one_query_has_the_scores_of_a_batch_to_the_last_bit(
+    lists: list[list[int]], limit: int
+) -> None:
+    model = fit(lists, replace(ItemToItemConfig(), max_history=limit), 12 + 3)
+    together = model.score(histories(*lists))
+    for place, rows in enumerate(lists):
+        assert torch.equal(model.score(histories(rows))[0], together[place])
