@@ -130,10 +130,15 @@ class LoraBank:
         return _Chosen(rows, own.repeat_interleave(self._rank, dim=1, output_size=width), [])
 
     def _forward(self, layer: nn.Linear, stacked: _Stacked) -> Callable[[Tensor], Tensor]:
+        def plain(inputs: Tensor) -> Tensor:
+            # As the layer's own class multiplies, so that the base's bits are the base's.
+            output: Tensor = type(layer).forward(layer, inputs)
+            return output
+
         def forward(inputs: Tensor) -> Tensor:
             chosen = self._chosen.get()
             if chosen is None:
-                return functional.linear(inputs, layer.weight, layer.bias)
+                return plain(inputs)
             if len(inputs) != len(chosen.rows):
                 raise ValueError(
                     f"adapters were chosen for {len(chosen.rows)} rows, a corrected layer got "
@@ -141,7 +146,7 @@ class LoraBank:
                 )
             if chosen.runs:
                 return _by_runs(inputs, chosen.runs, layer, stacked)
-            output = functional.linear(inputs, layer.weight, layer.bias)
+            output = plain(inputs)
             if chosen.mask is None:
                 return output + _gathered(inputs, chosen.rows, stacked)
             return _masked(inputs, output, chosen.mask, stacked)

@@ -94,8 +94,10 @@ class Heads(nn.ModuleList):
     def forward(self, each: list[Tensor]) -> Tensor:
         """Give logits, T times [M, W] -> [M, T]."""
         layers = list(zip(self._linear(0), self._linear(2), strict=True))
-        # An adapter corrects layers by hooks.
-        alone = any(layer._forward_hooks for pair in layers for layer in pair)
+        # Adapters correct layers by hooks, or in place of their forward.
+        alone = any(
+            layer._forward_hooks or "forward" in vars(layer) for pair in layers for layer in pair
+        )
         if alone or torch.is_grad_enabled() or any(own is not each[0] for own in each):
             return torch.cat([head(own) for head, own in zip(self, each, strict=True)], dim=1)
         # One wide product serves in half the time of narrow ones.
