@@ -36,6 +36,8 @@ class SparseMoeConfig:
     top_k: int = 2
     num_shared_experts: int = 0
     """Experts beside the chosen ones that every row visits, each of the same size."""
+    router_dim: int | None = None
+    """Width of what the router reads of a row; None is ``dim``."""
     router: Literal["sigmoid", "softmax", "noisy"] = "sigmoid"
     """Scores balanced by biases (``sigmoid``, ``softmax``), or by noise and a loss."""
     bias_rate: float = 0.01
@@ -72,14 +74,15 @@ class SparseMoe(nn.Module):
         super().__init__()
         self.config = config
         dim, hidden_dim, num_experts = config.dim, config.hidden_dim, config.num_experts
+        router_dim = config.router_dim or dim
         self.router: BiasedRouter | NoisyRouter
         if config.router == "noisy":
             self.router = NoisyRouter(
-                dim, num_experts, config.top_k, loss_weight=config.loss_weight
+                router_dim, num_experts, config.top_k, loss_weight=config.loss_weight
             )
         else:
             self.router = BiasedRouter(
-                dim,
+                router_dim,
                 num_experts,
                 config.top_k,
                 scores=config.router,
@@ -99,7 +102,8 @@ class SparseMoe(nn.Module):
 
         Args:
             rows: [B, D].
-            routed_by: What the router reads of each row, [B, D]; the rows themselves by default.
+            routed_by: What the router reads of each row, [B, router_dim]; the rows themselves by
+                default.
         """
         routing: Routing = self.router(rows if routed_by is None else routed_by)
         output: Tensor = self.experts(rows, routing.experts, routing.weights)

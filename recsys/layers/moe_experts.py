@@ -118,20 +118,32 @@ class _Dispatch(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """Slots to visits; each slot is read at most once, so the gradient is a plain write."""
+    """Slots to rows; gradients gather from rows, so nothing is added atomically."""
 
     @staticmethod
-    def forward(ctx: Any, slots: Tensor, slot_of: Tensor) -> Tensor:
-        ctx.save_for_backward(slot_of)
-        ctx.num_slots = len(slots)
-        return slots.index_select(0, slot_of)
+    def forward(
+        ctx: Any, outputs: Tensor, weights: Tensor, row_of_slot: Tensor, slot_of: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(outputs, weights, row_of_slot, slot_of)
+        return _weighed(outputs, weights, slot_of)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (slot_of,) = ctx.saved_tensors
-        out = grad.new_zeros(ctx.num_slots, grad.shape[1])
-        return out.index_copy_(0, slot_of, grad), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        outputs, weights, row_of_slot, slot_of = ctx.saved_tensors
+        visits = outputs.index_select(0, slot_of).view(*weights.shape, outputs.shape[1])
+        of_weights = visits.mul_(grad[:, None]).sum(2)
+        # Padding has no share, so no gradient.
+        share = weights.new_zeros(len(outputs)).index_copy_(0, slot_of, weights.flatten())  # [S]
+        of_outputs = grad.index_select(0, row_of_slot).mul_(share[:, None])
+        return of_outputs, of_weights, None, None
+
+
+def _weighed(outputs: Tensor, weights: Tensor, slot_of: Tensor) -> Tensor:
+    """Add up visits in one pass, [B, O]."""
+    return functional.embedding_bag(
+        slot_of.view(weights.shape), outputs, mode="sum", per_sample_weights=weights
+    )
 
 
 def dispatch(rows: Tensor, slots: Slots) -> Tensor:
@@ -146,19 +158,14 @@ def dispatch(rows: Tensor, slots: Slots) -> Tensor:
 
 def collect(outputs: Tensor, slots: Slots, weights: Tensor) -> Tensor:
     """Add up each row's visits by weight, [S, O] and [B, K] -> [B, O]."""
-    if not torch.is_grad_enabled() and outputs.device.type == "cpu":
-        return functional.embedding_bag(
-            slots.slot_of.view(weights.shape), outputs, mode="sum", per_sample_weights=weights
-        )
     if not torch.is_grad_enabled():
-        visits = outputs.index_select(0, slots.slot_of)
-    else:
-        visits = cast(
-            "Tensor",
-            _Collect.apply(outputs, slots.slot_of),  # type: ignore[no-untyped-call]
-        )
-    visits = visits.view(*weights.shape, outputs.shape[1])  # [B, K, O]
-    return (visits * weights[:, :, None]).sum(1)
+        return _weighed(outputs, weights, slots.slot_of)
+    return cast(
+        "Tensor",
+        _Collect.apply(  # type: ignore[no-untyped-call]
+            outputs, weights, slots.row_of_slot, slots.slot_of
+        ),
+    )
 
 
 class Experts(nn.Module):

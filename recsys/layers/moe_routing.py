@@ -154,7 +154,7 @@ class BiasedRouter(nn.Module):
         scores_BE = logits_BE.T.softmax(0).T if self.by_softmax else logits_BE.sigmoid()
         dense = self.training and self.dense_steps > 0 and int(self.steps) < self.dense_steps
         num_chosen = scores_BE.shape[1] if dense else self.top_k
-        experts_BK = torch.topk(scores_BE.detach() + self.bias, num_chosen, dim=1).indices
+        experts_BK = best_experts(scores_BE.detach() + self.bias, num_chosen)
         chosen_BK = scores_BE.gather(1, experts_BK)
         # A single expert's share of the chosen would always be 1 and teach the router nothing.
         parts = scores_BE if self.top_k == 1 else chosen_BK
@@ -226,6 +226,18 @@ class NoisyRouter(nn.Module):
         rival_BE = torch.where(inside_BE, edges[:, -1:], edges[:, -2:-1])
         chances_BE: Tensor = torch.special.ndtr((clean_BE - rival_BE) / scale_BE)
         return chances_BE.sum(0)
+
+
+def best_experts(scores_BE: Tensor, top_k: int) -> Tensor:
+    """Choose the experts of the highest scores, the best first, [B, K]."""
+    if not scores_BE.is_cuda or top_k > 2:
+        return torch.topk(scores_BE, top_k, dim=1).indices
+    # A GPU's top-k sorts each row; one or two maxima are found in a pass each.
+    best = scores_BE.argmax(1, keepdim=True)
+    if top_k == 1:
+        return best
+    others_BE = scores_BE.scatter(1, best, -torch.inf)
+    return torch.cat([best, others_BE.argmax(1, keepdim=True)], dim=1)
 
 
 def chosen_counts(experts: Tensor, num_experts: int) -> Tensor:

@@ -18,6 +18,7 @@ Trunk = Literal["sparse", "dense", "shared_bottom", "mmoe", "ple"]
 CHOICES = {
     "trunk": get_args(Trunk),
     "router": ("sigmoid", "softmax", "noisy"),
+    "routed_by": ("item", "fields"),
     "task_weighting": ("uncertainty", "fixed"),
     "combination": ("sum", "product"),
 }
@@ -83,6 +84,9 @@ class RankerConfig:
     num_task_experts: int = 1
     """Experts of each task of its own, in trunk ``ple``."""
     router: Literal["sigmoid", "softmax", "noisy"] = "softmax"
+    routed_by: Literal["item", "fields"] = "item"
+    """What the router reads: the candidate's own field, by which items that belong together share
+    experts whoever asks, or all fields."""
     bias_rate: float = 0.01
     dense_steps: int = 0
     """Training steps at the start in which candidates visit every expert."""
@@ -162,7 +166,8 @@ def _trunk_flops(config: RankerConfig, width: int, num_tasks: int) -> int:
     expert = 4 * width * config.hidden_dim
     if config.trunk == "sparse":
         visited = config.top_k + config.num_shared_experts
-        return 2 * width * config.num_experts + visited * expert
+        read = config.embedding_dim if config.routed_by == "item" else width
+        return 2 * read * config.num_experts + visited * expert
     if config.trunk in ("mmoe", "ple"):
         own = config.num_task_experts if config.trunk == "ple" else 0
         total = config.num_experts + num_tasks * own

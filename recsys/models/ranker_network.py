@@ -125,6 +125,7 @@ class Trunk(nn.Module):
         # A third of a layer norm's time on a CPU.
         self.norm = nn.RMSNorm(width)
         self.dropout = nn.Dropout(config.dropout)
+        self.routed_dim = config.embedding_dim if config.routed_by == "item" else width
         self.body: nn.Module
         if config.trunk == "sparse":
             self.body = SparseMoe(
@@ -135,6 +136,7 @@ class Trunk(nn.Module):
                     top_k=config.top_k,
                     num_shared_experts=config.num_shared_experts,
                     router=config.router,
+                    router_dim=self.routed_dim,
                     bias_rate=config.bias_rate,
                     dense_steps=config.dense_steps,
                     loss_weight=config.router_loss_weight,
@@ -161,12 +163,12 @@ class Trunk(nn.Module):
 
         Args:
             crossed: [M, W].
-            fields: The same before they were crossed, by which a router knows groups of items
-                and users sooner.
+            fields: The same before they were crossed, the candidate's own first; by these a router
+                knows groups sooner.
         """
         normed, routing = self.norm(crossed), None
         if isinstance(self.body, SparseMoe):
-            mixed, routing = self.body(normed, fields)
+            mixed, routing = self.body(normed, fields[:, : self.routed_dim])
         else:
             mixed = self.body(normed)
         if mixed.ndim == 2:
