@@ -44,7 +44,8 @@ def amazon_beauty() -> RunConfig:
         content_similarity=ContentSimilarityConfig(columns=MEANING),
         popularity=PopularityConfig(),
         two_tower=TwoTowerConfig(),
-        sequence=SequenceConfig(calendar_days=140.0),
+        # Two members of the width that one has by default.
+        sequence=SequenceConfig(embedding_dim=256, num_members=2, calendar_days=140.0),
         training=TrainingConfig(max_epochs=12.0, schedule=ScheduleConfig(learning_rate=2e-3)),
         sequence_training=SequenceTrainingConfig(enabled=True),
         # Items by their number of events.

@@ -16,6 +16,7 @@ from pipelines.config import (
 )
 from pipelines.presets.shop import shop
 from recsys.models.generative import GenerativeConfig
+from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.ranker_config import RankerConfig
 from recsys.models.sequence import SequenceConfig
@@ -85,6 +86,15 @@ def movielens_1m() -> RunConfig:
         features=FeatureChoice(
             user_columns=("age_group", "gender", "occupation"), context_features=()
         ),
+        # A list of films follows an order, so what came later counts, and counts by how soon.
+        item_to_item=ItemToItemConfig(
+            window=14,
+            distance_power=1.0,
+            reverse_weight=0.0,
+            source_power=0.7,
+            target_power=0.3,
+            history_power=1.0,
+        ),
         training=TrainingConfig(
             batch_size=1024, max_epochs=20.0, schedule=ScheduleConfig(learning_rate=2e-3)
         ),
@@ -100,7 +110,7 @@ def movielens_1m() -> RunConfig:
             label_smoothing=0.05,
         ),
         sequence_training=SequenceTrainingConfig(
-            enabled=True, batch_size=128, max_epochs=30.0, patience=15
+            enabled=True, batch_size=128, max_epochs=30.0, epochs_per_evaluation=3.0
         ),
         generative=GenerativeConfig(max_length=200, dropout=0.2),
         generative_training=GenerativeTrainingConfig(
