@@ -27,7 +27,7 @@ from torch import Tensor
 from pipelines.analyse_results import Background, analyse_split, best_single
 from pipelines.analysis import Analysis, SplitAnalysis
 from pipelines.artifacts import Manifest, digest_of_json, to_json
-from pipelines.blends import FAST, ProfileBlend, dense, fold_of_users, load_blends, row_names
+from pipelines.blends import ProfileBlend, dense, fold_of_users, load_blends, row_names
 from pipelines.config import RunConfig
 from pipelines.config_file import plain
 from pipelines.fitted_sources import load_sources
@@ -87,7 +87,7 @@ class Blending(NamedTuple):
             for profile, blend in self.profiles.items()
         }
         if self.ranker is not None:
-            tops[RANKED] = self.ranker.lists(lists, queries, self.item_counts, folds)
+            tops[RANKED] = self.ranker.lists(lists, queries, self.item_counts)
         return {name: dense(top, len(self.item_counts)) for name, top in tops.items()}
 
 
@@ -181,7 +181,7 @@ def evaluate(context: StageContext) -> StageRows:
         sources = load_sources(context, inputs, order)
         profiles = load_blends(context.inputs["fit_blend"] / order)
         trained = context.inputs["train_ranker"] / order
-        ranker = load_ranker(trained, inputs.catalogue, profiles[FAST])
+        ranker = load_ranker(trained, inputs.catalogue)
         known = Background.of(inputs, features, data_digest)
         baseline = ""
         metrics[order], analyses[order] = {}, {}

@@ -82,8 +82,29 @@ def collect_examples(
     sources: Mapping[str, Source], inputs: ModelInputs, config: RunConfig
 ) -> Examples:
     """Ask every source for its lists for (a sample of) the validation users."""
-    sequences, num_item_rows = inputs.sequences, inputs.sizes.num_item_rows
+    sequences = inputs.sequences
     held_out = HeldOut.of(sequences, "validation").sample(config.blend.max_queries, config.seed)
+    counts = sequences.item_counts(sequences.train_end, inputs.sizes.num_item_rows)
+    return examples_of(sources, inputs, held_out, counts, config)
+
+
+def examples_of(
+    sources: Mapping[str, Source],
+    inputs: ModelInputs,
+    held_out: HeldOut,
+    item_counts: Tensor,
+    config: RunConfig,
+) -> Examples:
+    """Ask every source for its lists for some held-out events.
+
+    Args:
+        sources: By model.
+        inputs: What queries are built from.
+        held_out: The queries.
+        item_counts: Events of each item that the sources were fitted on, [N].
+        config: The run's.
+    """
+    sequences, num_item_rows = inputs.sequences, inputs.sizes.num_item_rows
     parts: list[dict[str, TopK]] = []
     lengths, users = [], []
     for queries in batches(inputs, held_out, config):
@@ -107,7 +128,7 @@ def collect_examples(
         held_out.targets,
         torch.cat(lengths),
         folds[torch.cat(users)],
-        sequences.item_counts(sequences.train_end, num_item_rows),
+        item_counts,
     )
 
 

@@ -1,7 +1,6 @@
-"""Train one ranker on the candidates of users of whom it is known what they took.
+"""Train one ranker on events of which it is known what was taken.
 
-Axes: U users, k candidates of each, T tasks, B users of a step, C candidates of a step, M held-out
-events or candidates.
+Axes: U user rows, M held-out events.
 """
 
 from __future__ import annotations
@@ -11,72 +10,55 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pipelines.blends import ProfileBlend
+from pipelines.blends import taken
 from pipelines.config import RunConfig
-from pipelines.fit_blend import Examples
-from pipelines.model_inputs import HeldOut, ModelInputs
-from pipelines.rankers import scores_as_served
-from pipelines.ranking_data import (
-    Drawn,
-    RankingExamples,
-    candidates_of,
-    draw_places,
-    labels_of,
-)
+from pipelines.model_inputs import ModelInputs
+from pipelines.rankers import reordered
 from pipelines.training import TrainingRun, fit, training_device
-from recsys.data.order import BatchOrder
+from recsys.data.batch import Jagged
+from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.models.ranker import Ranker
 from recsys.models.ranker_config import RankerInputs
-from recsys.models.ranking_batch import Feedback, RankingBatch
-from recsys.retrieval.candidate_numbers import number_names
+from recsys.retrieval.candidate_numbers import BASE, number_names
+from recsys.training.ranker_fit import logits_of, ranker_loss, scores_of
+from recsys.training.ranking_examples import RankingExamples
 
-BLOCK = 256
-"""Users scored at a time."""
-NEVER = -1e4
-"""Logit of what is no candidate."""
-
-
-class Tasks(NamedTuple):
-    """What is predicted."""
-
-    names: tuple[str, ...]
-    why: str
-    values: Tensor
-    """Of each held-out event, [M]."""
+ONE_IN = 10
+"""Of so many users, one picks the pass and calibrates."""
 
 
-class Setting:
-    """What every ranker of a tie order is trained with."""
+class Parts(NamedTuple):
+    """Queries by what they are for."""
 
-    def __init__(self, inputs: ModelInputs, found: Examples, config: RunConfig) -> None:
-        self.inputs, self.found, self.config = inputs, found, config
-        held_out = validation_users(inputs, config)
-        self.targets = held_out.targets
-        self.queries = inputs.queries(held_out.positions, max_history=config.ranker.max_history)
-
-    def examples(self, blend: ProfileBlend, fold: int | None, tasks: Tasks) -> RankingExamples:
-        """Give everyone the candidates of a blend: the served one, or the one without a half."""
-        weights = blend.served if fold is None else blend.folds[fold]
-        training = self.config.ranker_training
-        made = candidates_of(self.found, weights, training.num_candidates)
-        labels = labels_of(
-            made.top.item_rows, self.targets, tasks.values, tasks.names, training.like_from
-        )
-        return RankingExamples(self.queries, made, labels)
+    learned_from: Tensor
+    """With a taken candidate."""
+    held: Tensor
+    """Of users that nothing is learned from."""
 
 
-def validation_users(inputs: ModelInputs, config: RunConfig) -> HeldOut:
-    """Name the users that fit_blend asked about."""
-    return HeldOut.of(inputs.sequences, "validation").sample(config.blend.max_queries, config.seed)
+def parts_of(examples: RankingExamples, limit: int, seed: int) -> Parts:
+    """Cut queries by their user; at most ``limit`` are held."""
+    users = examples.queries["user"].values
+    aside = users % ONE_IN == 0
+    found = torch.zeros(len(users), dtype=torch.bool)
+    found[examples.found()] = True
+    held = aside.nonzero()[:, 0]
+    if len(held) > limit:
+        drawn = torch.randperm(len(held), generator=torch.Generator().manual_seed(seed))
+        held = held[drawn[:limit].sort().values]
+    return Parts((found & ~aside).nonzero()[:, 0], held)
 
 
 def make_ranker(
-    setting: Setting, tasks: Sequence[str], sources: Sequence[str], device: torch.device
+    inputs: ModelInputs,
+    item_counts: Tensor,
+    config: RunConfig,
+    tasks: Sequence[str],
+    sources: Sequence[str],
 ) -> Ranker:
     """Build an untrained ranker of the run's features."""
-    inputs, config = setting.inputs, setting.config
     sizes = RankerInputs(
         num_item_rows=inputs.sizes.num_item_rows,
         tasks=tuple(tasks),
@@ -85,6 +67,7 @@ def make_ranker(
         user_features=inputs.sizes.user_features,
         context_features=inputs.sizes.context_features,
         candidate_dense=number_names(sources),
+        base_number=BASE,
     )
     torch.manual_seed(config.seed)
     known = replace(
@@ -92,7 +75,7 @@ def make_ranker(
         task_weights=_of_tasks(config.ranker.task_weights, tasks),
         task_values=_of_tasks(config.ranker.task_values, tasks),
     )
-    return Ranker(known, sizes, inputs.catalogue, setting.found.item_counts).to(device)
+    return Ranker(known, sizes, inputs.catalogue, item_counts)
 
 
 def _of_tasks(numbers: Mapping[str, float], tasks: Sequence[str]) -> dict[str, float]:
@@ -100,72 +83,45 @@ def _of_tasks(numbers: Mapping[str, float], tasks: Sequence[str]) -> dict[str, f
     return {name: value for name, value in numbers.items() if name in tasks}
 
 
-def listwise_loss(logits: Tensor, drawn: Drawn, scores: Tensor, blend_share: float) -> Tensor:
-    """Cross entropy of the one taken candidate, the first, among those of its user, a scalar.
-
-    The blend's weights were fitted by the same loss, so a softmax of its scores is what it holds
-    probable; ``blend_share`` of the loss is cross entropy with that.
+def fit_ranker(
+    model: Ranker, examples: RankingExamples, targets: Jagged, config: RunConfig, run: TrainingRun
+) -> Ranker:
+    """Train on nine users of ten; the tenth pick the pass and calibrate.
 
     Args:
-        logits: [B, C].
-        drawn: The candidates; those without a label are none of the list.
-        scores: Of the blend, [B, C].
+        model: Untrained.
+        examples: Events with their candidates.
+        targets: What was taken.
+        config: The run's.
+        run: Where it goes on after a kill.
+
+    Raises:
+        ValueError: If a task has one class only among those that calibrate.
     """
-    absent = drawn.labels[:, :, 0].isnan()
-    # Finite, so that a share of 0 of it is 0.
-    among = (logits + drawn.log_weights).masked_fill(absent, NEVER).log_softmax(1)
-    believed = (scores + drawn.log_weights).masked_fill(absent, NEVER).softmax(1)
-    taken = -among[:, 0].mean()
-    return (1 - blend_share) * taken - blend_share * (believed * among).sum(1).mean()
+    training = config.ranker_training
+    device, metric = training_device(training), config.evaluation.primary_metric
+    parts = parts_of(examples, training.validation_users, config.seed)
+    model = model.to(device)
+    loss_at = ranker_loss(model, examples, parts.learned_from, training, config.seed, device)
+
+    def evaluate(_: nn.Module) -> dict[str, float]:
+        values = values_of(model, examples, targets, parts.held, metric)
+        return {metric: float(values.nanmean())}
+
+    steps = replace(training.for_examples(len(parts.learned_from)), metric=metric)
+    fit(model, loss_at, training, steps, run, evaluate)
+    model = model.to("cpu").eval()
+    there = examples.candidates.top.item_rows[parts.held] > 0
+    logits = logits_of(model, examples, parts.held)
+    model.fit_calibration(logits, examples.labels[parts.held][there], "platt")
+    return model
 
 
-def fit_ranker(
-    setting: Setting, examples: RankingExamples, users: Tensor, tasks: Tasks, run: TrainingRun
-) -> Ranker:
-    """Train on users [U] of which each took one of its candidates."""
-    config, training = setting.config, setting.config.ranker_training
-    device = training_device(training)
-    model = make_ranker(setting, tasks.names, tuple(setting.found.lists), device)
-    order = BatchOrder(len(users), training.batch_size, config.seed)
-
-    def loss_at(step: int) -> Tensor:
-        chosen = users[torch.from_numpy(order.indices(step))]
-        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
-        drawn = draw_places(examples.labels[chosen], training, generator)
-        scores = examples.candidates.top.scores[chosen[:, None], drawn.places].to(device)
-        ranked = model(on_device(examples.batch(chosen, drawn.places), device))
-        drawn = Drawn(*(part.to(device) for part in drawn))
-        first = ranked.logits[:, 0].view(scores.shape)
-        listwise = listwise_loss(first, drawn, scores, training.blend_share)
-        return listwise + model.loss_of(ranked, Feedback(drawn.labels.flatten(0, 1)))
-
-    fit(model, loss_at, training, training.for_examples(len(users)), run, None)
-    return model.to("cpu").eval()
-
-
-def on_device(batch: RankingBatch, device: torch.device) -> RankingBatch:
-    """Move a batch."""
-    numbers = batch.candidate_dense
-    return RankingBatch(
-        batch.queries.to(device),
-        batch.candidates.to(device),
-        None,
-        None if numbers is None else numbers.to(device),
-    )
-
-
-def logits_of(ranker: Ranker, examples: RankingExamples, users: Tensor) -> Tensor:
-    """Predict every candidate of users as they are served, [M, T]."""
-    parts = [ranker.logits(examples.whole_batch(part)) for part in torch.split(users, BLOCK)]
-    return torch.cat(parts)
-
-
-def scores_of(ranker: Ranker, examples: RankingExamples, users: Tensor) -> Tensor:
-    """Score every candidate of users as they are served, [U, k]; -inf at holes."""
-    parts = [
-        scores_as_served(
-            ranker, examples.whole_batch(part), examples.candidates.top.item_rows[part] > 0
-        )
-        for part in torch.split(users, BLOCK)
-    ]
-    return torch.cat(parts)
+def values_of(
+    ranker: Ranker, examples: RankingExamples, targets: Jagged, chosen: Tensor, metric: str
+) -> Tensor:
+    """Measure a ranker's order of each query's candidates, [U]; NaN without a target."""
+    top = examples.candidates.top
+    scores = scores_of(ranker, examples, chosen)
+    order = reordered(taken(top, chosen), scores)
+    return per_user_metric(list_ranks(order.item_rows, targets.take(chosen)), metric)

@@ -1,7 +1,9 @@
 """What orders the candidates of the blend: the artefact of train_ranker.
 
-<order>/ranker/        what is served, where validation has nothing against it; calibration.json
-<order>/folds/<i>/     trained without half i of the validation users, to measure that half
+<order>/ranker/        what is served, where validation has nothing against it: the network, the
+                       weights that merge its candidates, item-to-item weights of all events,
+                       calibration.json
+<order>/measured/      item-to-item weights of train, by which validation and test are measured
 <order>/ranker.json    what validation says, whether it is served and why
 
 Without a ranker there is ranker.json alone, which says why.
@@ -19,18 +21,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipelines.blends import NUM_FOLDS, ProfileBlend, taken
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import TopK
 from recsys.models.item_tower import ItemCatalogue
+from recsys.models.linear_items import LinearItems
 from recsys.models.ranker import Ranker
 from recsys.models.ranking_batch import RankingBatch
 from recsys.retrieval.candidate_numbers import ranking_candidates
+from recsys.retrieval.history_numbers import HistoryNumbers
 from recsys.retrieval.learned_blend import LearnedBlend
+from recsys.retrieval.source_lists import blended_lists
+from recsys.training.ranker_fit import scores_as_served
 
 RANKED = "ranked"
 """Row of the metrics."""
-RANKER = "ranker"
+RANKER, MEASURED = "ranker", "measured"
 FILE = "ranker.json"
 CALIBRATION = "calibration.json"
 CANDIDATES = "candidates.json"
@@ -54,84 +59,38 @@ def reordered(top: TopK, scores: Tensor) -> TopK:
     return TopK(places.masked_fill(rows < 1, -torch.inf), rows)
 
 
-def scores_as_served(ranker: Ranker, batch: RankingBatch, there: Tensor) -> Tensor:
-    """Score candidates by tiles and lay them out, -inf at holes, [B, k].
-
-    Args:
-        there: Which places of the lists the batch's candidates are, [B, k].
-    """
-    scores = torch.full(there.shape, -torch.inf)
-    scores[there] = ranker.score(batch)
-    return scores
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProfileRanker:
-    """A ranker with those that measure it."""
+    """A ranker with what makes its candidates."""
 
-    blend: ProfileBlend
-    """Of profile ``fast``, whose candidates are ranked."""
-    served: Ranker
-    folds: tuple[Ranker, ...]
-    """By half of the validation users: rankers that the half had no part in."""
+    blend: LearnedBlend
+    """Of the sources of profile ``fast``; learned from the events that the ranker learned from."""
+    model: Ranker
+    against_history: HistoryNumbers
     num_candidates: int
 
-    def lists(
-        self,
-        lists: dict[str, TopK],
-        queries: JaggedBatch,
-        item_counts: Tensor,
-        folds: Tensor | None = None,
-    ) -> TopK:
-        """Merge lists and order their first places, as served or each query by its half's.
+    def lists(self, lists: dict[str, TopK], queries: JaggedBatch, item_counts: Tensor) -> TopK:
+        """Merge lists and order their first places.
 
         Args:
-            queries: ``history`` and what else the ranker reads.
-            folds: Half of each query's user, [B]; None takes what is served.
+            lists: By source.
+            queries: ``history`` as sources read it, and what else the ranker reads.
+            item_counts: Events of each item that the sources were fitted on, [N].
         """
-        lengths = queries["history"].lengths()
-        top = self.blend.lists(lists, lengths, item_counts, folds)
-        ways = [(self.blend.served, self.served)]
-        if folds is not None:
-            ways = list(zip(self.blend.folds, self.folds, strict=True))
-        found = []
-        for fold, (blend, ranker) in enumerate(ways):
-            everyone = torch.arange(len(lengths))
-            rows = everyone if folds is None else everyone[folds == fold]
-            if len(rows) == 0:
-                continue
-            part = {name: taken(lists[name], rows) for name in blend.sources}
-            scores = self._scores(part, _take(queries, rows), item_counts, blend, ranker)
-            found.append((rows, reordered(taken(top, rows), scores)))
-        return _together(found, top)
-
-    def _scores(
-        self,
-        lists: dict[str, TopK],
-        queries: JaggedBatch,
-        item_counts: Tensor,
-        blend: LearnedBlend,
-        ranker: Ranker,
-    ) -> Tensor:
-        lengths = queries["history"].lengths()
-        made = ranking_candidates(blend, lists, lengths, item_counts, self.num_candidates)
+        part = {name: lists[name] for name in self.blend.sources}
+        history = queries["history"]
+        length = sum(top.item_rows.shape[1] for top in part.values())
+        whole = blended_lists(self.blend, part, history.lengths(), item_counts, length)
+        made = ranking_candidates(
+            self.blend, part, history, item_counts, self.num_candidates, self.against_history
+        )
         rows = made.blended.item_rows
         there = rows > 0
         counts = there.sum(1)
         offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         batch = RankingBatch(queries, Jagged(rows[there], offsets), None, made.numbers[there])
-        return scores_as_served(ranker, batch, there)
-
-
-def _take(queries: JaggedBatch, rows: Tensor) -> JaggedBatch:
-    return JaggedBatch({name: feature.take(rows) for name, feature in queries.features.items()})
-
-
-def _together(parts: list[tuple[Tensor, TopK]], like: TopK) -> TopK:
-    scores, rows = torch.empty_like(like.scores), torch.empty_like(like.item_rows)
-    for places, top in parts:
-        scores[places], rows[places] = top
-    return TopK(scores, rows)
+        scores = scores_as_served(self.model, batch, there)
+        return reordered(TopK(whole.scores, whole.item_rows), scores)
 
 
 def told_of(directory: Path) -> dict[str, Any]:
@@ -140,18 +99,15 @@ def told_of(directory: Path) -> dict[str, Any]:
     return told
 
 
-def load_ranker(
-    directory: Path, catalogue: ItemCatalogue, blend: ProfileBlend
-) -> ProfileRanker | None:
-    """Read the rankers of a tie order's folder; None where there is none."""
+def load_ranker(directory: Path, catalogue: ItemCatalogue) -> ProfileRanker | None:
+    """Read the ranker of a tie order's folder, to be measured; None where there is none."""
     if not (directory / RANKER).exists():
         return None
+    linear = LinearItems.load(directory / MEASURED)
     return ProfileRanker(
-        blend=blend,
-        served=Ranker.load(directory / RANKER, catalogue),
-        folds=tuple(
-            Ranker.load(directory / "folds" / str(fold), catalogue) for fold in range(NUM_FOLDS)
-        ),
+        blend=LearnedBlend.load(directory / RANKER),
+        model=Ranker.load(directory / RANKER, catalogue),
+        against_history=HistoryNumbers(catalogue, linear),
         num_candidates=told_of(directory)["num_candidates"],
     )
 

@@ -60,11 +60,17 @@ SOURCE_CODE = (
     "serving/surfaces.py",
 )
 RANKER_CODE = (
+    "pipelines/earlier_sources.py",
+    "pipelines/fit_baselines.py",
     "pipelines/fit_blend.py",
     "pipelines/fit_ranker.py",
     "pipelines/ranker_config.py",
+    "pipelines/ranker_measures.py",
     "pipelines/rankers.py",
     "pipelines/ranking_data.py",
+    "pipelines/refit.py",
+    "pipelines/train_sequence.py",
+    "pipelines/train_two_tower.py",
 )
 
 STAGES = [
@@ -183,7 +189,20 @@ STAGES = [
         description="Train what orders the blend's first places where it is on; validation judges",
         reads=(*SOURCES, "fit_blend"),
         writes="ranker, its calibration, what validation says of it",
-        sections=("ranker", "ranker_training", "blend.max_queries", "evaluation", "seed"),
+        sections=(
+            "ranker",
+            "ranker_training",
+            "blend",
+            "popularity",
+            "item_to_item",
+            "content_similarity",
+            "two_tower",
+            "training",
+            "sequence",
+            "sequence_training",
+            "evaluation",
+            "seed",
+        ),
         code=(*SOURCE_CODE, *RANKER_CODE, "pipelines/training.py", "recsys/training"),
         libraries=("numpy", "polars", "torch"),
         function=train_ranker,

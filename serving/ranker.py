@@ -1,6 +1,8 @@
 """The ranker of a bundle: it orders the first places of what the blend of profile ``fast`` found.
 
     ranker/   config.json, ranker.safetensors      recsys/models/ranker.py
+              learned_blend.json, .safetensors     merges the candidates, as when it learned
+              linear_items.safetensors             recsys/models/linear_items.py
               candidates.json                      how many places it orders
               calibration.json                     what its probabilities are worth, to be read
 
@@ -24,10 +26,12 @@ from torch import Tensor
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import TopK
 from recsys.models.item_tower import ItemCatalogue
+from recsys.models.linear_items import LinearItems
 from recsys.models.ranker import Ranker
 from recsys.models.ranking_batch import RankingBatch
 from recsys.retrieval.blend import Blended
 from recsys.retrieval.candidate_numbers import number_names, ranking_candidates
+from recsys.retrieval.history_numbers import HistoryNumbers
 from recsys.retrieval.learned_blend import LearnedBlend
 from serving.catalogue import reading
 from serving.manifest import BundleManifest, Profile
@@ -49,6 +53,9 @@ class RankerPart:
     """A loaded ranker."""
 
     model: Ranker
+    blend: LearnedBlend
+    """Merges the same sources' lists as the bundle's blend does."""
+    against_history: HistoryNumbers
     num_candidates: int
     version: str
     """First digits of the sha256 of its weights."""
@@ -77,10 +84,16 @@ def load_ranker(
             f"{path} orders what the blend of profile {PROFILE} finds and the bundle has none; "
             "release them together"
         )
+    blend = LearnedBlend.load(path)
+    if set(blend.sources) != set(blends[PROFILE].sources):
+        raise ValueError(
+            f"{path} merges {sorted(blend.sources)}, the bundle's blend of profile {PROFILE} "
+            f"{sorted(blends[PROFILE].sources)}; release them together"
+        )
     features = {
         "user_features": manifest.user_features,
         "context_features": manifest.context_features,
-        "candidate_dense": list(number_names(blends[PROFILE].sources)),
+        "candidate_dense": list(number_names(blend.sources)),
     }
     check_inputs(path / "config.json", manifest, items.content.shape[1], features)
     with reading(path / CANDIDATES):
@@ -89,12 +102,19 @@ def load_ranker(
             raise ValueError(f"num_candidates must be a whole number >= 1, got {num_candidates!r}")
     with reading(path), torch.no_grad():
         model = Ranker.load(path, items, backend="torch")
+        against_history = HistoryNumbers(items, LinearItems.load(path))
         # Encoded here once, so that requests in many threads only read it.
         if not bool(torch.isfinite(model.all_item_inputs()).all()):
             raise ValueError("its item vectors are not finite; train and release it again")
     check_rows(path, (model.num_item_rows,), (len(items.content),))
     digest = manifest.files[f"{RANKER}/{WEIGHTS}"].sha256
-    return RankerPart(model=model, num_candidates=num_candidates, version=digest[:12])
+    return RankerPart(
+        model=model,
+        blend=blend,
+        against_history=against_history,
+        num_candidates=num_candidates,
+        version=digest[:12],
+    )
 
 
 class CandidateRanker:
@@ -116,7 +136,6 @@ class CandidateRanker:
 
     def ranked(
         self,
-        blend: LearnedBlend,
         lists: Mapping[str, TopK],
         features: JaggedBatch,
         item_counts: Tensor,
@@ -138,8 +157,14 @@ class CandidateRanker:
         """
         deadline = time.perf_counter() + self._timeout_seconds
         num_ranked = self._part.num_candidates
+        part = self._part
         found = ranking_candidates(
-            blend, lists, features["history"].lengths(), item_counts, max(k, num_ranked)
+            part.blend,
+            lists,
+            features["history"],
+            item_counts,
+            max(k, num_ranked),
+            part.against_history,
         )
         blended = found.blended
         count = min(num_ranked, int((blended.item_rows[0] > 0).sum()))
@@ -147,10 +172,10 @@ class CandidateRanker:
         batch = RankingBatch(features, Jagged(rows, torch.tensor([0, count])), None, numbers)
         if not bool(numbers.isfinite().all()):
             raise ValueError("a number of a candidate is not finite")
-        reader = self._part.model.reader_of(batch, 0)
+        reader = part.model.reader_of(batch, 0)
         if time.perf_counter() > deadline:
             raise LateRankerError
-        scores = self._part.model.score_candidates(reader, rows, numbers)
+        scores = part.model.score_candidates(reader, rows, numbers)
         if not bool(scores.isfinite().all()):
             raise ValueError("a score of the ranker is not finite")
         return reordered(blended, scores, k)

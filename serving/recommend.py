@@ -265,7 +265,7 @@ class Recommender:
             for name in blend.sources
             if name in candidates
         }
-        ranked, ranker, notes = self._by_ranker(blend, weighed, query)
+        ranked, ranker, notes = self._by_ranker(weighed, query)
         if ranked is None:
             ranked = by_learned_weights(blend, weighed, len(query.history), k)
         if FILLER in candidates:
@@ -273,14 +273,14 @@ class Recommender:
         return ranked, ranker, notes
 
     def _by_ranker(
-        self, blend: OneQueryBlend, weighed: Mapping[str, TopK], query: Query
+        self, weighed: Mapping[str, TopK], query: Query
     ) -> tuple[Ranked | None, str | None, list[str]]:
         """Let the ranker order the list; None where there is none, or it could not."""
         if self._ranker is None:
             return None, None, []
         counts, k = self.bundle.item_counts, query.request.k
         try:
-            found = self._ranker.ranked(blend.learned, weighed, query.features, counts, k)
+            found = self._ranker.ranked(weighed, query.features, counts, k)
         except LateRankerError:
             return None, None, ["late_stage: ranker"]
         except Exception:

@@ -24,6 +24,7 @@ from recsys.models.generative import GenerativeModel
 from recsys.models.generative_config import GenerativeConfig, GenerativeInputs
 from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
 from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
+from recsys.models.linear_items import LinearItems, LinearItemsConfig
 from recsys.models.popularity import Popularity, PopularityConfig
 from recsys.models.ranker import Ranker
 from recsys.models.ranker_config import RankerConfig, RankerInputs
@@ -225,14 +226,13 @@ def _with_history_models(parts: BundleParts, scratch: Path, size: SyntheticSize)
         sequence=scratch / "sequence",
         generative=generative,
         blends=blends,
-        ranker=_ranker(scratch / "ranker", items, sources, size) if size.ranker else None,
+        ranker=_ranker(scratch / "ranker", items, blends["fast"], size) if size.ranker else None,
     )
 
 
-def _ranker(
-    directory: Path, items: ItemCatalogue, sources: Sequence[str], size: SyntheticSize
-) -> Path:
+def _ranker(directory: Path, items: ItemCatalogue, blend: Path, size: SyntheticSize) -> Path:
     """Leave a ranker as it was initialised; it orders fewer items than there are."""
+    merging = LearnedBlend.load(blend)
     inputs = RankerInputs(
         num_item_rows=size.num_items + 1,
         tasks=("next", "like"),
@@ -240,10 +240,14 @@ def _ranker(
         num_categories=len(CATEGORIES) + 1,
         user_features={"age": NUM_AGE_ROWS},
         context_features=_cardinalities(size),
-        candidate_dense=number_names(sources),
+        candidate_dense=number_names(merging.sources),
     )
     config = RankerConfig(embedding_dim=8, hidden_dim=8, num_experts=4, backend="torch")
     Ranker(config, inputs, items).save(directory)
+    merging.save(directory)
+    taken = np.arange(1, size.num_items + 1)
+    linear = LinearItems.fit(taken % 3, taken, size.num_items + 1, LinearItemsConfig())
+    linear.save(directory)
     (directory / CANDIDATES).write_text(json.dumps({"num_candidates": 3 * size.num_items // 4}))
     return directory
 

@@ -2,7 +2,8 @@
 
 Candidates and events go through the item tower (id, content, categories); a candidate reads the
 user's history (target attention); the fields cross (DCN-v2); a trunk follows, by default a sparse
-mixture of experts, of which each candidate visits a few; a small head for each task ends it.
+mixture of experts, of which each candidate visits a few; a small head for each task ends it. Over a
+score that is given (``base_number``) the model learns a correction: at first it is that score.
 Trunks to compare are settings of the same model (``ranker_config.at_equal_compute``).
 
 Training: cross entropy of each task, weighed by fixed or learned weights, behind what position adds
@@ -34,7 +35,7 @@ from recsys.layers.examination import Examination
 from recsys.layers.target_attention import TargetAttention
 from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower
 from recsys.models.ranker_config import RankerConfig, RankerInputs, num_fields
-from recsys.models.ranker_network import Heads, QueryFields, Ranked, Reader, Trunk
+from recsys.models.ranker_network import Correction, Heads, QueryFields, Ranked, Reader, Trunk
 from recsys.models.ranking_batch import Feedback, RankingBatch, check_batch
 
 Finish = Callable[[Tensor], Tensor]
@@ -98,6 +99,10 @@ class Ranker(CatalogueModel):
         self.cross = CrossNetwork(width, config.num_cross_layers, config.cross_rank)
         self.trunk = Trunk(config, width, num_tasks)
         self.heads = Heads(width, config.head_dim, num_tasks)
+        self.correction = Correction(inputs, num_tasks) if inputs.base_number else None
+        if self.correction is not None:
+            # Untrained, the model is its base.
+            self.heads.start_from_nothing()
         self.examination = Examination(inputs.num_slots) if inputs.num_slots else None
         self.log_variances = (
             nn.Parameter(torch.zeros(num_tasks)) if config.task_weighting == "uncertainty" else None
@@ -136,6 +141,10 @@ class Ranker(CatalogueModel):
         """
         fields = [items, self.attention(items, reader.history)]
         fields.append(reader.fields[:, None].expand(-1, items.shape[1], -1))
+        corrected = None
+        if self.correction is not None and dense is not None:
+            base, dense = self.correction.base(dense), self.correction.standardised(dense)
+            corrected = (base + self.correction(dense)).flatten(0, 1)  # [B * C, T]
         if self.candidate_dense is not None and dense is not None:
             fields.append(self.candidate_dense(dense))
         together = torch.cat(fields, dim=2).flatten(0, 1)  # [B * C, W]
@@ -143,7 +152,10 @@ class Ranker(CatalogueModel):
             together = together.index_select(0, kept)
         together = self.dropout(together)
         each, routing = self.trunk(self.cross(together), together)
-        return Ranked(self.heads(each).float(), routing)
+        logits: Tensor = self.heads(each)
+        if corrected is not None:
+            logits = logits + (corrected if kept is None else corrected.index_select(0, kept))
+        return Ranked(logits.float(), routing)
 
     def forward(self, batch: RankingBatch) -> Ranked:
         """Predict every candidate of a batch at once; the way of training."""

@@ -18,6 +18,11 @@ from recsys.layers.target_attention import ReadableHistory
 from recsys.layers.wide_linear import WideLinear, wide_product
 from recsys.models.ranker_config import RankerConfig, RankerInputs
 
+SMALLEST_DEVIATION = 1e-4
+"""What numbers that hardly differ are divided by."""
+FARTHEST = 5.0
+"""Deviations from the mean beyond which a number says no more."""
+
 
 class Reader(NamedTuple):
     """What is known of queries, ready for any candidates."""
@@ -79,6 +84,48 @@ class QueryFields(nn.Module):
         if not fields:
             return queries["history"].offsets.new_zeros(queries.batch_size, 0).float()
         return torch.cat(fields, dim=1)
+
+
+class Correction(nn.Module):
+    """A given score, and what the other numbers of a candidate add to it in a straight line."""
+
+    means: Tensor
+    scales: Tensor
+
+    def __init__(self, inputs: RankerInputs, num_tasks: int) -> None:
+        super().__init__()
+        self.column = inputs.candidate_dense.index(inputs.base_number)
+        count = len(inputs.candidate_dense)
+        self.register_buffer("means", torch.zeros(count))
+        self.register_buffer("scales", torch.ones(count))
+        self.weight = nn.Parameter(torch.zeros(num_tasks, count))
+        self.bias = nn.Parameter(torch.zeros(num_tasks))
+
+    @torch.no_grad()
+    def fit_scale(self, numbers: Tensor) -> None:
+        """Learn what brings numbers [M, count] to mean 0 and deviation 1.
+
+        Raises:
+            ValueError: If one is not finite.
+        """
+        if not bool(numbers.isfinite().all()):
+            raise ValueError("a number of a candidate is not finite; fill missing values first")
+        self.means.copy_(numbers.double().mean(0))
+        self.scales.copy_(1 / numbers.double().std(0, correction=0).clamp(min=SMALLEST_DEVIATION))
+
+    def standardised(self, numbers: Tensor) -> Tensor:
+        """Bring numbers [..., count] to their scale, the farthest ones nearer."""
+        return ((numbers - self.means) * self.scales).clamp(-FARTHEST, FARTHEST)
+
+    def base(self, numbers: Tensor) -> Tensor:
+        """Take the given score as it is, [..., 1]."""
+        return numbers[..., self.column : self.column + 1]
+
+    def forward(self, standardised: Tensor) -> Tensor:
+        """Add up what numbers say of each task, [..., count] -> [..., T]."""
+        # No matrix product: a row's bits must not depend on its place.
+        products = standardised[..., None, :] * self.weight
+        return products.sum(-1) + self.bias
 
 
 class Heads(nn.ModuleList):

@@ -13,13 +13,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.retrieval.blend import ABSENT, CONSTANT, Blended
+from recsys.retrieval.history_numbers import HISTORY_NUMBERS, HistoryNumbers
 from recsys.retrieval.learned_blend import LearnedBlend
 from recsys.retrieval.source_features import list_scores
 from recsys.retrieval.source_lists import blended_lists
 
-OF_BLEND = ("blend.lead", "blend.reciprocal_rank", "item.events")
+BASE = "blend.lead"
+"""The number that a ranker corrects."""
+OF_BLEND = (BASE, "blend.reciprocal_rank", "item.events")
 OF_SOURCE = ("lead", "z_score", "reciprocal_rank", "contribution")
 
 
@@ -37,24 +41,32 @@ def number_names(sources: Sequence[str]) -> tuple[str, ...]:
 
     Of the blend: its score below the first place's, its reciprocal rank, the item's events
     (log1p). Of each source: lead and z-score in its list, reciprocal rank, what it added to the
-    blend's score; 0 where it does not have the item.
+    blend's score; 0 where it does not have the item. Then what ties it to the history.
     """
-    return (*OF_BLEND, *(f"{source}.{name}" for source in sources for name in OF_SOURCE))
+    of_sources = (f"{source}.{name}" for source in sources for name in OF_SOURCE)
+    return (*OF_BLEND, *of_sources, *HISTORY_NUMBERS)
 
 
 def ranking_candidates(
     blend: LearnedBlend,
     lists: Mapping[str, TopK],
-    history_lengths: Tensor,
+    history: Jagged,
     item_counts: Tensor,
     k: int,
+    against_history: HistoryNumbers,
 ) -> RankingCandidates:
     """Merge lists and number the first k places; arguments as of ``blended_lists``.
 
     A source of the blend that has no list here has 0 in its columns.
+
+    Args:
+        history: What sources read of each query, oldest first.
+        against_history: Numbers candidates against it.
     """
-    blended = blended_lists(blend, lists, history_lengths, item_counts, k)
-    return RankingCandidates(blended, _numbers(blend, lists, blended, item_counts))
+    blended = blended_lists(blend, lists, history.lengths(), item_counts, k)
+    of_lists = _numbers(blend, lists, blended, item_counts)
+    of_history = against_history.numbers(history, blended.item_rows, item_counts)
+    return RankingCandidates(blended, torch.cat([of_lists, of_history], dim=2))
 
 
 def _numbers(

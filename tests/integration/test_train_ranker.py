@@ -1,4 +1,4 @@
-"""The ranker as a stage: judged by halves, measured beside the blend, resumed, absent where off."""
+"""The ranker as a stage: judged on validation, measured beside the blend, resumed, or absent."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 
 from pipelines import train_ranker
-from pipelines.fit_ranker import scores_of
+from pipelines.fit_ranker import values_of
 from pipelines.rankers import FILE, served_ranker
 from pipelines.report import report_path
 from recsys.training.checkpoint import save_checkpoint
@@ -149,9 +149,9 @@ def test_a_ranker_that_loses_is_measured_and_not_served(
     shop: Path, recsys: Recsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = until_blend(shop, tmp_path)
-    # Upside down.
+    # Far behind.
     monkeypatch.setattr(
-        train_ranker, "scores_of", lambda *given: -scores_of(*given).nan_to_num(neginf=0)
+        train_ranker, "values_of", lambda *given: values_of(*given) - 1.0
     )
     assert run(recsys, shop, workspace, ("train_ranker",)).exit_code == 0
     told = json.loads((workspace / "train_ranker/given" / FILE).read_text())

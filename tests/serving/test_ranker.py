@@ -53,12 +53,17 @@ def candidates(recommender, user_id):
     bundle = recommender.bundle
     query = hydrate(Request(user_id=user_id), bundle, HOME)
     eligible, _ = eligible_items(query, bundle)
-    blend = bundle.blends["fast"]
+    blend = bundle.ranker.blend
     lists, _ = recommender._retrieve(
         dict.fromkeys(blend.sources, HOME.num_candidates), query, eligible
     )
     found = ranking_candidates(
-        blend, lists, query.features["history"].lengths(), bundle.item_counts, NUM_RANKED
+        blend,
+        lists,
+        query.features["history"],
+        bundle.item_counts,
+        NUM_RANKED,
+        bundle.ranker.against_history,
     )
     there = found.blended.item_rows[0] > 0
     return query, found.blended.item_rows[0, there], found.numbers[0, there]
@@ -160,20 +165,20 @@ def test_late_or_failed_the_blends_order_is_served_and_said(
 
 def test_numbers_that_are_not_finite_are_refused(recommender, bundle):
     query, _, _ = candidates(recommender, "user-3")
-    blend = bundle.blends["fast"]
     lists = whole_lists(recommender, query)
     counts = bundle.item_counts * torch.nan
     ranker = CandidateRanker(bundle.ranker)
     with pytest.raises(ValueError, match="not finite"):
-        ranker.ranked(blend, lists, query.features, counts, 5)
+        ranker.ranked(lists, query.features, counts, 5)
 
 
 def test_equal_scores_keep_the_blends_order(recommender, bundle):
     query, _, _ = candidates(recommender, "user-3")
-    blend = bundle.blends["fast"]
-    lists = whole_lists(recommender, query)
-    lengths = query.features["history"].lengths()
-    found = ranking_candidates(blend, lists, lengths, bundle.item_counts, 20).blended
+    lists, part = whole_lists(recommender, query), bundle.ranker
+    history = query.features["history"]
+    found = ranking_candidates(
+        part.blend, lists, history, bundle.item_counts, 20, part.against_history
+    ).blended
     same = reordered(found, torch.zeros(10), 20)
     assert torch.equal(same.item_rows, found.item_rows)
 

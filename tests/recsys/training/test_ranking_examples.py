@@ -1,0 +1,84 @@
+"""What a ranker learns from: labels, tasks, what a step draws, and the loss over a list."""
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.data.batch import Jagged
+from recsys.training.ranker_fit import listwise_loss
+from recsys.training.ranking_examples import (
+    LIKE,
+    NEXT,
+    Drawn,
+    draw_places,
+    labels_of,
+    tasks_of,
+)
+
+NAN = float("nan")
+
+
+def test_labels_say_taken_liked_and_unknown() -> None:
+    rows = torch.tensor([[5, 7, 9], [5, 7, -1], [1, 2, 3]])
+    targets = Jagged.from_lists([[7], [5, 7], [8]])
+    values = torch.tensor([5.0, 2.0, NAN, 4.0])
+    labels = labels_of(rows, targets, values, (NEXT, LIKE), 4.0)
+    assert labels[:, :, 0].nan_to_num(-1).tolist() == [[0, 1, 0], [1, 1, -1], [0, 0, 0]]
+    # A low value is no like, one that is not known is not observed.
+    assert labels[:, :, 1].nan_to_num(-1).tolist() == [[0, 1, 0], [0, -1, -1], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("values", "names", "why"),
+    [
+        ([NAN, NAN], (NEXT,), "no values"),
+        ([5.0, 4.0, NAN], (NEXT,), "2 of 2 .* one class"),
+        ([1.0, 3.5], (NEXT,), "0 of 2 .* one class"),
+        ([5.0, 1.0, 2.0, 3.0], (NEXT, LIKE), "25%"),
+    ],
+)
+def test_a_task_of_one_class_is_left_out_and_said(
+    values: list[float], names: tuple[str, ...], why: str
+) -> None:
+    found, said = tasks_of(torch.tensor(values), 4.0)
+    assert found == names
+    assert torch.tensor([bool(part in said) for part in why.split(" .* ")]).all()
+
+
+def test_a_step_draws_what_was_taken_the_hard_and_some_of_the_rest_again() -> None:
+    labels = torch.zeros(2, 6, 1)
+    labels[0, 1] = labels[1, 4] = 1
+    labels[1, 5] = NAN
+    drawn = [draw_places(labels, 2, 3, torch.Generator().manual_seed(3)) for _ in range(2)]
+    assert torch.equal(drawn[0].places, drawn[1].places)
+    places, own, log_weights = drawn[0]
+    assert places[:, :3].tolist() == [[1, 0, 1], [4, 0, 1]]
+    assert int(places[0, 3:].min()) >= 2
+    assert int(places[1, 3:].max()) <= 4
+    # The taken one stands first; where it is drawn again it counts no second time.
+    assert own[:, 0, 0].tolist() == [1, 1]
+    again = places[:, 1:] == places[:, :1]
+    assert torch.equal(own[:, 1:, 0].isnan(), again)
+    # Four and three places behind the hard ones are drawn from.
+    torch.testing.assert_close(log_weights[:, 3:].exp()[:, 0], torch.tensor([4 / 3, 1.0]))
+    assert log_weights[:, :3].eq(0).all()
+
+
+def test_the_listwise_loss_is_the_cross_entropy_of_known_candidates() -> None:
+    logits = torch.tensor([[[1.0], [2.0], [50.0]]])
+    labels = torch.tensor([[[1.0], [0.0], [NAN]]])
+    drawn = Drawn(torch.zeros(1, 3, dtype=torch.int64), labels, torch.zeros(1, 3))
+    assert float(listwise_loss(logits, drawn)) == pytest.approx(np.log(1 + np.e), abs=1e-6)
+    # One that stands for three counts three times.
+    weighed = drawn._replace(log_weights=torch.tensor([[0.0, np.log(3.0), 0.0]]))
+    assert float(listwise_loss(logits, weighed)) == pytest.approx(np.log(1 + 3 * np.e), abs=1e-6)
+
+
+def test_each_task_is_ordered_by_who_had_its_feedback() -> None:
+    logits = torch.tensor([[[0.0, 5.0], [0.0, 1.0]], [[1.0, 2.0], [0.0, 2.0]]])
+    labels = torch.tensor([[[1.0, 0.0], [0.0, 0.0]], [[1.0, 1.0], [0.0, 0.0]]])
+    drawn = Drawn(torch.zeros(2, 2, dtype=torch.int64), labels, torch.zeros(2, 2))
+    following = (np.log(2) + np.log(1 + np.exp(-1))) / 2
+    # Only the second query's event was liked.
+    liked = np.log(2)
+    assert float(listwise_loss(logits, drawn)) == pytest.approx((following + liked) / 2, abs=1e-6)
