@@ -85,9 +85,20 @@ def _wait(shared: tl.constexpr):
 
 
 @triton.jit
+def _row_state(second, key, live, rule: tl.constexpr):
+    """Ask for the word of each row's state before its gradient is there; 0 where there is none."""
+    # The two row-wise rules.
+    if rule % 2 == 1:
+        return tl.load(second + key, mask=live, other=0.0)
+    else:
+        return tl.zeros_like(key).to(tl.float32)
+
+
+@triton.jit
 def _apply(
     g,
     w,
+    old,
     key,
     live,
     d,
@@ -110,7 +121,7 @@ def _apply(
     stochastic: tl.constexpr,
     shared: tl.constexpr,
 ):
-    """Move rows w [R, D] by their gradients g and write them and their state.
+    """Move rows w [R, D] by their gradients g and write them and their state; old: `_row_state`.
 
     ``shared``: several warps hold copies of one row, all read its state and one writes it. Where a
     row is one warp's, or is spread over warps so that the sum of its columns waits, none is needed.
@@ -128,7 +139,7 @@ def _apply(
     if rule == SGD:
         w = w - lr * g
     elif rule == ROWWISE_ADAGRAD:
-        square = tl.load(second + key, mask=live, other=0.0) + tl.sum(g * g, axis=1) / dim
+        square = old + tl.sum(g * g, axis=1) / dim
         _wait(shared)
         tl.store(second + key, square, mask=live)
         w = w - g * (lr / (tl.sqrt_rn(square) + epsilon))[:, None]
@@ -143,8 +154,7 @@ def _apply(
             tl.store(second + at, square, mask=mask)
             below = tl.sqrt_rn(square / root) + epsilon
         else:
-            square = tl.load(second + key, mask=live, other=0.0) * beta2
-            square += tl.sum(g * g, axis=1) / dim * (1 - beta2)
+            square = old * beta2 + tl.sum(g * g, axis=1) / dim * (1 - beta2)
             _wait(shared)
             tl.store(second + key, square, mask=live)
             below = (tl.sqrt_rn(square / root) + epsilon)[:, None]
@@ -216,6 +226,7 @@ def _update_items(
             mask = (d[None, :] < dim) & (piece == 0)
             at = start + (key + lane - first_key)[:, None] * dim + d[None, :]
             w = tl.load(weights + at, mask=mask, other=0.0).to(tl.float32)
+            old = _row_state(second, key + lane, (lane == 0) & (piece == 0), rule)
             acc = tl.zeros((block_l, block_d), tl.float32)
             m = begin + tl.arange(0, block_l)
             near = tl.load(sorted_keys + m, mask=m < end, other=-1)
@@ -240,7 +251,7 @@ def _update_items(
                 tl.store(partials + place_of_sum, g, mask=d[None, :] < dim)
             else:
                 _apply(
-                    g, w, key + lane, lane == 0, d, weights, first, second, step,
+                    g, w, old, key + lane, lane == 0, d, weights, first, second, step,
                     learning_rate, corrections, grad_scale, first_key, start, epsilon, beta1,
                     beta2, seed, max_row_norm, dim, rule, stochastic, shared,
                 )  # fmt: skip
@@ -311,6 +322,7 @@ def _update_long(
         if (key >= first_key) & (key < end_key):
             at = start + (key + lane - first_key)[:, None] * dim + d[None, :]
             w = tl.load(weights + at, mask=d[None, :] < dim, other=0.0).to(tl.float32)
+            old = _row_state(second, key + lane, lane == 0, rule)
             head = begin // chunk
             acc = tl.zeros((block_c, block_d), tl.float32)
             c = head + tl.arange(0, block_c)
@@ -339,7 +351,7 @@ def _update_long(
                 few += block_few
                 more = tl.min(live.to(tl.int32), 0) == 1
             _apply(
-                total[None, :], w, key + lane, lane == 0, d, weights, first, second, step,
+                total[None, :], w, old, key + lane, lane == 0, d, weights, first, second, step,
                 learning_rate, corrections, grad_scale, first_key, start, epsilon, beta1, beta2,
                 seed, max_row_norm, dim, rule, stochastic, shared,
             )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from recsys.kernels.embedding_bag.triton_backward import _apply, _gradients
+from recsys.kernels.embedding_bag.triton_backward import _apply, _gradients, _row_state
 from recsys.kernels.embedding_bag.triton_grouping import SHORT
 
 
@@ -81,12 +81,13 @@ def _update_singles(
         mask = live[:, None] & (d[None, :] < dim)
         at = start + (key - first_key)[:, None] * dim + d[None, :]
         w = tl.load(weights + at, mask=mask, other=0.0).to(tl.float32)
+        old = _row_state(second, key, live, rule)
         g = _gradients(
             grad, feature_data, sorted_scales, i, place, live, d, num_features, grad_stride, dim,
             uniform, aligned,
         )  # fmt: skip
         _apply(
-            g, w, key, live, d, weights, first, second, step, learning_rate, corrections,
+            g, w, old, key, live, d, weights, first, second, step, learning_rate, corrections,
             grad_scale, first_key, start, epsilon, beta1, beta2, seed, max_row_norm, dim, rule,
             stochastic, shared,
         )  # fmt: skip
@@ -176,6 +177,7 @@ def _update_short(
         mask = live[:, None] & (d[None, :] < dim)
         at = start + (key - first_key)[:, None] * dim + d[None, :]
         w = tl.load(weights + at, mask=mask, other=0.0).to(tl.float32)
+        old = _row_state(second, key, live, rule)
         same = live & (places[3] >= 0)
         g0 = _gradients(
             grad, feature_data, sorted_scales, i, places[0], live, d, num_features, grad_stride,
@@ -205,7 +207,7 @@ def _update_short(
             )  # fmt: skip
             m += 1
         _apply(
-            g, w, key, live, d, weights, first, second, step, learning_rate, corrections,
+            g, w, old, key, live, d, weights, first, second, step, learning_rate, corrections,
             grad_scale, first_key, start, epsilon, beta1, beta2, seed, max_row_norm, dim, rule,
             stochastic, shared,
         )  # fmt: skip
