@@ -5,6 +5,7 @@
         adapter.json       domain, base, verdicts, digests of both files; written last
     adapters/domain-<name>/current     link to the one that is served; without it none is
 
+A domain has one adapter, of the model that retrieves for it or of the one that ranks.
 An adapter fits the weights it was trained on, by digest. One for another base is left out and told
 of with both digests: its domain is then answered by the base alone, as an unknown domain is.
 """
@@ -25,6 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from recsys.layers.lora import LoraAdapter, digest_of_weights
 from recsys.layers.lora_file import CONFIG, WEIGHTS, load_adapter, save_adapter
 from recsys.models.adapted import AdaptedRetriever, twin_of
+from recsys.models.adapted_ranker import AdaptedRanker, check_row_layers
+from recsys.models.ranker import Ranker
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
 from serving.bundle import Bundle
@@ -34,8 +37,8 @@ FOLDER = "adapters"
 DESCRIPTION = "adapter.json"
 MAX_DOMAIN = 80
 """Characters of a domain's name, which becomes part of a folder's."""
-BaseName = Literal["two_tower", "sequence"]
-Model = TwoTower | SequenceModel
+BaseName = Literal["two_tower", "sequence", "ranker"]
+Model = TwoTower | SequenceModel | Ranker
 
 
 class AdapterManifest(BaseModel):
@@ -226,16 +229,27 @@ class Adapters:
     """The adapters of one bundle's models."""
 
     retrievers: Mapping[BaseName, AdaptedRetriever] = field(default_factory=dict)
+    ranker: AdaptedRanker | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of each domain's adapter, as ``served_by.adapter`` tells it."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why a domain's adapter is not served, by the folder's name."""
 
-    def used(self, domain: str | None, sources: Collection[str]) -> str | None:
-        """Name the adapter that read the history for one of these sources; None for the base."""
-        for base, retriever in self.retrievers.items():
-            if domain is not None and base in sources and retriever.knows(domain):
-                return self.versions[domain]
+    def used(
+        self, domain: str | None, sources: Collection[str], *, ranked: bool = False
+    ) -> str | None:
+        """Name the adapter that answered; None for the base.
+
+        Args:
+            sources: Which were asked.
+            ranked: Whether the ranker ordered the list.
+        """
+        if domain is None:
+            return None
+        models = [self.retrievers[base] for base in self.retrievers if base in sources]
+        known = any(model.knows(domain) for model in models)
+        if known or (ranked and self.ranker is not None and self.ranker.knows(domain)):
+            return self.versions[domain]
         return None
 
 
@@ -249,6 +263,8 @@ def models_of(bundle: Bundle) -> dict[BaseName, Model]:
         models["two_tower"] = bundle.retriever.model
     if bundle.sequence is not None:
         models["sequence"] = bundle.sequence
+    if bundle.ranker is not None:
+        models["ranker"] = bundle.ranker.model
     return models
 
 
@@ -274,13 +290,21 @@ def load_adapters(served: Mapping[str, Path], models: Mapping[BaseName, Model]) 
                 twins[base] = twin_of(models[base])
                 digests[base] = digest_of_weights(models[base])
             adapter = load_adapter(directory, twins[base], base_digest=digests[base])
+            if base == "ranker":
+                check_row_layers(adapter)
         except ValueError as error:
             refused[folder] = str(error)
             continue
         loaded.setdefault(base, {})[manifest.domain] = adapter
         versions[manifest.domain] = f"{manifest.domain}/{manifest.version}"
-    for base, twin in twins.items():
+    retrievers: dict[BaseName, AdaptedRetriever] = {}
+    ranker: AdaptedRanker | None = None
+    for base, some in loaded.items():
+        twin = twins[base]
         # Reading an adapter makes a model forget what it encoded; items are as they were.
         twin.take_item_inputs(models[base])
-    retrievers = {base: AdaptedRetriever(twins[base], some) for base, some in loaded.items()}
-    return Adapters(retrievers=retrievers, versions=versions, refused=refused)
+        if isinstance(twin, Ranker):
+            ranker = AdaptedRanker(twin, some)
+        else:
+            retrievers[base] = AdaptedRetriever(twin, some)
+    return Adapters(retrievers=retrievers, ranker=ranker, versions=versions, refused=refused)

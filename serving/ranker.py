@@ -25,6 +25,7 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import TopK
+from recsys.models.adapted_ranker import AdaptedRanker
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.linear_items import LinearItems
 from recsys.models.ranker import Ranker
@@ -120,14 +121,20 @@ def load_ranker(
 class CandidateRanker:
     """Orders one query's candidates."""
 
-    def __init__(self, part: RankerPart, timeout_ms: float | None = None) -> None:
+    def __init__(
+        self,
+        part: RankerPart,
+        timeout_ms: float | None = None,
+        adapted: AdaptedRanker | None = None,
+    ) -> None:
         """Take a loaded ranker.
 
         Args:
+            adapted: A twin of it with the adapters of some domains.
             timeout_ms: How long ranking may take; None is as long as it takes. Looked at before the
                 network runs over the candidates, which takes about a millisecond.
         """
-        self._part = part
+        self._part, self._adapted = part, adapted
         self._timeout_seconds = float("inf") if timeout_ms is None else timeout_ms / 1_000
 
     @property
@@ -140,12 +147,14 @@ class CandidateRanker:
         features: JaggedBatch,
         item_counts: Tensor,
         k: int,
+        domain: str | None = None,
     ) -> Blended:
         """Merge lists [1, k_s] and order their first places; the rest follows as it was.
 
         Args:
             features: Of the query, as models read them.
             item_counts: Events of each item that models were fitted on.
+            domain: Whose adapter judges; the base where it has none.
 
         Returns:
             Lists [1, k] that tell what each source added as the blend tells it. Scores are the
@@ -175,7 +184,10 @@ class CandidateRanker:
         reader = part.model.reader_of(batch, 0)
         if time.perf_counter() > deadline:
             raise LateRankerError
-        scores = part.model.score_candidates(reader, rows, numbers)
+        if self._adapted is not None and self._adapted.knows(domain):
+            scores = self._adapted.score_candidates(reader, rows, numbers, domain)
+        else:
+            scores = part.model.score_candidates(reader, rows, numbers)
         if not bool(scores.isfinite().all()):
             raise ValueError("a score of the ranker is not finite")
         return reordered(blended, scores, k)

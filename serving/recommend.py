@@ -96,7 +96,7 @@ class Recommender:
         self._ranker_timeout_ms = ranker_timeout_ms
         self._ranker: CandidateRanker | None = None
         if bundle.ranker is not None and self.profile == PROFILE:
-            self._ranker = CandidateRanker(bundle.ranker, ranker_timeout_ms)
+            self._ranker = CandidateRanker(bundle.ranker, ranker_timeout_ms, adapters.ranker)
         self._served_by = ServedBy(
             bundle=bundle.version,
             index=_index_name(bundle),
@@ -280,7 +280,8 @@ class Recommender:
             return None, None, []
         counts, k = self.bundle.item_counts, query.request.k
         try:
-            found = self._ranker.ranked(weighed, query.features, counts, k)
+            domain = query.request.context.domain
+            found = self._ranker.ranked(weighed, query.features, counts, k, domain)
         except LateRankerError:
             return None, None, ["late_stage: ranker"]
         except Exception:
@@ -293,7 +294,8 @@ class Recommender:
     def _server(self, query: Query, candidates: Mapping[str, TopK], ranker: str | None) -> ServedBy:
         """Name what answered."""
         asked = () if query.item_row else candidates
-        adapter = self.adapters.used(query.request.context.domain, asked)
+        domain = query.request.context.domain
+        adapter = self.adapters.used(domain, asked, ranked=ranker is not None)
         if adapter is None and ranker is None:
             return self._served_by
         return replace(self._served_by, adapter=adapter, ranker=ranker)

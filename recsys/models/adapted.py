@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,10 +19,12 @@ from torch import Tensor
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.layers.lora import LoraAdapter
 from recsys.layers.lora_bank import LoraBank
+from recsys.models.item_tower import CatalogueModel
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
 
 Model = TwoTower | SequenceModel
+Twin = TypeVar("Twin", bound=CatalogueModel)
 QUERY_LAYERS: Mapping[type[Model], str] = {TwoTower: "query_tower.*", SequenceModel: "encoder.*"}
 CONTENT_LAYER = "item_tower.content"
 ENCODED_AT_A_TIME = 1 << 16
@@ -35,7 +38,7 @@ def adapted_layers(model: Model) -> tuple[str, ...]:
     return (reading,) if model.item_tower.content is None else (reading, CONTENT_LAYER)
 
 
-def twin_of(model: Model) -> Model:
+def twin_of(model: Twin) -> Twin:
     """Copy a model's layers but none of its tensors, so that adapters do not reach the original."""
     memo: dict[int, object] = {id(one): one for one in (*model.parameters(), *model.buffers())}
     inputs = model.all_item_inputs()

@@ -32,6 +32,20 @@ def ranker_targets(model: Ranker) -> tuple[str, ...]:
     )
 
 
+def check_row_layers(adapter: LoraAdapter) -> None:
+    """Look whether an adapter corrects only what reads candidates row by row.
+
+    Raises:
+        ValueError: If not; names the layer.
+    """
+    for name in adapter.layers:
+        if not any(fnmatchcase(name, pattern) for pattern in ROW_LAYERS):
+            raise ValueError(
+                f"an adapter corrects {name!r}, which does not read candidates row by row; a "
+                f"ranker's adapter may correct {', '.join(ROW_LAYERS)}: train it with those targets"
+            )
+
+
 class AdaptedRanker:
     """A ranker and the adapters of several domains, as one ranker of mixed batches."""
 
@@ -45,14 +59,8 @@ class AdaptedRanker:
             ValueError: If an adapter is for another base, or corrects a layer that does not read
                 candidates row by row.
         """
-        for domain, adapter in adapters.items():
-            for name in adapter.layers:
-                if not any(fnmatchcase(name, pattern) for pattern in ROW_LAYERS):
-                    raise ValueError(
-                        f"the adapter of domain {domain!r} corrects {name!r}, which does not read "
-                        f"candidates row by row; a ranker's adapter may correct "
-                        f"{', '.join(ROW_LAYERS)}"
-                    )
+        for adapter in adapters.values():
+            check_row_layers(adapter)
         self.model = model
         self.bank = LoraBank(model, adapters)
 

@@ -13,6 +13,7 @@ import uvicorn
 from recsys.layers.lora import LoraAdapter, LoraConfig, digest_of_weights
 from recsys.layers.lora_file import WEIGHTS
 from recsys.models.adapted import adapted_layers, twin_of
+from recsys.models.adapted_ranker import ranker_targets
 from serving.adapters import (
     DESCRIPTION,
     domain_directory,
@@ -38,7 +39,8 @@ DOMAINS = ["books", "films/& more", None, "unheard of"]
 def register(bundles_dir, domain, seed=1, *, base="two_tower", reading_only=False):
     """Write and publish an adapter that changes much."""
     model = twin_of(models_of(load_bundle(bundles_dir / "current"))[base])
-    targets = adapted_layers(model)[: 1 if reading_only else None]
+    layers = ranker_targets(model) if base == "ranker" else adapted_layers(model)
+    targets = layers[: 1 if reading_only else None]
     torch.manual_seed(seed)
     adapter = LoraAdapter(model, LoraConfig(targets=targets, rank=2, max_share=1.0))
     with torch.no_grad():
@@ -89,6 +91,45 @@ def test_the_sequence_model_of_a_bundle_can_have_adapters_too(tmp_path):
     assert alone not in (books, films)
     assert books != films
     assert answers(after, None) == alone
+
+
+def test_the_ranker_of_a_bundle_can_have_adapters_that_change_one_domains_order(tmp_path):
+    write_synthetic_bundle(tmp_path, "v1", SyntheticSize(history_models=True, ranker=True))
+    publish(tmp_path, "v1")
+    watcher = BundleWatcher(tmp_path, poll_seconds=60)
+    alone = answers(watcher.recommender, None)
+    directory = register(tmp_path, "books", base="ranker")
+    register(tmp_path, "films/& more", base="sequence")
+    assert watcher.look()
+    after = watcher.recommender
+    assert not after.adapters.refused
+    books = answers(after, "books")
+    assert books != alone
+    for own, base in zip(books, alone, strict=True):
+        assert len(own) == len(base)
+    assert answers(after, None) == answers(after, "unheard of") == alone
+    assert served_by(after, "books") == f"books/{directory.name.removeprefix('adapter-')}"
+    assert served_by(after, None) is None
+    assert served_by(after, "films/& more").startswith("films/& more/")
+    # Nothing was ranked for these, so no adapter of the ranker answered.
+    assert served_by(after, "books", surface="similar", item_id="item-3") is None
+    withdraw_adapter(tmp_path, "books")
+    assert watcher.look()
+    assert answers(watcher.recommender, "books") == alone
+
+
+def test_an_adapter_of_what_no_candidate_reads_is_refused(tmp_path):
+    write_synthetic_bundle(tmp_path, "v1", SyntheticSize(history_models=True, ranker=True))
+    publish(tmp_path, "v1")
+    model = twin_of(models_of(load_bundle(tmp_path / "current"))["ranker"])
+    config = LoraConfig(targets=("attention.query",), rank=2, max_share=1.0)
+    adapter = LoraAdapter(model, config)
+    publish_adapter(
+        write_adapter(tmp_path, adapter, domain="books", base="ranker", base_version="v1")
+    )
+    after = Recommender.load(tmp_path / "current")
+    assert "does not read candidates row by row" in after.adapters.refused["domain-books"]
+    assert served_by(after, "books") is None
 
 
 @pytest.fixture
