@@ -103,7 +103,7 @@ def run_cold(
     for name in BLENDS:
         if name in prepared.recipe.rows:
             parts = {part: found[part] for part in prepared.recipe.parts(name)}
-            found[name] = blended(parts, everything, experiment, world.share_of_cold("validation"))
+            found[name] = blended(parts, everything, experiment)
     result = {
         **described(prepared, settings),
         "seconds": round(time.perf_counter() - begin, 1),

@@ -65,12 +65,6 @@ class ColdWorld(NamedTuple):
     users: Mapping[str, Rows]
     """The user row in the data of each of those."""
 
-    def share_of_cold(self, split: str) -> float:
-        """Say which share of the events are of the split's cold items, of those and warm ones."""
-        (sequences,) = self.warm.orders.values()
-        num_cold = len(self.users[split])
-        return num_cold / (num_cold + len(sequences.item_rows))
-
 
 def draw_cold(events: Rows, num_item_rows: int, share: float, seed: int) -> dict[str, Rows]:
     """Draw two sets of items that have events, without one that is in both.
