@@ -48,8 +48,8 @@ def amazon_beauty() -> RunConfig:
         sequence=SequenceConfig(embedding_dim=256, num_members=2, calendar_days=140.0),
         training=TrainingConfig(max_epochs=12.0, schedule=ScheduleConfig(learning_rate=2e-3)),
         sequence_training=SequenceTrainingConfig(enabled=True),
-        # Items by their number of events.
-        blend=BlendConfig(item_bounds=(5.0, 20.0)),
+        # Items by their number of events; new ones at four times the odds, so that they are found.
+        blend=BlendConfig(item_bounds=(5.0, 20.0), new_item_odds=4.0),
         # 98 in 100 histories are no longer, and a step costs by the longest. What a sequence model
         # expects is smooth already.
         generative=GenerativeConfig(
