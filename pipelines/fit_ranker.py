@@ -22,6 +22,7 @@ from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.models.ranker import Ranker
 from recsys.models.ranker_config import RankerInputs
 from recsys.retrieval.candidate_numbers import BASE, number_names
+from recsys.training.loop import TrainResult
 from recsys.training.ranker_fit import logits_of, ranker_loss, scores_of
 from recsys.training.ranking_examples import RankingExamples
 
@@ -85,7 +86,7 @@ def _of_tasks(numbers: Mapping[str, float], tasks: Sequence[str]) -> dict[str, f
 
 def fit_ranker(
     model: Ranker, examples: RankingExamples, targets: Jagged, config: RunConfig, run: TrainingRun
-) -> Ranker:
+) -> tuple[Ranker, TrainResult]:
     """Train on nine users of ten; the tenth pick the pass and calibrate.
 
     Args:
@@ -109,12 +110,12 @@ def fit_ranker(
         return {metric: float(values.nanmean())}
 
     steps = replace(training.for_examples(len(parts.learned_from)), metric=metric)
-    fit(model, loss_at, training, steps, run, evaluate)
+    result = fit(model, loss_at, training, steps, run, evaluate)
     model = model.to("cpu").eval()
     there = examples.candidates.top.item_rows[parts.held] > 0
     logits = logits_of(model, examples, parts.held)
     model.fit_calibration(logits, examples.labels[parts.held][there], "platt")
-    return model
+    return model, result
 
 
 def values_of(

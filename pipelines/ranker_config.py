@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 from recsys.models.linear_items import LinearItemsConfig
+from recsys.models.ranker_config import Trunk
 from recsys.training.ranker_fit import RankerFitConfig
 
 
@@ -29,6 +31,9 @@ class RankerTrainingConfig(RankerFitConfig):
     """Of these, with their item among the candidates, below which none is trained."""
     validation_users: int = 500
     """Held-back events, of one user in ten, that pick its pass and calibrate it."""
+    compared: tuple[Trunk, ...] = ()
+    """Further trunks that are trained at equal compute and measured on validation, for the
+    report; each costs as much time as the ranker."""
     linear: LinearItemsConfig = field(default_factory=LinearItemsConfig)
     """Item-to-item weights, of which it reads what they say of candidates."""
 
@@ -37,5 +42,9 @@ class RankerTrainingConfig(RankerFitConfig):
         for name in ("max_held_back", "max_queries", "min_found"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if unknown := set(self.compared) - set(get_args(Trunk)):
+            raise ValueError(
+                f"compared must be some of {', '.join(get_args(Trunk))}, got {sorted(unknown)}"
+            )
         if not 0 < self.share_held_back < 1:
             raise ValueError(f"share_held_back must be in (0, 1), got {self.share_held_back}")

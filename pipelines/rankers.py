@@ -5,6 +5,8 @@
                        calibration.json
 <order>/measured/      item-to-item weights of train, by which validation and test are measured
 <order>/ranker.json    what validation says, whether it is served and why
+<order>/trunks.json    the ranker and others of equal compute on validation: order, probabilities,
+                       use of experts
 
 Without a ranker there is ranker.json alone, which says why.
 
@@ -38,6 +40,8 @@ RANKED = "ranked"
 RANKER, MEASURED = "ranker", "measured"
 FILE = "ranker.json"
 CALIBRATION = "calibration.json"
+TRUNKS = "trunks.json"
+"""What became of each trunk that was trained: order, probabilities, use of experts."""
 CANDIDATES = "candidates.json"
 """How many candidates are ranked."""
 

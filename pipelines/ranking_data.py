@@ -67,6 +67,8 @@ class Tasks(NamedTuple):
 
     names: tuple[str, ...]
     why: str
+    values: Tensor
+    """Of each held-out event, [M]; NaN where it has none."""
 
 
 def linear_items(inputs: ModelInputs, ends: Rows, config: LinearItemsConfig) -> LinearItems:
@@ -94,7 +96,6 @@ def examples_for(
     asked: Asked,
     blend: LearnedBlend,
     against_history: HistoryNumbers,
-    values: Tensor,
     tasks: Tasks,
     config: RunConfig,
 ) -> RankingExamples:
@@ -104,7 +105,6 @@ def examples_for(
         asked: The queries.
         blend: Merges the lists.
         against_history: Numbers candidates, by what precedes the events.
-        values: Of each held-out event, [M].
         tasks: What is predicted.
         config: The run's.
     """
@@ -123,5 +123,5 @@ def examples_for(
         parts.append((found.blended.scores, found.blended.item_rows, found.numbers))
     scores, item_rows, numbers = (torch.cat(part) for part in zip(*parts, strict=True))
     targets = asked.held_out.targets
-    labels = labels_of(item_rows, targets, values, tasks.names, training.like_from)
+    labels = labels_of(item_rows, targets, tasks.values, tasks.names, training.like_from)
     return RankingExamples(asked.queries, Candidates(TopK(scores, item_rows), numbers), labels)

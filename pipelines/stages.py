@@ -60,6 +60,7 @@ SOURCE_CODE = (
     "serving/surfaces.py",
 )
 RANKER_CODE = (
+    "pipelines/compare_trunks.py",
     "pipelines/earlier_sources.py",
     "pipelines/fit_baselines.py",
     "pipelines/fit_blend.py",
@@ -231,6 +232,7 @@ STAGES = [
             "train_sequence",
             "train_generative",
             "fit_blend",
+            "train_ranker",
             "evaluate",
         ),
         writes="report.html, report.json",

@@ -4,18 +4,22 @@ It learns from each user's latest train events, asked of sources that were fitte
 before them. So validation, which nothing of it has seen, says whether its order or the blend's is
 better: the blend's is served where that is ahead by more than noise, and ranker.json says so. It is
 off unless ``ranker_training.enabled``.
+
+Axes: U users.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from pipelines.artifacts import to_json
 from pipelines.blends import FAST, load_blends, profiles_of, served_blends
+from pipelines.compare_trunks import Bench, Task, row_of
 from pipelines.config import RunConfig
+from pipelines.console import log
 from pipelines.earlier_sources import Earlier, earlier_of, earlier_sources
 from pipelines.fit_blend import (
     NOISE,
@@ -26,11 +30,9 @@ from pipelines.fit_blend import (
     measured,
     standard_error,
 )
-from pipelines.fit_ranker import fit_ranker, make_ranker, values_of
 from pipelines.fitted_sources import load_sources
 from pipelines.model_inputs import HeldOut, ModelInputs, tie_orders
-from pipelines.ranker_measures import measures_of
-from pipelines.rankers import CALIBRATION, CANDIDATES, FILE, MEASURED, RANKED, RANKER
+from pipelines.rankers import CALIBRATION, CANDIDATES, FILE, MEASURED, RANKED, RANKER, TRUNKS
 from pipelines.ranking_data import (
     Asked,
     Tasks,
@@ -38,18 +40,19 @@ from pipelines.ranking_data import (
     linear_items,
     values_of_targets,
 )
-from pipelines.sources import Source
 from pipelines.stage import StageContext, StageRows
 from pipelines.training import Curve, ProgressBar, TrainingRun
 from recsys.data.dataset import Rows
+from recsys.models.ranker import Ranker
 from recsys.retrieval.history_numbers import HistoryNumbers
 from recsys.retrieval.learned_blend import LearnedBlend
+from recsys.training.loop import TrainResult
 from recsys.training.ranking_examples import RankingExamples, tasks_of
 from serving.surfaces import HOME
 
 
 class Setting(NamedTuple):
-    """What a tie order's ranker is trained and judged with."""
+    """What gives events their candidates."""
 
     inputs: ModelInputs
     config: RunConfig
@@ -61,15 +64,16 @@ class Setting(NamedTuple):
         linear = linear_items(self.inputs, ends, self.config.ranker_training.linear)
         return HistoryNumbers(self.inputs.catalogue, linear)
 
-    def examples(self, asked: Asked, numbers: HistoryNumbers, values: Tensor) -> RankingExamples:
-        """Give queries the candidates that they would be served."""
-        return examples_for(asked, self.blend, numbers, values, self.tasks, self.config)
-
-
-def asked_of(inputs: ModelInputs, held_out: HeldOut, lists: Examples) -> Asked:
-    """Put queries beside what sources say of them."""
-    queries = inputs.queries(held_out.positions, max_history=HOME.max_history)
-    return Asked(held_out, lists, queries)
+    def task(self, held_out: HeldOut, lists: Examples, numbers: HistoryNumbers) -> RankingExamples:
+        """Give events the candidates that they would be served, and say what came of them."""
+        queries = self.inputs.queries(held_out.positions, max_history=HOME.max_history)
+        return examples_for(
+            Asked(held_out, lists, queries),
+            self.blend,
+            numbers,
+            self.tasks,
+            self.config,
+        )
 
 
 def judged(values: Tensor, before: Tensor, metric: str) -> dict[str, Any]:
@@ -97,14 +101,77 @@ def judged(values: Tensor, before: Tensor, metric: str) -> dict[str, Any]:
     }
 
 
-def earlier_examples(
-    context: StageContext, earlier: Earlier, order: str, names: tuple[str, ...], inputs: ModelInputs
+def earlier_lists(
+    context: StageContext, inputs: ModelInputs, earlier: Earlier, order: str, names: tuple[str, ...]
 ) -> Examples:
     """Ask the earlier sources for the events that they have not seen."""
-    sources: dict[str, Source] = earlier_sources(context, earlier, order, names)
+    sources = earlier_sources(context, earlier, order, names)
     before = earlier.inputs.sequences
     counts = before.item_counts(before.train_end, inputs.sizes.num_item_rows)
     return examples_of(sources, inputs, earlier.held_out, counts, context.config)
+
+
+def bench_of(
+    context: StageContext, inputs: ModelInputs, earlier: Earlier, lists: Examples, found: Examples
+) -> tuple[Bench, Setting]:
+    """Gather what rankers learn from, the earlier events, and what judges them, validation.
+
+    Args:
+        context: Of the stage.
+        inputs: Of the tie order.
+        earlier: Events that are learned from.
+        lists: What sources that have not seen them say.
+        found: What sources say of validation.
+    """
+    config, features = context.config, context.inputs["build_features"]
+    held_out = HeldOut.of(inputs.sequences, "validation")
+    held_out = held_out.sample(config.blend.max_queries, config.seed)
+    known = [values_of_targets(features, inputs, one) for one in (earlier.held_out, held_out)]
+    names, why = tasks_of(known[0], config.ranker_training.like_from)
+    blend = learned_blend(lists, config)
+    setting = Setting(inputs, config, blend, Tasks(names, why, known[0]))
+    learned = setting.task(earlier.held_out, lists, setting.against_history(earlier.ends))
+    numbers = setting.against_history(inputs.sequences.train_end)
+    of_validation = setting._replace(tasks=Tasks(names, why, known[1]))
+    judging = of_validation.task(held_out, found, numbers)
+    bench = Bench(
+        inputs=inputs,
+        config=config,
+        sources=blend.sources,
+        item_counts=lists.item_counts,
+        features=features,
+        learned=Task(learned, earlier.held_out.targets),
+        judged=Task(judging, held_out.targets),
+    )
+    return bench, setting
+
+
+def trained(
+    context: StageContext, order: str, bench: Bench, tasks: Tasks, curve: Curve
+) -> tuple[Ranker, TrainResult]:
+    """Train a ranker with the bench's trunk; it goes on after a kill.
+
+    Raises:
+        ValueError: If it has learned nothing that could be calibrated.
+    """
+    trunk = bench.config.ranker.trunk
+    with ProgressBar(f"ranker ({order}, {trunk})", visible=context.show_progress) as progress:
+        run = TrainingRun(context.checkpoints / order / trunk, progress, curve)
+        return bench.fit(bench.ranker(tasks.names), run)
+
+
+def compared(
+    context: StageContext, order: str, bench: Bench, model: Ranker, tasks: Tasks
+) -> list[dict[str, Any]]:
+    """Describe the ranker, and others of equal compute that the configuration names."""
+    values = bench.values(model)
+    rows = [row_of(bench, model, values, values)]
+    for trunk in bench.config.ranker_training.compared:
+        if trunk != model.config.trunk:
+            other = bench.with_trunk(model, trunk)
+            rival, _ = trained(context, order, other, tasks, Curve(context.run, f"{order}/{trunk}"))
+            rows.append(row_of(other, rival, other.values(rival), values))
+    return rows
 
 
 def too_few(found: int, config: RunConfig) -> str | None:
@@ -120,13 +187,15 @@ def too_few(found: int, config: RunConfig) -> str | None:
 
 def train_order(context: StageContext, order: str) -> tuple[int, int]:
     """Train the ranker of a tie order, judge and write it; return events and validation users."""
-    config, features = context.config, context.inputs["build_features"]
-    training, output = config.ranker_training, context.output / order
-    inputs = ModelInputs.load(features, context.inputs.get("embed_items"), order)
+    config, output = context.config, context.output / order
+    inputs = ModelInputs.load(
+        context.inputs["build_features"], context.inputs.get("embed_items"), order
+    )
     output.mkdir()
-    told: dict[str, Any] = {"num_candidates": training.num_candidates}
+    told: dict[str, Any] = {"num_candidates": config.ranker_training.num_candidates}
 
     def without(reason: str) -> tuple[int, int]:
+        log.print(f"the blend's order is served: {reason}", style="dim", soft_wrap=True)
         (output / FILE).write_text(to_json({**told, "served": False, "reason": reason}))
         return 0, 0
 
@@ -135,48 +204,48 @@ def train_order(context: StageContext, order: str) -> tuple[int, int]:
         return without("profile fast has no learned blend whose candidates could be ranked")
     fitted = load_sources(context, inputs, order)
     names = profiles_of(fitted)[FAST]
-    earlier = earlier_of(inputs, training, config.seed)
+    earlier = earlier_of(inputs, config.ranker_training, config.seed)
     if (reason := too_few(len(earlier.held_out.positions), config)) is not None:
         return without(reason)
-    lists = earlier_examples(context, earlier, order, names, inputs)
+    lists = earlier_lists(context, inputs, earlier, order, names)
     if (reason := too_few(lists.num_found(), config)) is not None:
         return without(reason)
 
-    values = values_of_targets(features, inputs, earlier.held_out)
-    tasks = Tasks(*tasks_of(values, training.like_from))
-    told |= {"tasks": list(tasks.names), "tasks_because": tasks.why}
-    setting = Setting(inputs, config, learned_blend(lists, config), tasks)
-    asked = asked_of(inputs, earlier.held_out, lists)
-    examples = setting.examples(asked, setting.against_history(earlier.ends), values)
-    model = make_ranker(inputs, lists.item_counts, config, tasks.names, setting.blend.sources)
-    curve = Curve(context.run, order, context.checkpoints / f"{order}.jsonl")
-    with ProgressBar(f"ranker ({order})", visible=context.show_progress) as progress:
-        run = TrainingRun(context.checkpoints / order / "ranker", progress, curve)
-        try:
-            model = fit_ranker(model, examples, asked.held_out.targets, config, run)
-        except ValueError as error:
-            return without(str(error))
-
-    held_out = HeldOut.of(inputs.sequences, "validation")
-    held_out = held_out.sample(config.blend.max_queries, config.seed)
     found = collect_examples({name: fitted[name] for name in names}, inputs, config)
-    numbers = setting.against_history(inputs.sequences.train_end)
-    values = values_of_targets(features, inputs, held_out)
-    examples = setting.examples(asked_of(inputs, held_out, found), numbers, values)
-    metric, everyone = config.evaluation.primary_metric, torch.arange(len(found.folds))
+    bench, setting = bench_of(context, inputs, earlier, lists, found)
+    told |= {"tasks": list(setting.tasks.names), "tasks_because": setting.tasks.why}
+    curve = Curve(context.run, order, context.checkpoints / f"{order}.jsonl")
+    try:
+        model, result = trained(context, order, bench, setting.tasks, curve)
+    except ValueError as error:
+        return without(str(error))
+    metric = config.evaluation.primary_metric
     before = measured(load_blends(blends)[FAST], found, metric, by_half=True)
-    ranked = values_of(model, examples, held_out.targets, everyone, metric)
+    verdict = judged(bench.values(model), before, metric)
+    rows = compared(context, order, bench, model, setting.tasks)
+    write(context, order, model, setting, rows)
+    curve.write(output / "curve.jsonl")
+    (output / "training.json").write_text(to_json(asdict(result)))
+    (output / FILE).write_text(to_json({**told, **verdict}))
+    served = "the ranker's order" if verdict["served"] else "the blend's order"
+    log.print(f"{served} is served: {verdict['reason']}", style="dim", soft_wrap=True)
+    return len(earlier.held_out.positions), len(found.folds)
 
+
+def write(
+    context: StageContext, order: str, model: Ranker, setting: Setting, rows: list[dict[str, Any]]
+) -> None:
+    """Write what is served, what it is measured with, and what became of each trunk."""
+    output, sequences = context.output / order, setting.inputs.sequences
     model.save(output / RANKER)
     setting.blend.save(output / RANKER)
-    setting.against_history(inputs.sequences.offsets[1:]).linear.save(output / RANKER)
-    numbers.linear.save(output / MEASURED)
-    measures = measures_of(model, examples, inputs, features)
-    (output / RANKER / CALIBRATION).write_text(to_json(measures))
-    (output / RANKER / CANDIDATES).write_text(to_json({"num_candidates": training.num_candidates}))
-    (output / FILE).write_text(to_json({**told, **judged(ranked, before, metric)}))
-    curve.write(output / "curve.jsonl")
-    return len(asked.held_out.positions), len(everyone)
+    setting.against_history(sequences.offsets[1:]).linear.save(output / RANKER)
+    setting.against_history(sequences.train_end).linear.save(output / MEASURED)
+    (output / RANKER / CALIBRATION).write_text(to_json(rows[0]))
+    (output / RANKER / CANDIDATES).write_text(
+        to_json({"num_candidates": setting.config.ranker_training.num_candidates})
+    )
+    (output / TRUNKS).write_text(to_json({"trunks": rows}))
 
 
 def train_ranker(context: StageContext) -> StageRows:

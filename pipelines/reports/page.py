@@ -33,6 +33,8 @@ from pipelines.reports.figures import (
     winner_figures,
     written,
 )
+from pipelines.reports.ranker_figures import ranker_figures
+from pipelines.reports.rankers import TRUNK_NAMES
 from pipelines.reports.report_data import SPLITS, ReportData
 from pipelines.reports.summary import (
     comparisons,
@@ -159,6 +161,7 @@ def figures_of(data: ReportData) -> Mapping[str, Any]:
         "slices": slice_figures(data),
         "winners": winner_figures(data),
         "blends": blend_figures(data.blends, data.models),
+        "ranker": ranker_figures(data.ranker),
         "curves": curve_figures(data),
         "ties": [*filter(None, [tie_figure(data)])],
     }
@@ -185,6 +188,7 @@ def environment() -> Environment:
         "metric": wording.metric_label,
         "source": source_label,
         "way": way_label,
+        "trunk": TRUNK_NAMES.__getitem__,
     }
     return found
 

@@ -22,6 +22,7 @@ from pipelines.model_inputs import tie_orders
 from pipelines.reports.blends import ToldBlend, read_blends
 from pipelines.reports.curves import Curve, read_curves
 from pipelines.reports.examples import Example, read_examples
+from pipelines.reports.rankers import ToldRanker, read_ranker
 from pipelines.reports.wins import Wins, models_of, read_ranks, wins_of
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
@@ -72,6 +73,8 @@ class ReportData:
     wins: Wins
     curves: list[Curve]
     blends: list[ToldBlend]
+    ranker: ToldRanker | None
+    """None where none was trained."""
     examples: list[Example]
     provenance: Provenance
 
@@ -105,6 +108,8 @@ class Places:
     generative: Path
     """Likewise."""
     blend: Path
+    ranker: Path
+    """Without files where it was not trained."""
 
 
 def read_json(path: Path) -> Any:
@@ -197,8 +202,10 @@ def read_report_data(
             *read_curves(places.two_tower, "two_tower", primary),
             *read_curves(places.sequence, "sequence", primary),
             *read_curves(places.generative, "generative", primary),
+            *read_curves(places.ranker, "ranked", primary),
         ],
         blends=read_blends(places.blend, orders[0]),
+        ranker=read_ranker(places.ranker, orders[0]),
         examples=read_examples(
             table, places.features / "items.parquet", sequences, wins.models, "test"
         ),

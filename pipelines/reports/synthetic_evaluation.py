@@ -57,6 +57,7 @@ class SyntheticEvaluation:
     warnings: tuple[str, ...] = ()
     quarantined: tuple[tuple[str, int], ...] = ()
     """Reasons and numbers of rows."""
+    ranker: bool = True
     seed: int = 0
 
 
@@ -224,6 +225,42 @@ def write_curves(folder: Path, made: SyntheticEvaluation) -> None:
         (place / "training.json").write_text(to_json(ending))
 
 
+def write_ranker(folder: Path, made: SyntheticEvaluation) -> None:
+    """Write a ranker of two tasks, one of which has one class only, and a rival with a router."""
+    folder.mkdir(parents=True)
+    task = {"predicted": 0.003, "observed": 0.004, "calibration_error": 0.001}
+    groups = made.categories or ("rarely taken", "often taken")
+    row: dict[str, Any] = {
+        "flops": 31_000,
+        "validation": 0.15,
+        "ahead": -0.001,
+        "standard_error": 0.002,
+        "tasks": {"next": {"auc": 0.88, **task}, "like": {"auc": None, **task}},
+    }
+    routing = {
+        "num_experts": 4,
+        "top_k": 2,
+        "num_candidates": 100_000,
+        "load": [0.4, 0.3, 0.3, 0.0],
+        "entropy": 0.79,
+        "max_violation": 0.6,
+        "dead_experts": 1,
+        "by": [{"name": "category", "groups": groups, "load": [[0.5, 0.5, 0, 0]] * len(groups)}],
+    }
+    trunks = [{"trunk": "dense", **row, "routing": None}, {"trunk": "sparse", **row}]
+    trunks[1]["routing"] = routing
+    (folder / "trunks.json").write_text(to_json({"trunks": trunks}))
+    told = {
+        "num_candidates": 200,
+        "served": True,
+        "reason": "against the blend's order the ranker has +0.0100 ndcg@10",
+        "metric": "ndcg@10",
+        "tasks": ["next", "like"],
+        "tasks_because": "half of the held-out events are likes",
+    }
+    (folder / "ranker.json").write_text(to_json(told))
+
+
 def write_synthetic_evaluation(folder: Path, made: SyntheticEvaluation) -> Places:
     """Write the artefacts that a report is read from; return where they are."""
     places = Places(
@@ -233,11 +270,14 @@ def write_synthetic_evaluation(folder: Path, made: SyntheticEvaluation) -> Place
         sequence=folder / "train_sequence",
         generative=folder / "train_generative",
         blend=folder / "fit_blend",
+        ranker=folder / "train_ranker",
     )
     places.evaluation.mkdir(parents=True)
     write_features(places.features, made)
     if "two_tower" in made.models:
         write_curves(places.two_tower, made)
+    if made.ranker:
+        write_ranker(places.ranker / made.orders[0], made)
     analysis: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
     splits: tuple[Split, ...] = ("validation", "test")
