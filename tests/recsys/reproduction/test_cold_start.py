@@ -1,9 +1,12 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from recsys.data.top_k import TopK
+from recsys.reproduction.cold_blend import Learnable, equally
 from recsys.reproduction.cold_run import run_cold
 from recsys.reproduction.cold_start import (
     ColdStartConfig,
@@ -13,6 +16,7 @@ from recsys.reproduction.cold_start import (
     with_best_warm,
 )
 from recsys.reproduction.run import LEDGER, RunSettings
+from recsys.retrieval.learned_blend import LearnedBlendConfig
 
 SETTINGS = RunSettings(order="given", seed=3, device="cpu")
 TENTH = ColdStartConfig(cold_share=0.1, num_warm=2)
@@ -103,6 +107,35 @@ def test_what_knows_ids_alone_finds_no_cold_item(finished):
     values = finished[1]["rows"]["item_to_item"]["test"]
     assert values["not told/recall@50"] == 0
     assert values["warm/recall@10"] > 0.5
+
+
+def test_odds_of_new_items_move_what_is_served_and_nothing_else(small_world, tmp_path):
+    """Met no event, a cold item has content alone to speak for it; odds lift it above the rest."""
+    found = {}
+    for odds in (1.0, 1e9):
+        recipe = replace(
+            small_world.recipe,
+            rows=("blend_fast",),
+            sources=("item_to_item", "content"),
+            blend=LearnedBlendConfig(new_item_odds=odds),
+        )
+        world = replace(small_world, recipe=recipe)
+        result = run_cold(world, tmp_path / str(odds), SETTINGS, TENTH)
+        found[odds] = result["rows"]["blend_fast"]["test"]
+    for name in ("told/recall@10", "told warm/mrr@10", "not told/mrr@10", "warm/mrr@10"):
+        assert found[1.0][name] == found[1e9][name]
+    # Ahead of all others, cold items are ranked as if they were alone, and warm ones pay.
+    assert found[1e9]["counted/mrr@10"] > 2 * found[1.0]["counted/mrr@10"]
+    assert found[1e9]["counted/mrr@10"] > 0.6 * found[1e9]["cold alone/mrr@10"]
+    assert found[1e9]["counted warm/mrr@10"] < 0.5 * found[1.0]["counted warm/mrr@10"]
+
+
+def test_weights_are_learned_on_as_many_cold_questions_as_warm_ones():
+    lists = {"content": TopK(torch.rand(6, 2), torch.arange(1, 13).view(6, 2))}
+    many = Learnable(lists, torch.arange(6), torch.arange(6))
+    few, same = equally([many.first(2), many])
+    assert few.targets.tolist() == same.targets.tolist() == [0, 5]
+    assert same.lists["content"].item_rows.tolist() == [[1, 2], [11, 12]]
 
 
 def test_a_cold_run_is_noted_and_not_run_twice(small_world, finished):
