@@ -35,10 +35,11 @@ from pipelines.semantic_id_versions import (
 from pipelines.stage import StageContext, StageRows
 from recsys.data.dataset import Sequences, concatenated_ranges
 from recsys.models.sequence import SequenceModel
-from recsys.semantic_ids.codes import SemanticIds
+from recsys.semantic_ids.codes import NO_CODE, SemanticIds
 from recsys.semantic_ids.collisions import rows_with_content
 from recsys.semantic_ids.quality import quality_report
 from recsys.semantic_ids.quantizers import load_quantizer
+from serving.semantic_ids import CONTENT_CODES
 
 REPORT = "semantic_ids_report.json"
 ID_ROWS = "id_rows.npy"
@@ -110,6 +111,7 @@ def build_semantic_ids(context: StageContext) -> StageRows:
         return StageRows(rows_in=num_items, rows_out=0)
     report = write_version(context.output, made, content)
     if config.makes_ids_of_behaviour():
+        np.save(context.output / CONTENT_CODES, content_codes(made, content).numpy())
         for order in tie_orders(features)[1:]:
             write_measured_order(context, content, order)
     quality = report["quality"]
@@ -117,6 +119,14 @@ def build_semantic_ids(context: StageContext) -> StageRows:
     if not config.makes_ids_of_behaviour():
         counts["collisions_resolved"] = quality["collisions_before"]
     return StageRows(rows_in=num_items, rows_out=made.num_with_id, more=counts)
+
+
+def content_codes(made: NextVersion, content: Content) -> Tensor:
+    """Code items with an ID by their content alone, as new ones are, [N, L] int32; -1 without."""
+    known = content.is_known() & torch.from_numpy(made.id_rows > 0)
+    codes = torch.full((len(known), len(made.quantizer.level_sizes)), NO_CODE, dtype=torch.int32)
+    codes[known] = made.quantizer.encode(content.vectors[known].float()).cpu()
+    return codes
 
 
 def write_measured_order(context: StageContext, content: Content, order: str) -> None:

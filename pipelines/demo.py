@@ -142,7 +142,7 @@ def semantic_id_line(bundle: Path) -> str | None:
         f"{shortened(catalogue.display_texts[row], 28)} is {ids.text(row)}"
         for row in (shown, beside)
     ]
-    return f"Semantic IDs, by content: {named[0]}, {named[1]}."
+    return f"Alike by semantic ID: {named[0]}, {named[1]}."
 
 
 def chosen_users(offsets: NDArray[np.int64]) -> list[int]:

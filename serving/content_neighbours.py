@@ -40,8 +40,8 @@ class ContentNeighbours:
             content: Content embeddings, [N, F].
             num_released_rows: Item rows of the bundle; those behind were appended by deltas.
         """
-        sizes = semantic_ids.ids.level_sizes
-        codes = semantic_ids.codes
+        codes = semantic_ids.content_codes
+        sizes = semantic_ids.ids.level_sizes[: codes.shape[1]]
         rows = (codes[:, 0] != NO_CODE).nonzero().flatten()
         keys, order = id_keys(codes[rows], sizes).sort()
         self._keys, self._item_rows = keys.numpy(), rows[order].numpy()  # [M] each

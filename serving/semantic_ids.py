@@ -1,7 +1,9 @@
-"""Semantic IDs of a bundle's items: a content's codes, coarse to fine, which never move.
+"""Semantic IDs of a bundle's items: codes, coarse to fine, which never move.
 
     semantic_ids/semantic_ids.*     codes by id row               recsys/semantic_ids/codes.py
     semantic_ids/id_rows.npy        id row of each item row, 0 without an ID, [N]
+    semantic_ids/content_codes.npy  [N, L'] what content alone gives, where IDs group what is taken
+                                    alike: items of like content share these, not the IDs
     quantizer/                      gives new items their IDs     recsys/semantic_ids/quantizers.py
 
 Item rows are numbered anew by every run, while a published ID stays its item's; so IDs lie by id
@@ -35,6 +37,7 @@ FOLDER = "semantic_ids"
 QUANTIZER = "quantizer"
 ID_ROWS = "id_rows.npy"
 CODES = "codes.npy"
+CONTENT_CODES = "content_codes.npy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,8 @@ class SemanticIdParts:
             (bundle / folder).mkdir()
         for name in (f"{FILE_NAME}.json", f"{FILE_NAME}.safetensors", ID_ROWS):
             shutil.copyfile(self.directory / name, bundle / FOLDER / name)
+        if (self.directory / CONTENT_CODES).exists():
+            shutil.copyfile(self.directory / CONTENT_CODES, bundle / FOLDER / CONTENT_CODES)
         for path in sorted((self.directory / QUANTIZER).iterdir()):
             shutil.copyfile(path, bundle / QUANTIZER / path.name)
 
@@ -101,6 +106,8 @@ class ItemSemanticIds:
     id_rows: Rows
     """Id row of each item row, [N]; 0 without an ID."""
     quantizer_directory: Path
+    from_content: Tensor | None = None
+    """Codes that content alone gives, [N, L'] int32, -1 without; None where the IDs are these."""
 
     @classmethod
     def load(cls, bundle: Path, version: str | None = None) -> Self:
@@ -117,6 +124,7 @@ class ItemSemanticIds:
             ids=ids,
             id_rows=load_rows(bundle / FOLDER / ID_ROWS),
             quantizer_directory=bundle / QUANTIZER,
+            from_content=_load_content_codes(bundle / FOLDER / CONTENT_CODES, ids),
         )
         found._check_id_rows(bundle / FOLDER / ID_ROWS)
         # The digest that the quantiser's file says; its tensors are read when one is needed.
@@ -142,6 +150,16 @@ class ItemSemanticIds:
                 f"{path} gives id row {twice[0]} to two items; an ID belongs to one item, release "
                 "the bundle again"
             )
+        if self.from_content is not None and len(self.from_content) != len(rows):
+            raise ValueError(
+                f"{path.parent / CONTENT_CODES} has {len(self.from_content)} rows, {path} "
+                f"{len(rows)}; they come from different runs, release the bundle again"
+            )
+
+    @property
+    def content_codes(self) -> Tensor:
+        """Codes that items of like content share, by item row, [N, L']; -1 without."""
+        return self.codes if self.from_content is None else self.from_content
 
     @cached_property
     def codes(self) -> Tensor:
@@ -209,13 +227,35 @@ class ItemSemanticIds:
             raise ValueError(f"id row {min(taken)} is given to a new item and belongs to another")
         if bool(((codes[:, 0] != NO_CODE) != given).any()):
             raise ValueError("a new item has an ID without an id row, or an id row without an ID")
+        from_content = self.from_content
+        if from_content is not None:
+            # New items have their IDs by content.
+            from_content = torch.cat([from_content, codes[:, : from_content.shape[1]]])
         extended = type(self)(
             ids=with_codes(self.ids, rows[given], codes[given]),
             id_rows=np.concatenate([self.id_rows, new.id_rows]),
             quantizer_directory=self.quantizer_directory,
+            from_content=from_content,
         )
         extended._check_id_rows(self.quantizer_directory.parent / FOLDER / ID_ROWS)
         return extended
+
+
+def _load_content_codes(path: Path, ids: SemanticIds) -> Tensor | None:
+    """Read the codes that content alone gives; None where IDs are of content.
+
+    Raises:
+        ValueError: They are not codes of the IDs' levels.
+    """
+    if not path.exists():
+        return None
+    codes = torch.from_numpy(np.array(load_array(path, np.int32, 2)))
+    sizes = torch.tensor(ids.level_sizes[: codes.shape[1]], dtype=torch.int32)
+    if len(sizes) != codes.shape[1] or bool(((codes < NO_CODE) | (codes >= sizes)).any()):
+        raise ValueError(
+            f"{path} must hold codes of levels {ids.level_sizes}; release the bundle again"
+        )
+    return codes
 
 
 def with_codes(ids: SemanticIds, rows: Tensor, codes: Tensor) -> SemanticIds:

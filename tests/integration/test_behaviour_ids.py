@@ -22,6 +22,7 @@ from recsys.semantic_ids.behaviour import behaviour_ids
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
 from serving.bundle import load_bundle
+from serving.content_neighbours import ContentNeighbours
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request
@@ -129,6 +130,30 @@ def test_appended_item_is_generated(own: Path, recsys: Recsys) -> None:
             found = source.candidates(query, mask, 25)
         assert found is not None
         assert row in found.item_rows[0].tolist()
+
+
+def test_an_appended_twin_finds_its_original_by_content(own: Path, recsys: Recsys) -> None:
+    items = pl.read_csv(own.parent / "items.csv")
+    new = own.parent / "new.csv"
+    items.head(6).with_columns(item_id=pl.lit("twin-of-") + pl.col("item_id")).write_csv(new)
+    result = recsys("append-items", new, "-b", own / "bundles/current")
+    assert result.exit_code == 0, result.output
+    bundle = load_bundle(own / "bundles/current")
+    assert bundle.semantic_ids is not None
+    assert bundle.retriever is not None
+    neighbours = ContentNeighbours(
+        bundle.semantic_ids, bundle.retriever.content, bundle.num_released_rows
+    )
+    mask = ItemMask.all(bundle.num_item_rows)
+    for item_id in items["item_id"][:6]:
+        original, twin = (bundle.catalogue.row_of(one) for one in (item_id, f"twin-of-{item_id}"))
+        assert original is not None
+        assert twin is not None
+        for asked, wanted in ((twin, original), (original, twin)):
+            # As many as no prefix has but the shortest.
+            found = neighbours.nearest(asked, 20, mask)
+            assert found is not None
+            assert found.item_rows[0, 0] == wanted
 
 
 def test_page_tells_what_the_codes_group(own: Path, recsys: Recsys) -> None:
