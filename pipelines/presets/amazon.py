@@ -77,7 +77,7 @@ def amazon_sports() -> RunConfig:
     beauty = amazon_beauty()
     return replace(
         beauty,
-        generative_training=replace(beauty.generative_training, max_epochs=16.0),
+        generative_training=replace(beauty.generative_training, max_epochs=12.0),
         workspace=Path("runs/amazon-sports"),
         data=DataConfig(dataset="amazon-sports"),
     )

@@ -67,6 +67,10 @@ class CodeTeacher:
         self._sizes = tuple(level_sizes)
         self._has_id = self._codes[:, 0] >= 0
         self._behind = items_by_code(self._codes[:, 0], self._sizes[0])  # [K, C]
+        # As a product: adding up so many numbers into so few places waits for each other on a GPU.
+        places = self._codes[:, :1].clamp(min=0)
+        self._first = torch.zeros(len(codes), self._sizes[0], device=places.device)
+        self._first.scatter_(1, places, self._has_id[:, None].float())  # [N, K]
 
     @torch.no_grad()
     def __call__(self, batch: JaggedBatch, asked: Positions) -> TaughtCodes:
@@ -81,13 +85,14 @@ class CodeTeacher:
         empty = target.sum(1, keepdim=True) <= 0
         drawn = torch.multinomial(target + empty * self._has_id, 1)[:, 0]
         forced = self._codes[drawn]  # [P, L]
-        levels = [self._first(target)]
+        levels = [shares(target @ self._first)]
         members = self._behind[forced[:, 0].clamp(min=0)]  # [P, C]
         share, codes = target.gather(1, members), self._codes[members]  # [P, C], [P, C, L]
         for level in range(1, len(self._sizes)):
             if level > 1:
                 share = share * (codes[..., level - 1] == forced[:, level - 1, None])
-            levels.append(self._sums(share, codes[..., level], level))
+            sums = share.new_zeros(len(share), self._sizes[level])
+            levels.append(shares(sums.scatter_add(1, codes[..., level].clamp(min=0), share)))
         return TaughtCodes(forced, tuple(levels))
 
     def _expected(self, batch: JaggedBatch, asked: Positions) -> Tensor:
@@ -106,15 +111,10 @@ class CodeTeacher:
         target = target.scatter_add(1, asked.labels[:, None], 1 - share_of)
         return target * self._has_id
 
-    def _first(self, target: Tensor) -> Tensor:
-        rows = self._has_id.nonzero()[:, 0]
-        return self._sums(target[:, rows], self._codes[rows, 0].expand(len(target), -1), 0)
 
-    def _sums(self, share: Tensor, codes: Tensor, level: int) -> Tensor:
-        """Add up what falls on each code, [P, C] -> [P, K], to one for each position."""
-        sums = share.new_zeros(len(share), self._sizes[level])
-        sums = sums.scatter_add(1, codes.clamp(min=0), share)
-        return sums / sums.sum(1, keepdim=True).clamp(min=1e-20)
+def shares(sums: Tensor) -> Tensor:
+    """Let rows add up to one, if they add up to anything."""
+    return sums / sums.sum(1, keepdim=True).clamp(min=1e-20)
 
 
 def items_by_code(codes: Tensor, num_codes: int) -> Tensor:
