@@ -46,6 +46,8 @@ class SparseMoeConfig:
     """Training steps at the start in which rows visit every expert; not with ``noisy``."""
     loss_weight: float = 0.01
     """Weight of a noisy router's balancing loss."""
+    certainty_weight: float = 0.0
+    """Weight of entropies by which rows choose one expert plainly; not with ``noisy``."""
     compute: Compute = "auto"
 
     def __post_init__(self) -> None:
@@ -88,6 +90,7 @@ class SparseMoe(nn.Module):
                 scores=config.router,
                 bias_rate=config.bias_rate,
                 dense_steps=config.dense_steps,
+                certainty_weight=config.certainty_weight,
             )
         self.experts = Experts(num_experts, dim, hidden_dim, dim, compute=config.compute)
         shared_dim = config.num_shared_experts * hidden_dim

@@ -2,6 +2,7 @@
 
 Noisy top-k with a balancing loss: Shazeer et al. 2017, arXiv:1701.06538. Sigmoid top-k whose biases
 balance without a loss: Wang et al. 2024, arXiv:2408.15664, as in DeepSeek-V3, arXiv:2412.19437.
+Entropies that make rows choose plainly: LIMoE, Mustafa et al. 2022, arXiv:2206.02770.
 
 Axes: B rows, D width, E experts, K experts chosen of each row, G groups of rows. A name ends in its
 axes where they change often: ``scores_BE``.
@@ -118,6 +119,9 @@ class BiasedRouter(nn.Module):
             others, which finds groups of rows sooner.
         dense_steps: Training steps at the start in which every row visits every expert, so that
             experts differ before rows are parted among them (after arXiv:2112.14397).
+        certainty_weight: Weight of minus the mutual information of row and expert, by the softmax
+            of scores. Borders between experts then move to where few rows are, so that rows that
+            cluster go together. It draws a row to one expert.
     """
 
     def __init__(
@@ -129,6 +133,7 @@ class BiasedRouter(nn.Module):
         scores: Literal["sigmoid", "softmax"] = "sigmoid",
         bias_rate: float = 0.01,
         dense_steps: int = 0,
+        certainty_weight: float = 0.0,
     ) -> None:
         super().__init__()
         _check_choice(num_experts, top_k)
@@ -138,7 +143,10 @@ class BiasedRouter(nn.Module):
             raise ValueError(
                 f"bias_rate and dense_steps must be >= 0, got {bias_rate} and {dense_steps}"
             )
+        if certainty_weight < 0:
+            raise ValueError(f"certainty_weight must be >= 0, got {certainty_weight}")
         self.top_k, self.bias_rate, self.dense_steps = top_k, bias_rate, dense_steps
+        self.certainty_weight = certainty_weight
         self.by_softmax = scores == "softmax"
         self.scores = nn.Linear(dim, num_experts, bias=False)
         self.bias: Tensor
@@ -163,7 +171,11 @@ class BiasedRouter(nn.Module):
             self.steps += 1
             if not dense:
                 self._move_bias(experts_BK)
-        return Routing(experts_BK, weights_BK, scores_BE.new_zeros(()))
+        loss = scores_BE.new_zeros(())
+        if self.training and self.certainty_weight > 0:
+            chances_BE = scores_BE if self.by_softmax else logits_BE.softmax(1)
+            loss = -self.certainty_weight * information_of_chances(chances_BE)
+        return Routing(experts_BK, weights_BK, loss)
 
     @torch.no_grad()
     def _move_bias(self, experts: Tensor) -> None:
@@ -174,6 +186,13 @@ class BiasedRouter(nn.Module):
         self.bias += self.bias_rate * lack.clamp(-1, 1)
         # Only differences matter; left alone the mean would drift.
         self.bias -= self.bias.mean()
+
+
+def information_of_chances(chances_BE: Tensor) -> Tensor:
+    """Mutual information of row and expert where rows choose by chance: >= 0, a scalar."""
+    of_rows: Tensor = torch.special.entr(chances_BE.clamp(min=1e-9)).sum(1).mean()
+    of_all: Tensor = torch.special.entr(chances_BE.mean(0)).sum()
+    return of_all - of_rows
 
 
 class NoisyRouter(nn.Module):

@@ -99,6 +99,9 @@ class RankerConfig:
     dense_steps: int = 0
     """Training steps at the start in which candidates visit every expert."""
     router_loss_weight: float = 0.01
+    router_certainty: float = 0.0
+    """Weight of entropies by which candidates choose one expert plainly, for ``top_k`` 1: 0.1 lets
+    a router find groups of items by themselves."""
     head_dim: int = 32
     """Inner width of each task's head."""
     task_weighting: Literal["uncertainty", "fixed"] = "uncertainty"

@@ -187,6 +187,7 @@ class Trunk(nn.Module):
                     bias_rate=config.bias_rate,
                     dense_steps=config.dense_steps,
                     loss_weight=config.router_loss_weight,
+                    certainty_weight=config.router_certainty,
                 )
             )
         elif config.trunk in ("mmoe", "ple"):

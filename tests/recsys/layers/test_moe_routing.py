@@ -8,6 +8,7 @@ from recsys.layers.moe_routing import (
     NoisyRouter,
     chosen_counts,
     expert_use,
+    information_of_chances,
     load_by_group,
     routing_information,
 )
@@ -116,6 +117,37 @@ def test_use_of_even_and_of_collapsed_experts():
     assert (collapsed.entropy, collapsed.max_violation, collapsed.dead_experts) == (0, 3, 3)
     with pytest.raises(ValueError, match="at least one routed row"):
         expert_use(torch.zeros(0, 2, dtype=torch.int64), 4)
+
+
+@pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
+def test_certainty_sends_rows_that_cluster_to_one_expert(scores):
+    """Four clusters, and a direction in which each spreads as far as they lie apart."""
+    torch.manual_seed(3)
+    clusters = torch.arange(800) % 4
+    rows = 3 * torch.eye(4)[clusters]
+    rows = torch.cat([rows + 0.3 * torch.randn(800, 4), 2 * torch.randn(800, 1)], dim=1)
+    found = {}
+    for weight in (0.0, 1.0):
+        torch.manual_seed(0)
+        router = BiasedRouter(5, 4, 1, scores=scores, certainty_weight=weight)
+        optimizer = torch.optim.Adam(router.parameters(), lr=0.02)
+        for _ in range(200):
+            routing = router(rows)
+            optimizer.zero_grad()
+            # What would otherwise move nothing.
+            (routing.loss + 0 * router.scores.weight.sum()).backward()
+            optimizer.step()
+        experts = router.eval()(rows).experts[:, 0]
+        found[weight] = routing_information(experts, clusters)
+    assert found[0.0] < 0.8
+    assert found[1.0] > 0.95
+
+
+def test_information_of_chances_at_both_ends():
+    plain = torch.eye(4).repeat(5, 1)
+    torch.testing.assert_close(information_of_chances(plain), torch.tensor(4.0).log())
+    same = torch.tensor([[0.1, 0.7, 0.2]]).repeat(6, 1)
+    torch.testing.assert_close(information_of_chances(same), torch.tensor(0.0), atol=1e-6, rtol=0)
 
 
 def test_counts_of_choices_are_those_of_bincount():

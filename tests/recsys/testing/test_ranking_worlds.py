@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recsys.layers.moe_routing import expert_use
+from recsys.layers.moe_routing import expert_use, routing_information
 from recsys.models.ranker import Ranker
 from recsys.models.ranker_config import RankerConfig
 from recsys.testing.ranking_worlds import TASKS, RankingWorld, RankingWorldConfig, ranking_world
@@ -63,11 +63,11 @@ def test_the_true_chances_have_the_highest_auc(world):
     assert all(0.8 < truth[task] < 1 and worse[task] < truth[task] for task in TASKS)
 
 
-def test_a_sparse_ranker_learns_relevance_slots_and_an_even_use_of_experts(world):
+def test_a_sparse_ranker_learns_relevance_slots_and_finds_the_domains(world):
     torch.manual_seed(0)
     config = RankerConfig(
         embedding_dim=16, key_dim=8, max_history=5, num_cross_layers=1, num_experts=4, top_k=1,
-        head_dim=8, id_init_scale=0.01, backend="torch",
+        hidden_dim=16, router_certainty=0.1, head_dim=8, id_init_scale=0.01, backend="torch",
     )  # fmt: skip
     model = Ranker(config, world.inputs, world.catalogue).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -83,4 +83,6 @@ def test_a_sparse_ranker_learns_relevance_slots_and_an_even_use_of_experts(world
     assert min(world.aucs(ranked.logits, test).values()) > 0.65
     assert bool((curve.diff() < 0).all())
     torch.testing.assert_close(curve, torch.tensor(CONFIG.examination), atol=0.12, rtol=0)
-    assert expert_use(ranked.routing.experts, 4).dead_experts == 0
+    experts = ranked.routing.experts
+    assert expert_use(experts, 4).dead_experts == 0
+    assert routing_information(experts[:, 0], world.domain_of_impressions(test)) > 0.9
