@@ -47,7 +47,7 @@ SPARSE = RankerConfig(
     max_history=5,
     num_cross_layers=0,
     trunk="sparse",
-    hidden_dim=16,
+    hidden_dim=32,
     num_experts=4,
     top_k=1,
     router_certainty=0.1,
@@ -297,8 +297,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10, help="worlds of sparse and dense trunks")
     parser.add_argument("--other-seeds", type=int, default=3, help="worlds of the other trunks")
-    parser.add_argument("--requests", type=int, default=400_000)
-    parser.add_argument("--steps", type=int, default=3_000)
+    parser.add_argument("--requests", type=int, default=200_000)
+    parser.add_argument("--steps", type=int, default=2_500)
     parser.add_argument("--batch", type=int, default=512, help="requests of a step")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")
