@@ -262,13 +262,13 @@ class Experts(nn.Module):
 def _grouped(rows: Tensor, up: Tensor, down: Tensor, ends: Tensor) -> Tensor:
     """Multiply each expert's stretch of slots by its weights, [S, D] -> [S, O]."""
     hidden = functional.grouped_mm(rows, up.transpose(1, 2), offs=ends)
-    return functional.grouped_mm(functional.relu(hidden), down.transpose(1, 2), offs=ends)
+    return functional.grouped_mm(functional.relu_(hidden), down.transpose(1, 2), offs=ends)
 
 
 def _batched(blocks: Tensor, up: Tensor, down: Tensor, expert_of_block: Tensor) -> Tensor:
     """Multiply each block by its expert's weights, [N, R, D] -> [N * R, O]."""
     hidden = torch.bmm(blocks, up.index_select(0, expert_of_block).transpose(1, 2))
-    hidden = functional.relu(hidden)
+    hidden = functional.relu_(hidden)
     out = torch.bmm(hidden, down.index_select(0, expert_of_block).transpose(1, 2))
     return out.flatten(0, 1)
 
