@@ -18,7 +18,7 @@ from benchmark_ranking_worlds import SPARSE, TEST_SHARE, moved
 from results_file import Row, write_results
 
 from recsys.models.ranker import Ranker
-from recsys.models.ranker_config import Trunk, at_equal_compute
+from recsys.models.ranker_config import RankerConfig, at_equal_compute, flops_of
 from recsys.testing.ranking_worlds import RankingWorld, RankingWorldConfig, ranking_world
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw, lr_at
 
@@ -44,12 +44,11 @@ def cast(precision: str) -> torch.autocast:
 
 
 def trained(
-    world: RankingWorld, trunk: Trunk, precision: str, num_steps: int, batch_size: int
+    world: RankingWorld, base: RankerConfig, precision: str, num_steps: int, batch_size: int
 ) -> Found:
     seed = world.config.seed
     torch.manual_seed(seed)
-    config = at_equal_compute(SPARSE, world.inputs, trunk)
-    model = Ranker(config, world.inputs, world.catalogue).cuda().train()
+    model = Ranker(base, world.inputs, world.catalogue).cuda().train()
     optimizer = adamw(model, AdamWConfig(tables="dense"))
     scaler = torch.amp.GradScaler("cuda", enabled=precision == "float16")
     schedule = ScheduleConfig(learning_rate=8e-3, warmup_steps=min(100, num_steps))
@@ -133,9 +132,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--steps", type=int, default=1_500)
     parser.add_argument("--batch", type=int, default=512, help="requests of a step")
+    parser.add_argument("--embedding-dim", type=int, default=SPARSE.embedding_dim)
+    parser.add_argument("--hidden", type=int, default=SPARSE.hidden_dim, help="of an expert")
     parser.add_argument("--trunks", nargs="+", default=["sparse", "dense"])
     parser.add_argument("--name", default="ranker_precision")
     arguments = parser.parse_args()
+    sparse = replace(SPARSE, embedding_dim=arguments.embedding_dim, hidden_dim=arguments.hidden)
     found: dict[str, list[Found]] = {trunk: [] for trunk in arguments.trunks}
     for number in range(arguments.seeds):
         config = RankingWorldConfig(
@@ -145,12 +147,14 @@ def main() -> None:
         world = moved(plain, "cuda")
         world = replace(world, content=plain.content)
         for trunk in arguments.trunks:
+            base = at_equal_compute(sparse, world.inputs, trunk)
             for precision in DTYPES:
-                one = trained(world, trunk, precision, arguments.steps, arguments.batch)
+                one = trained(world, base, precision, arguments.steps, arguments.batch)
                 found[trunk].append(one)
                 print(trunk, one, flush=True)
     rows = [row for trunk, own in found.items() for row in rows_of(trunk, own)]
     notes = (
+        f"{flops_of(sparse, world.inputs)['total']} operations a candidate. "
         f"{arguments.requests} requests of six slots, the last 15% for the test, "
         f"{arguments.steps} steps of {arguments.batch} requests; {arguments.seeds} seeds from "
         f"{arguments.first_seed}. A step is timed whole, host and device. With all weights float32 "
