@@ -35,6 +35,8 @@ GENRES_100K = [
     "War",
     "Western",
 ]
+CLASSICS_BEFORE = 1980
+"""Release year that tells apart the two domains of MovieLens-100K."""
 AGES_1M = {
     "1": "under 18",
     "18": "18-24",
@@ -122,6 +124,13 @@ def with_year(items: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def with_domain(items: pl.DataFrame) -> pl.DataFrame:
+    """Put each film into the domain of its time, as a video shop has its shelf of classics."""
+    old = pl.col("release_year") < CLASSICS_BEFORE
+    domain = pl.when(old.fill_null(False)).then(pl.lit("classics")).otherwise(pl.lit("recent"))
+    return items.with_columns(domain.alias("domain"))
+
+
 def movielens_100k_official(directory: Path) -> Tables:
     """Parse u.data, u.item and u.user of ml-100k.zip."""
     columns = ["user_id", "item_id", "rating", "timestamp"]
@@ -141,7 +150,7 @@ def movielens_100k_official(directory: Path) -> Tables:
     )
     columns = ["user_id", "age", "gender", "occupation", "zip_code"]
     users = read_delimited(directory / "u.user", columns, separator="|", encoding="utf-8")
-    return Tables(events=ratings(events), items=items, users=demographics(users))
+    return Tables(events=ratings(events), items=with_domain(items), users=demographics(users))
 
 
 def demographics(users: pl.DataFrame) -> pl.DataFrame:
@@ -168,7 +177,8 @@ def movielens_100k_recbole(directory: Path) -> Tables:
         genres.list.eval(pl.element().filter(pl.element() != "unknown")).alias("categories"),
         year.alias("release_year"),
     )
-    return Tables(events=ratings(read("inter")), items=items, users=demographics(read("user")))
+    users = demographics(read("user"))
+    return Tables(events=ratings(read("inter")), items=with_domain(items), users=users)
 
 
 def movies_dat(path: Path) -> pl.DataFrame:

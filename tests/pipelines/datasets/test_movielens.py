@@ -2,6 +2,7 @@ import gzip
 from datetime import UTC, datetime
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from pipelines.datasets.movielens import (
@@ -11,6 +12,7 @@ from pipelines.datasets.movielens import (
     movielens_100k_official,
     movielens_100k_recbole,
     readable_title,
+    with_domain,
 )
 
 
@@ -53,8 +55,8 @@ def test_movielens_100k_official(tmp_path: Path) -> None:
         "value": 3.0,
     }
     assert tables.items.rows() == [
-        ("1", "Les Misérables (1995)", ["Children's", "Comedy"], 1995),
-        ("2", "unknown", [], None),
+        ("1", "Les Misérables (1995)", ["Children's", "Comedy"], 1995, "recent"),
+        ("2", "unknown", [], None, "recent"),
     ]
     assert tables.users is not None
     assert tables.users.rows() == [("196", 49, "M", "writer")]
@@ -79,6 +81,11 @@ def test_movielens_100k_of_the_wheel_reads_as_the_official_one(tmp_path: Path) -
     assert wheel.items.equals(official.items)
     assert wheel.users is not None
     assert wheel.users.equals(official.users)
+
+
+def test_old_films_are_a_domain_of_their_own() -> None:
+    years = pl.DataFrame({"release_year": [1979, 1980, None]})
+    assert with_domain(years)["domain"].to_list() == ["classics", "recent", "recent"]
 
 
 def write_1m_catalogue(folder: Path) -> None:
