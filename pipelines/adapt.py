@@ -128,8 +128,15 @@ def adapt_to(
 ) -> Adapted:
     """Adapt a bundle's model, in a workspace that nobody else works in; errors as of ``adapt``."""
     begin = time.perf_counter()
-    inputs, domains, order = load_inputs(config)
     released, base = released_base(config, bundle)
+    if base == "ranker":
+        # It reads this module.
+        from pipelines.adapt_ranker import adapt_ranker_to
+
+        return adapt_ranker_to(
+            config, domain, released, publish=publish, show_progress=show_progress
+        )
+    inputs, domains, order = load_inputs(config)
     task = Task(
         config=config,
         inputs=inputs,
@@ -181,16 +188,14 @@ def released_base(config: RunConfig, bundle: Path) -> tuple[Link, BaseName]:
         ValueError: If it lacks the model that ``adapter.model`` names.
     """
     base = chain_of(bundle)[0]
-    there = [name for name in ("sequence", "two_tower") if (base.directory / name).is_dir()]
+    known: tuple[BaseName, ...] = ("sequence", "two_tower", "ranker")
+    there = [name for name in known if (base.directory / name).is_dir()]
     wanted = config.adapter.model
     if (wanted != "auto" and wanted not in there) or not there:
         raise ValueError(
             f"adapter.model = {wanted!r}, but {base.directory} has {', '.join(there) or 'neither'}"
         )
-    found: BaseName = (
-        "two_tower" if wanted == "two_tower" or "sequence" not in there else "sequence"
-    )
-    return base, found
+    return base, there[0] if wanted == "auto" else wanted
 
 
 def new_adapter(task: Task, model: Model) -> LoraAdapter:

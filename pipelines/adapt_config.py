@@ -18,12 +18,13 @@ class AdapterConfig(TrainingConfig):
 
     domains: tuple[str, ...] = ()
     """Adapted to after each release; ``recsys adapt`` adapts to any."""
-    model: Literal["auto", "two_tower", "sequence"] = "auto"
+    model: Literal["auto", "two_tower", "sequence", "ranker"] = "auto"
     """What is adapted; ``auto`` is the sequence model where it is released, else the two-tower."""
     rank: int = 8
     alpha: float = 16.0
     targets: tuple[str, ...] = ()
-    """Patterns of layers; by default all linear layers that read a query."""
+    """Patterns of layers; by default all linear layers that read a query, or of a ranker those that
+    read a candidate as one row."""
     dropout: float = 0.0
     max_share: float = 0.05
     """Of the base's parameters that an adapter may have."""
