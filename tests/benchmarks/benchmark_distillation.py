@@ -108,7 +108,8 @@ class Lesson:
     student: Literal["sequence", "two_tower"]
     teacher: Literal["ensemble", "generative"] | None
     """None learns from labels alone."""
-    embedding_dim: int = 128
+    embedding_dim: int | None = None
+    """None is the recipe's."""
     soft_share: float = 0.5
     temperature: float = 1.0
     passes: float = 1.0
@@ -186,8 +187,8 @@ def sequence_student(
 ) -> tuple[SequenceModel, Loss, int]:
     """Make a student that reads windows; its teacher speaks after each of their events."""
     prepared, sequences, device = experiment.prepared, experiment.sequences, experiment.device
-    config = replace(experiment.recipe.sequence, embedding_dim=lesson.embedding_dim)
-    config = replace(config, hidden_dim=2 * lesson.embedding_dim)
+    config = experiment.recipe.sequence
+    config = replace(config, embedding_dim=lesson.embedding_dim or config.embedding_dim)
     torch.manual_seed(experiment.seed)
     counts = experiment.item_counts()
     model = SequenceModel(config, prepared.sizes(), prepared.catalogue, counts).to(device)
@@ -248,7 +249,8 @@ def two_tower_student(
 ) -> tuple[TwoTower, Loss, int]:
     """Make a student that reads queries; its teacher speaks after each user's training history."""
     prepared, sequences, device = experiment.prepared, experiment.sequences, experiment.device
-    config = replace(experiment.recipe.two_tower, embedding_dim=lesson.embedding_dim)
+    config = experiment.recipe.two_tower
+    config = replace(config, embedding_dim=lesson.embedding_dim or config.embedding_dim)
     torch.manual_seed(experiment.seed)
     model = TwoTower(config, prepared.sizes(), prepared.catalogue, experiment.item_counts())
     model = model.to(device)
@@ -321,14 +323,14 @@ def lessons_of(teacher: str, grid: bool) -> list[Lesson]:
         return [*taught, labels[0]]
     taught = [
         Lesson(student="two_tower", teacher="ensemble", soft_share=0.8),
-        Lesson(student="sequence", teacher="ensemble", soft_share=0.5, passes=1.6),
-        Lesson(student="sequence", teacher="ensemble", soft_share=0.3, passes=1.6),
+        Lesson(student="sequence", teacher="ensemble", soft_share=0.5, passes=1.3),
+        Lesson(student="sequence", teacher="ensemble", soft_share=0.3, passes=1.3),
     ]
     if grid:
         taught += [
             replace(taught[1], soft_share=share, passes=1.0) for share in (0.5, 0.8, 1.0)
-        ] + [replace(taught[1], temperature=2.0), replace(taught[1], embedding_dim=64)]
-    return [*taught, *labels, replace(labels[1], passes=1.6)]
+        ] + [replace(taught[1], temperature=2.0), replace(taught[1], embedding_dim=128)]
+    return [*taught, *labels]
 
 
 def train_all(settings: Settings, teacher: str, workers: int, grid: bool, raw: Path) -> None:

@@ -58,13 +58,16 @@ class Timed:
     def listed(self, score: Callable[[JaggedBatch], Tensor]) -> Answer:
         return lambda: score(self.queries).topk(LIST).indices
 
-    def sequence(self, dim: int) -> SequenceModel:
-        config = replace(self.prepared.recipe.sequence, embedding_dim=dim, hidden_dim=2 * dim)
+    def sequence(self, dim: int | None) -> SequenceModel:
         prepared = self.prepared
+        config = prepared.recipe.sequence
+        config = replace(config, embedding_dim=dim or config.embedding_dim)
         return SequenceModel(config, prepared.sizes(), prepared.catalogue, self.counts()).eval()
 
-    def two_tower(self, dim: int) -> TwoTower:
-        config, prepared = replace(self.prepared.recipe.two_tower, embedding_dim=dim), self.prepared
+    def two_tower(self, dim: int | None) -> TwoTower:
+        prepared = self.prepared
+        config = prepared.recipe.two_tower
+        config = replace(config, embedding_dim=dim or config.embedding_dim)
         return TwoTower(config, prepared.sizes(), prepared.catalogue, self.counts()).eval()
 
     def generative(self) -> Answer:
@@ -92,15 +95,14 @@ class Timed:
             return self.listed(make(row["embedding_dim"]).score)
         if row["teacher"] == "generative":
             return self.generative()
-        dim = self.prepared.recipe.sequence.embedding_dim
-        return self.listed(Ensemble([self.sequence(dim) for _ in range(row["members"])]).score)
+        return self.listed(Ensemble([self.sequence(None) for _ in range(row["members"])]).score)
 
 
 def name_of(row: Numbers) -> str:
     if "student" not in row:
         members = f" of {row['members']} sequence models" if "members" in row else " model"
         return f"{row['teacher']}{members}"
-    size = "" if row["embedding_dim"] == 128 else f" of width {row['embedding_dim']}"
+    size = f" of width {row['embedding_dim']}" if row["embedding_dim"] else ""
     taught = f"taught by the {row['teacher']}" if row["teacher"] else "of labels alone"
     if row["teacher"]:
         taught += f" ({row['soft_share']:g} soft)"

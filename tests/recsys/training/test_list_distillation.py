@@ -17,9 +17,11 @@ NUM_ITEM_ROWS = 30
 HISTORY = Jagged.from_lists([[3, 7, 9], [], [5, 5, 1, 2]])
 
 
-def sequence_model(seed=0, num_item_rows=NUM_ITEM_ROWS):
+def sequence_model(seed=0, num_item_rows=NUM_ITEM_ROWS, num_members=1):
     torch.manual_seed(seed)
-    config = SequenceConfig(embedding_dim=16, hidden_dim=32, max_length=6, backend="torch")
+    config = SequenceConfig(
+        embedding_dim=16, hidden_dim=32, max_length=6, num_members=num_members, backend="torch"
+    )
     inputs = TwoTowerInputs(num_item_rows=num_item_rows)
     counts = torch.ones(num_item_rows, dtype=torch.int64)
     return SequenceModel(config, inputs, ItemCatalogue.empty(num_item_rows), counts).eval()
@@ -33,8 +35,9 @@ def two_tower():
     return TwoTower(config, inputs, ItemCatalogue.empty(NUM_ITEM_ROWS), counts).eval()
 
 
-def test_scores_after_the_last_event_are_those_of_serving():
-    model = sequence_model()
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_scores_after_the_last_event_are_those_of_serving(num_members):
+    model = sequence_model(num_members=num_members)
     batch = JaggedBatch({"history": HISTORY})
     after = scores_after_events(model, batch)
     assert after.shape == (7, NUM_ITEM_ROWS)
