@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -100,15 +100,19 @@ class SparseMoe(nn.Module):
             else None
         )
 
-    def forward(self, rows: Tensor, routed_by: Tensor | None = None) -> Mixed:
+    def forward(
+        self, rows: Tensor, routed_by: Tensor | None = None, routing: Routing | None = None
+    ) -> Mixed:
         """Mix what each row's experts say.
 
         Args:
             rows: [B, D].
             routed_by: What the router reads of each row, [B, router_dim]; the rows themselves by
                 default.
+            routing: Where rows go; by default the router says.
         """
-        routing: Routing = self.router(rows if routed_by is None else routed_by)
+        if routing is None:
+            routing = cast("Routing", self.router(rows if routed_by is None else routed_by))
         output: Tensor = self.experts(rows, routing.experts, routing.weights)
         if self.shared is not None:
             output = output + self.shared(rows)

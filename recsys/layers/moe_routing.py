@@ -36,6 +36,12 @@ class Routing(NamedTuple):
     loss: Tensor
     """Scalar to add to the training loss; zero where balance needs none, or out of training."""
 
+    def of_rows(self, rows: Tensor) -> Routing:
+        """Take some rows, [M] of [B]."""
+        return Routing(
+            self.experts.index_select(0, rows), self.weights.index_select(0, rows), self.loss
+        )
+
 
 class ExpertUse(NamedTuple):
     """How evenly rows were spread over the experts of one layer."""

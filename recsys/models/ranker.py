@@ -32,6 +32,7 @@ from recsys.layers.calibrator import Calibrator, Method
 from recsys.layers.cross import CrossNetwork
 from recsys.layers.embedding import Backend
 from recsys.layers.examination import Examination
+from recsys.layers.moe_routing import Routing
 from recsys.layers.target_attention import TargetAttention
 from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower
 from recsys.models.ranker_config import RankerConfig, RankerInputs, num_fields
@@ -98,6 +99,7 @@ class Ranker(CatalogueModel):
         self.dropout = nn.Dropout(config.dropout)
         self.cross = CrossNetwork(width, config.num_cross_layers, config.cross_rank)
         self.trunk = Trunk(config, width, num_tasks)
+        self._routed: tuple[Tensor, Routing | None] | None = None
         self.heads = Heads(width, config.head_dim, num_tasks)
         self.correction = Correction(inputs, num_tasks) if inputs.base_number else None
         if self.correction is not None:
@@ -130,7 +132,12 @@ class Ranker(CatalogueModel):
         return Reader(ready, self.query_fields(batch.queries, batch.query_dense))
 
     def rank(
-        self, reader: Reader, items: Tensor, dense: Tensor | None, kept: Tensor | None
+        self,
+        reader: Reader,
+        items: Tensor,
+        dense: Tensor | None,
+        kept: Tensor | None,
+        routing: Routing | None = None,
     ) -> Ranked:
         """Run the network on candidates.
 
@@ -138,6 +145,7 @@ class Ranker(CatalogueModel):
             items: Fields of the candidates of each query, [B, C, D].
             dense: Their numbers, [B, C, numbers].
             kept: Which of the B * C are candidates, [M]; all by default.
+            routing: Where they go; by default the router says.
         """
         fields = [items, self.attention(items, reader.history)]
         fields.append(reader.fields[:, None].expand(-1, items.shape[1], -1))
@@ -151,7 +159,7 @@ class Ranker(CatalogueModel):
         if kept is not None:
             together = together.index_select(0, kept)
         together = self.dropout(together)
-        each, routing = self.trunk(self.cross(together), together)
+        each, routing = self.trunk(self.cross(together), together, routing)
         logits: Tensor = self.heads(each)
         if corrected is not None:
             logits = logits + (corrected if kept is None else corrected.index_select(0, kept))
@@ -264,14 +272,28 @@ class Ranker(CatalogueModel):
         if missing:
             places = functional.pad(places, (0, missing))
             dense = None if dense is None else functional.pad(dense, (0, 0, 0, missing))
-        items = self.all_item_inputs().index_select(0, places)[None]
-        dense = None if dense is None else dense[None]
+        inputs, routing = self.all_item_inputs(), self.all_item_routing()
         tiles = []
         for begin in range(0, len(places), size):
-            part = None if dense is None else dense[:, begin : begin + size]
-            ranked = self.rank(reader, items[:, begin : begin + size], part, None)
+            own = places[begin : begin + size]
+            part = None if dense is None else dense[None, begin : begin + size]
+            routed = None if routing is None else routing.of_rows(own)
+            ranked = self.rank(reader, inputs.index_select(0, own)[None], part, None, routed)
             tiles.append(finish(ranked.logits))
         return tiles[0][:count] if len(tiles) == 1 else torch.cat(tiles)[:count]
+
+    @torch.no_grad()
+    def all_item_routing(self) -> Routing | None:
+        """Route the whole catalogue; kept as all_item_inputs is.
+
+        None where there is no router, it reads more than items, or it is in training.
+        """
+        if self.training:
+            return None
+        inputs = self.all_item_inputs()
+        if self._routed is None or self._routed[0] is not inputs:
+            self._routed = (inputs, self.trunk.routing_of_items(inputs))
+        return self._routed[1]
 
     def _score_of_logits(self, logits: Tensor) -> Tensor:
         return self.combined(self.calibrated(logits))

@@ -206,17 +206,27 @@ class Trunk(nn.Module):
                 WideLinear(config.hidden_dim, width),
             )
 
-    def forward(self, crossed: Tensor, fields: Tensor) -> tuple[list[Tensor], Routing | None]:
+    def routing_of_items(self, items: Tensor) -> Routing | None:
+        """Route items by their fields [N, D]; None where there is no router, or it reads more."""
+        if not isinstance(self.body, SparseMoe) or self.routed_dim != items.shape[1]:
+            return None
+        routing: Routing = self.body.router(items)
+        return routing
+
+    def forward(
+        self, crossed: Tensor, fields: Tensor, routing: Routing | None = None
+    ) -> tuple[list[Tensor], Routing | None]:
         """Give each task's input, T times [M, W].
 
         Args:
             crossed: [M, W].
             fields: The same before they were crossed, the candidate's own first; by these a router
                 knows groups sooner.
+            routing: Where rows go, of ``routing_of_items``; by default the router says.
         """
-        normed, routing = self.norm(crossed), None
+        normed = self.norm(crossed)
         if isinstance(self.body, SparseMoe):
-            mixed, routing = self.body(normed, fields[:, : self.routed_dim])
+            mixed, routing = self.body(normed, fields[:, : self.routed_dim], routing)
         else:
             mixed = self.body(normed)
         if mixed.ndim == 2:

@@ -120,6 +120,18 @@ def test_training_and_tiles_agree(trunk):
         torch.testing.assert_close(model(batch).logits, model.logits(batch), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("routed_by", ["item", "fields"])
+def test_other_weights_route_the_catalogue_anew(routed_by):
+    config = replace(CONFIG, routed_by=routed_by)
+    model, batch = ranker(config), batch_of([5, 19])
+    model.score(batch)
+    torch.manual_seed(9)
+    other = Ranker(config, INPUTS, catalogue()).eval()
+    assert (other.all_item_routing() is None) == (routed_by == "fields")
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(model.score(batch), other.score(batch))
+
+
 @pytest.mark.parametrize("trunk", TRUNKS)
 def test_saved_and_loaded_scores_are_the_same(trunk, tmp_path: Path):
     model = ranker(replace(CONFIG, trunk=trunk, task_values={"purchase": 5.0}))
