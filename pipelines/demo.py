@@ -19,6 +19,7 @@ from pipelines.analysis import Analysis, SplitAnalysis
 from pipelines.blends import BLEND, BLEND_FAST
 from pipelines.console import log, out
 from pipelines.model_inputs import released_order
+from pipelines.rankers import FILE, RANKED
 from pipelines.release import bundles_dir, read_json
 from pipelines.report import report_path
 from pipelines.resolve import check_places, resolve, with_dataset
@@ -39,7 +40,7 @@ MODEL_NAMES = {
     "two_tower": "two-tower",
     "sequence": "sequence",
     "generative": "generative",
-    "blend_fast": "blend, fast (served)",
+    "blend_fast": "blend, fast",
     "blend": "blend, full",
     "ranked": "blend, fast, then ranked",
 }
@@ -53,12 +54,16 @@ Metrics = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Value by split, model and metric."""
 
 
-def metric_table(metrics: Metrics, analysis: Mapping[str, SplitAnalysis], primary: str) -> Table:
+def metric_table(
+    metrics: Metrics, analysis: Mapping[str, SplitAnalysis], primary: str, *, ranked: bool = False
+) -> Table:
     """Lay out each model's metrics on both splits; the best of each split is bold.
 
     Args:
+        metrics: By split, model and metric.
         analysis: By split; empty where none was made, and then no interval is shown.
         primary: Metric that is shown with its interval.
+        ranked: Whether the ranker's order is served, else the fast blend's.
     """
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("held-out item", no_wrap=True)
@@ -68,8 +73,8 @@ def metric_table(metrics: Metrics, analysis: Mapping[str, SplitAnalysis], primar
         table.add_column(name, justify="right", no_wrap=True)
     for split, readable_split in SPLIT_NAMES.items():
         models = {name: text for name, text in MODEL_NAMES.items() if name in metrics[split]}
-        if BLEND_FAST not in models:
-            models[BLEND] = "blend (served)"
+        served = RANKED if ranked else BLEND_FAST if BLEND_FAST in models else BLEND
+        models[served] += " (served)"
         best = {name: max(metrics[split][model][name] for model in models) for name in shown}
         for place, (model, readable) in enumerate(models.items()):
             values = metrics[split][model]
@@ -145,6 +150,31 @@ def semantic_id_line(bundle: Path) -> str | None:
     return f"Alike by semantic ID: {named[0]}, {named[1]}."
 
 
+def ranker_line(told: Path) -> str | None:
+    """Say whose order is served and by how much; None where no ranker was trained."""
+    if not told.exists():
+        return None
+    found = read_json(told)
+    served = "The ranker's order is served" if found["served"] else "The blend's order is served"
+    return f"{served}, as validation says: {found['reason']}."
+
+
+def adapter_lines(told: Path) -> list[str]:
+    """Say what became of each domain's adapter."""
+    lines = []
+    for one in read_json(told):
+        if one["adapter"] is None:
+            lines.append(f"Domain {one['domain']}: answered by the base; {one['refused']}")
+            continue
+        (metric,) = one["metrics"]["base"]
+        before, after = (one["metrics"][name][metric] for name in ("base", "adapter"))
+        lines.append(
+            f"Domain {one['domain']}: an adapter answers requests whose context names it; "
+            f"{metric} of held-out users {before:.3f}, {after:.3f} with it."
+        )
+    return lines
+
+
 def chosen_users(offsets: NDArray[np.int64]) -> list[int]:
     """Choose users with short, middling and long histories, always the same ones."""
     lengths = np.diff(offsets)
@@ -169,6 +199,7 @@ def where_things_are(workspace: Path, bundle: Path, seconds: float) -> Panel:
         f"              recsys recommend --session 50,172 --k 5{option}",
         f"serve it      recsys serve{option}",
         """              curl -s --json '{"user_id": "1", "k": 5}' localhost:8000/v1/recommend""",
+        """              the same with "context": {"domain": "classics"} asks its adapter""",
         "your data     recsys run --config shop.toml   (see recsys run --help)",
     ]
     return Panel(Group(*(Text(line) for line in lines)), title="Next", title_align="left")
@@ -204,7 +235,14 @@ def run_demo(
     out.print()
     out.print("All items are ranked for each user; targets are the user's own last two items.")
     out.print("In brackets: where the mean may lie with other users like these (95%).")
-    out.print(metric_table(metrics[order], analysis.orders[order], analysis.primary_metric))
+    ranked = load_bundle(bundle).ranker is not None
+    primary = analysis.primary_metric
+    out.print(metric_table(metrics[order], analysis.orders[order], primary, ranked=ranked))
+    notes = [ranker_line(config.workspace / "train_ranker" / order / FILE)]
+    for note in [*notes, *adapter_lines(config.workspace / "adapt_domains" / "adapters.json")]:
+        if note is not None:
+            out.print(note, markup=False, soft_wrap=True)
+            out.print()
     for table in histories_and_lists(bundle):
         out.print(table)
     if (line := semantic_id_line(bundle)) is not None:

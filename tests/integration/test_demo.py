@@ -12,9 +12,11 @@ from rich.console import Console, RenderableType
 from pipelines.analysis import Analysis
 from pipelines.demo import (
     MODEL_NAMES,
+    adapter_lines,
     chosen_users,
     histories_and_lists,
     metric_table,
+    ranker_line,
     semantic_id_line,
     where_things_are,
 )
@@ -63,6 +65,26 @@ def test_metrics_are_shown_without_intervals_where_none_were_made(shop: Path) ->
     assert "blend, fast (served)" in text
     assert f"{metrics['test']['blend']['ndcg@10']:.3f} " in text
     assert "-0." not in text
+
+
+def test_demo_names_what_is_served_and_why(shop: Path, tmp_path: Path) -> None:
+    metrics = json.loads((shop / "evaluate/metrics.json").read_text())["given"]
+    told = {split: {**values, "ranked": values["blend"]} for split, values in metrics.items()}
+    text = "\n".join(printed(metric_table(told, {}, "ndcg@10", ranked=True)))
+    assert text.count("(served)") == text.count("then ranked (served)") == 2
+    path = tmp_path / "told.json"
+    assert ranker_line(path) is None
+    path.write_text('{"served": false, "reason": "it is behind"}')
+    assert ranker_line(path) == "The blend's order is served, as validation says: it is behind."
+    metric = {"base": {"ndcg@10": 0.1}, "adapter": {"ndcg@10": 0.2}}
+    adapters = [
+        {"domain": "a", "adapter": "adapter-1", "refused": None, "metrics": metric},
+        {"domain": "b", "adapter": None, "refused": "no gain"},
+    ]
+    path.write_text(json.dumps(adapters))
+    first, second = adapter_lines(path)
+    assert "0.100, 0.200 with it" in first
+    assert second == "Domain b: answered by the base; no gain"
 
 
 def test_demo_shows_two_items_whose_semantic_ids_begin_alike(shop: Path) -> None:
