@@ -176,13 +176,19 @@ def shared_base(settings: Settings, path: Path, left_out: int | None = None) -> 
     return path
 
 
+def said(found: dict[str, float], name: str, plan: Plan | None = None) -> dict[str, float]:
+    """Print what was found, so that a run that is cut short has told of it."""
+    print(json.dumps({"of": name, "plan": plan and asdict(plan), **found}), flush=True)
+    return found
+
+
 def own_model(settings: Settings, domain: int) -> dict[str, float]:
     """Train on the domain's events and items alone, histories cut likewise."""
     data, _ = cut(settings.load(), [domain])
     model = built(data, settings)
     picks, told = settings.judges(data, domain)
     fit(model, model, data.sequences, None, settings.plans.own, picks, settings.seed)
-    return {"own": told(model)}
+    return said({"own": told(model)}, data.names[domain])
 
 
 class Ground:
@@ -227,7 +233,8 @@ def tried(settings: Settings, domain: int, path: Path, plan: Plan) -> dict[str, 
     model, share = ground.adapted(plan, ground.data.sequences, picks)
     seconds = time.perf_counter() - begin
     value = {"value": told(model), "picked": picks(model), "picked before": picks(ground.base)}
-    return {**found, **value, "share": share, "seconds": seconds}
+    found |= {**value, "share": share, "seconds": seconds}
+    return said(found, ground.data.names[domain], plan)
 
 
 def new_domain(settings: Settings, domain: int, path: Path, plan: Plan) -> dict[str, float]:
@@ -249,7 +256,7 @@ def new_domain(settings: Settings, domain: int, path: Path, plan: Plan) -> dict[
     begin = time.perf_counter()
     model, share = ground.adapted(plan, few, picks)
     seconds = time.perf_counter() - begin
-    return {
+    found = {
         "base": told(ground.base),
         "adapter": told(model),
         "gain of others": others(model) - others(ground.base),
@@ -257,6 +264,7 @@ def new_domain(settings: Settings, domain: int, path: Path, plan: Plan) -> dict[
         "share": share,
         "users": float(told.num_users),
     }
+    return said(found, f"{NEW} {ground.data.names[domain]}", plan)
 
 
 Found = dict[str, Any]
