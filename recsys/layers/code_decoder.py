@@ -224,9 +224,10 @@ def joint_attention(
         [B, W, S, D].
     """
     shape, length = query.shape, context.keys.shape[2]
-    shared = side_by_side(query) @ context.keys.transpose(-1, -2)  # [B, H, W S, T]
-    scale = float(shape[-1]) ** -0.5
-    shared = shared.float() * scale + repeat_tokens(context.bias, shape[2])
+    # The few queries are scaled, not the many scores; the sum makes these float32 as it goes.
+    scaled = side_by_side(query) * float(shape[-1]) ** -0.5
+    shared = scaled @ context.keys.transpose(-1, -2)  # [B, H, W S, T]
+    shared = shared + repeat_tokens(context.bias, shape[2]).float()
     single = scores.flatten(1, 2).transpose(1, 2)  # [B, H, W S, all S]
     both = torch.softmax(torch.cat([shared, single], -1), -1).to(values.dtype)
     read = (both[..., :length] @ context.values).transpose(1, 2).reshape(shape)

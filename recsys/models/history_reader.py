@@ -105,7 +105,8 @@ class HistoryReader(nn.Module):
             hidden = (place > seen[:, None])[:, None, None]  # [B, 1, 1, T]
         else:
             hidden = (place[None, :] > place[:, None])[None, None]  # [1, 1, T, T]
-        bias = bias.masked_fill(hidden, -torch.inf)
+        # Laid out as attention wants it: heads lie innermost until here.
+        bias = bias.masked_fill(hidden, -torch.inf).contiguous()
         shared = []
         blocks = cast("list[CodeBlock]", list(self.encoder)) or decoder
         # In training the draws of dropout behind the last block stay in their order.
