@@ -6,8 +6,9 @@ There are three ways to do it, chosen by what was measured (``tests/benchmarks/b
   multiplied by all of them and a mask keeps its own. No sorting and no wait for a device, and a
   row's result is the same whatever stands beside it.
 - *Many adapters*: each row gathers its own matrices (Punica, arXiv:2310.18547).
-- *On a CPU, rows that lie by adapter*: each run of rows meets weights that its adapter was merged
-  into, so the correction costs no arithmetic; a copy of the corrected weights per adapter is kept.
+- *Rows of one adapter, and on a CPU rows that lie by adapter*: each run of rows meets weights that
+  its adapter was merged into, so the correction costs no arithmetic; a copy of the corrected
+  weights per adapter is kept.
 
 Axes: X rows, P places of a row, S adapters, r the largest rank, I and O a layer's inputs and
 outputs.
@@ -34,8 +35,8 @@ ROWS_PER_RUN = 64
 
 
 class _Chosen(NamedTuple):
-    rows: Tensor
-    """[X] number of each row's adapter, 0 is none."""
+    rows: Tensor | None
+    """[X] number of each row's adapter, 0 is none; None where all have the one of ``runs``."""
     mask: Tensor | None
     """[X, S r] which columns are the row's own, None where rows gather or lie in runs."""
     runs: list[tuple[int, int]]
@@ -53,7 +54,7 @@ class _Stacked:
     side_by_side: tuple[Tensor, Tensor]
     """a as [S r, I] and b as [S r, O]."""
     merged: list[Tensor]
-    """S weights with the correction added, [I, O] each; empty off a CPU."""
+    """S weights with the correction added, [I, O] each."""
 
 
 class LoraBank:
@@ -107,6 +108,16 @@ class LoraBank:
         finally:
             self._chosen.reset(token)
 
+    @contextmanager
+    def choose_one(self, number: int) -> Iterator[None]:
+        """Correct all rows by one adapter, without gradients, whatever the device."""
+        assert not torch.is_grad_enabled()
+        token = self._chosen.set(_Chosen(None, None, [(number, 0)]) if number else None)
+        try:
+            yield
+        finally:
+            self._chosen.reset(token)
+
     def remove(self) -> None:
         """Take the adapters out of the base."""
         for layer in self._layers:
@@ -139,6 +150,8 @@ class LoraBank:
             chosen = self._chosen.get()
             if chosen is None:
                 return plain(inputs)
+            if chosen.rows is None:
+                return _by_runs(inputs, [(chosen.runs[0][0], len(inputs))], layer, stacked)
             if len(inputs) != len(chosen.rows):
                 raise ValueError(
                     f"adapters were chosen for {len(chosen.rows)} rows, a corrected layer got "
@@ -169,9 +182,7 @@ def _stack(name: str, layer: nn.Linear, adapters: list[LoraAdapter], rank: int) 
             )
         a[place, :own] = one.a.detach().to(weight)
         b[place, :, :own] = adapter.config.scale * one.b.detach().to(weight)
-    merged: list[Tensor] = []
-    if weight.device.type == "cpu":
-        merged = [(weight + b[place] @ a[place]).T for place in range(1, 1 + len(adapters))]
+    merged = [(weight + b[place] @ a[place]).T for place in range(1, 1 + len(adapters))]
     side = a[1:].flatten(0, 1).contiguous(), b[1:].transpose(1, 2).flatten(0, 1).contiguous()
     return _Stacked(a, b, side, merged)
 

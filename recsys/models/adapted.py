@@ -97,9 +97,11 @@ class AdaptedRetriever:
         """
         if len(domains) != queries.batch_size:
             raise ValueError(f"{len(domains)} domains for {queries.batch_size} queries")
-        numbers = torch.tensor(self.numbers(domains))
-        events = queries["history"].values
-        if events.device.type != "cpu" or len(events) < SORTED_FROM or len(set(domains)) == 1:
+        found, events = self.numbers(domains), queries["history"].values
+        if len(set(found)) == 1:
+            return self._encoded_by_one(queries, found[0])
+        numbers = torch.tensor(found)
+        if events.device.type != "cpu" or len(events) < SORTED_FROM:
             return self._encoded(queries, numbers.to(events.device))
         # By domain, so that a CPU can take merged weights.
         order = torch.argsort(numbers, stable=True)
@@ -137,6 +139,14 @@ class AdaptedRetriever:
         with self.bank.choose(self._rows(queries, numbers)):
             return self.model.query_vectors(queries, None if shared else inputs_of)
 
+    def _encoded_by_one(self, queries: JaggedBatch, number: int) -> Tensor:
+        inputs = self._inputs[self._set_of[number]]
+        own = self._set_of[number] > 0
+        with self.bank.choose_one(number):
+            return self.model.query_vectors(
+                queries, (lambda history: inputs[history.values]) if own else None
+            )
+
     def _rows(self, queries: JaggedBatch, numbers: Tensor) -> Tensor:
         """Number the adapter of each row of a corrected layer's input, [B] or [M]."""
         if isinstance(self.model, TwoTower):
@@ -149,8 +159,6 @@ class AdaptedRetriever:
         """Encode the catalogue through one adapter, [N, D]."""
         device = self.model.all_item_inputs().device
         rows = torch.arange(self.model.num_item_rows, device=device)
-        parts = []
-        for part in torch.split(rows, ENCODED_AT_A_TIME):
-            with self.bank.choose(torch.full_like(part, number)):
-                parts.append(self.model.item_inputs(part))
+        with self.bank.choose_one(number):
+            parts = [self.model.item_inputs(part) for part in torch.split(rows, ENCODED_AT_A_TIME)]
         return torch.cat(parts)

@@ -89,6 +89,5 @@ class AdaptedRanker:
         self, reader: Reader, rows: Tensor, dense: Tensor | None, domain: str | None
     ) -> Tensor:
         """Score candidates of one query by tiles, [C] -> [C]; arguments as of the ranker."""
-        tile = torch.full((self.model.config.tile_rows,), self.bank.number(domain))
-        with self.bank.choose(tile.to(rows.device)):
+        with self.bank.choose_one(self.bank.number(domain)):
             return self.model.score_candidates(reader, rows, dense)

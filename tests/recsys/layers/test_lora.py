@@ -122,6 +122,22 @@ def test_mixed_batch_gives_each_row_what_its_adapter_alone_gives(num_adapters, i
 
 
 @torch.no_grad()
+def test_rows_of_one_adapter_meet_its_merged_weights():
+    model, inputs = base(), torch.randn(3, 5, 12)
+    adapters = {"books": filled(model, 1), "films": filled(model, 2)}
+    bank, alone = LoraBank(model, adapters), model(inputs)
+    for name, adapter in adapters.items():
+        with bank.choose_one(bank.number(name)):
+            found = model(inputs)
+        adapter.attach()
+        torch.testing.assert_close(found, model(inputs), rtol=0, atol=5e-6)
+        adapter.detach()
+    with bank.choose_one(bank.number("elsewhere")):
+        assert torch.equal(model(inputs), alone)
+    assert torch.equal(model(inputs), alone)
+
+
+@torch.no_grad()
 def test_a_row_does_not_depend_on_the_adapters_of_its_neighbours():
     model = base()
     bank = LoraBank(model, {"a": filled(model, 1), "b": filled(model, 2)})
