@@ -53,6 +53,11 @@ class SparseMoeConfig:
     def __post_init__(self) -> None:
         if self.router not in ("sigmoid", "softmax", "noisy"):
             raise ValueError(f"router is 'sigmoid', 'softmax' or 'noisy', got {self.router!r}")
+        if self.router == "noisy" and self.certainty_weight:
+            raise ValueError(
+                f"certainty_weight is {self.certainty_weight} and a noisy router has none; set it "
+                "to 0, or router to 'softmax' or 'sigmoid'"
+            )
         if self.num_shared_experts < 0:
             raise ValueError(f"num_shared_experts must be >= 0, got {self.num_shared_experts}")
         if not 1 <= self.top_k <= self.num_experts:

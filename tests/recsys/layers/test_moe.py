@@ -123,6 +123,18 @@ def test_a_task_sees_the_shared_experts_and_its_own():
     [
         (lambda: SparseMoeConfig(dim=8, hidden_dim=8, num_experts=4, top_k=5), "top_k must be in"),
         (lambda: SparseMoeConfig(dim=8, hidden_dim=8, num_experts=4, router="x"), "router is"),
+        (
+            lambda: SparseMoeConfig(
+                dim=8, hidden_dim=8, num_experts=4, router="noisy", certainty_weight=0.1
+            ),
+            "a noisy router has none",
+        ),
+        (
+            lambda: SparseMoe(
+                SparseMoeConfig(dim=8, hidden_dim=8, num_experts=4, certainty_weight=-1.0)
+            ),
+            "certainty_weight must be >= 0",
+        ),
         (lambda: Experts(4, 8, 8, 8, compute="fast"), "compute is one of"),
         (lambda: Experts(0, 8, 8, 8), "positive sizes"),
         (lambda: SoftMoe(8, 8, num_experts=0, num_tasks=2), "at least one expert"),
