@@ -330,8 +330,11 @@ def test_a_catalogue_of_one_item_and_of_none() -> None:
         assert torch.isfinite(model.loss(histories([[2, 2, 1]])))
 
 
-def test_an_appended_item_is_generated_and_one_without_an_id_is_not(tmp_path: Path) -> None:
-    model = drawn(VARIANTS["encoder and decoder"])
+@pytest.mark.parametrize("name", ["encoder and decoder", "vectors and places"])
+def test_an_appended_item_is_generated_and_one_without_an_id_is_not(
+    name: str, tmp_path: Path
+) -> None:
+    model = drawn(VARIANTS[name])
     model.save(tmp_path)
     codes = torch.full((NUM_ITEM_ROWS + 2, 3), -1)
     codes[:NUM_ITEM_ROWS] = model.codes
@@ -344,6 +347,19 @@ def test_an_appended_item_is_generated_and_one_without_an_id_is_not(tmp_path: Pa
     found = generate(grown, [[3, NUM_ITEM_ROWS, NUM_ITEM_ROWS + 1]], 45)
     assert NUM_ITEM_ROWS in found.item_rows[0]
     assert NUM_ITEM_ROWS + 1 not in found.item_rows[0]
+
+
+def test_a_vector_tells_items_of_one_id_apart_and_others_than_its_sizes_are_refused() -> None:
+    config = VARIANTS["vectors and places"]
+    model = drawn(config)
+    model.codes[5] = model.codes[3]
+    first, other = (model.context(histories([[row]])).carried for row in (3, 5))
+    assert not torch.allclose(first, other)
+    model.vectors[5] = model.vectors[3]
+    torch.testing.assert_close(model.context(histories([[5]])).carried, first)
+    inputs = replace(model.inputs, vector_dim=7)
+    with pytest.raises(ValueError, match=r"item vectors \(41, 6\) must be one row for each of 41"):
+        GenerativeModel(config, inputs, draw_codes(), catalogue(), vectors=torch.zeros(41, 6))
 
 
 def test_semantic_ids_of_another_version_are_refused_with_both_named(tmp_path: Path) -> None:
