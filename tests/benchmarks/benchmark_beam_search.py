@@ -354,18 +354,18 @@ def main() -> None:
     if device.type == "cuda":
         codes = draw_ids(arguments.num_items[-1], LEVEL_SIZES, 1)
         trie = Trie.build(codes.to(device), LEVEL_SIZES)
-        rows = []
-        for name, architecture in ARCHITECTURES.items():
-            searches = build(ON_GPU, trie, codes, architecture)
-            for batch_size in (1, 16):
-                rows += gpu_rows(ON_GPU, trie, codes, (name, searches), batch_size)
         notes += (
             f"{arguments.num_items[-1]:,} items, {ON_GPU.num_layers} layers of width {ON_GPU.dim} "
             "in bfloat16, as many again to encode where it is attended across, "
             f"{ON_GPU.num_events + 1} places of history, beam {ON_GPU.beam_width}. "
             "A search ends with its lists checked for NaN, so it waits for the device."
         )
-        write_results("beam_search_gpu", rows, notes=notes, device=torch.cuda.get_device_name())
+        rows, gpu = [], torch.cuda.get_device_name()
+        for name, architecture in ARCHITECTURES.items():
+            searches = build(ON_GPU, trie, codes, architecture)
+            for batch_size in (1, 16):
+                rows += gpu_rows(ON_GPU, trie, codes, (name, searches), batch_size)
+                write_results("beam_search_gpu", rows, notes=notes, device=gpu)
         return
     torch.set_num_threads(1)
     rows = cpu_rows(ON_CPU, arguments.num_items)
