@@ -90,7 +90,8 @@ class Ranker(CatalogueModel):
         width = num_fields(inputs) * dim
         self.item_tower = ItemTower(config, inputs.item_inputs())
         counts = torch.ones(inputs.num_item_rows) if item_counts is None else item_counts
-        self.item_tower.item_counts.copy_(counts)
+        # What nobody took counts as never met.
+        self.item_tower.item_counts.copy_(counts * (config.id_dropout < 1))
         self.item_norm = nn.LayerNorm(dim)
         self.query_fields = QueryFields(config, inputs)
         self.attention = TargetAttention(dim, config.key_dim, config.max_history)
@@ -162,7 +163,9 @@ class Ranker(CatalogueModel):
         each, routing = self.trunk(self.cross(together), together, routing)
         logits: Tensor = self.heads(each)
         if corrected is not None:
-            logits = logits + (corrected if kept is None else corrected.index_select(0, kept))
+            logits = self.config.head_scale * logits + (
+                corrected if kept is None else corrected.index_select(0, kept)
+            )
         return Ranked(logits.float(), routing)
 
     def forward(self, batch: RankingBatch) -> Ranked:

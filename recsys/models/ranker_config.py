@@ -104,6 +104,9 @@ class RankerConfig:
     a router find groups of items by themselves."""
     head_dim: int = 32
     """Inner width of each task's head."""
+    head_scale: float = 1.0
+    """What the heads' logits are multiplied by; less than 1 lets the network learn more slowly than
+    the straight line beside it that corrects a base number."""
     task_weighting: Literal["uncertainty", "fixed"] = "uncertainty"
     """``uncertainty`` learns a weight for each task (Kendall et al., arXiv:1705.07115)."""
     task_weights: Mapping[str, float] = field(default_factory=dict)
@@ -114,7 +117,8 @@ class RankerConfig:
     """Value of each task in the score; 1 where not named."""
     dropout: float = 0.0
     id_dropout: float = 0.05
-    """Share of items whose id is hidden in a training step, so that content learns to stand in."""
+    """Share of items whose id is hidden in a training step, so that content learns to stand in; at
+    1 the model knows content and categories alone, in serving too."""
     content_weight: float = 1.0
     id_init_scale: float = 0.3
     tile_rows: int = 320
@@ -133,9 +137,12 @@ class RankerConfig:
                 "tile_rows must be a multiple of 32, or what is left over of vector registers has "
                 f"other bits, got {self.tile_rows}"
             )
-        for name in ("dropout", "id_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        if not 0 < self.head_scale <= 1:
+            raise ValueError(f"head_scale must be in (0, 1], got {self.head_scale}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if not 0 <= self.id_dropout <= 1:
+            raise ValueError(f"id_dropout must be in [0, 1], got {self.id_dropout}")
         for name in ("task_weights", "task_values"):
             for task, value in getattr(self, name).items():
                 if not (math.isfinite(value) and value >= 0):
@@ -200,7 +207,7 @@ def at_equal_compute(config: RankerConfig, inputs: RankerInputs, trunk: Trunk) -
     """
     target = flops_of(config, inputs)["total"]
     other = replace(config, trunk=trunk)
-    if trunk == "sparse":
+    if trunk == config.trunk:
         return other
     if trunk == "mmoe":
         other = replace(other, num_experts=4, top_k=1)

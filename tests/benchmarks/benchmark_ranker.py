@@ -209,6 +209,9 @@ def main() -> None:
     )
     parser.add_argument("--trunks", nargs="+", default=list(TRUNKS), choices=TRUNKS)
     parser.add_argument("--held-back", type=int, default=10, help="latest train events of a user")
+    parser.add_argument(
+        "--max-epochs", type=float, help="of a trained source; the recipe's if less"
+    )
     parser.add_argument("--max-queries", type=int, default=20_000)
     parser.add_argument("--kept", type=Path, default=Path("runs/benchmark-ranker"))
     parser.add_argument("--only-keep", action="store_true", help="leave the table to another call")
@@ -218,6 +221,8 @@ def main() -> None:
     if given.prepare:
         prepare(given.prepare, given.arrays)
     data = loaded(given.arrays, given.held_back, given.max_queries)
+    if given.max_epochs is not None:
+        data = data.with_epochs(given.max_epochs)
     if not given.only_collect:
         for seed in given.seeds:
             run_seed(data, seed, given.splits, given.trunks, given.kept)

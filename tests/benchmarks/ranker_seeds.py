@@ -63,8 +63,9 @@ RANKER = RankerConfig(
     top_k=2,
     num_cross_layers=1,
     max_history=20,
-    dropout=0.1,
-    id_dropout=0.95,
+    dropout=0.3,
+    id_dropout=1.0,
+    head_scale=0.3,
 )
 """The sparse trunk, to which the others are made equal."""
 
@@ -85,6 +86,16 @@ class Data:
     @property
     def sequences(self) -> Sequences:
         return self.prepared.order("given")
+
+    def with_epochs(self, most: float) -> Data:
+        """Let sources train for at most so many passes."""
+        recipe = self.prepared.recipe
+        two_tower, sequence = (
+            replace(training, max_epochs=min(most, training.max_epochs))
+            for training in (recipe.two_tower_training, recipe.sequence_training)
+        )
+        recipe = replace(recipe, two_tower_training=two_tower, sequence_training=sequence)
+        return replace(self, prepared=replace(self.prepared, recipe=recipe))
 
     def earlier_ends(self) -> Rows:
         """Where train ends once each user's latest events are held back, [U]."""

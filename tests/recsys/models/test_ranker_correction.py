@@ -7,7 +7,12 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import TopK
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker import Ranker
-from recsys.models.ranker_config import RankerConfig, RankerInputs
+from recsys.models.ranker_config import (
+    RankerConfig,
+    RankerInputs,
+    at_equal_compute,
+    flops_of,
+)
 from recsys.models.ranking_batch import RankingBatch
 from recsys.training.optim import AdamWConfig, adamw
 from recsys.training.ranker_fit import RankerFitConfig, ranker_loss, scores_of
@@ -146,3 +151,27 @@ def test_a_candidate_alone_scores_as_among_others() -> None:
             whole.candidate_dense[place : place + 1],
         )
         assert torch.equal(model.score(one), scores[place : place + 1])
+
+
+def test_without_ids_items_of_equal_content_score_alike() -> None:
+    inputs = RankerInputs(num_item_rows=4, content_dim=2)
+    content = torch.tensor([[0.0, 0], [1, 0], [1, 0], [0, 1]])
+    catalogue = ItemCatalogue(content, ItemCatalogue.empty(4).categories)
+    batch = RankingBatch(
+        JaggedBatch({"history": Jagged.from_lists([[3, 1]])}),
+        Jagged(torch.tensor([1, 2, 3]), torch.tensor([0, 3])),
+    )
+    for id_dropout, alike in ((1.0, True), (0.5, False)):
+        config = RankerConfig(id_dropout=id_dropout, tile_rows=32, backend="torch")
+        first, second, third = Ranker(config, inputs, catalogue).eval().score(batch).tolist()
+        assert (first == second) == alike
+        assert first != third
+
+
+def test_another_trunk_of_a_dense_one_costs_as_much() -> None:
+    inputs = RankerInputs(num_item_rows=4, candidate_dense=("a",))
+    dense = RankerConfig(trunk="dense", hidden_dim=200)
+    wanted = flops_of(dense, inputs)["total"]
+    for trunk in ("sparse", "mmoe", "ple", "shared_bottom", "dense"):
+        found = flops_of(at_equal_compute(dense, inputs, trunk), inputs)["total"]  # type: ignore[arg-type]
+        assert found == pytest.approx(wanted, rel=0.02)
