@@ -332,10 +332,13 @@ def curve_figure(
             points.append(Point(x=step, y=value, series=series, note=note))
             if key == "validation" and step == curve.best_step:
                 marked.append(Point(x=step, y=value, series=series, note=f"{note}, chosen"))
+    notes = ["The ring is the step that was kept."] if marked else []
+    if marked and any(curve.model == "ranked" for curve in curves):
+        notes.append("The ranker's curve is of train events of users that taught it nothing.")
     return Figure(
         key=f"curve-{key}",
         title=title,
-        note="The ring is the step that was kept." if marked else "",
+        note=" ".join(notes),
         description=f"{title}, by step of the training.",
         spec=line_chart(points, colors, x_title="step", y_title=y_title, marked=marked),
         legend=colors if len(colors) > 1 else {},

@@ -133,6 +133,7 @@ def test_titles_are_only_text(reported):
         ({"models": ("popularity", "brand_new")}, ["brand new"], ['href="#training"']),
         ({"num_users": 3}, ["Only 3 users were measured"], []),
         ({"orders": ("given", "shuffled")}, ['id="ties"', "ties shuffled"], []),
+        ({"ranker": False}, ['id="winners"'], ['href="#ranker"', "Use of experts"]),
         ({"dataset": "movielens-100k"}, ["Save the settings"], ["name your own files"]),
     ],
 )
@@ -145,6 +146,15 @@ def test_what_is_not_there_is_left_out(reported, options, present, absent):
         assert words in page, words
     for words in absent:
         assert words not in page, words
+
+
+def test_the_ranker_its_trunks_and_who_is_routed_where_are_told(page):
+    assert "The ranker's order is served" in page.replace("&#39;", "'")
+    cells = [cell.strip() for cell in Outline(page).cells]
+    # A task of one class has no AUC.
+    assert cells[cells.index("0.880") + 4 :][:4] == ["-", "0.0030", "0.0040", "0.0010"]
+    assert "\u22120.0010 \u00b1 0.0020" in page.replace("&plusmn;", "\u00b1")
+    assert specs(page)["routing-sparse-category"]["data"]
 
 
 def test_equal_evaluations_give_equal_bytes(reported, page):
