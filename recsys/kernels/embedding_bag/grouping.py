@@ -27,7 +27,7 @@ MOST_ROWS = 2**31 - 1
 """From here on keys have 64 bits."""
 NUM_COUNTS = 64
 """Words for the lengths of the lists, each on a cache line of its own."""
-MIN_BYTES_BESIDE = 1 << 28
+MIN_BYTES_BESIDE = 1 << 27
 """A lookup of fewer bytes ends before the host has launched the sort beside it."""
 
 

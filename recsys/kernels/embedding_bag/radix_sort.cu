@@ -18,6 +18,8 @@ typedef unsigned int u32;
 #define UP_TO_TILE (2u << 30)
 #define COUNT (OF_TILE - 1)
 #define LOOK_BACK 8
+// Marks of 9 bits and counts together are more than 48 KiB.
+#define MARKED (BITS <= 8)
 
 struct Pass {
     const u32* keys;
@@ -99,10 +101,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_digits(const Count a
 extern "C" __global__ void __launch_bounds__(THREADS, 2) sort_by_digit(const Pass pass) {
     __shared__ u32 numbers[WARPS * BINS > TILE ? WARPS * BINS : TILE];
     __shared__ u32 starts[BINS], targets[BINS], of_warps[WARPS];
+#if MARKED
+    __shared__ u32 marks[WARPS * BINS];
+#endif
     __shared__ int own_tile;
     const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
     if (thread == 0) own_tile = atomicAdd(pass.next_tile, 1);
-    for (int j = thread; j < WARPS * BINS; j += THREADS) numbers[j] = 0;
+    for (int j = thread; j < WARPS * BINS; j += THREADS) {
+        numbers[j] = 0;
+#if MARKED
+        marks[j] = 0;
+#endif
+    }
     __syncthreads();
     const int tile = own_tile, begin = tile * TILE, inside = pass.count - begin;
     const int own = warp * 32 * ITEMS + lane;
@@ -126,15 +136,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) sort_by_digit(const Pas
     for (int k = 0; k < ITEMS; ++k) {
         const u32 digit = (keys[k] >> pass.shift) & (BINS - 1);
         u32 same = ALL;
+#if MARKED
+        // Each lane marks itself at its digit; where all have one, as high digits mostly do, the
+        // marks would only queue.
+        const bool one_digit = __all_sync(ALL, digit == __shfl_sync(ALL, digit, 0));
+        if (!one_digit) {
+            atomicOr(marks + warp * BINS + digit, 1u << lane);
+            __syncwarp();
+            same = marks[warp * BINS + digit];
+        }
+#else
 #pragma unroll
         for (int bit = 0; bit < BITS; ++bit) {
             const bool set = (digit >> bit) & 1;
             const u32 lanes = __ballot_sync(ALL, set);
             same &= set ? lanes : ~lanes;
         }
+#endif
         const u32 before = same & ((1u << lane) - 1), earlier = counts[digit];
         __syncwarp();
-        if (before == 0) counts[digit] = earlier + __popc(same);
+        if (before == 0) {
+            counts[digit] = earlier + __popc(same);
+#if MARKED
+            marks[warp * BINS + digit] = 0;
+#endif
+        }
         __syncwarp();
         places[k] = earlier + __popc(before);
     }
