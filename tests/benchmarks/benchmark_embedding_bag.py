@@ -22,6 +22,10 @@ from recsys.kernels.embedding_bag.optimizer import OptimizerConfig
 from recsys.kernels.measure import copy_rate, median_ms, peak_bytes
 
 INPUT_SETS = 4
+OTHER_STEPS = {
+    "thread": "forward + backward in one thread",
+    "graph": "forward + backward as a CUDA graph",
+}
 
 
 class Case(NamedTuple):
@@ -152,6 +156,19 @@ def times_of(module: torch.nn.Module, batches: list[Batch]) -> tuple[float, floa
     return fwd, step, peak_bytes(lambda: both(batches[0]))
 
 
+def one_thread_ms(module: torch.nn.Module, batches: list[Batch]) -> float:
+    """Time forward with backward where the backward runs in the thread that asks for it, in ms.
+
+    By default it runs in a thread of autograd's, whose waking can take longer than a small step.
+    """
+
+    def both(batch: Batch) -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            module(batch.ids, batch.offsets).backward(batch.grad)
+
+    return median_ms([lambda batch=batch: both(batch) for batch in batches])
+
+
 def graph_ms(module: torch.nn.Module, batches: list[Batch]) -> float | None:
     """Time forward with backward captured as CUDA graphs, in ms; None where that is refused."""
     graphs = []
@@ -194,7 +211,13 @@ def agree(ours: torch.nn.Module, peer: torch.nn.Module, batch: Batch, case: Case
 
 
 def run_case(
-    case: Case, rate: float, *, fbgemm: bool, deterministic: bool, graphs: bool
+    case: Case,
+    rate: float,
+    *,
+    fbgemm: bool,
+    deterministic: bool,
+    graphs: bool,
+    one_thread: bool,
 ) -> dict[str, float]:
     batches = make_batches(case)
     ours = make_ours(case)
@@ -206,6 +229,8 @@ def run_case(
             print(f"{case.label}: results disagree with FBGEMM, nothing timed")
             return {}
         found["peer_fwd"], found["peer_step"], found["peer_peak"] = times_of(tbe, batches)
+        if one_thread:
+            found["peer_thread"] = one_thread_ms(tbe, batches)
         if graphs:
             found["peer_graph"] = graph_ms(tbe, batches) or 0.0
         del tbe
@@ -217,6 +242,8 @@ def run_case(
             del strict
             gc.collect()
     found["fwd"], found["step"], found["peak"] = times_of(ours, batches)
+    if one_thread:
+        found["thread"] = one_thread_ms(ours, batches)
     if graphs:
         found["graph"] = graph_ms(ours, batches) or 0.0
     found["fwd_floor"], found["bwd_floor"] = floors(case, batches[0], rate)
@@ -276,19 +303,20 @@ def rows_of(case: Case, found: dict[str, float]) -> list[Row]:
 
 
 def other_modes(case: Case, found: dict[str, float]) -> list[Row]:
-    """Rows of CUDA graphs, of FBGEMM's deterministic mode and of our int8 tables."""
+    """Rows of one thread, CUDA graphs, FBGEMM's deterministic mode and our int8 tables."""
     rows = []
-    if found.get("graph"):
-        peer = found.get("peer_graph")
-        rows.append(
-            Row(
-                name=f"{case.label}: forward + backward as a CUDA graph",
-                value=found["graph"],
-                unit="ms",
-                peer=f"FBGEMM {peer:.4f} ms" if peer else None,
-                ratio=peer / found["graph"] if peer else None,
+    for key, name in OTHER_STEPS.items():
+        if found.get(key):
+            peer = found.get(f"peer_{key}")
+            rows.append(
+                Row(
+                    name=f"{case.label}: {name}",
+                    value=found[key],
+                    unit="ms",
+                    peer=f"FBGEMM {peer:.4f} ms" if peer else None,
+                    ratio=peer / found[key] if peer else None,
+                )
             )
-        )
     if "strict_step" in found:
         rows.append(
             Row(
@@ -321,7 +349,7 @@ def means(found: list[dict[str, float]]) -> list[Row]:
     for key, name, bar in (
         ("fwd", "forward", 1.3),
         ("step", "forward + backward", 2.0),
-        ("graph", "forward + backward as a CUDA graph", 2.0),
+        *((key, name, 2.0) for key, name in OTHER_STEPS.items()),
     ):
         both = [one for one in found if one.get(key) and one.get(f"peer_{key}")]
         if not both:
@@ -347,6 +375,9 @@ def main() -> None:
     parser.add_argument("--grid", action="store_true", help="L x D x type instead, 48 cases")
     parser.add_argument("--deterministic", action="store_true", help="also FBGEMM's such mode")
     parser.add_argument("--graphs", action="store_true", help="also both as CUDA graphs")
+    parser.add_argument(
+        "--one-thread", action="store_true", help="also both with the backward in our thread"
+    )
     parser.add_argument("--no-fbgemm", action="store_true", help="time ours alone")
     arguments = parser.parse_args()
     fbgemm = not arguments.no_fbgemm
@@ -363,6 +394,7 @@ def main() -> None:
                 fbgemm=fbgemm,
                 deterministic=arguments.deterministic,
                 graphs=arguments.graphs,
+                one_thread=arguments.one_thread,
             )
             found.append((case, times))
             gc.collect()
