@@ -317,6 +317,10 @@ def other_modes(case: Case, found: dict[str, float]) -> list[Row]:
                     ratio=peer / found[key] if peer else None,
                 )
             )
+    if found.get("graph"):
+        share = found["bwd_floor"] / (found["graph"] - found["fwd"])
+        name = f"{case.label}: share of the copy rate, backward of the CUDA graph"
+        rows.append(Row(name=name, value=share, unit=""))
     if "strict_step" in found:
         rows.append(
             Row(
