@@ -104,9 +104,6 @@ class RankerConfig:
     a router find groups of items by themselves."""
     head_dim: int = 32
     """Inner width of each task's head."""
-    head_scale: float = 1.0
-    """What the heads' logits are multiplied by; less than 1 lets the network learn more slowly than
-    the straight line beside it that corrects a base number."""
     task_weighting: Literal["uncertainty", "fixed"] = "uncertainty"
     """``uncertainty`` learns a weight for each task (Kendall et al., arXiv:1705.07115)."""
     task_weights: Mapping[str, float] = field(default_factory=dict)
@@ -137,8 +134,6 @@ class RankerConfig:
                 "tile_rows must be a multiple of 32, or what is left over of vector registers has "
                 f"other bits, got {self.tile_rows}"
             )
-        if not 0 < self.head_scale <= 1:
-            raise ValueError(f"head_scale must be in (0, 1], got {self.head_scale}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         if not 0 <= self.id_dropout <= 1:

@@ -46,7 +46,7 @@ class RankerFitConfig(TrainingConfig):
     like_from: float = 4.0
     """Events of at least this value are likes, where events have values."""
     batch_size: int = 64
-    max_epochs: float = 3.0
+    max_epochs: float = 4.0
     warmup_share: float = 0.05
     optimizer: AdamWConfig = field(default_factory=lambda: AdamWConfig(weight_decay=0.1))
     schedule: ScheduleConfig = field(

@@ -63,9 +63,8 @@ RANKER = RankerConfig(
     top_k=2,
     num_cross_layers=1,
     max_history=20,
-    dropout=0.3,
-    id_dropout=1.0,
-    head_scale=0.3,
+    dropout=0.1,
+    id_dropout=0.95,
 )
 """The sparse trunk, to which the others are made equal."""
 
