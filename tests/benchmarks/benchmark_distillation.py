@@ -341,7 +341,7 @@ def train_all(settings: Settings, teacher: str, workers: int, grid: bool, raw: P
     def note(done: Future[dict[str, Any]]) -> None:
         rows.append(done.result())
         print(json.dumps(rows[-1]), flush=True)
-        document = {"device": device, **asdict(settings), "rows": rows}
+        document = {**asdict(settings), "device": device, "rows": rows}
         raw.write_text(json.dumps(document, indent=1))
 
     lessons = lessons_of(teacher, grid)

@@ -180,13 +180,15 @@ def write_table(name: str, folder: Path, paths: list[Path]) -> None:
     """Measure latencies and write the table of all runs; one teacher's seeds together."""
     torch.set_num_threads(1)
     runs: dict[tuple[str, str], list[list[Numbers]]] = {}
-    splits, devices = set(), set()
+    splits, devices, shortened = set(), set(), []
     for path in paths:
         document = json.loads(path.read_text())
         rows = sorted(document["rows"], key=lambda row: ("student" in row, str(name_of(row))))
         runs.setdefault((Path(document["data"]).name, rows[0]["teacher"]), []).append(rows)
         splits.add(document["split"])
         devices.add(document["device"])
+        if document["passes"] != 1:
+            shortened.append(f"{rows[0]['teacher']}: {document['passes']:g}")
     table: list[Row] = []
     for (data, teacher), some in runs.items():
         timed = Timed(Prepared.load(folder / data))
@@ -199,4 +201,6 @@ def write_table(name: str, folder: Path, paths: list[Path]) -> None:
         f"trained on {', '.join(sorted(devices))}. One request: a history of {EVENTS} events to a "
         f"list of {LIST}, one core of this machine, untrained models of the same sizes."
     )
+    if shortened:
+        notes += f" Share of the recipe's passes that was trained: {', '.join(shortened)}."
     write_results(name, table, notes=notes)
