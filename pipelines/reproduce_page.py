@@ -140,10 +140,22 @@ def facts_of(summary: Mapping[str, Any], wrong: Sequence[OutOfBand]) -> list[str
             "event among the labels, as what is released is; blended by the weights of before. "
             "Goals and published numbers are of models that never saw that event."
         )
+    if fewer := rows_of_fewer_seeds(summary):
+        facts.append(f"Means over fewer seeds: {', '.join(fewer)}.")
     if summary["missing"]:
         facts.append(f"Not measured yet: {', '.join(summary['missing'])}.")
     facts += [f"Out of band: {one.told()}." for one in wrong]
     return facts
+
+
+def rows_of_fewer_seeds(summary: Mapping[str, Any]) -> list[str]:
+    """Name the rows that not every seed of their order has, since some were cut short."""
+    named = []
+    for order, rows in summary["orders"].items():
+        counts = {row: len(next(iter(one.values()))["values"]) for row, one in rows.items()}
+        most = max(counts.values(), default=0)
+        named += [f"{row} {n} ({order} order)" for row, n in counts.items() if n < most]
+    return named
 
 
 def markdown_page(title: str, facts: Sequence[str], tables: Sequence[Table]) -> str:

@@ -115,6 +115,15 @@ def test_the_page_stands_beside_the_literature_and_escapes_it(card):
     assert published_beside(replace(card, published=None), PUBLISHED) == []
 
 
+def test_a_row_that_some_seeds_lack_is_named_with_how_many_have_it(card):
+    runs = [result("given", seed, 0.4) for seed in range(3)]
+    for run in runs[1:]:
+        run["rows"]["content"] = run["rows"]["sequence"]
+    facts = facts_of(summary_of("walks", card, runs), [])
+    assert "Means over fewer seeds: content 2 (given order)." in facts
+    assert not any("fewer" in fact for fact in facts_of(summary_of("walks", card, runs[1:]), []))
+
+
 def test_refitted_rows_stand_apart_and_meet_no_goal(card):
     one = result("given", 0, 0.40)
     one["rows"]["sequence_refit"] = {"test": {"recall@10": 0.9, "ndcg@10": 0.8}}
