@@ -32,7 +32,7 @@ METRIC = "ndcg@10"
 LIST = 100
 EVENTS = 20
 KEPT, SHARE = 0.98, 0.2
-SECONDS = 12.0
+SECONDS = 8.0
 
 Answer = Callable[[], Tensor]
 Numbers = dict[str, Any]
