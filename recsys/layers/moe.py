@@ -47,16 +47,19 @@ class SparseMoeConfig:
     loss_weight: float = 0.01
     """Weight of a noisy router's balancing loss."""
     certainty_weight: float = 0.0
-    """Weight of entropies by which rows choose one expert plainly; not with ``noisy``."""
+    """Weight of an entropy by which rows choose one expert plainly; not with ``noisy``."""
+    evenness_weight: float = 0.0
+    """Weight of an entropy by which clusters of rows take experts of their own; the same."""
     compute: Compute = "auto"
 
     def __post_init__(self) -> None:
         if self.router not in ("sigmoid", "softmax", "noisy"):
             raise ValueError(f"router is 'sigmoid', 'softmax' or 'noisy', got {self.router!r}")
-        if self.router == "noisy" and self.certainty_weight:
+        if self.router == "noisy" and (self.certainty_weight or self.evenness_weight):
             raise ValueError(
-                f"certainty_weight is {self.certainty_weight} and a noisy router has none; set it "
-                "to 0, or router to 'softmax' or 'sigmoid'"
+                f"certainty_weight is {self.certainty_weight}, evenness_weight "
+                f"{self.evenness_weight}, and a noisy router has none; set them to 0, or router to "
+                "'softmax' or 'sigmoid'"
             )
         if self.num_shared_experts < 0:
             raise ValueError(f"num_shared_experts must be >= 0, got {self.num_shared_experts}")
@@ -96,6 +99,7 @@ class SparseMoe(nn.Module):
                 bias_rate=config.bias_rate,
                 dense_steps=config.dense_steps,
                 certainty_weight=config.certainty_weight,
+                evenness_weight=config.evenness_weight,
             )
         self.experts = Experts(num_experts, dim, hidden_dim, dim, compute=config.compute)
         shared_dim = config.num_shared_experts * hidden_dim

@@ -125,9 +125,12 @@ class BiasedRouter(nn.Module):
             others, which finds groups of rows sooner.
         dense_steps: Training steps at the start in which every row visits every expert, so that
             experts differ before rows are parted among them (after arXiv:2112.14397).
-        certainty_weight: Weight of minus the mutual information of row and expert, by the softmax
-            of scores. Borders between experts then move to where few rows are, so that rows that
-            cluster go together. It draws a row to one expert.
+        certainty_weight: Weight of the entropy of a row's chances, the softmax of scores. Borders
+            between experts then move to where few rows are, so that rows that cluster go together.
+            It draws a row to one expert.
+        evenness_weight: Weight of minus the entropy of the mean chances. With the same as
+            ``certainty_weight`` both are the mutual information of row and expert; with more,
+            clusters are less often merged before scores are plain.
     """
 
     def __init__(
@@ -140,6 +143,7 @@ class BiasedRouter(nn.Module):
         bias_rate: float = 0.01,
         dense_steps: int = 0,
         certainty_weight: float = 0.0,
+        evenness_weight: float = 0.0,
     ) -> None:
         super().__init__()
         _check_choice(num_experts, top_k)
@@ -149,10 +153,13 @@ class BiasedRouter(nn.Module):
             raise ValueError(
                 f"bias_rate and dense_steps must be >= 0, got {bias_rate} and {dense_steps}"
             )
-        if certainty_weight < 0:
-            raise ValueError(f"certainty_weight must be >= 0, got {certainty_weight}")
+        if certainty_weight < 0 or evenness_weight < 0:
+            raise ValueError(
+                "certainty_weight and evenness_weight must be >= 0, got "
+                f"{certainty_weight} and {evenness_weight}"
+            )
         self.top_k, self.bias_rate, self.dense_steps = top_k, bias_rate, dense_steps
-        self.certainty_weight = certainty_weight
+        self.certainty_weight, self.evenness_weight = certainty_weight, evenness_weight
         self.by_softmax = scores == "softmax"
         self.scores = nn.Linear(dim, num_experts, bias=False)
         self.bias: Tensor
@@ -178,9 +185,9 @@ class BiasedRouter(nn.Module):
             if not dense:
                 self._move_bias(experts_BK)
         loss = scores_BE.new_zeros(())
-        if self.training and self.certainty_weight > 0:
-            chances_BE = scores_BE if self.by_softmax else logits_BE.softmax(1)
-            loss = -self.certainty_weight * information_of_chances(chances_BE)
+        if self.training and self.certainty_weight + self.evenness_weight > 0:
+            of_rows, of_all = entropies(scores_BE if self.by_softmax else logits_BE.softmax(1))
+            loss = self.certainty_weight * of_rows - self.evenness_weight * of_all
         return Routing(experts_BK, weights_BK, loss)
 
     @torch.no_grad()
@@ -194,11 +201,11 @@ class BiasedRouter(nn.Module):
         self.bias -= self.bias.mean()
 
 
-def information_of_chances(chances_BE: Tensor) -> Tensor:
-    """Mutual information of row and expert where rows choose by chance: >= 0, a scalar."""
+def entropies(chances_BE: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean entropy of the rows' chances, and the entropy of their mean; never below it."""
     of_rows: Tensor = torch.special.entr(chances_BE.clamp(min=1e-9)).sum(1).mean()
     of_all: Tensor = torch.special.entr(chances_BE.mean(0)).sum()
-    return of_all - of_rows
+    return of_rows, of_all
 
 
 class NoisyRouter(nn.Module):

@@ -100,8 +100,11 @@ class RankerConfig:
     """Training steps at the start in which candidates visit every expert."""
     router_loss_weight: float = 0.01
     router_certainty: float = 0.0
-    """Weight of entropies by which candidates choose one expert plainly, for ``top_k`` 1: 0.1 lets
+    """Weight of an entropy by which candidates choose one expert plainly, for ``top_k`` 1: 0.1 lets
     a router find groups of items by themselves."""
+    router_evenness: float = 0.0
+    """Weight of an entropy by which groups take experts of their own, beside ``router_certainty``
+    and no smaller."""
     head_dim: int = 32
     """Inner width of each task's head."""
     task_weighting: Literal["uncertainty", "fixed"] = "uncertainty"

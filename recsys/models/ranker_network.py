@@ -188,6 +188,7 @@ class Trunk(nn.Module):
                     dense_steps=config.dense_steps,
                     loss_weight=config.router_loss_weight,
                     certainty_weight=config.router_certainty,
+                    evenness_weight=config.router_evenness,
                 )
             )
         elif config.trunk in ("mmoe", "ple"):

@@ -51,6 +51,7 @@ SPARSE = RankerConfig(
     num_experts=4,
     top_k=1,
     router_certainty=0.1,
+    router_evenness=0.5,
     head_dim=8,
     id_init_scale=0.01,
     backend="torch",
@@ -275,7 +276,7 @@ def notes_of(found: Sequence[Found], arguments: argparse.Namespace) -> str:
         f"{arguments.first_seed}.",
         f"Operations of a candidate: {costs}.",
         "A sparse trunk has four experts, of which a candidate visits one, by softmax scores of "
-        "its own field, and is drawn to one (router_certainty 0.1).",
+        "its own field, and is drawn to one (router_certainty 0.1, router_evenness 0.5).",
         "",
         "Sparse trunks, seed by seed (share of each domain's candidates by best expert):",
         "",

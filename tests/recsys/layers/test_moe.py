@@ -133,7 +133,7 @@ def test_a_task_sees_the_shared_experts_and_its_own():
             lambda: SparseMoe(
                 SparseMoeConfig(dim=8, hidden_dim=8, num_experts=4, certainty_weight=-1.0)
             ),
-            "certainty_weight must be >= 0",
+            "evenness_weight must be >= 0",
         ),
         (lambda: Experts(4, 8, 8, 8, compute="fast"), "compute is one of"),
         (lambda: Experts(0, 8, 8, 8), "positive sizes"),

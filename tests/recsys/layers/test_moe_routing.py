@@ -7,8 +7,8 @@ from recsys.layers.moe_routing import (
     BiasedRouter,
     NoisyRouter,
     chosen_counts,
+    entropies,
     expert_use,
-    information_of_chances,
     load_by_group,
     routing_information,
 )
@@ -129,7 +129,9 @@ def test_certainty_sends_rows_that_cluster_to_one_expert(scores):
     found = {}
     for weight in (0.0, 1.0):
         torch.manual_seed(0)
-        router = BiasedRouter(5, 4, 1, scores=scores, certainty_weight=weight)
+        router = BiasedRouter(
+            5, 4, 1, scores=scores, certainty_weight=weight, evenness_weight=weight
+        )
         optimizer = torch.optim.Adam(router.parameters(), lr=0.02)
         for _ in range(200):
             routing = router(rows)
@@ -143,11 +145,12 @@ def test_certainty_sends_rows_that_cluster_to_one_expert(scores):
     assert found[1.0] > 0.95
 
 
-def test_information_of_chances_at_both_ends():
-    plain = torch.eye(4).repeat(5, 1)
-    torch.testing.assert_close(information_of_chances(plain), torch.tensor(4.0).log())
-    same = torch.tensor([[0.1, 0.7, 0.2]]).repeat(6, 1)
-    torch.testing.assert_close(information_of_chances(same), torch.tensor(0.0), atol=1e-6, rtol=0)
+def test_entropies_of_plain_and_of_equal_chances():
+    of_rows, of_all = entropies(torch.eye(4).repeat(5, 1))
+    torch.testing.assert_close(of_rows, torch.tensor(0.0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(of_all, torch.tensor(4.0).log())
+    of_rows, of_all = entropies(torch.tensor([[0.1, 0.7, 0.2]]).repeat(6, 1))
+    torch.testing.assert_close(of_rows, of_all)
 
 
 def test_counts_of_choices_are_those_of_bincount():
