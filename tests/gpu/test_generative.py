@@ -8,6 +8,8 @@ import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.item_mask import ItemMask
+from recsys.layers import code_decoder
+from recsys.layers.code_decoder import SharedContext, joint_attention
 from recsys.models.generative import (
     GenerativeConfig,
     GenerativeContext,
@@ -91,3 +93,21 @@ def test_a_captured_search_follows_new_histories_and_masks(
         found = captured.search(context, masks if restricted else None)
         torch.testing.assert_close(found.scores, expected.scores, rtol=1e-4, atol=1e-4)
         assert (found.item_rows == expected.item_rows).float().mean() > 0.95
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("width", [1, 7])
+def test_the_fused_context_is_that_of_its_scores_written_out(
+    cuda: torch.device, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    query = torch.randn(3, 7, 2, 4, 16, device=cuda)
+    values = torch.randn(3, 7, 5, 4, 16, device=cuda)
+    scores = torch.randn(3, 7, 2, 4, 5, device=cuda)
+    bias = torch.randn(3, 4, width, 24, device=cuda)
+    bias[1, ..., 9:] = -torch.inf
+    keys, of_places = torch.randn(2, 3, 4, 24, 16, device=cuda)
+    context = SharedContext(keys, of_places, bias)
+    expected = joint_attention(query, scores, values, context)
+    monkeypatch.setattr(code_decoder, "MANY_SCORES", 0)
+    found = joint_attention(query, scores, values, context)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
