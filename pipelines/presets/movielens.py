@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from pipelines.adapt_config import AdapterConfig
 from pipelines.config import (
     DataConfig,
     FeatureChoice,
@@ -15,6 +16,7 @@ from pipelines.config import (
     TrainingConfig,
 )
 from pipelines.presets.shop import shop
+from pipelines.ranker_config import RankerTrainingConfig
 from recsys.models.generative import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
@@ -53,16 +55,27 @@ def movielens_100k() -> RunConfig:
             schedule=ScheduleConfig(learning_rate=4e-3),
         ),
         semantic_ids=SemanticIdsConfig(source="sequence"),
-        # Off: on validation it is ahead of the blend by less than noise (DECISIONS.md).
         ranker=RankerConfig(
-            trunk="dense",
+            # Validation's first of five trunks of equal compute, within noise of the others.
+            trunk="shared_bottom",
             embedding_dim=16,
             key_dim=16,
-            hidden_dim=32,
+            hidden_dim=16,
+            head_dim=49,
             num_cross_layers=1,
             max_history=20,
             dropout=0.1,
             id_dropout=0.95,
+        ),
+        # Two passes of four, for the time; one rival with a router, so that the report shows who
+        # goes to which expert.
+        ranker_training=RankerTrainingConfig(enabled=True, max_epochs=2.0, compared=("sparse",)),
+        adapter=AdapterConfig(
+            domains=("classics",),
+            rank=4,
+            batch_size=64,
+            max_epochs=2.0,
+            schedule=ScheduleConfig(learning_rate=2e-3),
         ),
         # Generating is the dearest part on two cores: one block and two passes say how it works.
         generative=GenerativeConfig(embedding_dim=64, hidden_dim=128, num_layers=1, dropout=0.1),
@@ -82,6 +95,8 @@ def movielens_1m() -> RunConfig:
     return replace(
         movielens_100k(),
         workspace=Path("runs/movielens-1m"),
+        adapter=AdapterConfig(),
+        ranker_training=RankerTrainingConfig(),
         data=DataConfig(dataset="movielens-1m"),
         features=FeatureChoice(
             user_columns=("age_group", "gender", "occupation"), context_features=()
