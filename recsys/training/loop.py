@@ -334,7 +334,9 @@ def train(
                 loss = loss_at(state.step)
             # Tables that move by rows do so in here, so they hear of the loss first.
             if tables.may_move(loss):
-                loss.backward()  # type: ignore[no-untyped-call]
+                # In this thread: to wake autograd's own took longer than many a kernel.
+                with torch.autograd.set_multithreading_enabled(False):
+                    loss.backward()  # type: ignore[no-untyped-call]
             grad_norm = clip_gradients(model.parameters(), config.max_grad_norm)
 
             # The only wait for the device in a step: dense weights move after loss and gradient are
