@@ -91,6 +91,21 @@ class DistanceBias(nn.Module):
             bucket = bucket + (distance < 0) * self.num_buckets
         return functional.embedding(bucket, self.weights).movedim(-1, -2)
 
+    def pairs(self, num_places: int, *, both_sides: bool) -> Tensor:
+        """Give every place its numbers of every other, [H, T, T], looking up each distance once.
+
+        Args:
+            num_places: T.
+            both_sides: Whether places ahead are read too; else theirs is -inf.
+        """
+        device = self.weights.device
+        distance = torch.arange(num_places - 1, -num_places, -1, device=device)  # [2 T - 1]
+        numbers: Tensor = self(distance).contiguous()  # [H, 2 T - 1]
+        if not both_sides:
+            numbers = numbers.masked_fill(distance < 0, -torch.inf)
+        # Row i of the pairs is a window that begins at the distance from i to the first place.
+        return numbers.unfold(1, num_places, 1).flip(1)
+
 
 class CodeBlock(nn.Module):
     """Attention and a feed-forward layer, each behind a norm and added to its input."""

@@ -99,14 +99,11 @@ class HistoryReader(nn.Module):
         self, places: Tensor, found: Tensor | None, seen: Tensor, decoder: list[CodeBlock]
     ) -> Read:
         """Read places, [B, T, D], of which the first ``seen`` + 1, [B], count."""
-        place = torch.arange(places.shape[1], device=places.device)
-        bias = self.among_places(place[:, None] - place[None, :]).transpose(0, 1)[None]
-        if self.config.bidirectional:
-            hidden = (place > seen[:, None])[:, None, None]  # [B, 1, 1, T]
-        else:
-            hidden = (place[None, :] > place[:, None])[None, None]  # [1, 1, T, T]
-        # Laid out as attention wants it: heads lie innermost until here.
-        bias = bias.masked_fill(hidden, -torch.inf).contiguous()
+        num_places, both_sides = places.shape[1], self.config.bidirectional
+        bias = self.among_places.pairs(num_places, both_sides=both_sides)[None]  # [1, H, T, T]
+        if both_sides:
+            place = torch.arange(num_places, device=places.device)
+            bias = bias.masked_fill((place > seen[:, None])[:, None, None], -torch.inf)
         shared = []
         blocks = cast("list[CodeBlock]", list(self.encoder)) or decoder
         # In training the draws of dropout behind the last block stay in their order.

@@ -85,3 +85,18 @@ def test_two_softmaxes_merged_are_one() -> None:
     found = read.transpose(1, 2).reshape(query.shape)
     found = found + torch.einsum("bwsha,bwahd->bwshd", own, values)
     torch.testing.assert_close(found.flatten(3), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("both_sides", [True, False])
+def test_pairs_of_places_are_looked_up_by_their_distance(both_sides: bool) -> None:
+    bias = DistanceBias(HEADS, 4, 9, both_sides=both_sides)
+    bias.weights.normal_()
+    place = torch.arange(7)
+    distance = place[:, None] - place[None, :]
+    expected = bias(distance).transpose(0, 1)
+    if not both_sides:
+        expected = expected.masked_fill(distance < 0, -torch.inf)
+    pairs = bias.pairs(7, both_sides=both_sides)
+    assert torch.equal(pairs, expected)
+    assert pairs.is_contiguous()  # as attention wants it
