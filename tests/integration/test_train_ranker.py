@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pipelines import train_ranker
-from pipelines.fit_ranker import values_of
+from pipelines.compare_trunks import Bench
 from pipelines.rankers import FILE, served_ranker
 from pipelines.report import report_path
 from recsys.training.checkpoint import save_checkpoint
@@ -149,10 +148,9 @@ def test_a_ranker_that_loses_is_measured_and_not_served(
     shop: Path, recsys: Recsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = until_blend(shop, tmp_path)
+    measured = Bench.values
     # Far behind.
-    monkeypatch.setattr(
-        train_ranker, "values_of", lambda *given: values_of(*given) - 1.0
-    )
+    monkeypatch.setattr(Bench, "values", lambda bench, model: measured(bench, model) - 1.0)
     assert run(recsys, shop, workspace, ("train_ranker",)).exit_code == 0
     told = json.loads((workspace / "train_ranker/given" / FILE).read_text())
     assert told["served"] is False
