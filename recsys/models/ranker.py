@@ -163,9 +163,7 @@ class Ranker(CatalogueModel):
         each, routing = self.trunk(self.cross(together), together, routing)
         logits: Tensor = self.heads(each)
         if corrected is not None:
-            logits = logits + (
-                corrected if kept is None else corrected.index_select(0, kept)
-            )
+            logits = logits + (corrected if kept is None else corrected.index_select(0, kept))
         return Ranked(logits.float(), routing)
 
     def forward(self, batch: RankingBatch) -> Ranked:
