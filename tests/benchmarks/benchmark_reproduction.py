@@ -136,7 +136,7 @@ def main() -> None:
             goal = BEAUTY_SECONDS if name == "beauty" else None
             rows.append(
                 Row(
-                    name=f"{name}: all strict rows of one seed, one run on the device, arrays prepared",
+                    name=f"{name}: one seed's strict rows, alone on the device, arrays prepared",
                     value=seconds[name],
                     unit="s",
                     goal=None if goal is None else f"<= {goal} s on one H200",
