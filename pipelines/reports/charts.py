@@ -19,7 +19,7 @@ import altair as alt
 import vl_convert
 
 PRINTED_FONT = "DejaVu Sans, Arial, sans-serif"
-NUM_COLORS = 8
+NUM_COLORS = 9
 LOW_ROW = 15
 """Height of one model's line within a group, in pixels."""
 LINES_HEIGHT = 220

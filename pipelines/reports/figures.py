@@ -350,10 +350,14 @@ def curve_figure(
 def curve_figures(data: ReportData) -> list[Figure]:
     """Draw how the training went, where there was one."""
     several = len(data.curves) > 1
+    trained = [curve.model for curve in data.curves]
     colors = {
-        curve_name(curve, several): color_of(data.models.index(curve.model) + place)
-        if curve.model in data.models
-        else color_of(place)
+        # A model's own colour; its later trainings take the next ones.
+        curve_name(curve, several): color_of(
+            data.models.index(curve.model) + trained[:place].count(curve.model)
+            if curve.model in data.models
+            else place
+        )
         for place, curve in enumerate(data.curves)
     }
     found = []
