@@ -204,6 +204,10 @@ class ItemToItem:
             )
         self.config = config
         self.neighbours = neighbours
+        # Looked up, not computed per query: torch's powers differ in the last bit by where in a
+        # tensor they stand. By recency, 1 is the latest; [max_history + 1].
+        recency = torch.arange(config.max_history + 1, device="cpu").clamp(min=1)
+        self._weights = recency.float() ** -config.history_power
 
     @classmethod
     def fit(
@@ -242,15 +246,13 @@ class ItemToItem:
         place = torch.arange(len(query))
         recency = history.offsets[1:][query] - place  # 1 is the latest
         known = (history.values < self.num_item_rows) & (recency <= self.config.max_history)
-        weight = recency[known].float() ** -self.config.history_power
+        weight = self._weights.to(recency.device)[recency[known]]
         return self._sum_neighbours(queries.batch_size, query[known], history.values[known], weight)
 
     def _score_one(self, history: Tensor) -> Tensor:
         """Score every item for one history [M]: the same sums in half of the time, [1, N]."""
         latest = history[-self.config.max_history :]
-        recency = torch.arange(len(latest), 0, -1)  # 1 is the latest
-        # By torch, whose powers are what a batch adds up.
-        weight = (recency.float() ** -self.config.history_power).numpy()
+        weight = self._weights[1 : len(latest) + 1].flip(0).numpy()
         offsets, others, amounts = (part.numpy() for part in self.neighbours)
         known = latest.numpy() < self.num_item_rows
         row, weight = latest.numpy()[known], weight[known]

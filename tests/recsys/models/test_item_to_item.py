@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recsys.data.batch import Jagged, JaggedBatch
@@ -150,6 +150,7 @@ def test_a_row_outside_the_catalogue_is_refused() -> None:
     lists=st.lists(st.lists(st.integers(0, 14), max_size=9), min_size=2, max_size=8),
     limit=st.integers(1, 9),
 )
+@example(lists=[[0] * 7, [0] * 7, [0] * 7 + [1, 2], [0, 0, 0, 0, 1, 0, 0, 0, 0]], limit=9)
 def test_one_query_has_the_scores_of_a_batch_to_the_last_bit(
     lists: list[list[int]], limit: int
 ) -> None:
