@@ -34,20 +34,18 @@ from pipelines.stage_errors import UnstableTrainingError
 from pipelines.training import ProgressBar, training_device
 from pipelines.workspace import Workspace
 from recsys.data.batch import Jagged
-from recsys.data.order import BatchOrder
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import RankingResult, list_ranks, per_user_metric
 from recsys.layers.lora import LoraAdapter, digest_of_weights
 from recsys.models.adapted import twin_of
 from recsys.models.adapted_ranker import AdaptedRanker, ranker_targets
 from recsys.models.ranker import Ranker
-from recsys.models.ranking_batch import Feedback
 from recsys.retrieval.candidate_numbers import ranking_candidates
 from recsys.training.loop import TrainingDiverged, train
 from recsys.training.optim import adamw
 from recsys.training.progress import SilentTracker
-from recsys.training.ranker_fit import listwise_loss, on_device, scores_of
-from recsys.training.ranking_examples import Candidates, Drawn, RankingExamples, draw_places
+from recsys.training.ranker_fit import scores_of, step_losses
+from recsys.training.ranking_examples import Candidates, RankingExamples
 from recsys.training.ranking_examples import labels_of as labels_of_candidates
 from serving.adapters import publish_adapter, write_adapter
 from serving.delta import Link
@@ -229,21 +227,13 @@ def steps_of(
 ) -> Callable[[int], Tensor]:
     """Give the loss of each step, the ranker's own, which depends on the step alone."""
     config, model = ground.config, ground.trained.model
-    training, size = config.ranker_training, config.adapter.batch_size
-    order = BatchOrder(len(learned_from), min(size, len(learned_from)), config.seed)
+    training = replace(config.ranker_training, batch_size=config.adapter.batch_size)
+    losses = step_losses(model, examples, learned_from, training, config.seed, device)
 
     def loss_at(step: int) -> Tensor:
         # A base that trains would move the biases of its router.
         model.eval()
-        queries = learned_from[torch.from_numpy(order.indices(step))]
-        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
-        labels = examples.labels[queries]
-        drawn = draw_places(labels, training.num_hard, training.num_random, generator)
-        ranked = model(on_device(examples.batch(queries, drawn.places), device))
-        drawn = Drawn(*(part.to(device) for part in drawn))
-        listwise = listwise_loss(ranked.logits.view(*drawn.labels.shape), drawn)
-        tasks = model.loss_of(ranked, Feedback(drawn.labels.flatten(0, 1)))
-        return listwise + training.task_share * tasks
+        return losses(step)
 
     return loss_at
 

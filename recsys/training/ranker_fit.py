@@ -93,7 +93,7 @@ def ranker_loss(
     seed: int,
     device: torch.device,
 ) -> Callable[[int], Tensor]:
-    """Give the loss of each step, which depends on the step alone.
+    """Fit what a correction scales by, and give the loss of each step as ``step_losses`` does.
 
     Args:
         model: On ``device``; a correction of a base number learns its scales here.
@@ -106,6 +106,18 @@ def ranker_loss(
     if model.correction is not None:
         there = examples.candidates.top.item_rows[chosen] > 0
         model.correction.fit_scale(examples.candidates.numbers[chosen][there].to(device))
+    return step_losses(model, examples, chosen, config, seed, device)
+
+
+def step_losses(
+    model: Ranker,
+    examples: RankingExamples,
+    chosen: Tensor,
+    config: RankerFitConfig,
+    seed: int,
+    device: torch.device,
+) -> Callable[[int], Tensor]:
+    """Give the loss of each step, which depends on the step alone; arguments as ``ranker_loss``."""
     order = BatchOrder(len(chosen), min(config.batch_size, len(chosen)), seed)
 
     def loss_at(step: int) -> Tensor:
