@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from pipelines.adapt_gate import harm_verdicts, metrics_of
 from pipelines.adapt_inputs import DomainQueries, Domains, inputs_there, load_inputs
-from pipelines.artifacts import to_json, write_text_durably
+from pipelines.adapt_outcome import Adapted, refuse_harm
+from pipelines.adapt_ranker import adapt_ranker_to
 from pipelines.config import RunConfig
 from pipelines.model_inputs import ModelInputs
 from pipelines.release import bundles_dir
-from pipelines.stage_errors import RefusedError, UnstableTrainingError
+from pipelines.stage_errors import UnstableTrainingError
 from pipelines.training import ProgressBar, training_device
 from pipelines.workspace import Workspace
 from recsys.data.batch import JaggedBatch
@@ -49,20 +50,6 @@ MODELS: Mapping[BaseName, type[TwoTower] | type[SequenceModel]] = {
     "sequence": SequenceModel,
 }
 KS = (10,)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adapted:
-    """What became of a domain's adapter."""
-
-    directory: Path
-    metrics: Mapping[str, Mapping[str, float]]
-    verdicts: list[Verdict]
-    num_labels: int
-    """Of the domain, that the registered adapter learned from."""
-    num_steps: int
-    share: float
-    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +117,6 @@ def adapt_to(
     begin = time.perf_counter()
     released, base = released_base(config, bundle)
     if base == "ranker":
-        # It reads this module.
-        from pipelines.adapt_ranker import adapt_ranker_to
-
         return adapt_ranker_to(
             config, domain, released, publish=publish, show_progress=show_progress
         )
@@ -147,8 +131,7 @@ def adapt_to(
     )
     measured = config.workspace / f"train_{base}" / order / base
     best_step, metrics, verdicts = judge(task, task.load(measured))
-    if not all(verdict.passed for verdict in verdicts):
-        refuse(config, domain, verdicts)
+    refuse_harm(config, domain, verdicts)
 
     model = task.load(released.directory / base)
     loss_at, num_now = losses(task, model, "all")
@@ -319,24 +302,3 @@ def fit(
             )
     except TrainingDiverged as error:
         raise UnstableTrainingError(str(error)) from error
-
-
-def refuse(config: RunConfig, domain: str, verdicts: list[Verdict]) -> None:
-    """Keep the verdicts and stop.
-
-    Raises:
-        RefusedError: Always; names each failed check with its value and bound.
-    """
-    path = config.workspace / "refused-adapter.json"
-    told = {"domain": domain, "verdicts": [verdict.model_dump() for verdict in verdicts]}
-    write_text_durably(path, to_json(told))
-    failed = [
-        f"  {one.name}: {one.value:.4f} against a bound of {one.bound:.4f} ({one.reason})"
-        for one in verdicts
-        if not one.passed
-    ]
-    raise RefusedError(
-        f"the adapter of domain {domain!r} is refused and was not registered; the domain is "
-        "answered as before.\n" + "\n".join(failed) + f"\nAll verdicts: {path}. The bounds are "
-        "in [adapter]."
-    )

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from pipelines.adapt import Adapted, refuse
 from pipelines.adapt_gate import harm_verdicts, metrics_of
 from pipelines.adapt_inputs import DomainQueries, load_inputs
+from pipelines.adapt_outcome import Adapted, refuse_harm
 from pipelines.blends import FAST, profiles_of
 from pipelines.config import RunConfig
 from pipelines.fit_blend import examples_of
@@ -145,8 +145,7 @@ def adapt_ranker_to(
     base = measured(ground, judging, seen, {})
     adapted = measured(ground, judging, seen, {domain: adapter})
     verdicts = harm_verdicts(judging, base, adapted, adapting)
-    if not all(verdict.passed for verdict in verdicts):
-        refuse(config, domain, verdicts)
+    refuse_harm(config, domain, verdicts)
     metrics = metrics_of(judging, {"base": base, "adapter": adapted}, adapting.metric)
     directory = write_adapter(
         bundles_dir(config),

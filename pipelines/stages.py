@@ -339,6 +339,8 @@ STAGES = [
             "pipelines/adapt.py",
             "pipelines/adapt_gate.py",
             "pipelines/adapt_inputs.py",
+            "pipelines/adapt_outcome.py",
+            "pipelines/adapt_ranker.py",
             "recsys/models",
             "serving/adapters.py",
         ),
