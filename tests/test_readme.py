@@ -59,6 +59,16 @@ def test_the_stage_table_is_the_generated_one(tmp_path: Path) -> None:
     assert table == run_recsys(["stages", "--markdown"], tmp_path)
 
 
+def test_the_page_of_results_is_of_the_results_there_are() -> None:
+    script = "import results_index; print(results_index.index(), end='')"
+    folder = ROOT / "tests" / "benchmarks"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True
+    )
+    page = (folder / "results" / "README.md").read_text(encoding="utf-8")
+    assert page == done.stdout, "run python tests/benchmarks/results_index.py"
+
+
 def write_shop(folder: Path) -> None:
     """A stranger's shop: 60 customers of two tastes, 30 products."""
     rng = random.Random(0)
