@@ -1,6 +1,6 @@
 """Write results/README.md: every committed result with its device and the goals it met or missed.
 
-    python tests/benchmarks/results_index.py
+Run it as ``python tests/benchmarks/results_index.py`` after a result has changed.
 """
 
 from __future__ import annotations
