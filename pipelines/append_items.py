@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from pipelines.append_semantic_ids import published_ids
-from pipelines.config import ContentConfig, EnrichItemsConfig
 from pipelines.config_file import validate
 from pipelines.console import log
+from pipelines.content_config import ContentConfig, EnrichItemsConfig
 from pipelines.content_models import cache_dir, make_encoder, make_language_model
 from pipelines.enrich_items import text_of
 from recsys.content.attributes import PROMPT_VERSION, enriched_text

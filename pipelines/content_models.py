@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipelines.artifacts import files_under
-from pipelines.config import ENCODERS, LANGUAGE_MODELS, ContentConfig, EnrichItemsConfig
+from pipelines.content_config import (
+    ENCODERS,
+    LANGUAGE_MODELS,
+    ContentConfig,
+    EnrichItemsConfig,
+)
 from recsys.content.encoder import (
     Encoder,
     HashEncoder,

@@ -14,8 +14,9 @@ from typing import Any
 import polars as pl
 
 from pipelines.artifacts import to_json
-from pipelines.config import ContentConfig, RunConfig
+from pipelines.config import RunConfig
 from pipelines.console import log
+from pipelines.content_config import ContentConfig
 from pipelines.content_models import cache_dir, language_model_files, make_language_model
 from pipelines.stage import StageContext, StageRows
 from recsys.content.attributes import PROMPT_VERSION, SCHEMA, Value

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipelines.config import SemanticIdsConfig
+from pipelines.content_config import SemanticIdsConfig
 from pipelines.semantic_id_store import Published, SemanticIdStore
 from recsys.semantic_ids.behaviour import BehaviourIds, behaviour_ids
 from recsys.semantic_ids.codes import NO_CODE, Quantizer, SemanticIds

@@ -8,15 +8,14 @@ from pathlib import Path
 from features.schema import SplitConfig
 from pipelines.config import (
     BlendConfig,
-    ContentConfig,
     DataConfig,
     FeatureChoice,
     GenerativeTrainingConfig,
     RunConfig,
-    SemanticIdsConfig,
     SequenceTrainingConfig,
     TrainingConfig,
 )
+from pipelines.content_config import ContentConfig, SemanticIdsConfig
 from pipelines.presets.shop import shop
 from recsys.models.content_similarity import ContentSimilarityConfig
 from recsys.models.generative import GenerativeConfig

@@ -11,10 +11,10 @@ from pipelines.config import (
     FeatureChoice,
     GenerativeTrainingConfig,
     RunConfig,
-    SemanticIdsConfig,
     SequenceTrainingConfig,
     TrainingConfig,
 )
+from pipelines.content_config import SemanticIdsConfig
 from pipelines.presets.shop import shop
 from pipelines.ranker_config import RankerTrainingConfig
 from recsys.models.generative import GenerativeConfig

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.config import ContentConfig, EnrichItemsConfig
+from pipelines.content_config import ContentConfig, EnrichItemsConfig
 from pipelines.release import content_source
 from serving.manifest import EnrichmentSource
 

