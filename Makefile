@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SOAK_SECONDS ?= 3600
+TEST_WORKERS ?= logical
 
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
@@ -40,8 +41,9 @@ demo: install  ## MovieLens-100K from raw file to metrics, recommendations and a
 serve: install  ## answer requests on http://127.0.0.1:8000 with the demo's bundle
 	@$(BIN)/recsys serve --bundles runs/movielens-100k/bundles
 
-test: install  ## every test that runs without a GPU
-	@$(BIN)/python -m pytest -q -m "not gpu" --durations 10
+test: install  ## every test that runs without a GPU, a process a core (TEST_WORKERS=0 for one)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n $(TEST_WORKERS) --dist worksteal \
+		--durations 10
 
 soak: install  ## an hour of load on a server whose bundles change (SOAK_SECONDS=600 for less)
 	@RECSYS_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -q tests/soak

@@ -26,7 +26,7 @@ from pipelines.fit_blend import examples_of
 from pipelines.fitted_sources import READS, load_sources
 from pipelines.model_inputs import ModelInputs
 from pipelines.rankers import ProfileRanker, load_ranker, reordered
-from pipelines.ranking_data import values_of_targets
+from pipelines.ranking_data import outcomes_of
 from pipelines.release import bundles_dir
 from pipelines.sources import Source
 from pipelines.stage import StageContext
@@ -121,9 +121,9 @@ class Ground:
             parts.append((made.blended.scores, made.blended.item_rows, made.numbers))
         scores, item_rows, numbers = (torch.cat(part) for part in zip(*parts, strict=True))
         features = self.config.workspace / "build_features"
-        values = values_of_targets(features, inputs, held_out)
+        outcomes = outcomes_of(features, inputs, held_out)
         tasks, like_from = trained.model.inputs.tasks, self.config.ranker_training.like_from
-        labels = labels_of_candidates(item_rows, held_out.targets, values, tasks, like_from)
+        labels = labels_of_candidates(item_rows, held_out.targets, outcomes, tasks, like_from)
         return RankingExamples(asked, Candidates(TopK(scores, item_rows), numbers), labels)
 
 

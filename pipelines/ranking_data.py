@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 import torch
-from torch import Tensor
 
 from pipelines.config import RunConfig
 from pipelines.fit_blend import Examples
@@ -26,6 +25,7 @@ from recsys.retrieval.learned_blend import LearnedBlend
 from recsys.training.ranking_examples import (
     UNOBSERVED,
     Candidates,
+    Outcomes,
     RankingExamples,
     labels_of,
 )
@@ -34,32 +34,53 @@ BLOCK = 512
 """Queries merged at a time."""
 
 
-def values_of_targets(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Tensor:
-    """Look up the value of each held-out event, NaN where it has none, [M].
+def outcomes_of(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Outcomes:
+    """Look up the value and the type of each held-out event.
 
-    Of several events of one user and item the latest counts.
+    An event is known by user, item and second. Where events have no times, or of several in one
+    second, the latest counts.
     """
-    targets = held_out.targets
-    nothing = torch.full((len(targets.values),), UNOBSERVED)
+    values = torch.full((len(held_out.targets.values),), UNOBSERVED)
     files = features / "events"
     if not files.exists():
-        return nothing
+        return Outcomes.of_values(values)
     events = pl.scan_parquet(files / "**" / "*.parquet")
     columns = events.collect_schema().names()
-    if "value" not in columns:
-        return nothing
+    positions, sequences = held_out.target_positions(), inputs.sequences
+    wanted = pl.DataFrame(
+        {
+            "user_row": sequences.users_of(positions),
+            "item_row": held_out.targets.values.numpy(),
+        }
+    )
+    key = ["user_row", "item_row"]
+    if sequences.times is not None and "event_time" in columns:
+        wanted = wanted.with_columns(second=np.asarray(sequences.times[positions]))
+        events = events.with_columns(second=pl.col("event_time").dt.epoch("s"))
+        key.append("second")
     order = [name for name in ("event_time", "sequence_index") if name in columns]
-    users = inputs.sequences.users_of(held_out.positions)[targets.segments().numpy()]
-    wanted = pl.DataFrame({"user_row": users, "item_row": targets.values.numpy()})
+    told = [name for name in ("value", "event_type") if name in columns]
     known = (
-        events.join(wanted.lazy().unique(), on=["user_row", "item_row"], how="semi")
-        .sort("user_row", "item_row", *order)
-        .unique(["user_row", "item_row"], keep="last", maintain_order=True)
-        .select("user_row", "item_row", pl.col("value").cast(pl.Float64))
+        events.join(wanted.lazy().unique(), on=key, how="semi")
+        .sort(*key, *order)
+        .unique(key, keep="last", maintain_order=True)
+        .select(*key, *told)
         .collect()
     )
-    found = wanted.join(known, on=["user_row", "item_row"], how="left", maintain_order="left")
-    return torch.from_numpy(found["value"].fill_null(np.nan).to_numpy().copy()).float()
+    found = wanted.join(known, on=key, how="left", maintain_order="left")
+    if "value" in told:
+        numbers = found["value"].cast(pl.Float64).fill_null(np.nan)
+        values = torch.from_numpy(numbers.to_numpy().copy()).float()
+    if "event_type" not in told:
+        return Outcomes.of_values(values)
+    # All types there are, so that the same names hold for every split.
+    names = sorted(
+        events.select(pl.col("event_type").cast(pl.String).unique()).collect().to_series()
+    )
+    places = found.select(
+        pl.col("event_type").cast(pl.String).replace_strict(names, range(len(names)), default=-1)
+    )
+    return Outcomes(values, torch.from_numpy(places.to_series().to_numpy().copy()), tuple(names))
 
 
 class Tasks(NamedTuple):
@@ -67,8 +88,8 @@ class Tasks(NamedTuple):
 
     names: tuple[str, ...]
     why: str
-    values: Tensor
-    """Of each held-out event, [M]; NaN where it has none."""
+    outcomes: Outcomes
+    """Of each held-out event."""
 
 
 def linear_items(inputs: ModelInputs, ends: Rows, config: LinearItemsConfig) -> LinearItems:
@@ -123,5 +144,5 @@ def examples_for(
         parts.append((found.blended.scores, found.blended.item_rows, found.numbers))
     scores, item_rows, numbers = (torch.cat(part) for part in zip(*parts, strict=True))
     targets = asked.held_out.targets
-    labels = labels_of(item_rows, targets, tasks.values, tasks.names, training.like_from)
+    labels = labels_of(item_rows, targets, tasks.outcomes, tasks.names, training.like_from)
     return RankingExamples(asked.queries, Candidates(TopK(scores, item_rows), numbers), labels)

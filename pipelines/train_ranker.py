@@ -38,7 +38,7 @@ from pipelines.ranking_data import (
     Tasks,
     examples_for,
     linear_items,
-    values_of_targets,
+    outcomes_of,
 )
 from pipelines.stage import StageContext, StageRows
 from pipelines.training import Curve, ProgressBar, TrainingRun
@@ -126,7 +126,7 @@ def bench_of(
     config, features = context.config, context.inputs["build_features"]
     held_out = HeldOut.of(inputs.sequences, "validation")
     held_out = held_out.sample(config.blend.max_queries, config.seed)
-    known = [values_of_targets(features, inputs, one) for one in (earlier.held_out, held_out)]
+    known = [outcomes_of(features, inputs, one) for one in (earlier.held_out, held_out)]
     names, why = tasks_of(known[0], config.ranker_training.like_from)
     blend = learned_blend(lists, config)
     setting = Setting(inputs, config, blend, Tasks(names, why, known[0]))

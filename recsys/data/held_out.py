@@ -41,6 +41,10 @@ class HeldOut:
             seen=ragged(np.asarray(sequences.item_rows[before]), lengths),
         )
 
+    def target_positions(self) -> Rows:
+        """Say where each target stands; those of a query follow each other, [M]."""
+        return concatenated(self.positions, self.targets.lengths().numpy())
+
     def sample(self, num_queries: int, seed: int) -> HeldOut:
         """Keep at most so many queries, drawn once by the seed."""
         if num_queries >= len(self.positions):

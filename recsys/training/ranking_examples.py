@@ -1,7 +1,7 @@
 """Queries with their candidates and what came of them: what a ranker learns from.
 
-A task is a kind of feedback: ``next``, the event that followed, and ``like``, an event of a high
-value, where events have values.
+A task is a kind of feedback: ``next``, the event that followed; ``like``, an event of a high value,
+where events have values; and each type of event, where there are several (``purchase``).
 
 Axes: U queries, k candidates of each, T tasks, F numbers of a candidate, M held-out events, B
 queries of a step, C candidates of a step.
@@ -21,48 +21,104 @@ from recsys.models.ranking_batch import RankingBatch
 
 NEXT, LIKE = "next", "like"
 UNOBSERVED = float("nan")
+LEAST_OF_A_TYPE = 20
+"""Events of a type, and of the others, below which it is no task."""
 
 
-def tasks_of(values: Tensor, like_from: float) -> tuple[tuple[str, ...], str]:
-    """Choose the tasks that held-out events of these values [M] can teach, and say why.
+class Outcomes(NamedTuple):
+    """What held-out events were."""
+
+    values: Tensor
+    """[M], NaN where an event has none."""
+    types: Tensor
+    """[M] int64, places in ``type_names``."""
+    type_names: tuple[str, ...] = ("event",)
+
+    @classmethod
+    def of_values(cls, values: Tensor) -> Outcomes:
+        """Take events of one type."""
+        return cls(values, torch.zeros(len(values), dtype=torch.int64))
+
+    def of_type(self, name: str) -> Tensor:
+        """Mark the events of a type, [M] float, 0 or 1."""
+        return (self.types == self.type_names.index(name)).float()
+
+
+def tasks_of(outcomes: Outcomes, like_from: float) -> tuple[tuple[str, ...], str]:
+    """Choose the tasks that held-out events can teach, and say why.
+
+    A type of event is a task where it has at least ``LEAST_OF_A_TYPE`` events and others have too.
 
     Args:
-        values: NaN where an event has none.
+        outcomes: Of M events.
         like_from: Least value of a like.
     """
-    known = values[~values.isnan()]
+    known = outcomes.values[~outcomes.values.isnan()]
     liked = int((known >= like_from).sum())
+    tasks, because = [NEXT], []
     if len(known) == 0:
-        return (NEXT,), "events have no values, so there are no likes"
-    if liked in (0, len(known)):
-        return (NEXT,), (
+        because.append("events have no values, so there are no likes")
+    elif liked in (0, len(known)):
+        because.append(
             f"{liked} of {len(known)} held-out events are likes (value >= {like_from:g}): "
             "one class only teaches nothing"
         )
-    return (NEXT, LIKE), f"{liked / len(known):.0%} of the held-out events are likes"
+    else:
+        tasks.append(LIKE)
+        because.append(f"{liked / len(known):.0%} of the held-out events are likes")
+    for name in outcomes.type_names if len(outcomes.type_names) > 1 else ():
+        count = int(outcomes.of_type(name).sum())
+        if name in tasks:
+            because.append(f"{name} is the name of another task, so that type is none")
+        elif min(count, len(outcomes.types) - count) < LEAST_OF_A_TYPE:
+            because.append(f"{count} of {len(outcomes.types)} are of type {name}: too few to tell")
+        else:
+            tasks.append(name)
+            because.append(f"{count / len(outcomes.types):.0%} are of type {name}")
+    return tuple(tasks), "; ".join(because)
 
 
 def labels_of(
-    item_rows: Tensor, targets: Jagged, values: Tensor, tasks: Sequence[str], like_from: float
+    item_rows: Tensor,
+    targets: Jagged,
+    outcomes: Outcomes,
+    tasks: Sequence[str],
+    like_from: float,
 ) -> Tensor:
     """Say what came of each candidate, [U, k, T]; NaN where it is not known.
 
     Args:
         item_rows: [U, k].
         targets: Held-out items of each query.
-        values: Of the events behind them, [M].
-        tasks: ``next`` or ``like``, T names.
+        outcomes: Of the events behind them, M.
+        tasks: ``next``, ``like`` or types of events, T names.
         like_from: Least value of a like.
+
+    Raises:
+        ValueError: If a task is none of these.
     """
     queries = targets.segments()
     is_target = item_rows[queries] == targets.values[:, None]  # [M, k]
     labels = torch.zeros(*item_rows.shape, len(tasks))
-    liked = torch.where(values.isnan(), values, (values >= like_from).float())
+    places = is_target.nonzero()  # [found, 2]
     for task, name in enumerate(tasks):
-        told = torch.ones_like(values) if name == NEXT else liked
-        places = is_target.nonzero()  # [found, 2]
+        told = _told(outcomes, name, like_from)
         labels[queries[places[:, 0]], places[:, 1], task] = told[places[:, 0]]
     return labels.masked_fill((item_rows < 1)[:, :, None], UNOBSERVED)
+
+
+def _told(outcomes: Outcomes, task: str, like_from: float) -> Tensor:
+    values = outcomes.values
+    if task == NEXT:
+        return torch.ones_like(values)
+    if task == LIKE:
+        return torch.where(values.isnan(), values, (values >= like_from).float())
+    if task not in outcomes.type_names:
+        raise ValueError(
+            f"no task {task!r}: there are {NEXT}, {LIKE} and the types "
+            f"{', '.join(outcomes.type_names)} of events"
+        )
+    return outcomes.of_type(task)
 
 
 class Candidates(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from pipelines.model_inputs import HeldOut, ModelInputs
 from pipelines.ranker_config import RankerTrainingConfig
 from pipelines.rankers import reordered, served_ranker
-from pipelines.ranking_data import values_of_targets
+from pipelines.ranking_data import outcomes_of
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK
 from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
@@ -49,8 +49,43 @@ def test_values_are_those_of_each_users_held_out_events(tmp_path: Path) -> None:
         user_features={},
     )
     held_out = HeldOut.of(sequences, "validation")
-    assert values_of_targets(tmp_path, inputs, held_out).nan_to_num(-1).tolist() == [5, -1]
-    assert values_of_targets(tmp_path / "none", inputs, held_out).isnan().all()
+    assert outcomes_of(tmp_path, inputs, held_out).values.nan_to_num(-1).tolist() == [5, -1]
+    assert outcomes_of(tmp_path / "none", inputs, held_out).values.isnan().all()
+
+
+def test_an_event_is_known_by_its_second_and_has_its_own_type(tmp_path: Path) -> None:
+    folder = tmp_path / "events"
+    folder.mkdir()
+    seconds = [10, 20, 30, 5, 6]
+    pl.DataFrame(
+        {
+            "user_row": [1, 1, 1, 2, 2],
+            "item_row": [3, 4, 4, 4, 5],
+            "event_time": [second * 1_000_000 for second in seconds],
+            "event_type": ["view", "view", "purchase", "view", "refund"],
+            "value": [1.0, 2.0, 5.0, 3.0, None],
+        }
+    ).with_columns(pl.col("event_time").cast(pl.Datetime("us", "UTC"))).write_parquet(
+        folder / "part.parquet"
+    )
+    sequences = Sequences(
+        np.array([3, 4, 4, 4, 5]),
+        np.array([0, 0, 3, 5]),
+        np.array([0, 1, 4]),
+        np.array([0, 3, 5]),
+        times=np.array(seconds),
+    )
+    inputs = ModelInputs(
+        sequences=sequences,
+        catalogue=ItemCatalogue.empty(6),
+        sizes=TwoTowerInputs(num_item_rows=6),
+        user_features={},
+    )
+    found = outcomes_of(tmp_path, inputs, HeldOut.of(sequences, "validation"))
+    # Item 4 was viewed before it was bought: each event has its own value and type.
+    assert found.values.nan_to_num(-1).tolist() == [2, 5, -1]
+    assert found.type_names == ("purchase", "refund", "view")
+    assert found.types.tolist() == [2, 0, 1]
 
 
 def test_a_ranker_that_lost_or_was_never_trained_is_not_released(tmp_path: Path) -> None:

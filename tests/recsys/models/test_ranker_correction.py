@@ -16,7 +16,7 @@ from recsys.models.ranker_config import (
 from recsys.models.ranking_batch import RankingBatch
 from recsys.training.optim import AdamWConfig, adamw
 from recsys.training.ranker_fit import RankerFitConfig, ranker_loss, scores_of
-from recsys.training.ranking_examples import Candidates, RankingExamples, labels_of
+from recsys.training.ranking_examples import Candidates, Outcomes, RankingExamples, labels_of
 
 NUM_ITEMS, NUM_QUERIES, LENGTH = 40, 60, 20
 NUMBERS = ("other", "score", "hint")
@@ -35,7 +35,8 @@ def examples(seed: int = 0) -> RankingExamples:
     numbers[:, :, 1] = -torch.arange(LENGTH) / 4
     numbers[:, :, 2] = numbers[:, :, 2] * 30 + 500
     targets = Jagged.one_each(rows.gather(1, numbers[:, :, 2].argmax(1, keepdim=True))[:, 0])
-    labels = labels_of(rows, targets, torch.full((NUM_QUERIES,), 5.0), ("next",), 4.0)
+    outcomes = Outcomes.of_values(torch.full((NUM_QUERIES,), 5.0))
+    labels = labels_of(rows, targets, outcomes, ("next",), 4.0)
     history = Jagged.one_each(rows[:, 0])
     top = TopK(numbers[:, :, 1], rows)
     return RankingExamples(JaggedBatch({"history": history}), Candidates(top, numbers), labels)

@@ -10,6 +10,7 @@ from recsys.training.ranking_examples import (
     LIKE,
     NEXT,
     Drawn,
+    Outcomes,
     draw_places,
     labels_of,
     tasks_of,
@@ -22,7 +23,7 @@ def test_labels_say_taken_liked_and_unknown() -> None:
     rows = torch.tensor([[5, 7, 9], [5, 7, -1], [1, 2, 3]])
     targets = Jagged.from_lists([[7], [5, 7], [8]])
     values = torch.tensor([5.0, 2.0, NAN, 4.0])
-    labels = labels_of(rows, targets, values, (NEXT, LIKE), 4.0)
+    labels = labels_of(rows, targets, Outcomes.of_values(values), (NEXT, LIKE), 4.0)
     assert labels[:, :, 0].nan_to_num(-1).tolist() == [[0, 1, 0], [1, 1, -1], [0, 0, 0]]
     # A low value is no like, one that is not known is not observed.
     assert labels[:, :, 1].nan_to_num(-1).tolist() == [[0, 1, 0], [0, -1, -1], [0, 0, 0]]
@@ -40,9 +41,32 @@ def test_labels_say_taken_liked_and_unknown() -> None:
 def test_a_task_of_one_class_is_left_out_and_said(
     values: list[float], names: tuple[str, ...], why: str
 ) -> None:
-    found, said = tasks_of(torch.tensor(values), 4.0)
+    found, said = tasks_of(Outcomes.of_values(torch.tensor(values)), 4.0)
     assert found == names
     assert torch.tensor([bool(part in said) for part in why.split(" .* ")]).all()
+
+
+def test_each_type_of_event_that_has_enough_is_a_task() -> None:
+    types = torch.tensor([0] * 50 + [1] * 30 + [2] * 19 + [3] * 25)
+    names = ("click", "purchase", "refund", "like")
+    outcomes = Outcomes(torch.full((124,), NAN), types, names)
+    tasks, why = tasks_of(outcomes, 4.0)
+    assert tasks == (NEXT, "click", "purchase", "like")
+    assert "24% are of type purchase" in why
+    assert "19 of 124 are of type refund: too few" in why
+    rows, targets = torch.tensor([[5, 7], [5, 7]]), Jagged.from_lists([[7], [5]])
+    two = Outcomes(torch.full((2,), NAN), torch.tensor([1, 0]), names)
+    labels = labels_of(rows, targets, two, (NEXT, "click", "purchase"), 4.0)
+    assert labels.tolist() == [[[0, 0, 0], [1, 0, 1]], [[1, 1, 0], [0, 0, 0]]]
+    with pytest.raises(ValueError, match=r"no task 'view': .* click, purchase"):
+        labels_of(rows, targets, two, (NEXT, "view"), 4.0)
+
+
+def test_likes_by_value_win_over_a_type_of_that_name() -> None:
+    outcomes = Outcomes(torch.tensor([5.0, 1.0] * 30), torch.tensor([0, 1] * 30), ("like", "buy"))
+    tasks, why = tasks_of(outcomes, 4.0)
+    assert tasks == (NEXT, LIKE, "buy")
+    assert "like is the name of another task" in why
 
 
 def test_a_step_draws_what_was_taken_the_hard_and_some_of_the_rest_again() -> None:
