@@ -1,0 +1,1 @@
+"""Experts that each row visits a few of: router, order of visits, products, weighted sum."""

@@ -1,0 +1,115 @@
+"""The truth beside the kernels: the same steps in plain PyTorch, one expert after the other.
+
+Axes: B rows, K visits of each row, S = B * K slots (visits in the order in which experts take
+them), E experts, T tiles, D width, F inner width, O output width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Plan(NamedTuple):
+    """The order in which experts take visits, all int32; no number of it is read by the host."""
+
+    row_of_slot: Tensor
+    """[S]."""
+    slot_of: Tensor
+    """[B * K], where each visit went."""
+    ends: Tensor
+    """[E], where each expert's slots end."""
+    tiles: Tensor
+    """[1 + 3 T]: how many tiles there are, then each one's expert, first slot and the end of the
+    expert's slots. A tile holds up to ``tile_rows`` slots of one expert."""
+    tile_rows: int = 128
+
+
+def most_tiles(num_slots: int, num_experts: int, tile_rows: int) -> int:
+    """As many tiles as there can be, T."""
+    return max(1, num_slots // tile_rows + num_experts)
+
+
+def plan_visits(experts: Tensor, num_experts: int, tile_rows: int) -> Plan:
+    """Sort visits by expert, first come first.
+
+    Args:
+        experts: Chosen experts, [B, K].
+    """
+    flat = experts.flatten()
+    order = torch.sort(flat, stable=True).indices  # [S]
+    slot_of = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)).to(order))
+    counts = torch.bincount(flat, minlength=num_experts)  # [E]
+    ends = counts.cumsum(0)
+    tiles = (counts + tile_rows - 1) // tile_rows  # [E]
+    expert = torch.repeat_interleave(tiles)  # [used tiles]
+    number = torch.arange(len(expert)).to(expert) - (tiles.cumsum(0) - tiles)[expert]
+    listed = flat.new_zeros(3, most_tiles(len(flat), num_experts, tile_rows))
+    listed[:, : len(expert)] = torch.stack(
+        [expert, (ends - counts)[expert] + number * tile_rows, ends[expert]]
+    )
+    return Plan(
+        (order // experts.shape[1]).int(),
+        slot_of.int(),
+        ends.int(),
+        torch.cat([tiles.sum()[None], listed.flatten()]).int(),
+        tile_rows,
+    )
+
+
+def products(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Multiply each expert's slots by its weights, [S, C] and [E, C, N] -> [S, N]."""
+    sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
+    parts = [own @ one for own, one in zip(rows.split(sizes), weight, strict=True)]
+    return torch.cat(parts)
+
+
+def weight_gradients(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    """Sum left^T right over each expert's slots, [S, M] and [S, N] -> [E, M, N]."""
+    sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
+    parts = zip(left.split(sizes), right.split(sizes), strict=True)
+    return torch.stack([a.T @ b for a, b in parts])
+
+
+def forward(
+    rows: Tensor, up: Tensor, down: Tensor, plan: Plan, weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What experts say: each row's sum [B, O], inner numbers [S, F] and each slot's output [S, O].
+
+    Args:
+        rows: [B, D].
+        up: [E, F, D].
+        down: [E, O, F].
+        weights: What each visit counts, [B, K].
+    """
+    hidden = products(rows[plan.row_of_slot.long()], up.mT, plan.ends).relu()
+    outputs = products(hidden, down.mT, plan.ends)
+    visits = outputs[plan.slot_of.long()].view(*weights.shape, outputs.shape[1])
+    wide = torch.promote_types(weights.dtype, outputs.dtype)
+    out = (visits.to(wide) * weights[:, :, None].to(wide)).sum(1)
+    return out.to(rows.dtype), hidden, outputs
+
+
+def backward(
+    grad: Tensor,
+    rows: Tensor,
+    up: Tensor,
+    down: Tensor,
+    plan: Plan,
+    weights: Tensor,
+    hidden: Tensor,
+    outputs: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of rows, up, down and weights."""
+    slot_of, row_of_slot = plan.slot_of.long(), plan.row_of_slot.long()
+    visits = outputs[slot_of].view(*weights.shape, outputs.shape[1])
+    of_weights = (visits.float() * grad[:, None].float()).sum(2).to(weights.dtype)
+    share = torch.empty_like(weights.flatten()).scatter_(0, slot_of, weights.flatten())  # [S]
+    of_slots = (grad[row_of_slot].to(share.dtype) * share[:, None]).to(grad.dtype)
+    of_hidden = products(of_slots, down, plan.ends) * (hidden > 0)
+    of_down = weight_gradients(of_slots, hidden, plan.ends)
+    of_up = weight_gradients(of_hidden, rows[row_of_slot], plan.ends)
+    back = products(of_hidden, up, plan.ends)[slot_of].view(*weights.shape, rows.shape[1])
+    return back.sum(1), of_up, of_down, of_weights

@@ -1,0 +1,152 @@
+"""Triton kernel of the products of sorted rows with their experts' weights.
+
+A tile is some slots of one expert by some columns of its product. Programs walk over tiles, whose
+number is read on the device, with a tile's columns next to each other: its rows and its expert's
+weights then stay in the cache.
+
+Axes: S slots, E experts, N columns of the product, C numbers that a product sums over.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from recsys.kernels.routed_experts.reference import Plan, most_tiles
+from recsys.kernels.tuning import config_for, shape_class
+
+
+@triton.jit
+def _product(
+    rows, weight, out, like, row_of_slot, tiles, most, stride_n, stride_c,
+    num_n: tl.constexpr, num_c: tl.constexpr, gathers: tl.constexpr, rectifies: tl.constexpr,
+    masks: tl.constexpr, transposed: tl.constexpr, descriptors: tl.constexpr, even: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr, stages: tl.constexpr,
+    flattens: tl.constexpr, on_gpu: tl.constexpr,
+):  # fmt: skip
+    across: tl.constexpr = (num_n + block_n - 1) // block_n
+    for place in tl.range(
+        tl.program_id(0), tl.load(tiles) * across, tl.num_programs(0), flatten=flattens
+    ):
+        tile = place // across
+        expert = tl.load(tiles + 1 + tile)
+        first = tl.load(tiles + 1 + most + tile)
+        end = tl.load(tiles + 1 + 2 * most + tile)
+        slot = first + tl.arange(0, block_m)
+        begin_n = place % across * block_n
+        n = begin_n + tl.arange(0, block_n)
+        c = tl.arange(0, block_c)
+        if gathers:
+            # Beyond the expert's end any row will do: what it gives is not stored.
+            row = tl.load(row_of_slot + tl.minimum(slot, end - 1))
+        else:
+            row = tl.minimum(slot, end - 1)
+        if gathers or descriptors < 2:
+            rows_at = rows + row.to(tl.int64)[:, None] * num_c + c[None, :]
+        own = expert.to(tl.int64) * num_n * num_c
+        acc = tl.zeros([block_m, block_n], tl.float32)
+        for begin in tl.range(0, num_c, block_c, num_stages=stages):
+            if descriptors > 1 and not gathers:
+                a = rows.load([first, begin])
+            elif even:
+                a = tl.load(rows_at + begin)
+            else:
+                a = tl.load(rows_at + begin, mask=c[None, :] < num_c - begin, other=0.0)
+            if descriptors:
+                if transposed:
+                    b = weight.load([expert * num_c + begin, begin_n])
+                else:
+                    b = weight.load([expert * num_n + begin_n, begin]).T
+            else:
+                at = own + n.to(tl.int64)[None, :] * stride_n + (begin + c)[:, None] * stride_c
+                if even:
+                    b = tl.load(weight + at)
+                else:
+                    inside = ((begin + c)[:, None] < num_c) & (n[None, :] < num_n)
+                    b = tl.load(weight + at, mask=inside, other=0.0)
+            # The interpreter would multiply the bit patterns of bf16 operands.
+            if not on_gpu:
+                a, b = a.to(tl.float32), b.to(tl.float32)
+            acc = tl.dot(a, b, acc, input_precision="tf32x3")
+        inside = (slot[:, None] < end) & (n[None, :] < num_n)
+        at = slot.to(tl.int64)[:, None] * num_n + n[None, :]
+        if rectifies:
+            acc = tl.maximum(acc, 0.0)
+        if masks:
+            acc = tl.where(tl.load(like + at, mask=inside, other=0.0) > 0, acc, 0.0)
+        tl.store(out + at, acc.to(out.dtype.element_ty), mask=inside)
+
+
+DEFAULT = {
+    "block_n": 128,
+    "block_c": 64,
+    "stages": 3,
+    "num_warps": 8,
+    "per_processor": 0,
+    "descriptors": 1,
+    "flattens": 0,
+}
+"""Programs of a multiprocessor, 0 for one a tile; what is loaded through a tensor descriptor, 0
+nothing, 1 weights, 2 sorted rows too; whether a program's tiles are one loop."""
+
+
+def product(
+    rows: Tensor,
+    weight: Tensor,
+    plan: Plan,
+    *,
+    transposed: bool = False,
+    gathers: bool = False,
+    rectifies: bool = False,
+    like: Tensor | None = None,
+) -> Tensor:
+    """Multiply each slot by its expert's weights, [S, N]; sums in float32.
+
+    Args:
+        rows: [S, C] in slots' order, or with ``gathers`` [B, C] as they come.
+        weight: [E, N, C], or ``transposed`` [E, C, N].
+        rectifies: Whether numbers below zero become zero.
+        like: [S, N]; where it is not above zero, nor is the product.
+    """
+    num_experts, num_n, num_c = weight.shape
+    if transposed:
+        num_n, num_c = num_c, num_n
+    shapes = shape_class(n=num_n, c=num_c) + ("-gathered" if gathers else "")
+    config = dict(config_for("routed_experts.product", shapes, rows.dtype, DEFAULT))
+    programs, block_n, block_c = (
+        config.pop("per_processor"),
+        config["block_n"],
+        config["block_c"],
+    )
+    even = num_c % block_c == 0 and num_n % block_n == 0
+    if num_c % block_c or (num_n * weight.element_size()) % 16 or (num_c * 2) % 16:
+        config["descriptors"] = 0
+    out = torch.empty(len(plan.row_of_slot), num_n, dtype=rows.dtype, device=rows.device)
+    block_m, most = plan.tile_rows, most_tiles(len(out), num_experts, plan.tile_rows)
+    grid = most * triton.cdiv(num_n, block_n)
+    if programs:
+        grid = min(grid, programs * _processors(rows.device))
+    of_weight, of_rows = weight, rows
+    if config["descriptors"]:
+        block = [block_c, block_n] if transposed else [block_n, block_c]
+        of_weight = TensorDescriptor.from_tensor(weight.flatten(0, 1), block)
+    if config["descriptors"] > 1 and not gathers:
+        of_rows = TensorDescriptor.from_tensor(rows, [block_m, block_c])
+    stride_n, stride_c = (1, num_n) if transposed else (num_c, 1)
+    if len(out):
+        _product[(grid,)](
+            of_rows, of_weight, out, like, plan.row_of_slot, plan.tiles, most, stride_n, stride_c,
+            num_n=num_n, num_c=num_c, gathers=gathers, rectifies=rectifies,
+            masks=like is not None, transposed=transposed, even=even, block_m=block_m,
+            on_gpu=rows.is_cuda, **config,
+        )  # fmt: skip
+    return out
+
+
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count
