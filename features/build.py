@@ -2,7 +2,7 @@
 
     files -> validated rows | quarantine -> integer records -> histories, duplicates out -> k-core
           -> dense rows -> sequences in every tie order, splits, features of the moment
-          -> events by day, catalogue, users, vocabularies
+          -> events by day, what was shown, catalogue, users, vocabularies
 
 ``build_features`` writes into a folder that its caller makes and publishes. Events are never in
 memory all at once; what is per user or per item is.
@@ -35,6 +35,7 @@ from features.quarantine import Quarantine
 from features.records import RecordFile, Records, Rows, compressed
 from features.report import FeaturesReport
 from features.schema import FeaturesConfig, FilterConfig, SourceConfig, SplitConfig, TieOrder
+from features.shown import write_shown
 from features.splits import Cuts, Ends, global_time, leave_one_out, midnights
 from features.tables import (
     aligned,
@@ -61,9 +62,11 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 @dataclass
 class DenseRows:
-    """Dense row of each rank, 0 for what was dropped, and the ids by row."""
+    """Dense row of each rank and code, 0 for what was dropped, and the ids by row."""
 
     of_rank: NDArray[np.uint32]
+    of_code: NDArray[np.uint32]
+    """Of an id's code in the files."""
     ids: pl.Series
 
     @classmethod
@@ -73,7 +76,7 @@ class DenseRows:
         stays[: ranks.num_previous] = True
         rows = np.cumsum(stays).astype(np.uint32)
         rows[~stays] = 0
-        return cls(rows, ranks.ids.filter(stays))
+        return cls(rows, rows[ranks.of_code], ranks.ids.filter(stays))
 
 
 class KeptEvents:
@@ -96,6 +99,14 @@ class KeptEvents:
         records = compressed(records, kept)
         records["user"] = self.users.of_rank[records["user"]]
         records["item"] = self.items.of_rank[records["item"]]
+        return records
+
+    def dense_of_codes(self, records: Records) -> Records:
+        """Drop what the k-core dropped of records as they were read, and put rows for codes."""
+        users, items = self.users.of_code[records["user"]], self.items.of_code[records["item"]]
+        kept = (users > 0) & (items > 0)
+        records = compressed(records, kept)
+        records["user"], records["item"] = users[kept], items[kept]
         return records
 
     def slices(self) -> Iterator[Records]:
@@ -255,6 +266,22 @@ class _Build:
         write_days(events.slices(), events.dense, target, counts, first_day, self.texts, directory)
         target.close()
 
+    def write_shown(self, events: KeptEvents, shown: RecordFile) -> None:
+        """Write what was shown to the users that are left, of the items that are left."""
+        types = self.config.filters.shown_types
+        if not shown.length:
+            if types:
+                self.report.warnings.append(f"no event is of shown_types = {types}")
+            return
+        if "time" not in (shown.dtype.names or ()):
+            self.report.warnings.append(
+                f"{shown.length} rows of shown_types are left out: without event_time nobody knows "
+                "what came before them"
+            )
+            return
+        parts = (events.dense_of_codes(part) for part in shown.slices())
+        self.report.shown = write_shown(parts, self.texts, self.out / "shown")
+
     def write_tables(self, events: KeptEvents) -> None:
         """Write catalogue, users, their features and every vocabulary."""
         config, report = self.config, self.report
@@ -319,6 +346,7 @@ def build_features(config: FeaturesConfig, out: Path) -> FeaturesReport:
         events = build.order(ingested)
         build.write_sequences(events)
         build.write_events(events)
+        build.write_shown(events, ingested.shown)
         build.write_tables(events)
     write_json(out / "report.json", build.report.as_dict())
     return build.report

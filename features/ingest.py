@@ -1,7 +1,8 @@
 """Event files to a flat file of integer records, in one pass and one batch at a time.
 
 Bad rows go to the quarantine; events that the configuration does not count are dropped and
-counted. The records stand in the order of the input.
+counted; those that say that an item was shown go to a file of their own. The records stand in the
+order of the input.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ COLUMN_OF_FIELD = {
     "slot": SLOT,
     "propensity": PROPENSITY,
 }
+SHOWN = "shown, no part of histories"
 NUMBER_FIELDS = {
     "time": 0,
     "sequence": NO_SEQUENCE,
@@ -95,6 +97,8 @@ class Ingested:
     """Events as records, and what became of the rows."""
 
     records: RecordFile
+    shown: RecordFile
+    """What says that an item was shown."""
     texts: Dictionaries
     user_counts: Rows
     """Records of each user code, [U]."""
@@ -142,10 +146,16 @@ class _Reader:
     """Turns batches into records; the state of one pass."""
 
     def __init__(
-        self, filters: FilterConfig, quarantine: Quarantine, records: RecordFile, now: datetime
+        self,
+        filters: FilterConfig,
+        quarantine: Quarantine,
+        records: RecordFile,
+        shown: RecordFile,
+        now: datetime,
     ) -> None:
         self.filters = filters
         self.quarantine = quarantine
+        self.shown = shown
         self.now = now
         self.texts = Dictionaries.empty()
         self.records = records
@@ -214,6 +224,11 @@ class _Reader:
                 column = COLUMN_OF_FIELD[field]
                 known = column in typed.columns
                 records[field] = texts.encode(typed[column]) if known else MISSING
+        if self.filters.shown_types:
+            shown = good & self._of_types(records, self.filters.shown_types)
+            self.shown.append(compressed(records, shown))
+            self.dropped[SHOWN] += int(np.count_nonzero(shown))
+            good &= ~shown
         good &= self._counted(records, good)
         kept = compressed(records, good)
         self.records.append(kept)
@@ -222,14 +237,18 @@ class _Reader:
             earliest = int(kept["time"].min())
             self.min_time = earliest if self.min_time is None else min(self.min_time, earliest)
 
+    def _of_types(self, records: NDArray[np.void], wanted: tuple[str, ...]) -> NDArray[np.bool_]:
+        names = self.texts.types.texts().to_list()
+        # A missing type is a bad row; it only must not index beyond the end.
+        places = np.minimum(records["type"], len(names) - 1)
+        of_types: NDArray[np.bool_] = np.isin(np.array(names), wanted)[places]
+        return of_types
+
     def _counted(self, records: NDArray[np.void], good: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Mark the events that the filters let through, and note how many it does not."""
         counted = np.ones(len(records), np.bool_)
         if self.filters.event_types:
-            names = self.texts.types.texts().to_list()
-            wanted = np.isin(np.array(names), self.filters.event_types)
-            # A missing type is a bad row; it only must not index beyond the end.
-            counted = wanted[np.minimum(records["type"], len(names) - 1)]
+            counted = self._of_types(records, self.filters.event_types)
             self.dropped["event_type not asked for"] += int(np.count_nonzero(good & ~counted))
         if self.filters.min_value is not None:
             if "value" not in (self.records.dtype.names or ()):
@@ -267,7 +286,8 @@ def read_events(
 
     present = {name for file in files for name in file.schema}
     dtype = record_dtype([field for field, name in COLUMN_OF_FIELD.items() if name in present])
-    reader = _Reader(filters, quarantine, RecordFile(directory / "read", dtype), now)
+    records, shown = RecordFile(directory / "read", dtype), RecordFile(directory / "shown", dtype)
+    reader = _Reader(filters, quarantine, records, shown, now)
     with reader.pool:
         for file in files:
             reader.read(file, source)
@@ -277,6 +297,7 @@ def read_events(
     quarantine.check_share("event", reader.num_bad, reader.rows_in, filters.max_bad_share)
     return Ingested(
         records=reader.records,
+        shown=shown,
         texts=reader.texts,
         user_counts=np.append(
             reader.user_counts,

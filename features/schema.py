@@ -94,6 +94,9 @@ class FilterConfig:
 
     event_types: tuple[str, ...] = ()
     """Kept event types; empty keeps all."""
+    shown_types: tuple[str, ...] = ()
+    """Types that say that an item was shown (``impression``). They are no part of histories; a
+    ranker learns from them what was seen and left."""
     min_value: float | None = None
     """Events with a smaller value (a low rating) are left out."""
     min_user_events: int = 0
@@ -109,6 +112,11 @@ class FilterConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad_share <= 1:
             raise ValueError(f"max_bad_share must be in [0, 1], got {self.max_bad_share}")
+        if both := set(self.event_types) & set(self.shown_types):
+            raise ValueError(
+                f"{sorted(both)} are in event_types and in shown_types; what was shown is no part "
+                "of a history, so name each type in one of them"
+            )
         for name in ("min_user_events", "min_item_events"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")

@@ -1,0 +1,31 @@
+"""What was shown to whom, as Parquet: the lists of which a ranker learns what was left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from features.days import as_table
+from features.ingest import Dictionaries
+from features.records import Records
+
+
+def write_shown(parts: Iterator[Records], texts: Dictionaries, directory: Path) -> int:
+    """Write shown/part-*.parquet with the columns of events, in the order of the input.
+
+    Args:
+        parts: Records with dense rows.
+        texts: Of their codes.
+        directory: Is made.
+
+    Returns:
+        How many there are.
+    """
+    directory.mkdir(parents=True)
+    count = 0
+    for number, part in enumerate(parts):
+        as_table(part, texts).write_parquet(
+            directory / f"part-{number:05d}.parquet", compression="lz4"
+        )
+        count += len(part)
+    return count

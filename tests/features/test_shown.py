@@ -1,0 +1,69 @@
+"""What was shown is kept apart from histories, with the rows of those that are left."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from features.build import FeaturesConfig, FeaturesReport, build_features
+from features.schema import FilterConfig, SourceConfig
+
+START = 1_700_000_000
+SHOWN = FilterConfig(event_types=("click",), shown_types=("impression",))
+ROWS = [
+    # user, item, seconds, type, request, slot
+    ("ann", "x", 0, "impression", "r1", 0),
+    ("ann", "y", 0, "impression", "r1", 1),
+    ("ann", "y", 3, "click", "r1", 1),
+    ("ann", "never taken", 0, "impression", "r1", 2),
+    ("bo", "x", 5, "view", "r2", 0),
+    ("bo", "x", 6, "click", "r2", 0),
+    ("only looks", "x", 9, "impression", "r3", 0),
+]
+
+
+def build(
+    folder: Path, rows: list[tuple[str, str, int, str, str, int]], filters: FilterConfig
+) -> FeaturesReport:
+    names = ["user_id", "item_id", "event_time", "event_type", "request_id", "slot"]
+    frame = pl.DataFrame(rows, schema=names, orient="row")
+    frame = frame.with_columns(pl.col("event_time") + START)
+    frame.write_parquet(folder / "events.parquet")
+    config = FeaturesConfig(
+        events=SourceConfig(paths=(folder / "events.parquet",)),
+        filters=filters,
+        now=datetime(2024, 6, 1, tzinfo=UTC),
+    )
+    return build_features(config, folder / "out")
+
+
+def test_what_was_shown_is_no_part_of_a_history_and_keeps_its_slot(tmp_path: Path) -> None:
+    report = build(tmp_path, ROWS, SHOWN)
+    assert report.events == 2
+    assert report.shown == 2
+    assert report.filtered == {"shown, no part of histories": 4, "event_type not asked for": 1}
+    assert report.rows_in == report.events + sum(report.filtered.values())
+    found = pl.read_parquet(tmp_path / "out" / "shown")
+    items = dict(pl.read_parquet(tmp_path / "out" / "vocabularies" / "items.parquet").rows())
+    # Of users that took nothing and items that nobody took nothing is kept.
+    assert [items[row] for row in found["item_row"]] == ["x", "y"]
+    assert found["slot"].to_list() == [0, 1]
+    assert found["request_id"].to_list() == ["r1", "r1"]
+    assert found["event_type"].unique().to_list() == ["impression"]
+    rows = np.load(tmp_path / "out" / "sequences" / "given" / "item_rows.npy")
+    assert sorted(items[row] for row in rows.tolist()) == ["x", "y"]
+
+
+def test_nothing_is_written_where_nothing_was_shown_and_it_is_said(tmp_path: Path) -> None:
+    clicks = [row for row in ROWS if row[3] == "click"]
+    report = build(tmp_path, clicks, SHOWN)
+    assert report.shown == 0
+    assert not (tmp_path / "out" / "shown").exists()
+    assert any("no event is of shown_types" in warning for warning in report.warnings)
+
+
+def test_a_type_is_shown_or_taken_not_both() -> None:
+    with pytest.raises(ValueError, match=r"\['view'\] are in event_types and in shown_types"):
+        FilterConfig(event_types=("view", "buy"), shown_types=("view",))
