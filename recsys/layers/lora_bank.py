@@ -1,7 +1,9 @@
 """Several adapters of one base in one forward: each row of a batch is corrected by its own.
 
-There are three ways to do it, chosen by what was measured (``tests/benchmarks/benchmark_lora.py``):
+There are four ways to do it, chosen by what was measured (``tests/benchmarks/benchmark_lora.py``):
 
+- *On a GPU*: one launch a layer adds to each row what its own adapter makes of it
+  (``recsys.kernels.lora``).
 - *Few adapters*: all A of a layer lie side by side in one matrix, all B likewise; every row is
   multiplied by all of them and a mask keeps its own. No sorting and no wait for a device, and a
   row's result is the same whatever stands beside it.
@@ -26,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recsys.kernels.lora.op import Corrections
 from recsys.layers.lora import LoraAdapter
 
 MASKED_UP_TO = 16
@@ -41,6 +44,8 @@ class _Chosen(NamedTuple):
     """[X, S r] which columns are the row's own, None where rows gather or lie in runs."""
     runs: list[tuple[int, int]]
     """Adapter and number of rows of each run, empty where there are too many runs."""
+    is_fused: bool = False
+    """Whether one launch corrects a layer."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class _Stacked:
     """a as [S r, I] and b as [S r, O]."""
     merged: list[Tensor]
     """S weights with the correction added, [I, O] each."""
+    corrections: Corrections
+    """a [S, r, I] and b [S, r, O], for one launch."""
 
 
 class LoraBank:
@@ -75,6 +82,7 @@ class LoraBank:
         self._rank = max((one.config.rank for one in adapters.values()), default=1)
         self._chosen: ContextVar[_Chosen | None] = ContextVar("chosen", default=None)
         self._layers: list[nn.Linear] = []
+        self._is_fused = False
         digests = {one.base_digest for one in adapters.values()}
         if len(digests) > 1:
             raise ValueError(
@@ -90,6 +98,7 @@ class LoraBank:
             stacked = _stack(name, layer, list(adapters.values()), self._rank)
             layer.forward = self._forward(layer, stacked)  # type: ignore[method-assign, assignment]
             self._layers.append(layer)
+            self._is_fused = stacked.corrections.is_fused
 
     def number(self, name: str | None) -> int:
         """Number an adapter by its name for ``choose``; 0, the base alone, for any other name."""
@@ -102,9 +111,20 @@ class LoraBank:
         Args:
             rows: Number of each row's adapter, [X]; rows of 0 get the base's answer.
         """
-        token = self._chosen.set(self._choice(rows))
-        try:
+        with self.choosing() as choose:
+            choose(rows)
             yield
+
+    @contextmanager
+    def choosing(self) -> Iterator[Callable[[Tensor], None]]:
+        """Let what runs inside ``choose``, once it knows its rows; until then the base answers."""
+        token = self._chosen.set(None)
+
+        def choose(rows: Tensor) -> None:
+            self._chosen.set(self._choice(rows))
+
+        try:
+            yield choose
         finally:
             self._chosen.reset(token)
 
@@ -133,6 +153,8 @@ class LoraBank:
                 if len(numbers) == 1 or len(rows) >= ROWS_PER_RUN * len(numbers):
                     runs = list(zip(numbers.tolist(), counts.tolist(), strict=True))
                     return _Chosen(rows, None, runs)
+        if self._is_fused and not torch.is_grad_enabled():
+            return _Chosen(rows, None, [], is_fused=True)
         if len(self.names) > MASKED_UP_TO:
             return _Chosen(rows, None, [])
         columns = torch.arange(1, len(self.names) + 1, device=rows.device)
@@ -160,6 +182,9 @@ class LoraBank:
             if chosen.runs:
                 return _by_runs(inputs, chosen.runs, layer, stacked)
             output = plain(inputs)
+            if chosen.is_fused:
+                stacked.corrections.add(output, inputs, chosen.rows)
+                return output
             if chosen.mask is None:
                 return output + _gathered(inputs, chosen.rows, stacked)
             return _masked(inputs, output, chosen.mask, stacked)
@@ -183,8 +208,9 @@ def _stack(name: str, layer: nn.Linear, adapters: list[LoraAdapter], rank: int) 
         a[place, :own] = one.a.detach().to(weight)
         b[place, :, :own] = adapter.config.scale * one.b.detach().to(weight)
     merged = [(weight + b[place] @ a[place]).T for place in range(1, 1 + len(adapters))]
-    side = a[1:].flatten(0, 1).contiguous(), b[1:].transpose(1, 2).flatten(0, 1).contiguous()
-    return _Stacked(a, b, side, merged)
+    down, up = a[1:].contiguous(), b[1:].transpose(1, 2).contiguous()
+    side = down.flatten(0, 1), up.flatten(0, 1)
+    return _Stacked(a, b, side, merged, Corrections(down, up))
 
 
 def _by_runs(

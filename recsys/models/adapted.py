@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from recsys.data.batch import Jagged, JaggedBatch, latest
+from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.lora import LoraAdapter
 from recsys.layers.lora_bank import LoraBank
 from recsys.models.item_tower import CatalogueModel
@@ -44,6 +44,11 @@ def twin_of(model: Twin) -> Twin:
     inputs = model.all_item_inputs()
     memo[id(inputs)] = inputs
     return copy.deepcopy(model, memo)
+
+
+def _of_event(history: Jagged, numbers: Tensor) -> Tensor:
+    """Give each event its query's number, [B] -> [M]."""
+    return torch.repeat_interleave(numbers, history.lengths(), output_size=len(history.values))
 
 
 class AdaptedRetriever:
@@ -102,7 +107,7 @@ class AdaptedRetriever:
             return self._encoded_by_one(queries, found[0])
         numbers = torch.tensor(found)
         if events.device.type != "cpu" or len(events) < SORTED_FROM:
-            return self._encoded(queries, numbers.to(events.device))
+            return self._encoded(queries, numbers.to(events.device, non_blocking=True))
         # By domain, so that a CPU can take merged weights.
         order = torch.argsort(numbers, stable=True)
         taken = {name: feature.take(order) for name, feature in queries.features.items()}
@@ -124,20 +129,48 @@ class AdaptedRetriever:
         scores[:, 0] = -torch.inf
         return scores
 
-    def _encoded(self, queries: JaggedBatch, numbers: Tensor) -> Tensor:
-        def inputs_of(history: Jagged) -> Tensor:
-            # One set after the other; no stacked copy of all of them is kept.
-            sets = torch.tensor(self._set_of, device=numbers.device)[numbers]  # [B]
-            of_event = sets[history.segments()]
-            inputs = self._inputs[0][history.values]
-            for one in range(1, len(self._inputs)):
-                own = (of_event == one)[:, None]
-                inputs = torch.where(own, self._inputs[one][history.values], inputs)
-            return inputs
+    def encoded(self, history: Jagged, numbers: Tensor | int) -> Tensor:
+        """Encode histories of a sequence model without times as unit vectors, [B, D].
 
-        shared = len(self._inputs) == 1
-        with self.bank.choose(self._rows(queries, numbers)):
-            return self.model.query_vectors(queries, None if shared else inputs_of)
+        Args:
+            history: At most max_length events of each query, all of them items.
+            numbers: Of each query's adapter, [B], or of all.
+        """
+        assert isinstance(self.model, SequenceModel)
+        encoder = self.model.encoder
+        if isinstance(numbers, int):
+            inputs = self._inputs[self._set_of[numbers]][history.values]
+            with self.bank.choose_one(numbers):
+                return encoder.last(encoder(inputs, history, None), history)
+        of_event = _of_event(history, numbers)
+        with self.bank.choose(of_event):
+            inputs = self._inputs_of(history, of_event)
+            return encoder.last(encoder(inputs, history, None), history)
+
+    def _encoded(self, queries: JaggedBatch, numbers: Tensor) -> Tensor:
+        by_query = isinstance(self.model, TwoTower)
+        with self.bank.choosing() as choose:
+            if by_query:
+                choose(numbers)
+
+            def inputs_of(history: Jagged) -> Tensor:
+                of_event = _of_event(history, numbers)
+                if not by_query:
+                    choose(of_event)
+                return self._inputs_of(history, of_event)
+
+            return self.model.query_vectors(queries, inputs_of)
+
+    def _inputs_of(self, history: Jagged, numbers: Tensor) -> Tensor:
+        """Look events up in the item vectors of their adapters, both [M]; gives [M, D]."""
+        inputs = self._inputs[0][history.values]
+        if len(self._inputs) == 1:
+            return inputs
+        # One set after the other; no stacked copy of all of them is kept.
+        sets = torch.tensor(self._set_of, device=numbers.device)[numbers]  # [M]
+        for one in range(1, len(self._inputs)):
+            inputs = torch.where((sets == one)[:, None], self._inputs[one][history.values], inputs)
+        return inputs
 
     def _encoded_by_one(self, queries: JaggedBatch, number: int) -> Tensor:
         inputs = self._inputs[self._set_of[number]]
@@ -146,13 +179,6 @@ class AdaptedRetriever:
             return self.model.query_vectors(
                 queries, (lambda history: inputs[history.values]) if own else None
             )
-
-    def _rows(self, queries: JaggedBatch, numbers: Tensor) -> Tensor:
-        """Number the adapter of each row of a corrected layer's input, [B] or [M]."""
-        if isinstance(self.model, TwoTower):
-            return numbers
-        history = latest(queries["history"], self.model.config.max_length)
-        return numbers[history.segments()]
 
     @torch.no_grad()
     def _encode_items(self, number: int) -> Tensor:

@@ -7,6 +7,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.lora import LoraAdapter, LoraConfig, digest_of_weights
 from recsys.layers.lora_file import load_adapter, save_adapter
 from recsys.models.adapted import AdaptedRetriever, adapted_layers, twin_of
+from recsys.models.captured_queries import CapturedQueries
 from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
 from recsys.models.sequence import SequenceConfig, SequenceModel
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
@@ -145,3 +146,10 @@ def test_adapters_of_a_twin_do_not_reach_the_model(kind):
     assert not torch.allclose(retriever.score(queries(), ["books"] * 6), alone, atol=1e-3)
     assert model.all_item_inputs() is encoded
     assert torch.equal(model.score(queries()), alone)
+
+
+def test_only_a_sequence_model_on_a_gpu_is_captured():
+    for kind in ("two_tower", "attention"):
+        retriever = AdaptedRetriever(with_content(kind), {})
+        with pytest.raises(ValueError, match=r"on a CUDA device can be captured, got a .* on cpu"):
+            CapturedQueries(retriever, num_queries=2, num_events=9)

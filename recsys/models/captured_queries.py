@@ -1,0 +1,129 @@
+"""Query vectors of a sequence model on a GPU, each batch a replay of one CUDA graph.
+
+Called from Python a small batch takes as long as its launches do, however few its rows. A graph has
+one size, so smaller batches are filled up: sequences that nobody asked for own the events that
+nobody has. All batches then run the same kernels of the same shapes, so that a query's vector has
+the same bits in any company.
+
+Axes: B queries, Q queries of a graph, E events of a graph, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from recsys.data.batch import Jagged, JaggedBatch, latest
+from recsys.models.adapted import AdaptedRetriever
+from recsys.models.sequence import SequenceModel
+
+
+class CapturedQueries:
+    """Encodes batches up to one size; it is not for two threads at once.
+
+    The graph holds weights, adapters and item vectors as they are: capture again after a change.
+    """
+
+    def __init__(
+        self,
+        adapted: AdaptedRetriever,
+        *,
+        num_queries: int,
+        num_events: int,
+        domain: str | None = None,
+        mixed: bool = True,
+    ) -> None:
+        """Capture a forward.
+
+        Args:
+            adapted: A sequence model with its adapters, on a GPU.
+            num_queries: Most queries of a batch.
+            num_events: Most events of a batch that are read.
+            domain: Of all queries where batches are not ``mixed``: its adapter's merged weights, or
+                the base's, cost less than a choice for each row.
+
+        Raises:
+            ValueError: The model is no sequence model without times on a GPU, or there is nothing
+                to capture.
+        """
+        model = adapted.model
+        if not isinstance(model, SequenceModel) or not model.all_item_inputs().is_cuda:
+            raise ValueError(
+                f"a sequence model on a CUDA device can be captured, got a {type(model).__name__} "
+                f"on {model.all_item_inputs().device}; call AdaptedRetriever.query_vectors"
+            )
+        if model.config.time_buckets or model.config.calendar_days:
+            raise ValueError("a model that reads times cannot be captured")
+        if num_queries < 1 or num_events < 1:
+            raise ValueError(
+                f"num_queries and num_events must be >= 1, got {num_queries} and {num_events}"
+            )
+        self._adapted, self._model = adapted, model
+        self._mixed, self._number = mixed, adapted.numbers([domain])[0]
+        self._num_queries = num_queries
+        length, device = model.config.max_length, model.all_item_inputs().device
+        spare = -(-num_events // length)
+        self._values = torch.ones(num_events, dtype=torch.int64, device=device)
+        self._offsets = torch.zeros(num_queries + spare + 1, dtype=torch.int64, device=device)
+        self._numbers = torch.zeros(num_queries + spare, dtype=torch.int64, device=device)
+        # Where the sequences begin that own what is left over, from the end on.
+        ends = num_events - length * torch.arange(spare - 1, -1, -1)
+        self._ends = torch.cat([ends.new_zeros(num_queries + 1), ends]).to(device)
+        self._capture(device)
+
+    def _capture(self, device: torch.device) -> None:
+        here = torch.cuda.current_stream(device)
+        beside: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with torch.no_grad(), torch.cuda.device(device):
+            # Libraries set themselves up in the first runs, which a capture does not allow.
+            beside.wait_stream(here)
+            with torch.cuda.stream(beside):
+                for _ in range(2):
+                    self._forward()
+            here.wait_stream(beside)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._vectors = self._forward()
+
+    def _forward(self) -> Tensor:
+        inside = (self._values >= 0) & (self._values < self._model.num_item_rows)
+        values = torch.where(inside, self._values, 0)
+        history = Jagged(values, torch.maximum(self._offsets, self._ends))
+        numbers = self._numbers if self._mixed else self._number
+        return self._adapted.encoded(history, numbers)
+
+    @torch.no_grad()
+    def query_vectors(
+        self, queries: JaggedBatch, domains: Sequence[str | None] | None = None
+    ) -> Tensor:
+        """Encode queries as unit vectors, [B, D].
+
+        Args:
+            domains: Of each query, where batches are mixed.
+
+        Raises:
+            ValueError: If there are more queries or events than were captured, or domains do not
+                fit.
+        """
+        history = latest(queries["history"], self._model.config.max_length)
+        size, events = history.batch_size, len(history.values)
+        if size > self._num_queries or events > len(self._values):
+            raise ValueError(
+                f"a batch of {size} queries and {events} events is larger than the captured "
+                f"{self._num_queries} and {len(self._values)}; part it or capture a larger one"
+            )
+        if self._mixed != (domains is not None) or len(domains or ()) not in (0, size):
+            raise ValueError(
+                f"{size} queries need {size if self._mixed else 'no'} domains, got "
+                f"{None if domains is None else len(domains)}"
+            )
+        if domains is not None:
+            numbers = torch.tensor(self._adapted.numbers(domains))
+            self._numbers[:size].copy_(numbers, non_blocking=True)
+        self._values[:events].copy_(history.values, non_blocking=True)
+        self._offsets[: size + 1].copy_(history.offsets, non_blocking=True)
+        self._offsets[size + 1 :].fill_(events)
+        self._graph.replay()
+        return self._vectors[:size].clone()

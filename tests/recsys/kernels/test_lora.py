@@ -1,0 +1,173 @@
+"""Corrections of rows by their adapters against float64; interpreted where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from recsys.kernels.lora.op import Corrections
+from recsys.kernels.tuning import asking, trying
+
+TOLERANCES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+"""Largest error by the largest true value."""
+Shape = tuple[int, int, int, int, int, int]
+SMALL: list[Shape] = [
+    # rows, places, inputs, outputs, adapters, rank
+    (0, 1, 8, 8, 2, 4),
+    (3, 1, 8, 8, 1, 1),
+    (7, 1, 12, 20, 3, 4),
+    (5, 8, 64, 64, 2, 8),
+    (33, 1, 100, 70, 5, 17),
+]
+LARGE: list[Shape] = [
+    (7680, 1, 128, 384, 3, 8),
+    (60, 1, 256, 128, 3, 16),
+    (1000, 3, 257, 511, 40, 5),
+    (70_001, 1, 32, 48, 7, 64),
+]
+
+
+def inputs_of(shape: Shape, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
+    rows, places, width_in, width_out, adapters, rank = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator).to(dtype).to(device)
+
+    numbers = torch.randint(0, adapters + 1, (rows,), generator=generator)
+    return {
+        "out": normal(rows, places, width_out),
+        "inputs": normal(rows, places, width_in),
+        "a": normal(adapters, rank, width_in) / width_in**0.5,
+        "b": normal(adapters, rank, width_out),
+        "numbers": numbers.to(device),
+    }
+
+
+def corrected(made: dict[str, Tensor]) -> Tensor:
+    out = made["out"].clone()
+    Corrections(made["a"], made["b"]).add(out, made["inputs"], made["numbers"])
+    return out
+
+
+def truth(made: dict[str, Tensor]) -> Tensor:
+    a, b = (torch.cat([made[name][:1] * 0, made[name]]).double() for name in "ab")
+    out = made["out"].double()
+    for row, number in enumerate(made["numbers"].tolist()):
+        out[row] += made["inputs"][row].double() @ a[number].T @ b[number]
+    return out
+
+
+def check_kernel(device: str, shape: Shape, dtype: torch.dtype) -> None:
+    """Compare with float64; bits of a row with those that it has alone and among others."""
+    made = inputs_of(shape, dtype, device)
+    found, exact = corrected(made), truth(made)
+    if not found.numel():
+        return
+    assert (found.double() - exact).abs().max() <= TOLERANCES[dtype] * exact.abs().max()
+    none = made["numbers"] == 0
+    assert torch.equal(found[none], made["out"][none])
+    row = shape[0] // 2
+    for rows in (slice(row, row + 1), slice(row, None), slice(0, row + 1)):
+        part = {
+            name: one if name in ("a", "b") else one[rows].contiguous()
+            for name, one in made.items()
+        }
+        assert torch.equal(corrected(part)[row - rows.start], found[row])
+    others = {**made, "numbers": (made["numbers"] + 1) % (shape[4] + 1)}
+    others["numbers"][row] = made["numbers"][row]
+    assert torch.equal(corrected(others)[row], found[row])
+
+
+def check_tiles(device: str, shape: Shape) -> None:
+    """A launch asks for its tiles, and others are right too."""
+    with asking() as questions:
+        check_kernel(device, shape, torch.float32)
+    assert {one.kernel for one in questions} == {"lora.add_corrections"}
+    halves = {name: max(16, number // 2) for name, number in questions[0].default.items()}
+    with trying(questions[0].kernel, {**halves, "num_warps": 2}):
+        check_kernel(device, shape, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("shape", SMALL, ids=str)
+def test_the_plain_path(shape: Shape, dtype: torch.dtype) -> None:
+    made = inputs_of(shape, dtype, "cpu")
+    exact = truth(made)
+    found = corrected(made)
+    if found.numel():
+        assert (found.double() - exact).abs().max() <= TOLERANCES[dtype] * exact.abs().max()
+
+
+def test_rows_of_known_numbers() -> None:
+    a = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
+    b = torch.tensor([[[10.0]], [[100.0]]])
+    out = torch.tensor([[1.0], [1.0], [1.0]])
+    inputs = torch.tensor([[2.0, 3.0]]).expand(3, 2)
+    Corrections(a, b).add(out, inputs, torch.tensor([0, 1, 2]))
+    assert out[:, 0].tolist() == [1.0, 21.0, 301.0]
+
+
+def test_the_operation_meets_the_rules_of_its_library() -> None:
+    made = inputs_of((7, 1, 12, 20, 3, 4), torch.float32, "cpu")
+    arguments = (made["out"][:, 0], made["inputs"][:, 0], made["numbers"], made["a"], made["b"])
+    torch.library.opcheck(torch.ops.recsys.add_corrections.default, arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": torch.ones(2, 3)}, r"must be \[S, r, I\] and \[S, r, O\]"),
+        ({"b": torch.ones(2, 4, 8)}, r"got \(2, 3, 6\) and \(2, 4, 8\)"),
+        ({"a": torch.ones(2, 6, 3).transpose(1, 2)}, "a must be contiguous"),
+        ({"b": torch.ones(2, 3, 8).double()}, "b must be contiguous, of one of"),
+        ({"inputs": torch.ones(4, 6)}, r"must be \[X, ..., 8\], \[X, ..., 6\]"),
+        ({"numbers": torch.ones(4).long()}, "got .* and .4,"),
+        ({"numbers": torch.ones(5).int()}, "numbers must be int64"),
+    ],
+)
+def test_says_what_is_wrong(change: dict[str, Tensor], message: str) -> None:
+    made = {
+        "a": torch.ones(2, 3, 6),
+        "b": torch.ones(2, 3, 8),
+        "out": torch.ones(5, 8),
+        "inputs": torch.ones(5, 6),
+        "numbers": torch.ones(5).long(),
+        **change,
+    }
+    with pytest.raises(ValueError, match=message):
+        corrected(made)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("shape", SMALL + LARGE, ids=str)
+def test_kernel_on_the_gpu(shape: Shape, dtype: torch.dtype) -> None:
+    check_kernel("cuda", shape, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tiles_on_the_gpu() -> None:
+    check_tiles("cuda", (1000, 3, 257, 511, 40, 5))
+
+
+def test_kernel_in_the_interpreter() -> None:
+    code = (
+        "import importlib.util\n"
+        f"spec = importlib.util.spec_from_file_location('cases', {__file__!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "for shape in module.SMALL:\n"
+        "    for dtype in module.TOLERANCES:\n"
+        "        module.check_kernel('cpu', shape, dtype)\n"
+        "module.check_tiles('cpu', (5, 8, 64, 64, 2, 8))\n"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=300)
