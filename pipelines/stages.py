@@ -59,6 +59,7 @@ SOURCE_CODE = (
     "recsys/semantic_ids",
     "serving/surfaces.py",
 )
+SEQUENCE_CODE = ("recsys/models/sequence.py", "recsys/models/sequence_encoder.py")
 RANKER_CODE = (
     "pipelines/compare_trunks.py",
     "pipelines/earlier_sources.py",
@@ -114,7 +115,7 @@ STAGES = [
         reads=("build_features", "embed_items"),
         writes="sequence, training curve",
         sections=("sequence", "sequence_training", "evaluation.exclude_history", "seed"),
-        code=(*TRAINING_CODE, "recsys/models/sequence.py"),
+        code=(*TRAINING_CODE, *SEQUENCE_CODE),
         libraries=TENSORS,
         function=train_sequence,
     ),
@@ -132,7 +133,7 @@ STAGES = [
             "pipelines/semantic_id_versions.py",
             "recsys/layers",
             "recsys/models/item_tower.py",
-            "recsys/models/sequence.py",
+            *SEQUENCE_CODE,
             "recsys/semantic_ids",
         ),
         libraries=("numpy", "polars", "torch"),

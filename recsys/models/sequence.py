@@ -20,27 +20,21 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.windows import next_events
-from recsys.layers.attention import AttentionBlock, BlockConfig, Layout
-from recsys.layers.calendar import LAST_DAY, Calendar
+from recsys.layers.attention import BlockConfig
+from recsys.layers.calendar import LAST_DAY
 from recsys.layers.chunked_softmax import MAX_SCORES, SoftmaxCandidates, softmax_loss
 from recsys.layers.embedding import Backend
-from recsys.layers.hstu import HstuBlock
-from recsys.models.item_tower import (
-    NORM_FLOOR,
-    ItemCatalogue,
-    ItemTower,
-    RetrievalModel,
-    TwoTowerInputs,
-)
+from recsys.models.item_tower import ItemCatalogue, ItemTower, RetrievalModel, TwoTowerInputs
+from recsys.models.sequence_encoder import Block, Encoders, unit_shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +48,9 @@ class SequenceConfig:
     of their cosines ranks, as of models trained apart, but it is one model with one vector."""
     max_length: int = 50
     """Events of a history that are read, and positions trained of a sequence."""
-    block: Literal["attention", "hstu"] = "attention"
+    block: Block = "attention"
+    member_blocks: tuple[Block, ...] = ()
+    """Kind of each member's blocks where they differ; none: all are as ``block``."""
     num_blocks: int = 1
     num_heads: int = 1
     hidden_dim: int = 256
@@ -86,8 +82,7 @@ class SequenceConfig:
     backend: Backend = "auto"
 
     def __post_init__(self) -> None:
-        if self.block not in ("attention", "hstu"):
-            raise ValueError(f"block is 'attention' or 'hstu', got {self.block!r}")
+        self._check_members()
         if self.temperature <= 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
         for name in ("dropout", "id_dropout", "label_smoothing"):
@@ -97,20 +92,36 @@ class SequenceConfig:
             raise ValueError(
                 f"calendar_days must be 0 or in [1, {LAST_DAY}], got {self.calendar_days}"
             )
-        for name in ("num_blocks", "max_scores", "num_members"):
+        for name in ("num_blocks", "max_scores"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.embedding_dim % self.num_members:
-            raise ValueError(
-                f"num_members must divide embedding_dim {self.embedding_dim}, got "
-                f"{self.num_members}"
-            )
         if self.num_uniform_negatives is not None and self.num_uniform_negatives < 1:
             raise ValueError(
                 f"num_uniform_negatives must be >= 1, or None for every item, got "
                 f"{self.num_uniform_negatives}"
             )
         self.block_config()
+
+    def _check_members(self) -> None:
+        for block in (self.block, *self.member_blocks):
+            if block not in ("attention", "hstu"):
+                raise ValueError(f"block is 'attention' or 'hstu', got {block!r}")
+        if self.num_members < 1:
+            raise ValueError(f"num_members must be >= 1, got {self.num_members}")
+        if self.embedding_dim % self.num_members:
+            raise ValueError(
+                f"num_members must divide embedding_dim {self.embedding_dim}, got "
+                f"{self.num_members}"
+            )
+        if len(self.member_blocks) not in (0, self.num_members):
+            raise ValueError(
+                f"member_blocks names the kind of each of {self.num_members} members, or of none "
+                f"where all are as block says, got {list(self.member_blocks)}"
+            )
+
+    def blocks_of(self, number: int) -> Block:
+        """Name the kind of a member's blocks."""
+        return self.member_blocks[number] if self.member_blocks else self.block
 
     def block_config(self) -> BlockConfig:
         """Give the sizes of each block of a member."""
@@ -123,108 +134,6 @@ class SequenceConfig:
             position_buckets=self.position_buckets,
             time_buckets=self.time_buckets,
         )
-
-
-class Encoder(nn.Module):
-    """Turns the events of each sequence into what is expected after each of them."""
-
-    def __init__(self, config: SequenceConfig) -> None:
-        super().__init__()
-        dim = config.block_config().dim
-        self.max_length = config.max_length
-        self.no_history = nn.Parameter(torch.randn(dim) / math.sqrt(dim))
-        self.places = nn.Embedding(config.max_length, dim) if config.absolute_positions else None
-        if self.places is not None:
-            nn.init.normal_(self.places.weight, std=0.3 / math.sqrt(dim))
-        self.read_at = self.asked_at = None
-        if config.calendar_days:
-            self.read_at = Calendar(dim, config.calendar_days, scale=0.1)
-            self.asked_at = Calendar(dim, config.calendar_days)
-        self.dropout = nn.Dropout(config.dropout)
-        kind = AttentionBlock if config.block == "attention" else HstuBlock
-        self.blocks = nn.ModuleList(kind(config.block_config()) for _ in range(config.num_blocks))
-        self.output_norm = nn.LayerNorm(dim)
-
-    def forward(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> Tensor:
-        """Encode as unit vectors, [M, D].
-
-        Args:
-            inputs: The item tower's input of each event, [M, D].
-            history: At most max_length events of each sequence, oldest first.
-            times: [M] unix seconds, where there are times.
-        """
-        state, layout = self._read(inputs, history, times)
-        for block in self.blocks:
-            state = block(state, layout)
-        return self._expected(state, times)
-
-    def only_last(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> Tensor:
-        """Encode each sequence's last event alone, [B, D], which takes less; none is empty."""
-        state, layout = self._read(inputs, history, times)
-        for block in self.blocks[:-1]:
-            state = block(state, layout)
-        block, ends = self.blocks[-1], history.offsets[1:] - 1
-        if isinstance(block, AttentionBlock):
-            state = block.last(state, layout)
-        else:
-            state = block(state, layout)[ends]
-        return self._expected(state, None if times is None else times[ends])
-
-    def _read(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> tuple[Tensor, Layout]:
-        """Prepare what the first block reads, [M, D], and where it lies."""
-        layout = Layout.of(history.offsets, history.segments(), self.max_length, times)
-        if self.places is not None:
-            inputs = inputs + self.places(layout.places)
-        if self.read_at is not None and times is not None:
-            inputs = inputs + self.read_at(times)
-        return self.dropout(inputs), layout
-
-    def _expected(self, state: Tensor, times: Tensor | None) -> Tensor:
-        """Turn what the last block wrote into unit vectors."""
-        if self.asked_at is not None and times is not None:
-            state = state + self.asked_at(times)
-        return functional.normalize(self.output_norm(state).float(), dim=1, eps=NORM_FLOOR)
-
-
-class Encoders(nn.Module):
-    """The members, each reading and writing its own share of the width."""
-
-    def __init__(self, config: SequenceConfig) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(Encoder(config) for _ in range(config.num_members))
-
-    def forward(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> Tensor:
-        """Encode as unit vectors, [M, D]; arguments as of ``Encoder``."""
-        shares = inputs.chunk(len(self.members), dim=1)
-        encoded = [
-            member(share, history, times)
-            for member, share in zip(self.members, shares, strict=True)
-        ]
-        return torch.cat(encoded, dim=1) / math.sqrt(len(self.members))
-
-    def only_last(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> Tensor:
-        """Encode each sequence's last event alone, [B, D]; none is empty."""
-        shares = inputs.chunk(len(self.members), dim=1)
-        encoded = [
-            cast("Encoder", member).only_last(share, history, times)
-            for member, share in zip(self.members, shares, strict=True)
-        ]
-        return torch.cat(encoded, dim=1) / math.sqrt(len(self.members))
-
-    def last(self, encoded: Tensor, history: Jagged) -> Tensor:
-        """Take each sequence's last event, [M, D] -> [B, D]; empty ones have a learned vector."""
-        empty = torch.cat([cast("Encoder", member).no_history for member in self.members])
-        padded = torch.cat([unit_shares(empty[None], len(self.members)), encoded])
-        return padded[torch.where(history.lengths() > 0, history.offsets[1:], 0)]
-
-
-def unit_shares(vectors: Tensor, num_members: int) -> Tensor:
-    """Give each member's share of vectors [R, D] the same length, so that the whole has length 1.
-
-    The cosine of two such vectors is the mean of the members' cosines.
-    """
-    shares = vectors.float().view(len(vectors), num_members, vectors.shape[1] // num_members)
-    return functional.normalize(shares, dim=2, eps=NORM_FLOOR).flatten(1) / math.sqrt(num_members)
 
 
 class Ranked(NamedTuple):
@@ -340,13 +249,15 @@ class SequenceModel(RetrievalModel):
         encoded: Tensor = self.encoder(inputs, history, times)
         return self.encoder.last(encoded, history)
 
-    def loss(self, batch: JaggedBatch) -> Tensor:
+    def loss(self, batch: JaggedBatch, rivals: Tensor | None = None) -> Tensor:
         """Softmax loss of every event that follows another, the mean over them.
 
         Args:
             batch: ``history``, whole sequences of at most max_length + 1 events (longer ones are
                 cut to the latest), and ``history.times`` of the same events where there are times.
                 ``history.counted``, where it is there, is 0 for events that are no labels.
+            rivals: Item rows, ascending, that labels are ranked against, [C], such as a domain's;
+                every label is one of them. By default what the settings say.
         """
         events, times = self._read(batch, self.config.max_length + 1)
         labels, has_label = next_events(events)  # [M]
@@ -356,7 +267,7 @@ class SequenceModel(RetrievalModel):
         kept = has_label.nonzero()[:, 0]  # [P]
         lengths = (events.lengths() - 1).clamp(min=0)
         history = Jagged(events.values[kept], functional.pad(lengths.cumsum(0), (1, 0)))
-        ranked = self._ranked(labels[kept])
+        ranked = self._ranked(labels[kept], rivals)
         rows, inputs = self._inputs(ranked, history)
         # Rows are ascending, so a search finds the place of each.
         read = functional.embedding(torch.searchsorted(rows, history.values), inputs)  # [P, D]
@@ -364,7 +275,9 @@ class SequenceModel(RetrievalModel):
         items = functional.embedding(torch.searchsorted(rows, ranked.rows), inputs)  # [C, D]
         return self._softmax(encoded, items, ranked, history, labels[kept])
 
-    def _ranked(self, labels: Tensor) -> Ranked:
+    def _ranked(self, labels: Tensor, rivals: Tensor | None) -> Ranked:
+        if rivals is not None:
+            return Ranked(rivals, None)
         draws, num_item_rows = self.config.num_uniform_negatives, self.inputs.num_item_rows
         if draws is None or draws >= num_item_rows - 1:
             return Ranked(torch.arange(1, num_item_rows, device=labels.device), None)
@@ -372,7 +285,7 @@ class SequenceModel(RetrievalModel):
 
     def _inputs(self, ranked: Ranked, history: Jagged) -> tuple[Tensor, Tensor]:
         """Encode what a step needs: item rows, ascending, [R], and their inputs, [R, D]."""
-        if ranked.log_inclusion is None:
+        if len(ranked.rows) == self.inputs.num_item_rows - 1:
             rows = torch.arange(self.inputs.num_item_rows, device=ranked.rows.device)
         else:
             rows = torch.unique(torch.cat([ranked.rows, history.values]))
@@ -430,7 +343,8 @@ class SequenceModel(RetrievalModel):
         """
         document = json.loads((directory / "config.json").read_text())
         config = SequenceConfig(**document["config"])
-        config = replace(config, backend=backend or config.backend)
+        kinds = tuple(config.member_blocks)
+        config = replace(config, backend=backend or config.backend, member_blocks=kinds)
         model = cls(config, TwoTowerInputs(**document["inputs"]), catalogue)
         model.load_state_dict(load_file(directory / "sequence.safetensors"))
         return model.eval()
