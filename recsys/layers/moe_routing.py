@@ -18,6 +18,14 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
+from recsys.kernels.routed_experts.router_op import can_route, route
+
+SETTLING_ROUNDS = 100
+SETTLING_RATE = 0.05
+"""How far biases move in the first round of settling, at most."""
+SETTLED_SHARE = 0.002
+"""Share of that in the last."""
+
 
 def without_autocast(device: str) -> AbstractContextManager[None]:
     """Leave types as they are; costs a CPU nothing where there is no autocast to leave."""
@@ -118,7 +126,8 @@ class BiasedRouter(nn.Module):
 
     The bias takes part in the choice and not in the weight, so balance costs no gradient. It moves
     once a training step, by ``bias_rate`` times the lack of rows over the mean load, at most
-    ``bias_rate``: the published sign of the lack, but without its swinging about the balance.
+    ``bias_rate``: the published sign of the lack, but without its swinging about the balance. Where
+    training batches are not what is served, set ``moves_by_batch`` to False and ``settle`` it.
 
     Args:
         scores: ``sigmoid`` scores each expert by itself, as DeepSeek-V3; ``softmax`` against the
@@ -161,6 +170,8 @@ class BiasedRouter(nn.Module):
         self.top_k, self.bias_rate, self.dense_steps = top_k, bias_rate, dense_steps
         self.certainty_weight, self.evenness_weight = certainty_weight, evenness_weight
         self.by_softmax = scores == "softmax"
+        self.moves_by_batch = True
+        """Whether a training step moves biases."""
         self.scores = nn.Linear(dim, num_experts, bias=False)
         self.bias: Tensor
         self.register_buffer("bias", torch.zeros(num_experts))
@@ -169,26 +180,64 @@ class BiasedRouter(nn.Module):
 
     def forward(self, rows: Tensor) -> Routing:
         """Route rows, [B, D]."""
-        with without_autocast(rows.device.type):
-            logits_BE = self.scores(rows.float())
-        # Down the columns of the transpose: of a few experts, seven times faster on a CPU.
-        scores_BE = logits_BE.T.softmax(0).T if self.by_softmax else logits_BE.sigmoid()
         dense = self.training and self.dense_steps > 0 and int(self.steps) < self.dense_steps
-        num_chosen = scores_BE.shape[1] if dense else self.top_k
-        experts_BK = best_experts(scores_BE.detach() + self.bias, num_chosen)
-        chosen_BK = scores_BE.gather(1, experts_BK)
-        # A single expert's share of the chosen would always be 1 and teach the router nothing.
-        parts = scores_BE if self.top_k == 1 else chosen_BK
-        weights_BK = chosen_BK / (parts.sum(1, keepdim=True) + 1e-9)
+        num_chosen = len(self.bias) if dense else self.top_k
+        if can_route(rows, len(self.bias), num_chosen):
+            logits_BE, experts_BK, weights_BK = route(
+                rows, self.scores.weight, self.bias, top_k=num_chosen, by_softmax=self.by_softmax
+            )
+            chances_BE = None
+        else:
+            with without_autocast(rows.device.type):
+                logits_BE = self.scores(rows.float())
+            # Down the columns of the transpose: of a few experts, seven times faster on a CPU.
+            scores_BE = logits_BE.T.softmax(0).T if self.by_softmax else logits_BE.sigmoid()
+            experts_BK = best_experts(scores_BE.detach() + self.bias, num_chosen)
+            chosen_BK = scores_BE.gather(1, experts_BK)
+            # A single expert's share of the chosen would always be 1 and teach the router nothing.
+            parts = scores_BE if self.top_k == 1 else chosen_BK
+            weights_BK = chosen_BK / (parts.sum(1, keepdim=True) + 1e-9)
+            chances_BE = scores_BE if self.by_softmax else None
         if self.training:
             self.steps += 1
-            if not dense:
+            if self.moves_by_batch and not dense:
                 self._move_bias(experts_BK)
-        loss = scores_BE.new_zeros(())
+        loss = logits_BE.new_zeros(())
         if self.training and self.certainty_weight + self.evenness_weight > 0:
-            of_rows, of_all = entropies(scores_BE if self.by_softmax else logits_BE.softmax(1))
+            chances_BE = logits_BE.softmax(1) if chances_BE is None else chances_BE
+            of_rows, of_all = entropies(chances_BE)
             loss = self.certainty_weight * of_rows - self.evenness_weight * of_all
         return Routing(experts_BK, weights_BK, loss)
+
+    def _scored(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Give logits and scores, [B, E] each."""
+        with without_autocast(rows.device.type):
+            logits_BE: Tensor = self.scores(rows.float())
+        # Down the columns of the transpose: of a few experts, seven times faster on a CPU.
+        return logits_BE, logits_BE.T.softmax(0).T if self.by_softmax else logits_BE.sigmoid()
+
+    @torch.no_grad()
+    def settle(self, rows: Tensor, counts: Tensor) -> None:
+        """Move biases until rows, each as often as counted, are spread evenly.
+
+        Args:
+            rows: What is served, [B, D], on the router's device.
+            counts: How often, [B], not all 0.
+        """
+        _, scores_BE = self._scored(rows)
+        shares_B = counts.float() / counts.sum()
+        bias_E, kept_E = self.bias.clone(), self.bias.clone()
+        least = torch.full((), torch.inf, device=rows.device)
+        for number in range(SETTLING_ROUNDS):
+            experts_BK = best_experts(scores_BE + bias_E, self.top_k)
+            chosen_BE = torch.zeros_like(scores_BE).scatter_(1, experts_BK, 1.0)
+            # Over the mean load; a product, since sums by expert add in any order on a GPU.
+            load_E = (shares_B @ chosen_BE) * (len(bias_E) / self.top_k)
+            kept_E = torch.where(load_E.max() < least, bias_E, kept_E)
+            least = torch.minimum(load_E.max(), least)
+            rate = SETTLING_RATE * SETTLED_SHARE ** (number / SETTLING_ROUNDS)
+            bias_E = bias_E + rate * (1 - load_E).clamp(-1, 1)
+        self.bias.copy_(kept_E - kept_E.mean())
 
     @torch.no_grad()
     def _move_bias(self, experts: Tensor) -> None:
