@@ -11,9 +11,10 @@ rows, D width.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
@@ -33,6 +34,12 @@ def _item_inputs(model: CatalogueModel) -> Tensor:
     return model.item_inputs(torch.arange(model.num_item_rows, device=device))
 
 
+def _events(model: SequenceModel, batch: JaggedBatch) -> tuple[Jagged, Tensor | None]:
+    limit = model.config.max_length
+    times = latest(batch["history.times"], limit).values if "history.times" in batch else None
+    return latest(batch["history"], limit), times
+
+
 def _scores(queries: Tensor, items: Tensor, seen: Jagged, temperature: float) -> Tensor:
     # Whole precision: what a teacher tells apart in its first places is lost in bfloat16.
     with torch.autocast(queries.device.type, enabled=False):
@@ -49,21 +56,87 @@ def scores_after_events(model: SequenceModel, batch: JaggedBatch) -> Tensor:
     Args:
         batch: ``history``, item rows of the catalogue, and ``history.times`` where there are times.
     """
-    limit = model.config.max_length
-    history = latest(batch["history"], limit)
-    times = latest(batch["history.times"], limit).values if "history.times" in batch else None
+    history, times = _events(model, batch)
     inputs = _item_inputs(model)
     encoded = model.encoder(functional.embedding(history.values, inputs), history, times)
     items = model.normalized(inputs.float())
     return _scores(encoded, items, seen_before(history), model.config.temperature)
 
 
-def scores_of_queries(model: TwoTower, queries: JaggedBatch) -> Tensor:
-    """Score every item for each query, [B, N]; what was seen is left out."""
-    history = latest(queries["history"], model.config.max_history)
+class _Encoded(NamedTuple):
+    queries: Tensor
+    """Unit vectors, [B, D]."""
+    items: Tensor
+    """Unit vectors of the catalogue, [N, D]."""
+    history: Jagged
+
+
+def _encoded(model: SequenceModel | TwoTower, queries: JaggedBatch) -> _Encoded:
     inputs = _item_inputs(model)
-    vectors = model.query_tower(queries, history, functional.embedding(history.values, inputs))
-    return _scores(vectors, model.normalized(inputs.float()), history, model.config.temperature)
+    items = model.normalized(inputs.float())
+    if isinstance(model, TwoTower):
+        history = latest(queries["history"], model.config.max_history)
+        read = functional.embedding(history.values, inputs)
+        return _Encoded(model.query_tower(queries, history, read), items, history)
+    history, times = _events(model, queries)
+    read = functional.embedding(history.values, inputs)
+    return _Encoded(model.encoder.only_last(read, history, times), items, history)
+
+
+def scores_of_queries(model: SequenceModel | TwoTower, queries: JaggedBatch) -> Tensor:
+    """Score every item for each query, [B, N]; what was seen is left out.
+
+    Args:
+        queries: What the model reads; for a sequence model no history may be empty.
+    """
+    return _scores(*_encoded(model, queries), model.config.temperature)
+
+
+class AuxiliaryHead(nn.Module):
+    """A second opinion of a retriever: its query vectors, turned by a layer of its own.
+
+    It learns labels as they are, so that the model itself may learn softened ones
+    (self-auxiliary distillation, Zhang et al., RecSys 2024, doi:10.1145/3640457.3688041): what a
+    user took is trusted, what a user did not take may only not have been seen, and gets what the
+    head believes of it. It is thrown away after training.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.turn = nn.Linear(dim, dim, bias=False)
+        nn.init.zeros_(self.turn.weight)
+
+    def forward(self, queries: Tensor) -> Tensor:
+        """Turn unit vectors into unit vectors, [B, D]; the same ones at first."""
+        turned = queries + self.turn(queries)
+        return functional.normalize(turned, dim=1)
+
+
+def self_auxiliary_list_loss(
+    model: SequenceModel | TwoTower,
+    head: AuxiliaryHead,
+    queries: JaggedBatch,
+    labels: Tensor,
+    trust: float,
+) -> Tensor:
+    """Teach the head the labels, and the model labels softened by the head, a scalar.
+
+    Args:
+        queries: What was known before each label; for a sequence model no history may be empty.
+        labels: Item rows, [B]; those that the history has count for nothing.
+        trust: Share of the model's target that the head says, in [0, 1]; no gradient reaches it
+            from there.
+    """
+    if not 0 <= trust <= 1:
+        raise ValueError(f"trust must be in [0, 1], got {trust}")
+    encoded, temperature = _encoded(model, queries), model.config.temperature
+    scores = _scores(*encoded, temperature)  # [B, N]
+    believed = _scores(head(encoded.queries), encoded.items, encoded.history, temperature)
+    new = scores.detach().gather(1, labels[:, None])[:, 0] > LEFT_OUT
+    scores, believed, labels = scores[new], believed[new], labels[new]
+    of_head = functional.cross_entropy(believed, labels)
+    hard = functional.cross_entropy(scores, labels)
+    return of_head + (1 - trust) * hard + trust * soft_list_loss(scores, believed, 1.0)
 
 
 class Ensemble:
