@@ -24,21 +24,20 @@ from pipelines.training import (
 )
 from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
-from recsys.models.sequence import SequenceModel
-from recsys.training.loop import TrainConfig, TrainResult
+from recsys.models.sequence import SequenceConfig, SequenceModel
+from recsys.training.loop import TrainConfig
+from recsys.training.members import Trained, member_seed, train_members
+from recsys.training.progress import Tracker
 
 
-def make_sequence_model(
-    inputs: ModelInputs, config: RunConfig, split: Literal["train", "all"], device: torch.device
-) -> SequenceModel:
-    """Build an untrained model that knows how often each item occurs in its split."""
-    settings = config.sequence
-    if not config.evaluation.exclude_history:
-        # Lists may repeat the history, so its items stand against the label too.
-        settings = replace(settings, leave_out_history=False)
-    counts = count_items(inputs, split)
-    torch.manual_seed(config.seed)
-    return SequenceModel(settings, inputs.sizes, inputs.catalogue, counts).to(device)
+class MemberCurve:
+    """Tells a member's numbers under its own names."""
+
+    def __init__(self, curve: Tracker, number: int) -> None:
+        self._curve, self._name = curve, f"member {number + 1}"
+
+    def log(self, step: int, **values: float) -> None:
+        self._curve.log(step, **{f"{self._name}/{name}": value for name, value in values.items()})
 
 
 def fit_sequence_model(
@@ -48,22 +47,39 @@ def fit_sequence_model(
     run: TrainingRun,
     *,
     split: Literal["train", "all"],
-) -> tuple[SequenceModel, TrainResult]:
+) -> Trained:
     """Train on every position of a split's windows; on ``train`` validation picks the weights."""
-    training, max_length = config.sequence_training, config.sequence.max_length
-    device = training_device(training)
-    windows = training_windows(inputs.sequences, split, max_length)
-    model = make_sequence_model(inputs, config, split, device)
-    order = BatchOrder(len(windows), training.batch_size, config.seed)
+    settings = config.sequence
+    if not config.evaluation.exclude_history:
+        # Lists may repeat the history, so its items stand against the label too.
+        settings = replace(settings, leave_out_history=False)
+    training, device = config.sequence_training, training_device(config.sequence_training)
+    windows = training_windows(inputs.sequences, split, settings.max_length)
 
-    def loss_at(step: int) -> torch.Tensor:
-        batch = windows.batch(inputs.sequences, order.indices(step))
-        return model.loss(batch.to(device))
+    def fit_one(part: SequenceConfig, number: int | None) -> Trained:
+        seed = member_seed(config.seed, number or 0)
+        torch.manual_seed(seed)
+        counts = count_items(inputs, split)
+        model = SequenceModel(part, inputs.sizes, inputs.catalogue, counts).to(device)
+        order = BatchOrder(len(windows), training.batch_size, seed)
 
-    evaluate = None
-    if split == "train":
-        evaluate = validation_metrics(inputs, config, training, model.score)
-    return model, fit(model, loss_at, training, train_config, run, evaluate)
+        def loss_at(step: int) -> torch.Tensor:
+            batch = windows.batch(inputs.sequences, order.indices(step))
+            return model.loss(batch.to(device))
+
+        evaluate = None
+        if split == "train":
+            evaluate = validation_metrics(inputs, config, training, model.score)
+        own = run if number is None else member_run(run, number)
+        return model, fit(model, loss_at, training, train_config, own, evaluate)
+
+    return train_members(settings, fit_one)
+
+
+def member_run(run: TrainingRun, number: int) -> TrainingRun:
+    """Keep a member's state apart; the first one's curve stands for the model's."""
+    curve = run.curve if number == 0 else MemberCurve(run.curve, number)
+    return TrainingRun(run.checkpoint_dir / f"member-{number}", run.progress, curve)
 
 
 def train_sequence(context: StageContext) -> StageRows:
@@ -72,7 +88,7 @@ def train_sequence(context: StageContext) -> StageRows:
     if not config.sequence_training.enabled:
         return StageRows(rows_in=0, rows_out=0)
 
-    def fit_on(inputs: ModelInputs, run: TrainingRun) -> tuple[SequenceModel, TrainResult]:
+    def fit_on(inputs: ModelInputs, run: TrainingRun) -> Trained:
         num_windows = len(training_windows(inputs.sequences, "train", config.sequence.max_length))
         train_config = config.sequence_training.for_examples(num_windows)
         return fit_sequence_model(inputs, config, train_config, run, split="train")

@@ -28,6 +28,7 @@ from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.training.loop import TrainConfig, TrainingDiverged, TrainResult, train
 from recsys.training.optim import adamw
+from recsys.training.progress import Tracker
 
 Model = TwoTower | SequenceModel | GenerativeModel | Ranker
 
@@ -120,7 +121,7 @@ class TrainingRun(NamedTuple):
 
     checkpoint_dir: Path
     progress: ProgressBar
-    curve: Curve
+    curve: Tracker
 
 
 def training_device(training: TrainingConfig) -> torch.device:

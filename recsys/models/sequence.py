@@ -46,6 +46,9 @@ class SequenceConfig:
     num_members: int = 1
     """Encoders side by side, each with its own share of the width and a loss of its own. The mean
     of their cosines ranks, as of models trained apart, but it is one model with one vector."""
+    trained_apart: bool = False
+    """Whether members are trained one by one and then joined (training/members.py), with batches,
+    noise and a best step of their own, or all at once."""
     max_length: int = 50
     """Events of a history that are read, and positions trained of a sequence."""
     block: Block = "attention"

@@ -23,7 +23,7 @@ from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative import GenerativeModel
 from recsys.models.item_to_item import ItemToItem, Neighbours
 from recsys.models.popularity import Popularity
-from recsys.models.sequence import SequenceModel
+from recsys.models.sequence import SequenceConfig, SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.reproduction.generation import GeneratedSource, codes_of, generative_inputs
 from recsys.reproduction.prepared import Codes, Prepared
@@ -40,6 +40,7 @@ from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
 from recsys.training.code_distillation import CodeTeacher, with_dropped_events
 from recsys.training.loop import TrainResult, train
+from recsys.training.members import Trained, member_seed, train_members
 from recsys.training.optim import adamw
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import Progress, StderrProgress
@@ -127,8 +128,13 @@ def fit(
     loss_at: Callable[[int], Tensor],
     training: TrainingConfig,
     num_examples: Callable[[Sequences], int],
+    folder: str | None = None,
 ) -> TrainResult:
-    """Train to the best weights on validation, or for the passes that it chose before."""
+    """Train to the best weights on validation, or for the passes that it chose before.
+
+    Args:
+        folder: Of its checkpoints, if not called as the model is.
+    """
     question = experiment.question("validation", training.validation_users)
     checkpoints, chosen = experiment.checkpoints, experiment.chosen_steps
     examples = num_examples(experiment.trained_on)
@@ -148,7 +154,7 @@ def fit(
         config,
         evaluate=evaluate if chosen is None else None,
         progress=progress,
-        checkpoint_dir=None if checkpoints is None else checkpoints / name,
+        checkpoint_dir=None if checkpoints is None else checkpoints / (folder or name),
     )
 
 
@@ -221,27 +227,43 @@ def fit_two_tower(experiment: Experiment) -> Fitted:
 
 
 def fit_sequence(experiment: Experiment) -> Fitted:
-    """Train on every position of windows."""
-    prepared, recipe, sequences = experiment.prepared, experiment.recipe, experiment.trained_on
-    training = recipe.sequence_training
-    windows = training_windows(sequences, "train", recipe.sequence.max_length)
-    torch.manual_seed(experiment.seed)
+    """Train on every position of windows, members at once or each for itself."""
+    model, result = train_members(
+        experiment.recipe.sequence, lambda config, number: trained_one(experiment, config, number)
+    )
+    if experiment.checkpoints is not None:
+        # After the checkpoints' folder is known to be there: fit has made it.
+        model.eval().save(experiment.checkpoints / TEACHER)
+    return Fitted(ScoredSource(model.score), result, model)
+
+
+def trained_one(experiment: Experiment, config: SequenceConfig, number: int | None) -> Trained:
+    """Train a sequence model, or a member of one; one that was finished is read."""
+    prepared, sequences = experiment.prepared, experiment.trained_on
+    training = experiment.recipe.sequence_training
+    windows = training_windows(sequences, "train", config.max_length)
+    seed = member_seed(experiment.seed, number or 0)
+    torch.manual_seed(seed)
     model = SequenceModel(
-        recipe.sequence, prepared.sizes(), prepared.catalogue, experiment.item_counts()
+        config, prepared.sizes(), prepared.catalogue, experiment.item_counts()
     ).to(experiment.device)
-    order = BatchOrder(len(windows), training.batch_size, experiment.seed)
+    order = BatchOrder(len(windows), training.batch_size, seed)
 
     def loss_at(step: int) -> Tensor:
         batch = windows.batch(sequences, order.indices(step))
         return model.loss(batch.to(experiment.device))
 
-    source = ScoredSource(model.score)
-    counted = num_windows(recipe.sequence.max_length)
-    result = fit(experiment, "sequence", model, source, loss_at, training, counted)
-    if experiment.checkpoints is not None:
-        # After the checkpoints' folder is known to be there: fit has made it.
-        model.eval().save(experiment.checkpoints / TEACHER)
-    return Fitted(source, result, model)
+    result = fit(
+        experiment,
+        "sequence",
+        model,
+        ScoredSource(model.score),
+        loss_at,
+        training,
+        num_windows(config.max_length),
+        folder="sequence" if number is None else f"sequence-{number}",
+    )
+    return model, result
 
 
 def sequence_model(experiment: Experiment) -> SequenceModel:

@@ -9,11 +9,13 @@ import recsys.reproduction.run as run_module
 from recsys.data.batch import Jagged
 from recsys.data.held_out import HeldOut
 from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
-from recsys.reproduction.fitting import FITTERS, Experiment, Fitted
+from recsys.models.sequence import SequenceModel
+from recsys.reproduction.fitting import FITTERS, Experiment, Fitted, trained_one
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking import ranks_of
 from recsys.reproduction.ranking_run import run_once
 from recsys.reproduction.run import LEDGER, RunSettings, load_ranked
+from recsys.training.members import alone
 
 SETTINGS = RunSettings(order="given", seed=0, device="cpu")
 
@@ -101,6 +103,34 @@ def test_a_killed_run_goes_on_where_it_was(small_world, tmp_path, monkeypatch):
 
     monkeypatch.setattr(run_module, "FITTERS", {})
     assert run_once(few, tmp_path, SETTINGS) == again
+
+
+def test_members_trained_elsewhere_are_not_trained_again(small_world, tmp_path, monkeypatch):
+    recipe = small_world.recipe
+    apart = replace(recipe.sequence, num_members=2, trained_apart=True, embedding_dim=32)
+    recipe = replace(
+        recipe,
+        rows=("sequence", "sequence_refit"),
+        sequence=apart,
+        sequence_training=replace(recipe.sequence_training, patience=40),
+    )
+    prepared = replace(small_world, recipe=recipe)
+    experiment = Experiment(
+        prepared=prepared,
+        sequences=prepared.order("given"),
+        seed=0,
+        device=torch.device("cpu"),
+        checkpoints=tmp_path / "given-0" / "checkpoints",
+    )
+    _, result = trained_one(experiment, alone(apart, 1), 1)
+    steps = []
+    counting = SequenceModel.loss
+    monkeypatch.setattr(SequenceModel, "loss", lambda *given: steps.append(1) or counting(*given))
+    found = run_once(prepared, tmp_path, SETTINGS)["rows"]
+    of_refit = found["sequence_refit"]["training"]["num_steps"]
+    assert len(steps) == result.num_steps + 2 * of_refit
+    assert found["sequence"]["test"]["recall@5"] > 0.8
+    assert of_refit >= found["sequence"]["training"]["best_step"]
 
 
 def test_results_of_other_data_or_settings_are_refused_with_both_named(small_world, finished):

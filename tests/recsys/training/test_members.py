@@ -1,0 +1,102 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
+from recsys.models.sequence import SequenceConfig, SequenceModel
+from recsys.training.loop import TrainResult
+from recsys.training.members import alone, member_seed, side_by_side, train_members
+
+NUM_ITEM_ROWS = 31
+INPUTS = TwoTowerInputs(num_item_rows=NUM_ITEM_ROWS, content_dim=4, num_categories=3)
+APART = SequenceConfig(
+    embedding_dim=24,
+    num_members=3,
+    member_blocks=("attention", "hstu", "attention"),
+    trained_apart=True,
+    hidden_dim=16,
+    num_heads=2,
+    max_length=6,
+    calendar_days=30.0,
+)
+HISTORY = Jagged.from_lists([[1, 2, 3, 4, 5, 6, 7], [8], [30, 40, 2]])
+QUERIES = JaggedBatch(
+    {"history": HISTORY, "history.times": HISTORY._replace(values=HISTORY.values * 86_400)}
+)
+
+
+def catalogue() -> ItemCatalogue:
+    content = torch.randn(NUM_ITEM_ROWS, 4, generator=torch.Generator().manual_seed(0))
+    lists = [[], *([row % 2 + 1] for row in range(1, NUM_ITEM_ROWS))]
+    return ItemCatalogue(content, Jagged.from_lists(lists))
+
+
+def built(config: SequenceConfig, seed: int) -> SequenceModel:
+    torch.manual_seed(seed)
+    counts = torch.arange(NUM_ITEM_ROWS) % 5
+    return SequenceModel(config, INPUTS, catalogue(), counts).eval()
+
+
+def result(best_step: int) -> TrainResult:
+    return TrainResult(
+        num_steps=10, best_step=best_step, best_metric=0.5, bad_steps=0, stopped_early=False
+    )
+
+
+def test_members_trained_apart_become_one_model_of_their_mean_cosines(tmp_path):
+    asked = []
+
+    def fit_one(config, number):
+        asked.append((config, number))
+        return built(config, member_seed(7, number)), result(best_step=4 + number)
+
+    whole, how = train_members(APART, fit_one)
+    assert [number for _, number in asked] == [0, 1, 2]
+    assert [config.block for config, _ in asked] == ["attention", "hstu", "attention"]
+    members = [built(config, member_seed(7, number)) for config, number in asked]
+    mean = sum(member.score(QUERIES)[:, 1:] for member in members) / 3
+    torch.testing.assert_close(whole.score(QUERIES)[:, 1:], mean, atol=1e-6, rtol=0)
+    # Apart means apart: no two began from the same weights.
+    assert not torch.equal(members[0].all_item_vectors(), members[2].all_item_vectors())
+    assert how.best_step == 5
+    assert how.num_steps == 10
+
+    whole.save(tmp_path)
+    read = SequenceModel.load(tmp_path, catalogue())
+    assert read.config == APART
+    assert torch.equal(read.score(QUERIES), whole.score(QUERIES))
+    one = JaggedBatch(
+        {name: part.take(torch.tensor([0])) for name, part in QUERIES.features.items()}
+    )
+    torch.testing.assert_close(
+        read.query_vectors(one, only_last=True), read.query_vectors(one), atol=1e-6, rtol=0
+    )
+
+
+def test_a_model_whose_members_learn_together_is_trained_once():
+    def fit_one(config, number):
+        assert number is None
+        assert config == together
+        return built(config, 0), result(best_step=3)
+
+    together = replace(APART, trained_apart=False)
+    whole, how = train_members(together, fit_one)
+    assert whole.config == together
+    assert how.best_step == 3
+
+
+def test_members_of_other_settings_are_refused():
+    members = [built(alone(APART, number), number) for number in range(3)]
+    with pytest.raises(ValueError, match="a model of 3 members is joined from models of their"):
+        side_by_side(APART, members[:2])
+    with pytest.raises(ValueError, match="got 3 of"):
+        side_by_side(APART, [members[0], *members[:2]])
+
+
+def test_a_kind_for_each_member_or_for_none():
+    with pytest.raises(ValueError, match="the kind of each of 3 members, or of none"):
+        replace(APART, member_blocks=("hstu",))
+    with pytest.raises(ValueError, match="block is 'attention' or 'hstu', got 'lstm'"):
+        replace(APART, member_blocks=("hstu", "lstm", "hstu"))
