@@ -60,6 +60,7 @@ def may_be_long(path: str, function: str) -> bool:
             "triton_bias_backward.py",
             "triton_grouping.py",
             "triton_rows.py",
+            "triton_router.py",
         )
     )
     return kernel or (path, function) == ("recsys/training/loop.py", "train")

@@ -1,9 +1,9 @@
 """Many small feed-forward networks of which each row visits a few; no row is ever dropped.
 
-Rows are sorted by expert. On CUDA in bf16, two grouped matrix products then do all experts at once
-(a product of its own size for each). Elsewhere, and where an expert has few rows, they are cut into
-blocks of one size, padded, each multiplied by its expert's weights in a batched product: what is
-padded is less than a block an expert, however uneven the load.
+Rows are sorted by expert. On CUDA in 16-bit types, grouped matrix products then do all experts at
+once (`kernels/routed_experts`: a product of its own size for each). Elsewhere, and where an expert
+has few rows, they are cut into blocks of one size, padded, each multiplied by its expert's weights
+in a batched product: what is padded is less than a block an expert, however uneven the load.
 
 Axes: B rows, K experts of each row, E experts, S slots (rows in the order in which experts take
 them, padding included), R slots of a block, N blocks, D width, F inner width, O output width.
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from recsys.kernels.routed_experts.op import routed_experts
 from recsys.layers.moe_routing import without_autocast
 
 Compute = Literal["auto", "grouped", "batched", "loop"]
@@ -235,6 +236,8 @@ class Experts(nn.Module):
         with without_autocast(device):
             if how == "loop":
                 return loop_over_experts(rows, up, down, experts, weights)
+            if how == "grouped" and rows.is_cuda and rows.dtype != torch.float32:
+                return routed_experts(rows, up, down, experts, weights.float())
             if how == "grouped":
                 slots = grouped_slots(experts, self.num_experts)
                 outputs = _grouped(dispatch(rows, slots), up, down, slots.ends)
@@ -250,8 +253,9 @@ class Experts(nn.Module):
         if self.compute != "auto":
             return self.compute
         sizes = (*self.up.shape[1:], self.down.shape[1])
-        # Grouped products want rows that start at multiples of 16 bytes.
-        fits = rows.is_cuda and rows.dtype == torch.bfloat16 and not any(n % 8 for n in sizes)
+        # Loads of a grouped product want rows that start at multiples of 16 bytes.
+        halves = (torch.bfloat16, torch.float16)
+        fits = rows.is_cuda and rows.dtype in halves and not any(n % 8 for n in sizes)
         enough = experts.numel() >= GROUPED_FROM * self.num_experts
         return "grouped" if fits and enough else "batched"
 

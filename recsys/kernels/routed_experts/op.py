@@ -76,7 +76,8 @@ def _routed_experts(
 
 @_routed_experts.register_fake
 def _(rows, up, down, experts, weights) -> Made:  # type: ignore[no-untyped-def]
-    slots, single = experts.numel(), {"dtype": torch.int32}
+    slots = experts.numel()
+    single: Any = {"dtype": torch.int32}
     return (
         rows.new_empty(len(rows), down.shape[1]),
         rows.new_empty(slots, up.shape[1]),
@@ -93,7 +94,7 @@ def _routed_experts_backward(
     grad: Tensor, inputs: list[Tensor], made: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, up, down, weights = inputs
-    hidden, outputs, plan = made[0], made[1], Plan(*made[2:])
+    hidden, outputs, plan = made[0], made[1], Plan(made[2], made[3], made[4], made[5], TILE_ROWS)
     grad = grad.contiguous()
     if not _on_kernels(rows):
         return reference.backward(grad, rows, up, down, plan, weights, hidden, outputs)

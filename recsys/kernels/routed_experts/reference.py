@@ -62,14 +62,14 @@ def plan_visits(experts: Tensor, num_experts: int, tile_rows: int) -> Plan:
 def products(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """Multiply each expert's slots by its weights, [S, C] and [E, C, N] -> [S, N]."""
     sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
-    parts = [own @ one for own, one in zip(rows.split(sizes), weight, strict=True)]
+    parts = [own @ one for own, one in zip(torch.split(rows, sizes), weight, strict=True)]
     return torch.cat(parts)
 
 
 def weight_gradients(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     """Sum left^T right over each expert's slots, [S, M] and [S, N] -> [E, M, N]."""
     sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
-    parts = zip(left.split(sizes), right.split(sizes), strict=True)
+    parts = zip(torch.split(left, sizes), torch.split(right, sizes), strict=True)
     return torch.stack([a.T @ b for a, b in parts])
 
 
@@ -113,3 +113,52 @@ def backward(
     of_up = weight_gradients(of_hidden, rows[row_of_slot], plan.ends)
     back = products(of_hidden, up, plan.ends)[slot_of].view(*weights.shape, rows.shape[1])
     return back.sum(1), of_up, of_down, of_weights
+
+
+def scores_of(logits: Tensor, by_softmax: bool) -> Tensor:
+    """Scores of all experts, [B, E]."""
+    return logits.softmax(1) if by_softmax else logits.sigmoid()
+
+
+def weigh(scores: Tensor, experts: Tensor) -> Tensor:
+    """What chosen experts count: their share of the chosen scores, a single one's of all."""
+    chosen = scores.gather(1, experts)  # [B, K]
+    parts = scores if experts.shape[1] == 1 else chosen
+    return chosen / (parts.sum(1, keepdim=True) + 1e-9)
+
+
+def route(
+    rows: Tensor, weight: Tensor, bias: Tensor, top_k: int, by_softmax: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Score and choose: logits [B, E], experts [B, K], the best first, and their weights [B, K]."""
+    logits = rows.float() @ weight.T
+    scores = scores_of(logits, by_softmax)
+    experts = torch.topk(scores + bias, top_k, dim=1).indices
+    return logits, experts, weigh(scores, experts)
+
+
+def route_backward(
+    rows: Tensor,
+    weight: Tensor,
+    made: tuple[Tensor, Tensor, Tensor],
+    grad_logits: Tensor,
+    grad_weights: Tensor,
+    by_softmax: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of rows and weight, from those of the logits and of what experts weigh."""
+    logits, experts, weights = made
+    scores = scores_of(logits, by_softmax)
+    chosen = scores.gather(1, experts)
+    parts = scores if experts.shape[1] == 1 else chosen
+    along = (grad_weights * weights).sum(1, keepdim=True)
+    # Each weight is a chosen score over the sum of parts.
+    of_scores = torch.zeros_like(scores).scatter_(1, experts, grad_weights)
+    counted = torch.zeros_like(scores).scatter_(1, experts, 1.0)
+    counted = torch.ones_like(scores) if experts.shape[1] == 1 else counted
+    of_scores = (of_scores - along * counted) / (parts.sum(1, keepdim=True) + 1e-9)
+    if by_softmax:
+        of_logits = scores * (of_scores - (of_scores * scores).sum(1, keepdim=True))
+    else:
+        of_logits = of_scores * scores * (1 - scores)
+    of_logits = of_logits + grad_logits
+    return (of_logits @ weight).to(rows.dtype), of_logits.T @ rows.float()

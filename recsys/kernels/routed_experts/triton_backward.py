@@ -32,10 +32,9 @@ def _weight_gradient(
     for first in tl.range(begin, end, block_s, num_stages=stages):
         slot = first + tl.arange(0, block_s)
         here = slot < end
+        row = slot
         if gathers:
             row = tl.load(row_of_slot + slot, mask=here, other=0)
-        else:
-            row = slot
         at_left = slot.to(tl.int64)[:, None] * num_m + m[None, :]
         at_right = row.to(tl.int64)[:, None] * num_n + n[None, :]
         if even:

@@ -9,6 +9,8 @@ Axes: S slots, E experts, N columns of the product, C numbers that a product sum
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -20,10 +22,44 @@ from recsys.kernels.tuning import config_for, shape_class
 
 
 @triton.jit
+def _rows_of(rows, rows_at, first, begin, c, num_c: tl.constexpr, by: tl.constexpr):
+    """Load a tile of rows, [m, c]; ``by`` says how: "descriptor", "masked" or "whole"."""
+    if by == "descriptor":
+        tile = rows.load([first, begin])
+    elif by == "masked":
+        tile = tl.load(rows_at + begin, mask=c[None, :] < num_c - begin, other=0.0)
+    else:
+        tile = tl.load(rows_at + begin)
+    return tile
+
+
+@triton.jit
+def _weights_of(
+    weight, expert, begin_n, begin, n, c, stride_n, stride_c, num_n: tl.constexpr,
+    num_c: tl.constexpr, transposed: tl.constexpr, by: tl.constexpr,
+):  # fmt: skip
+    """Load a tile of an expert's weights, [c, n]."""
+    if by == "descriptor":
+        if transposed:
+            tile = weight.load([expert * num_c + begin, begin_n])
+        else:
+            tile = weight.load([expert * num_n + begin_n, begin]).T
+    else:
+        own = weight + expert.to(tl.int64) * num_n * num_c
+        at = n.to(tl.int64)[None, :] * stride_n + (begin + c)[:, None] * stride_c
+        if by == "masked":
+            inside = ((begin + c)[:, None] < num_c) & (n[None, :] < num_n)
+            tile = tl.load(own + at, mask=inside, other=0.0)
+        else:
+            tile = tl.load(own + at)
+    return tile
+
+
+@triton.jit
 def _product(
     rows, weight, out, like, row_of_slot, tiles, most, stride_n, stride_c,
     num_n: tl.constexpr, num_c: tl.constexpr, gathers: tl.constexpr, rectifies: tl.constexpr,
-    masks: tl.constexpr, transposed: tl.constexpr, descriptors: tl.constexpr, even: tl.constexpr,
+    masks: tl.constexpr, transposed: tl.constexpr, rows_by: tl.constexpr, weights_by: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr, stages: tl.constexpr,
     flattens: tl.constexpr, on_gpu: tl.constexpr,
 ):  # fmt: skip
@@ -39,34 +75,20 @@ def _product(
         begin_n = place % across * block_n
         n = begin_n + tl.arange(0, block_n)
         c = tl.arange(0, block_c)
+        # Beyond the expert's end any row will do: what it gives is not stored.
+        row = tl.minimum(slot, end - 1)
         if gathers:
-            # Beyond the expert's end any row will do: what it gives is not stored.
-            row = tl.load(row_of_slot + tl.minimum(slot, end - 1))
-        else:
-            row = tl.minimum(slot, end - 1)
-        if gathers or descriptors < 2:
+            row = tl.load(row_of_slot + row)
+        rows_at = rows
+        if rows_by != "descriptor":
             rows_at = rows + row.to(tl.int64)[:, None] * num_c + c[None, :]
-        own = expert.to(tl.int64) * num_n * num_c
         acc = tl.zeros([block_m, block_n], tl.float32)
         for begin in tl.range(0, num_c, block_c, num_stages=stages):
-            if descriptors > 1 and not gathers:
-                a = rows.load([first, begin])
-            elif even:
-                a = tl.load(rows_at + begin)
-            else:
-                a = tl.load(rows_at + begin, mask=c[None, :] < num_c - begin, other=0.0)
-            if descriptors:
-                if transposed:
-                    b = weight.load([expert * num_c + begin, begin_n])
-                else:
-                    b = weight.load([expert * num_n + begin_n, begin]).T
-            else:
-                at = own + n.to(tl.int64)[None, :] * stride_n + (begin + c)[:, None] * stride_c
-                if even:
-                    b = tl.load(weight + at)
-                else:
-                    inside = ((begin + c)[:, None] < num_c) & (n[None, :] < num_n)
-                    b = tl.load(weight + at, mask=inside, other=0.0)
+            a = _rows_of(rows, rows_at, first, begin, c, num_c, rows_by)
+            b = _weights_of(
+                weight, expert, begin_n, begin, n, c, stride_n, stride_c, num_n, num_c, transposed,
+                weights_by,
+            )  # fmt: skip
             # The interpreter would multiply the bit patterns of bf16 operands.
             if not on_gpu:
                 a, b = a.to(tl.float32), b.to(tl.float32)
@@ -116,34 +138,39 @@ def product(
         num_n, num_c = num_c, num_n
     shapes = shape_class(n=num_n, c=num_c) + ("-gathered" if gathers else "")
     config = dict(config_for("routed_experts.product", shapes, rows.dtype, DEFAULT))
-    programs, block_n, block_c = (
-        config.pop("per_processor"),
-        config["block_n"],
-        config["block_c"],
-    )
-    even = num_c % block_c == 0 and num_n % block_n == 0
-    if num_c % block_c or (num_n * weight.element_size()) % 16 or (num_c * 2) % 16:
-        config["descriptors"] = 0
+    programs, block_n, block_c = (config.pop("per_processor"), config["block_n"], config["block_c"])
+    plain = "whole" if num_c % block_c == 0 and num_n % block_n == 0 else "masked"
+    # Descriptors want rows at multiples of 16 bytes; a tile that went on into the next expert's
+    # weights would multiply them by zeros, which is no number where they are none.
+    described = config.pop("descriptors") * _describable(weight, block_c, num_c)
     out = torch.empty(len(plan.row_of_slot), num_n, dtype=rows.dtype, device=rows.device)
-    block_m, most = plan.tile_rows, most_tiles(len(out), num_experts, plan.tile_rows)
+    most = most_tiles(len(out), num_experts, plan.tile_rows)
     grid = most * triton.cdiv(num_n, block_n)
     if programs:
         grid = min(grid, programs * _processors(rows.device))
-    of_weight, of_rows = weight, rows
-    if config["descriptors"]:
+    of_weight: Any = weight
+    of_rows: Any = rows
+    if described:
         block = [block_c, block_n] if transposed else [block_n, block_c]
         of_weight = TensorDescriptor.from_tensor(weight.flatten(0, 1), block)
-    if config["descriptors"] > 1 and not gathers:
-        of_rows = TensorDescriptor.from_tensor(rows, [block_m, block_c])
+    if described > 1 and not gathers:
+        of_rows = TensorDescriptor.from_tensor(rows, [plan.tile_rows, block_c])
     stride_n, stride_c = (1, num_n) if transposed else (num_c, 1)
     if len(out):
         _product[(grid,)](
             of_rows, of_weight, out, like, plan.row_of_slot, plan.tiles, most, stride_n, stride_c,
             num_n=num_n, num_c=num_c, gathers=gathers, rectifies=rectifies,
-            masks=like is not None, transposed=transposed, even=even, block_m=block_m,
+            masks=like is not None, transposed=transposed, block_m=plan.tile_rows,
+            rows_by="descriptor" if of_rows is not rows else plain,
+            weights_by="descriptor" if of_weight is not weight else plain,
             on_gpu=rows.is_cuda, **config,
         )  # fmt: skip
     return out
+
+
+def _describable(weight: Tensor, block_c: int, num_c: int) -> bool:
+    whole = num_c % block_c == 0
+    return whole and all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
 
 
 def _processors(device: torch.device) -> int:

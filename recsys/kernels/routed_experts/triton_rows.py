@@ -1,9 +1,11 @@
 """Triton kernels between a layer's rows and its slots: the order of visits, and sums over them.
 
-Axes: B rows, K visits of a row, V = B * K visits, S = V slots, E experts, T tiles of slots, D width.
+Axes: B rows, K visits of a row, V = B * K visits, S = V slots, E experts, T tiles, D width.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -72,7 +74,7 @@ def _place(
 def plan_visits(experts: Tensor, num_experts: int, tile_rows: int) -> Plan:
     """Sort visits by expert, in two passes and without waiting for the device."""
     visits, top_k = experts.numel(), experts.shape[1]
-    single = {"dtype": torch.int32, "device": experts.device}
+    single: Any = {"dtype": torch.int32, "device": experts.device}
     num_tiles = most_tiles(visits, num_experts, tile_rows)
     ends, tiles = torch.empty(num_experts, **single), torch.empty(1 + 3 * num_tiles, **single)
     row_of_slot, slot_of = torch.empty(visits, **single), torch.empty(visits, **single)

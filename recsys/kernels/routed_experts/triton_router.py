@@ -1,0 +1,195 @@
+"""Triton kernels of a router: scores of all experts, the best of them and what they weigh, at once.
+
+Rows are 16-bit numbers, weights float32. A float32 number is the sum of three bfloat16 numbers, so
+three products on the tensor cores, added in float32, are as exact as one of float32 numbers. A
+row's sums have the same order whatever else is in the batch.
+
+Axes: B rows, E experts, K experts of each row, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK_B, BLOCK_D = 64, 64
+PARTS = 128
+"""Partial sums of the weights' gradient; fixed, so that the order of additions is."""
+EPSILON = tl.constexpr(1e-9)
+
+
+@triton.jit
+def _three_products(x, w, acc, on_gpu: tl.constexpr):
+    """Add x w, x in bfloat16 and w in float32, [b, d] and [d, e]."""
+    if on_gpu:
+        high = w.to(tl.bfloat16)
+        rest = w - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        acc = tl.dot(x, low, acc)
+        acc = tl.dot(x, middle, acc)
+        return tl.dot(x, high, acc)
+    # The interpreter would multiply the bit patterns of bf16 operands.
+    return tl.dot(x.to(tl.float32), w, acc)
+
+
+@triton.jit
+def _scores(logits, e, num_experts: tl.constexpr, by_softmax: tl.constexpr):
+    if by_softmax:
+        logits = tl.where(e[None, :] < num_experts, logits, -float("inf"))
+        shares = tl.exp(logits - tl.max(logits, 1)[:, None])
+        return shares / tl.sum(shares, 1)[:, None]
+    return tl.where(e[None, :] < num_experts, 1.0 / (1.0 + tl.exp(-logits)), 0.0)
+
+
+@triton.jit
+def _route(
+    rows, weight, bias, logits, experts, weights, num_rows,
+    num_experts: tl.constexpr, dim: tl.constexpr, top_k: tl.constexpr, by_softmax: tl.constexpr,
+    block_b: tl.constexpr, block_d: tl.constexpr, block_e: tl.constexpr, on_gpu: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * block_b + tl.arange(0, block_b)
+    e = tl.arange(0, block_e)
+    here = row < num_rows
+    acc = tl.zeros([block_b, block_e], tl.float32)
+    for begin in tl.range(0, dim, block_d, num_stages=3):
+        d = begin + tl.arange(0, block_d)
+        at = row.to(tl.int64)[:, None] * dim + d[None, :]
+        x = tl.load(rows + at, mask=here[:, None] & (d[None, :] < dim), other=0.0)
+        inside = (d[:, None] < dim) & (e[None, :] < num_experts)
+        w = tl.load(weight + e[None, :] * dim + d[:, None], mask=inside, other=0.0)
+        acc = _three_products(x, w, acc, on_gpu)
+    inside = here[:, None] & (e[None, :] < num_experts)
+    tl.store(logits + row.to(tl.int64)[:, None] * num_experts + e[None, :], acc, mask=inside)
+    scores = _scores(acc, e, num_experts, by_softmax)
+    ranked = scores + tl.load(bias + e, mask=e < num_experts, other=0.0)[None, :]
+    ranked = tl.where(e[None, :] < num_experts, ranked, -float("inf"))
+    left, total = ranked, tl.zeros([block_b], tl.float32)
+    for _ in tl.static_range(top_k):
+        own = e[None, :] == tl.argmax(left, 1)[:, None]
+        total += tl.sum(tl.where(own, scores, 0.0), 1)
+        left = tl.where(own, -float("inf"), left)
+    if top_k == 1:
+        # A single expert's share of the chosen would always be 1 and teach the router nothing.
+        total = tl.sum(scores, 1)
+    left = ranked
+    for k in tl.static_range(top_k):
+        # Of scores that are no numbers none is the best.
+        best = tl.minimum(tl.argmax(left, 1), num_experts - 1)
+        own = e[None, :] == best[:, None]
+        chosen = tl.sum(tl.where(own, scores, 0.0), 1)
+        left = tl.where(own, -float("inf"), left)
+        at = row.to(tl.int64) * top_k + k
+        tl.store(experts + at, best.to(tl.int64), mask=here)
+        tl.store(weights + at, chosen / (total + EPSILON), mask=here)
+
+
+def route(
+    rows: Tensor, weight: Tensor, bias: Tensor, top_k: int, by_softmax: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Score and choose: logits [B, E], experts [B, K] and what they weigh [B, K]."""
+    (num_rows, dim), num_experts = rows.shape, len(weight)
+    single: Any = {"dtype": torch.float32, "device": rows.device}
+    logits = torch.empty(num_rows, num_experts, **single)
+    weights = torch.empty(num_rows, top_k, **single)
+    experts = torch.empty(num_rows, top_k, dtype=torch.int64, device=rows.device)
+    if num_rows:
+        _route[(triton.cdiv(num_rows, BLOCK_B),)](
+            rows, weight, bias, logits, experts, weights, num_rows, num_experts=num_experts,
+            dim=dim, top_k=top_k, by_softmax=by_softmax, block_b=BLOCK_B, block_d=BLOCK_D,
+            block_e=triton.next_power_of_2(max(16, num_experts)), on_gpu=rows.is_cuda,
+        )  # fmt: skip
+    return logits, experts, weights
+
+
+@triton.jit
+def _logit_gradients(
+    logits, grad_logits, experts, weights, grad_weights, row, here, e, num_experts: tl.constexpr,
+    top_k: tl.constexpr, by_softmax: tl.constexpr,
+):  # fmt: skip
+    """Gradients of some rows' logits, from those of the logits and of what experts weigh."""
+    inside = here[:, None] & (e[None, :] < num_experts)
+    at = row.to(tl.int64)[:, None] * num_experts + e[None, :]
+    scores = _scores(tl.load(logits + at, mask=inside, other=0.0), e, num_experts, by_softmax)
+    chosen = tl.zeros_like(scores)  # gradients of weights, laid out by expert
+    total = tl.zeros_like(tl.sum(scores, 1))
+    along = total
+    for k in tl.static_range(top_k):
+        visit = row.to(tl.int64) * top_k + k
+        own = e[None, :] == tl.load(experts + visit, mask=here, other=0).to(tl.int32)[:, None]
+        of_weight = tl.load(grad_weights + visit, mask=here, other=0.0)
+        along += of_weight * tl.load(weights + visit, mask=here, other=0.0)
+        total += tl.sum(tl.where(own, scores, 0.0), 1)
+        chosen += tl.where(own, of_weight[:, None], 0.0)
+    counted = chosen != chosen
+    for k in tl.static_range(top_k):
+        visit = row.to(tl.int64) * top_k + k
+        counted |= e[None, :] == tl.load(experts + visit, mask=here, other=0).to(tl.int32)[:, None]
+    if top_k == 1:
+        total = tl.sum(scores, 1)
+        counted = e[None, :] < num_experts + tl.zeros_like(counted).to(tl.int32)
+    of_scores = (chosen - tl.where(counted, along[:, None], 0.0)) / (total + EPSILON)[:, None]
+    if by_softmax:
+        of_logits = scores * (of_scores - tl.sum(of_scores * scores, 1)[:, None])
+    else:
+        of_logits = of_scores * scores * (1.0 - scores)
+    of_logits += tl.load(grad_logits + at, mask=inside, other=0.0)
+    return tl.where(inside, of_logits, 0.0)
+
+
+@triton.jit
+def _route_backward(
+    rows, weight, logits, grad_logits, experts, weights, grad_weights, grad_rows, parts, num_rows,
+    num_experts: tl.constexpr, dim: tl.constexpr, top_k: tl.constexpr, by_softmax: tl.constexpr,
+    block_b: tl.constexpr, block_d: tl.constexpr, block_e: tl.constexpr,
+):  # fmt: skip
+    e = tl.arange(0, block_e)
+    d = tl.program_id(1) * block_d + tl.arange(0, block_d)
+    of_expert = (e[:, None] < num_experts) & (d[None, :] < dim)
+    w = tl.load(weight + e[:, None] * dim + d[None, :], mask=of_expert, other=0.0)
+    acc = tl.zeros([block_e, block_d], tl.float32)
+    for block in tl.range(
+        tl.program_id(0), tl.cdiv(num_rows, block_b), tl.num_programs(0), num_stages=2
+    ):
+        row = block * block_b + tl.arange(0, block_b)
+        here = row < num_rows
+        of_logits = _logit_gradients(
+            logits, grad_logits, experts, weights, grad_weights, row, here, e, num_experts, top_k,
+            by_softmax,
+        )  # fmt: skip
+        at = row.to(tl.int64)[:, None] * dim + d[None, :]
+        inside = here[:, None] & (d[None, :] < dim)
+        x = tl.load(rows + at, mask=inside, other=0.0).to(tl.float32)
+        of_rows = tl.dot(of_logits, w, input_precision="tf32x3")
+        tl.store(grad_rows + at, of_rows.to(grad_rows.dtype.element_ty), mask=inside)
+        acc = tl.dot(tl.trans(of_logits), x, acc, input_precision="tf32x3")
+    at = tl.program_id(0) * num_experts * dim + e[:, None] * dim + d[None, :]
+    tl.store(parts + at, acc, mask=of_expert)
+
+
+def route_backward(
+    rows: Tensor,
+    weight: Tensor,
+    made: tuple[Tensor, Tensor, Tensor],
+    grad_logits: Tensor,
+    grad_weights: Tensor,
+    by_softmax: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of rows and weight, from those of the logits and of what experts weigh."""
+    logits, experts, weights = made
+    (num_rows, dim), num_experts = rows.shape, len(weight)
+    grad_rows = torch.empty_like(rows)
+    programs = max(1, min(PARTS, triton.cdiv(num_rows, BLOCK_B)))
+    parts = torch.empty(programs, num_experts, dim, dtype=torch.float32, device=rows.device)
+    block_d = 64
+    _route_backward[(programs, triton.cdiv(dim, block_d))](
+        rows, weight, logits, grad_logits, experts, weights, grad_weights, grad_rows, parts,
+        num_rows, num_experts=num_experts, dim=dim, top_k=experts.shape[1],
+        by_softmax=by_softmax, block_b=BLOCK_B, block_d=block_d,
+        block_e=triton.next_power_of_2(max(16, num_experts)),
+    )  # fmt: skip
+    return grad_rows, parts.sum(0)
