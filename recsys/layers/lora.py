@@ -7,6 +7,8 @@ LoRA (arXiv:2106.09685). A targeted layer y = W x + c becomes
 An adapter reaches the base through forward hooks: the base keeps its names, its state dict and
 its digest, and without an adapter it computes what it always did, to the last bit.
 
+Rows of embedding tables are corrected likewise (``layers/lora_table.py``).
+
 ``LoraAdapter`` holds the matrices of one domain, to train, merge and save; ``LoraBank`` stacks
 those of several for one forward of rows of many domains (``layers/lora_bank.py``).
 
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -26,9 +28,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
+from recsys.data.batch import JaggedBatch
 from recsys.layers.embedding import EmbeddingBags
+from recsys.layers.lora_table import LowRankRows, Table, checked_rows, targeted_tables
 
 Hook = Callable[[nn.Module, tuple[Tensor], Tensor], Tensor | None]
+Pooled = dict[str, Tensor]
+TableHook = Callable[[nn.Module, tuple[JaggedBatch], Pooled], Pooled | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,8 @@ class LoraConfig:
 
     targets: tuple[str, ...]
     """Patterns of the names of nn.Linear layers, such as ``encoder.*``; * matches dots too."""
+    tables: tuple[str, ...] = ()
+    """Embedding tables of which the domain's rows are corrected, such as ``item``."""
     rank: int = 8
     alpha: float = 16.0
     """The correction is multiplied by alpha / rank."""
@@ -50,6 +58,8 @@ class LoraConfig:
             raise ValueError(f"rank must be >= 1, got {self.rank}")
         if not self.targets or isinstance(self.targets, str):
             raise ValueError(f"targets must be a tuple of name patterns, got {self.targets!r}")
+        if isinstance(self.tables, str):
+            raise ValueError(f"tables must be a tuple of names, got {self.tables!r}")
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             raise ValueError(f"alpha must be > 0 and finite, got {self.alpha}")
         if not 0 <= self.dropout < 1:
@@ -124,26 +134,38 @@ class LoraAdapter(nn.Module):
     """
 
     def __init__(
-        self, base: nn.Module, config: LoraConfig, *, base_digest: str | None = None
+        self,
+        base: nn.Module,
+        config: LoraConfig,
+        *,
+        base_digest: str | None = None,
+        rows: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Freeze a base and make corrections that change nothing yet.
 
         Args:
             base_digest: Of the base where it is known; hashing a large one takes seconds.
+            rows: Of each of ``config.tables``, those of the domain.
 
         Raises:
-            ValueError: If a target is no linear layer, the rank is larger than a layer, or the
-                adapter has more parameters than ``max_share`` of the base's.
+            ValueError: If a target is no linear layer, a table is none or has no row of the domain,
+                the rank is larger than a layer, or the adapter has more parameters than
+                ``max_share`` of the base's.
         """
         super().__init__()
         layers = targeted_layers(base, config.targets)
-        _check_size(base, layers, config)
+        tables = targeted_tables(base, config.tables)
+        own = {name: checked_rows(name, table, rows or {}) for name, table in tables.items()}
+        _check_size(base, layers, {name: (tables[name], own[name]) for name in tables}, config)
         self.config = config
         self.base_digest = base_digest or digest_of_weights(base)
-        self._outside = (base, layers)
+        self._outside = (base, layers, tables)
         # A dot cannot be part of a submodule's name.
         self.corrections = nn.ModuleDict(
             {name.replace(".", "/"): LowRank(layer, config.rank) for name, layer in layers.items()}
+        )
+        self.table_corrections = nn.ModuleDict(
+            {name: LowRankRows(table, own[name], config.rank) for name, table in tables.items()}
         )
         self._hooks: list[RemovableHandle] = []
         self._before_merge: dict[str, Tensor] = {}
@@ -157,6 +179,11 @@ class LoraAdapter(nn.Module):
     def layers(self) -> dict[str, nn.Linear]:
         """The base's layers that are corrected, by name."""
         return self._outside[1]
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The base's tables of which rows are corrected, by name."""
+        return self._outside[2]
 
     @property
     def num_parameters(self) -> int:
@@ -173,11 +200,19 @@ class LoraAdapter(nn.Module):
         assert isinstance(found, LowRank)
         return found
 
+    def table_correction(self, name: str) -> LowRankRows:
+        """Give the matrices of a table."""
+        found = self.table_corrections[name]
+        assert isinstance(found, LowRankRows)
+        return found
+
     def attach(self) -> LoraAdapter:
         """Correct every forward of the base from here on."""
         if not self._hooks:
             for name, layer in self.layers.items():
                 self._hooks.append(layer.register_forward_hook(self._hook(name)))
+            for name, table in self.tables.items():
+                self._hooks.append(table.layer.register_forward_hook(self._table_hook(name)))
             self._forget()
         return self
 
@@ -201,13 +236,21 @@ class LoraAdapter(nn.Module):
             one = self.correction(name)
             self._before_merge[name] = layer.weight.detach().clone()
             layer.weight += self.config.scale * (one.b @ one.a)
+        for name, table in self.tables.items():
+            rows = self.table_correction(name)
+            self._before_merge[table.parameter] = table.weight.detach()[rows.rows].clone()
+            table.weight[rows.rows] += self.config.scale * (rows.b @ rows.a)
         self._forget()
 
     @torch.no_grad()
     def unmerge(self) -> None:
         """Put the base's weights back, the same bits; subtracting would not give them."""
-        for name, weight in self._before_merge.items():
-            self.layers[name].weight.copy_(weight)
+        if self._before_merge:
+            for name, layer in self.layers.items():
+                layer.weight.copy_(self._before_merge[name])
+            for name, table in self.tables.items():
+                rows = self.table_correction(name).rows
+                table.weight[rows] = self._before_merge[table.parameter]
         self._before_merge = {}
         self._forget()
 
@@ -229,12 +272,31 @@ class LoraAdapter(nn.Module):
 
         return correct
 
+    def _table_hook(self, name: str) -> TableHook:
+        one, features = self.table_correction(name), self.tables[name].features
+
+        def correct(_: nn.Module, inputs: tuple[JaggedBatch], pooled: Pooled) -> Pooled | None:
+            if self._before_merge:
+                return None
+            scale = self.config.scale
+            return pooled | {
+                feature: pooled[feature] + scale * one.pooled(inputs[0][feature])
+                for feature in features
+            }
+
+        return correct
+
     def _forget(self) -> None:
         # Models that keep what they encoded forget it when their mode is set.
         self.base.train(self.base.training)
 
 
-def _check_size(base: nn.Module, layers: dict[str, nn.Linear], config: LoraConfig) -> None:
+def _check_size(
+    base: nn.Module,
+    layers: dict[str, nn.Linear],
+    tables: dict[str, tuple[Table, Tensor]],
+    config: LoraConfig,
+) -> None:
     for name, layer in layers.items():
         if config.rank > min(layer.in_features, layer.out_features):
             raise ValueError(
@@ -242,7 +304,9 @@ def _check_size(base: nn.Module, layers: dict[str, nn.Linear], config: LoraConfi
                 f"{layer.in_features}) has; it must be <= "
                 f"{min(layer.in_features, layer.out_features)}, or leave the layer out of targets"
             )
-    wanted = sum(config.rank * (one.in_features + one.out_features) for one in layers.values())
+    sizes = [one.in_features + one.out_features for one in layers.values()]
+    sizes += [len(rows) + table.weight.shape[1] for table, rows in tables.values()]
+    wanted = config.rank * sum(sizes)
     there = sum(parameter.numel() for parameter in base.parameters())
     if wanted > config.max_share * there:
         fitting = int(config.rank * config.max_share * there / wanted)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
@@ -41,7 +42,9 @@ class Data:
         return self.sequences.item_counts(self.sequences.train_end, len(self.domain_of_item))
 
 
-def leave_one_out(lists: list[NDArray[np.int64]]) -> Sequences:
+def leave_one_out(
+    lists: list[NDArray[np.int64]], times: list[NDArray[np.int64]] | None = None
+) -> Sequences:
     """Hold out each user's last two events; row 0 owns none."""
     offsets = np.concatenate([[0, 0], np.cumsum([len(one) for one in lists])])
     return Sequences(
@@ -49,6 +52,7 @@ def leave_one_out(lists: list[NDArray[np.int64]]) -> Sequences:
         offsets=offsets,
         train_end=np.maximum(offsets[1:] - 2, offsets[:-1]),
         validation_end=np.maximum(offsets[1:] - 1, offsets[:-1]),
+        times=None if times is None else np.concatenate(times),
     )
 
 
@@ -78,19 +82,25 @@ def synthetic(seed: int) -> Data:
 def prepared(folder: Path, names: tuple[str, ...]) -> Data:
     """Put prepared sets beside each other, as ``recsys reproduce CARD --prepare`` writes them.
 
-    Users of each are users of their own; times are left out, since not every set has them.
+    Users of each are users of their own. Events of a set without times stand at time 0, decades
+    before all others, which a calendar reads as a vector of its own.
     """
     lists: list[NDArray[np.int64]] = []
+    times: list[NDArray[np.int64]] = []
     contents, categories, domains = [], [], [-1]
     lengths, num_items, num_categories = [np.zeros(1, np.int64)], 0, 1
     for number, name in enumerate(names):
         with np.load(folder / name / "arrays.npz", allow_pickle=False) as file:
             rows = file["given/item_rows"].astype(np.int64)
             cuts = file["given/offsets"].astype(np.int64)
+            known = "given/times" in file
+            when = file["given/times"].astype(np.int64) if known else np.zeros_like(rows)
             values, bounds = file["categories/values"], file["categories/offsets"]
         with np.load(folder / name / "content.npz", allow_pickle=False) as file:
             content = file["content"].astype(np.float32)
-        lists += [rows[a:b] + num_items for a, b in pairwise(cuts) if b - a >= 4]
+        users = [(a, b) for a, b in pairwise(cuts) if b - a >= 4]
+        lists += [rows[a:b] + num_items for a, b in users]
+        times += [when[a:b] for a, b in users]
         contents.append(content[1:])
         categories.append(values.astype(np.int64) + num_categories - 1)
         lengths.append(np.diff(bounds.astype(np.int64))[1:])
@@ -100,10 +110,10 @@ def prepared(folder: Path, names: tuple[str, ...]) -> Data:
         num_categories += int(document["num_categories"]) - 1
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
     everything = np.concatenate([np.zeros((1, contents[0].shape[1]), np.float32), *contents])
-    known = torch.from_numpy(np.concatenate(categories))
+    of_items = Jagged(torch.from_numpy(np.concatenate(categories)), torch.from_numpy(offsets))
     return Data(
-        leave_one_out(lists),
-        ItemCatalogue(torch.from_numpy(everything), Jagged(known, torch.from_numpy(offsets))),
+        leave_one_out(lists, times),
+        ItemCatalogue(torch.from_numpy(everything), of_items),
         num_categories,
         np.array(domains),
         names,
@@ -118,14 +128,19 @@ def drawn(whole: Data, num_users: int, seed: int) -> Data:
         rng.permutation(np.flatnonzero(first == domain))[:num_users] + 1
         for domain in range(len(whole.names))
     ]
-    lists = [
-        np.asarray(sequences.item_rows[sequences.offsets[user] : sequences.offsets[user + 1]])
+    parts = [
+        slice(sequences.offsets[user], sequences.offsets[user + 1])
         for user in np.concatenate(chosen)
     ]
+    lists = [np.asarray(sequences.item_rows[part]) for part in parts]
+    when = sequences.times
     kept = np.concatenate([[0], np.unique(np.concatenate(lists))])
     rows = torch.from_numpy(kept)
     return Data(
-        leave_one_out([np.searchsorted(kept, one) for one in lists]),
+        leave_one_out(
+            [np.searchsorted(kept, one) for one in lists],
+            None if when is None else [np.asarray(when[part]) for part in parts],
+        ),
         ItemCatalogue(whole.catalogue.content[rows], whole.catalogue.categories.take(rows)),
         whole.num_categories,
         whole.domain_of_item[kept],
@@ -152,6 +167,7 @@ def cut(data: Data, domains: Collection[int]) -> tuple[Data, NDArray[np.int64]]:
             offsets=before[whole.offsets],
             train_end=before[whole.train_end],
             validation_end=before[whole.validation_end],
+            times=None if whole.times is None else np.asarray(whole.times)[keep],
         ),
         ItemCatalogue(data.catalogue.content[kept], data.catalogue.categories.take(kept)),
         data.num_categories,
@@ -224,17 +240,27 @@ class Judge:
             )
             for a in range(0, len(positions), 1024)
         ]
-        self.others = torch.from_numpy(~own).to(device)
+        self.rows = torch.from_numpy(np.flatnonzero(own)).to(device)  # [C]
+        self.place = torch.full((len(own),), len(self.rows), device=device)
+        self.place[self.rows] = torch.arange(len(self.rows), device=device)
         self.num_users = len(positions)
 
-    @torch.no_grad()
     def __call__(self, model: SequenceModel) -> float:
-        gains = 0.0
+        return float(self.gains(model).mean())
+
+    @torch.no_grad()
+    def gains(self, model: SequenceModel) -> NDArray[np.float32]:
+        """Give each user's N@10, [U]."""
+        model.eval()
+        items = functional.pad(model.all_item_vectors()[self.rows], (0, 0, 0, 1)).T  # [D, C + 1]
+        found = [torch.zeros(0)]
         for queries, labels in self.parts:
-            scores = model.score(queries).masked_fill(self.others, -torch.inf)
-            history = queries["history"]
-            wanted = scores.gather(1, labels[:, None])
-            scores[history.segments(), history.values] = -torch.inf
-            ranks = (scores > wanted).sum(1)
-            gains += float((1 / torch.log2(ranks[ranks < 10] + 2.0)).sum())
-        return gains / max(1, self.num_users)
+            scores = model.query_vectors(queries) @ items
+            history, wanted = queries["history"], self.place[labels]
+            # What is of other domains falls into the last column.
+            own = scores.gather(1, wanted[:, None])
+            scores[history.segments(), self.place[history.values]] = -torch.inf
+            scores[:, -1] = -torch.inf
+            ranks = (scores > own).sum(1)
+            found.append(torch.where(ranks < 10, 1 / torch.log2(ranks + 2.0), 0.0).cpu())
+        return torch.cat(found).numpy()

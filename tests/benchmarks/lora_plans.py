@@ -9,6 +9,7 @@ from recsys.models.sequence import SequenceConfig
 
 ENCODER = ("encoder.*",)
 ENCODER_AND_CONTENT = ("encoder.*", "item_tower.content")
+ITEM_TABLE = ("item",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +21,16 @@ class Plan:
     batch_size: int = 256
     targets: tuple[str, ...] = ()
     """Of an adapter; none is the whole model."""
+    tables: tuple[str, ...] = ()
     rank: int = 8
     alpha: float = 16.0
-    rivals: Literal["catalogue", "domain"] = "catalogue"
-    """What a label is ranked against while adapting: every item, or the domain's."""
+    dropout: float = 0.0
+    rivals: Literal["catalogue", "domain"] = "domain"
+    """What a label is ranked against: every item, or those of its domain."""
+    average: float = 0.0
+    """Decay of a running mean of the weights that is judged in their place; 0 for none."""
+    replayed: bool = False
+    """Whether an adapter of a new domain also learns from the domains that the base knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +39,24 @@ class Plans:
 
     model: SequenceConfig
     shared: Plan
-    own: Plan
+    own: tuple[Plan, ...]
     full: tuple[Plan, ...]
     adapters: dict[str, tuple[Plan, ...]]
     fresh: tuple[Plan, ...]
     """Of an adapter for a domain that the base never met."""
+
+
+def low_rank(epochs: float, rate: float, rank: int, scale: float = 2.0, **more: object) -> Plan:
+    """Describe an adapter of encoder, content and the domain's item vectors."""
+    plan = Plan(
+        epochs=epochs,
+        learning_rate=rate,
+        targets=ENCODER_AND_CONTENT,
+        tables=ITEM_TABLE,
+        rank=rank,
+        alpha=scale * rank,
+    )
+    return replace(plan, **more)  # type: ignore[arg-type]
 
 
 def fresh_plans(ranks: tuple[int, ...], rivals: Literal["catalogue", "domain"]) -> tuple[Plan, ...]:
@@ -67,7 +87,7 @@ SYNTHETIC = Plans(
         label_smoothing=0.0,
     ),
     shared=Plan(epochs=12, learning_rate=2e-3),
-    own=Plan(epochs=12, learning_rate=2e-3),
+    own=(Plan(epochs=12, learning_rate=2e-3),),
     full=tuple(Plan(epochs=6, learning_rate=rate) for rate in (3e-4, 1e-3)),
     adapters={
         name: tuple(
@@ -78,31 +98,23 @@ SYNTHETIC = Plans(
     fresh=fresh_plans((5,), "catalogue"),
 )
 REAL = Plans(
-    model=SequenceConfig(backend="torch", max_scores=1 << 28),
-    shared=Plan(epochs=14, learning_rate=2e-3, batch_size=512),
-    own=Plan(epochs=14, learning_rate=2e-3),
-    full=(
-        Plan(epochs=12, learning_rate=3e-4, rivals="domain"),
-        Plan(epochs=6, learning_rate=1e-3, rivals="domain"),
+    # As the presets of these sets.
+    model=SequenceConfig(
+        embedding_dim=256,
+        num_members=2,
+        calendar_days=140.0,
+        backend="torch",
+        max_scores=1 << 28,
     ),
-    adapters={
-        "lora": tuple(
-            Plan(
-                epochs=epochs,
-                learning_rate=rate,
-                targets=ENCODER_AND_CONTENT,
-                rank=rank,
-                alpha=2.0 * rank,
-                rivals="domain",
-            )
-            for epochs, rate, rank in ((6, 1e-3, 96), (12, 1e-3, 96), (6, 2e-3, 32))
-        )
-    },
+    shared=Plan(epochs=14, learning_rate=2e-3),
+    own=(Plan(epochs=14, learning_rate=2e-3),),
+    full=(Plan(epochs=12, learning_rate=3e-4), Plan(epochs=6, learning_rate=1e-3)),
+    adapters={"lora": (low_rank(6, 2e-3, 24), low_rank(12, 1e-3, 24))},
     fresh=fresh_plans((4, 16), "domain"),
 )
 
 
-def told_of(plans: Plans, *, split: str, users: int | None, num_seeds: int, seconds: float) -> str:
+def told_of(plans: Plans, *, split: str, users: int | None, num_seeds: int) -> str:
     """Say how the numbers of a table came about."""
     some = plans.adapters["lora"]
     judged = {
@@ -111,13 +123,12 @@ def told_of(plans: Plans, *, split: str, users: int | None, num_seeds: int, seco
     }[split]
     full = " or ".join(f"{one.epochs:g} at {one.learning_rate:g}" for one in plans.full)
     low = " or ".join(f"{one.epochs:g} at {one.learning_rate:g} (rank {one.rank})" for one in some)
+    own = " or ".join(f"{one.epochs:g}" for one in plans.own)
     return (
-        f"{num_seeds} run(s); passes of shared and own models {plans.shared.epochs:g}, of "
-        f"fine-tuning {full}, of adapters {low}, whichever was picked; adapting ranks a label "
-        f"against the {some[0].rivals}; {users or 'all'} users of each domain; at most "
-        f"{seconds:.0f} s a run. {judged}, ranked among the domain's items. A new domain is one "
-        f"that the base was trained without; of {len(plans.fresh)} plans its adapter takes the one "
-        "that validation users of the other domains gained most by when those were new."
+        f"{num_seeds} seed(s); passes of the shared model {plans.shared.epochs:g}, of own models "
+        f"{own}, of fine-tuning {full}, of adapters {low}, whichever was picked; a label is ranked "
+        f"against the {some[0].rivals}; {users or 'all'} users of each domain. {judged}, ranked "
+        "among the domain's items. A new domain is one that the base was trained without."
     )
 
 
@@ -130,7 +141,7 @@ def shortened(plans: Plans, share: float) -> Plans:
     return replace(
         plans,
         shared=less(plans.shared),
-        own=less(plans.own),
+        own=tuple(map(less, plans.own)),
         full=tuple(map(less, plans.full)),
         adapters={name: tuple(map(less, some)) for name, some in plans.adapters.items()},
         fresh=tuple(map(less, plans.fresh)),
