@@ -136,6 +136,22 @@ def test_lists_with_the_history_are_trained_with_it(
     assert saved["config"]["leave_out_history"] is False
 
 
+def test_members_trained_apart_are_one_model_with_a_curve_each(
+    shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    workspace = until_features(shop, tmp_path)
+    settings = ["sequence.num_members=2", "sequence.trained_apart=true"]
+    settings += ['sequence.member_blocks=["attention", "hstu"]', "sequence_training.max_epochs=2"]
+    assert trained(recsys, shop, workspace, settings=settings).exit_code == 0
+    made = workspace / "train_sequence/given"
+    saved = json.loads((made / "sequence/config.json").read_text())["config"]
+    assert saved["member_blocks"] == ["attention", "hstu"]
+    lines = [json.loads(line) for line in (made / "curve.jsonl").read_text().splitlines()]
+    steps = json.loads((made / "training.json").read_text())["num_steps"]
+    for loss in ("loss", "member 2/loss"):
+        assert [line["step"] for line in lines if loss in line][-1] == steps
+
+
 def least(shop: Path, folder: Path, changed: pl.Expr) -> Path:
     """Copy the shop with two users' events, changed; return the TOML's path."""
     for path in shop.parent.iterdir():
