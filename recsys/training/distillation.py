@@ -5,20 +5,24 @@ et al., RecSys 2024 (doi:10.1145/3640457.3688041): positives are trusted; a nega
 item that was not looked at, so its target is what an auxiliary head, trained on the labels as they
 are, believes.
 
-Axes: M candidates, T tasks.
+Axes: U queries, B queries of a step, k candidates of each, M candidates, T tasks.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recsys.data.order import BatchOrder
 from recsys.models.ranker import Ranker
 from recsys.models.ranking_batch import Feedback, RankingBatch
+from recsys.training.ranker_fit import NEVER, device_of, on_device
+from recsys.training.ranking_examples import RankingExamples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,3 +92,57 @@ def self_auxiliary_targets(labels: Tensor, auxiliary_logits: Tensor, trust: floa
         raise ValueError(f"trust must be in [0, 1], got {trust}")
     believed = trust * torch.sigmoid(auxiliary_logits.detach())
     return torch.where(labels == 0, believed, labels)
+
+
+def listwise_soft_loss(
+    logits: Tensor, teacher_logits: Tensor, there: Tensor, temperature: float
+) -> Tensor:
+    """Cross entropy of both orders of each query's candidates, the mean of queries and tasks.
+
+    Args:
+        logits: [B, k, T].
+        teacher_logits: [B, k, T], anything where there is no candidate.
+        there: Which are candidates, [B, k]; each query has one.
+        temperature: Divides both; the loss is multiplied by its square.
+    """
+    absent = ~there[:, :, None]
+    wanted = (teacher_logits.detach() / temperature).masked_fill(absent, NEVER).softmax(1)
+    said = (logits / temperature).masked_fill(absent, NEVER).log_softmax(1)
+    return -(wanted * said).sum(1).mean() * temperature**2
+
+
+def taught_by_lists(
+    student: Ranker,
+    examples: RankingExamples,
+    chosen: Tensor,
+    teacher_logits: Tensor,
+    config: DistillationConfig,
+    batch_size: int,
+    seed: int,
+) -> Callable[[int], Tensor]:
+    """Give the loss of each step against the teacher's order of whole lists.
+
+    Queries of which nothing was taken teach too: labels say nothing of their order, a teacher does.
+
+    Args:
+        student: Training; ``ranker_fit.ranker_loss`` has fitted its scales.
+        examples: On the host.
+        chosen: Queries that have candidates, [P].
+        teacher_logits: Of every query and candidate, [U, k, T]; tasks as the student's.
+        config: The temperature; the share is the caller's.
+        batch_size: Queries of a step.
+        seed: Of the order.
+    """
+    order = BatchOrder(len(chosen), min(batch_size, len(chosen)), seed)
+    device = device_of(student)
+
+    def loss_at(step: int) -> Tensor:
+        queries = chosen[torch.from_numpy(order.indices(step))]
+        there = examples.candidates.top.item_rows[queries] > 0
+        flat = student(on_device(examples.whole_batch(queries), device)).logits
+        logits = flat.new_zeros(*there.shape, flat.shape[1])
+        logits = logits.masked_scatter(there[:, :, None].to(device), flat)
+        said = teacher_logits[queries].to(device)
+        return listwise_soft_loss(logits, said, there.to(device), config.temperature)
+
+    return loss_at

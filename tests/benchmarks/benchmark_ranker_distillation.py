@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmark_ranker import loaded
+from ranker_students import run_real
 from results_file import Row, device_name, write_results
 from torch import Tensor
 
@@ -244,7 +246,19 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=60_000)
     parser.add_argument("--raw", type=Path, nargs="+", required=True)
     parser.add_argument("--table", action="store_true", help="of what was trained before")
+    parser.add_argument("--arrays", type=Path, help="of a real data set, in place of worlds")
+    parser.add_argument("--splits", nargs="+", default=["validation"])
+    parser.add_argument("--members", type=int, default=5, help="rankers of the real teacher")
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.5])
     chosen = parser.parse_args()
+    if chosen.arrays is not None and not chosen.table:
+        data = loaded(chosen.arrays, 10, 20_000)
+        real = {}
+        for seed in chosen.seeds:
+            real[seed] = run_real(data, seed, chosen.splits, chosen.members, chosen.shares)
+            document = {"data_set": data.prepared.name, "splits": chosen.splits, "real": real}
+            chosen.raw[0].write_text(json.dumps({**document, "device": device_name()}, indent=1))
+        return
     if not chosen.table:
         seeds = [run(seed, chosen.steps, chosen.requests) for seed in chosen.seeds]
         chosen.raw[0].write_text(json.dumps({"seeds": seeds, "device": device_name()}, indent=1))
