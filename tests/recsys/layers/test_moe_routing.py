@@ -55,6 +55,27 @@ def test_evaluation_moves_no_bias_and_training_does():
     assert router.bias.any()
 
 
+@pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
+def test_settled_biases_balance_rows_as_often_as_they_are_counted(scores):
+    torch.manual_seed(0)
+    router, rows = BiasedRouter(16, 8, 2, scores=scores), skewed_rows(500, 16)
+    counts = (1000 / torch.arange(1, 501)).long().clamp(max=100)
+    router.settle(rows, counts)
+    served = rows.repeat_interleave(counts, dim=0)
+    assert expert_use(router.eval()(served).experts, 8).max_violation <= 0.05
+    before = router.bias.clone()
+    router.settle(rows, counts)
+    torch.testing.assert_close(router.bias, before, atol=0.05, rtol=0)
+
+
+def test_a_batch_moves_no_bias_that_is_settled():
+    torch.manual_seed(0)
+    router = BiasedRouter(16, 8, 2)
+    router.moves_by_batch = False
+    router.train()(skewed_rows(256, 16))
+    assert not router.bias.any()
+
+
 def test_a_single_experts_weight_still_teaches_the_router():
     router = BiasedRouter(4, 3, 1)
     router(torch.randn(6, 4)).weights.sum().backward()
