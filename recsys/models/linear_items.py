@@ -11,6 +11,7 @@ Axes: E events, N item rows, K items with weights, B queries, k candidates of a 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -69,9 +70,22 @@ class LinearItems:
         self.places = torch.full((num_item_rows,), len(item_rows))
         self.places[item_rows] = torch.arange(len(item_rows))
 
+    def to(self, device: torch.device) -> LinearItems:
+        """Copy to where histories and candidates are."""
+        there = copy.copy(self)
+        there.weights, there.item_rows, there.places = (
+            part.to(device) for part in (self.weights, self.item_rows, self.places)
+        )
+        return there
+
     @classmethod
     def fit(
-        cls, user_rows: Rows, item_rows: Rows, num_item_rows: int, config: LinearItemsConfig
+        cls,
+        user_rows: Rows,
+        item_rows: Rows,
+        num_item_rows: int,
+        config: LinearItemsConfig,
+        device: torch.device | None = None,
     ) -> LinearItems:
         """Regress every item on the others; an item that a user took twice counts once.
 
@@ -80,6 +94,7 @@ class LinearItems:
             item_rows: Of each event, [E]; row 0 is no item.
             num_item_rows: Of the catalogue.
             config: Regularisation and size.
+            device: Where it is computed; the weights come back to the host.
         """
         counts = np.bincount(item_rows, minlength=num_item_rows)
         counts[0] = 0
@@ -90,12 +105,12 @@ class LinearItems:
         known = place[item_rows] >= 0
         users = np.unique(user_rows[known], return_inverse=True)[1]
         pairs = np.unique(users * np.int64(max(1, len(kept))) + place[item_rows[known]])
-        gram = _gram(torch.from_numpy(pairs), len(kept))
+        gram = _gram(torch.from_numpy(pairs).to(device or "cpu"), len(kept))
         gram.diagonal().add_(config.l2)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
         weights = -inverse / inverse.diagonal()[None, :]
         weights.fill_diagonal_(0)
-        return cls(torch.from_numpy(kept), weights.float(), num_item_rows)
+        return cls(torch.from_numpy(kept), weights.float().cpu(), num_item_rows)
 
     def score(self, history: Jagged, candidates: Tensor) -> Tensor:
         """Sum the weights from each history to its candidates, [B, k].
@@ -140,13 +155,14 @@ def _gram(pairs: Tensor, num_items: int) -> Tensor:
         pairs: ``user * K + place`` of what each user took, ascending.
     """
     users = pairs // max(1, num_items)
-    gram = torch.zeros(num_items, num_items, dtype=torch.float64)
+    gram = torch.zeros(num_items, num_items, dtype=torch.float64, device=pairs.device)
     # Blocks of users, so that memory is that of the weights.
     size = 1024
     last = int(users[-1]) if len(users) else -1
-    bounds = torch.searchsorted(users, torch.arange(0, last + 1 + size, size)).tolist()
+    blocks = torch.arange(0, last + 1 + size, size, device=pairs.device)
+    bounds = torch.searchsorted(users, blocks).tolist()
     for block, (begin, end) in enumerate(pairwise(bounds)):
-        taken = torch.zeros(size, num_items)
+        taken = torch.zeros(size, num_items, device=pairs.device)
         part = pairs[begin:end]
         taken[part // num_items - block * size, part % num_items] = 1
         gram += (taken.T @ taken).double()

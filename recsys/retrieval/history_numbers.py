@@ -10,6 +10,8 @@ numbers of a candidate.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -51,6 +53,13 @@ class HistoryNumbers:
         self._content = functional.normalize(catalogue.content.float(), dim=1)
         self._categories = functional.normalize(_category_table(catalogue), dim=1)
 
+    def to(self, device: torch.device) -> HistoryNumbers:
+        """Copy to where histories, candidates and counts are."""
+        there = copy.copy(self)
+        there.linear = self.linear.to(device)
+        there._content, there._categories = self._content.to(device), self._categories.to(device)
+        return there
+
     def numbers(self, history: Jagged, candidates: Tensor, item_counts: Tensor) -> Tensor:
         """Number candidates, [B, k, X] float32; 0 at holes.
 
@@ -61,10 +70,10 @@ class HistoryNumbers:
         """
         parts = [
             self._of_block(history.take(rows), candidates[rows], item_counts)
-            for rows in torch.split(torch.arange(len(candidates)), BLOCK)
+            for rows in torch.split(torch.arange(len(candidates), device=candidates.device), BLOCK)
         ]
         if not parts:
-            return torch.zeros(*candidates.shape, len(HISTORY_NUMBERS))
+            return torch.zeros(*candidates.shape, len(HISTORY_NUMBERS), device=candidates.device)
         return torch.cat(parts)
 
     def _of_block(self, history: Jagged, candidates: Tensor, item_counts: Tensor) -> Tensor:
@@ -96,7 +105,7 @@ class HistoryNumbers:
 def _cosines(table: Tensor, candidates: Tensor, history: Tensor) -> list[Tensor]:
     """Compare unit vectors [N, F] of candidates [B, k] and of events, the latest first, [B, H]."""
     if table.shape[1] == 0:
-        return [torch.zeros(candidates.shape)] * 4
+        return [torch.zeros(candidates.shape, device=candidates.device)] * 4
     met = (history > 0).float()[:, None]  # [B, 1, H]
     cosines = table[candidates] @ table[history].transpose(1, 2) * met  # [B, k, H]
     means = [

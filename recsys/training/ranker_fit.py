@@ -15,7 +15,9 @@ from torch import Tensor
 
 from recsys.data.order import BatchOrder
 from recsys.models.ranker import Ranker
+from recsys.models.ranker_network import Correction
 from recsys.models.ranking_batch import Feedback, RankingBatch
+from recsys.training.expert_balance import settling
 from recsys.training.optim import AdamWConfig, ScheduleConfig
 from recsys.training.passes import TrainingConfig
 from recsys.training.ranking_examples import Drawn, RankingExamples, draw_places
@@ -43,6 +45,13 @@ class RankerFitConfig(TrainingConfig):
     task_share: float = 0.1
     """Weight of the tasks' own cross entropies, which make logits probabilities, beside the
     listwise loss, which makes them an order."""
+    shown_share: float = 0.1
+    """Weight of what was shown and taken or left, where there are shown lists."""
+    line_l2: float = 20.0
+    """Pulls the straight line towards 0 that is fitted to the numbers before the network learns; in
+    queries."""
+    line_queries: int = 8192
+    """Queries that it is fitted on, evenly spaced."""
     like_from: float = 4.0
     """Events of at least this value are likes, where events have values."""
     batch_size: int = 64
@@ -55,16 +64,19 @@ class RankerFitConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("num_hard", "num_random"):
+        for name in ("num_hard", "num_random", "line_queries"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if not (math.isfinite(self.line_l2) and self.line_l2 > 0):
+            raise ValueError(f"line_l2 must be > 0 and finite, got {self.line_l2}")
         if self.num_candidates <= self.num_hard:
             raise ValueError(
                 f"num_candidates must be more than num_hard = {self.num_hard}, got "
                 f"{self.num_candidates}"
             )
-        if not (math.isfinite(self.task_share) and self.task_share >= 0):
-            raise ValueError(f"task_share must be >= 0 and finite, got {self.task_share}")
+        for name in ("task_share", "shown_share"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name} must be >= 0 and finite, got {getattr(self, name)}")
         if not math.isfinite(self.like_from):
             raise ValueError(f"like_from must be finite, got {self.like_from}")
 
@@ -93,10 +105,12 @@ def ranker_loss(
     seed: int,
     device: torch.device,
 ) -> Callable[[int], Tensor]:
-    """Fit what a correction scales by, and give the loss of each step as ``step_losses`` does.
+    """Fit a correction's straight line, and give the loss of each step as ``step_losses`` does.
+
+    Experts are kept evenly used by the queries' whole lists (``expert_balance``).
 
     Args:
-        model: On ``device``; a correction of a base number learns its scales here.
+        model: On ``device``; a correction of a base number learns its scales and weights here.
         examples: On the host.
         chosen: Queries with a taken candidate, [U].
         config: Sizes of a step, weights of the losses.
@@ -106,7 +120,63 @@ def ranker_loss(
     if model.correction is not None:
         there = examples.candidates.top.item_rows[chosen] > 0
         model.correction.fit_scale(examples.candidates.numbers[chosen][there].to(device))
-    return step_losses(model, examples, chosen, config, seed, device)
+        fit_line(model.correction, examples, chosen, config)
+    losses = step_losses(model, examples, chosen, config, seed, device)
+    settle = settling(model, examples.candidates.top.item_rows[chosen], device)
+
+    def loss_at(step: int) -> Tensor:
+        settle(step)
+        return losses(step)
+
+    return loss_at
+
+
+def fit_line(
+    correction: Correction, examples: RankingExamples, chosen: Tensor, config: RankerFitConfig
+) -> None:
+    """Fit the weights of a correction by the whole lists, each task for itself (convex).
+
+    The softmax over a query's candidates is to give most to those with the task's feedback. What
+    many small steps reach in many passes, if at all, Newton-like ones reach in seconds, so that
+    the network behind learns what a line cannot say.
+
+    Args:
+        correction: Its scales are fitted; its weights are set here.
+        examples: On the host.
+        chosen: Queries with a taken candidate, [U].
+        config: Names the pull towards 0 and how many queries are read.
+    """
+    device, count = correction.weight.device, min(len(chosen), config.line_queries)
+    read = chosen[torch.linspace(0, len(chosen) - 1, count).long()]
+    numbers = examples.candidates.numbers[read].to(device)  # [Q, k, F]
+    base = correction.base(numbers)[..., 0].masked_fill(
+        (examples.candidates.top.item_rows[read] < 1).to(device), NEVER
+    )
+    numbers = correction.standardised(numbers)
+    for task in range(len(correction.weight)):
+        wanted = (examples.labels[read][:, :, task] == 1).to(device)
+        wanted = wanted / wanted.sum(1, keepdim=True).clamp(min=1)  # [Q, k]
+        weight = _fitted_line(numbers, base, wanted, config.line_l2)
+        with torch.no_grad():
+            correction.weight[task] = weight
+
+
+def _fitted_line(numbers: Tensor, base: Tensor, wanted: Tensor, l2: float) -> Tensor:
+    """Maximise the likelihood of what is wanted [Q, k] by weights of numbers [Q, k, F], [F]."""
+    weight = torch.zeros(numbers.shape[2], device=numbers.device, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight], max_iter=50, line_search_fn="strong_wolfe")
+    count = wanted.sum().clamp(min=1)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        among = (base + numbers @ weight).log_softmax(1)
+        loss = (l2 / 2 * weight.square().sum() - (among * wanted).sum()) / count
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+    return weight.detach()
 
 
 def step_losses(

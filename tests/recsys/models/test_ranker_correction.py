@@ -15,7 +15,7 @@ from recsys.models.ranker_config import (
 )
 from recsys.models.ranking_batch import RankingBatch
 from recsys.training.optim import AdamWConfig, adamw
-from recsys.training.ranker_fit import RankerFitConfig, ranker_loss, scores_of
+from recsys.training.ranker_fit import RankerFitConfig, fit_line, ranker_loss, scores_of
 from recsys.training.ranking_examples import Candidates, Outcomes, RankingExamples, labels_of
 
 NUM_ITEMS, NUM_QUERIES, LENGTH = 40, 60, 20
@@ -79,8 +79,9 @@ def test_it_learns_what_the_other_numbers_add() -> None:
     found, unseen, model = examples(), examples(seed=1), ranker()
     config = RankerFitConfig(num_candidates=LENGTH, num_hard=5, num_random=10, batch_size=20)
     everyone = torch.arange(NUM_QUERIES)
-    loss_at = ranker_loss(model, found, everyone, config, 0, torch.device("cpu"))
     before = hits(model.eval(), unseen)
+    loss_at = ranker_loss(model, found, everyone, config, 0, torch.device("cpu"))
+    by_line = hits(model.eval(), unseen)
     optimizer = adamw(model.train(), AdamWConfig())
     for group in optimizer.param_groups:
         group["lr"] = 0.02
@@ -89,7 +90,32 @@ def test_it_learns_what_the_other_numbers_add() -> None:
         loss_at(step).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     assert before < 0.2
+    assert by_line > 0.7
     assert hits(model.eval(), unseen) > 0.8
+
+
+def test_the_line_is_the_likeliest_one_of_whole_lists() -> None:
+    found, model, l2 = examples(), ranker(), 3.0
+    config = RankerFitConfig(num_candidates=LENGTH, num_hard=5, num_random=10, line_l2=l2)
+    assert model.correction is not None
+    chosen = torch.arange(0, NUM_QUERIES, 2)
+    found.candidates.top.item_rows[4, 15:] = -1
+    found.candidates.numbers[4, 15:] = 0
+    found.labels[4, 15:] = torch.nan
+    model.correction.fit_scale(found.candidates.numbers[chosen].flatten(0, 1))
+    fit_line(model.correction, found, chosen, config)
+    # No small change of any weight makes what was taken likelier, by a loss written down anew.
+    numbers = model.correction.standardised(found.candidates.numbers).double()
+    weight = model.correction.weight.detach()[0].double().requires_grad_()
+    loss = l2 / 2 * weight.square().sum()
+    for query in chosen.tolist():
+        there = found.candidates.top.item_rows[query] > 0
+        scores = found.candidates.numbers[query, there, 1] + numbers[query, there] @ weight
+        taken = found.labels[query, there, 0] == 1
+        loss = loss - scores.log_softmax(0)[taken].sum()
+    (slope,) = torch.autograd.grad(loss, weight)
+    assert float(slope.abs().max()) < 0.05
+    assert float(weight.detach().abs().max()) > 1
 
 
 def test_a_saved_one_has_its_scales(tmp_path) -> None:  # type: ignore[no-untyped-def]
