@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1_500)
     parser.add_argument("--batch", type=int, default=512, help="requests of a step")
     parser.add_argument("--embedding-dim", type=int, default=SPARSE.embedding_dim)
-    parser.add_argument("--hidden", type=int, default=SPARSE.hidden_dim, help="of an expert")
+    parser.add_argument("--hidden", type=int, default=32, help="of an expert")
     parser.add_argument("--trunks", nargs="+", default=["sparse", "dense"])
     parser.add_argument("--name", default="ranker_precision")
     arguments = parser.parse_args()

@@ -4,7 +4,10 @@ Each world has four domains whose tastes conflict, three tasks and a planted cur
 names the domain. AUC is of scores without position against what happened in the first slot, beside
 the AUC of the true chances. Routing is judged by the information that a candidate's best expert
 gives of its domain, balance by MaxVio, both on requests that were not trained on. Settings were
-chosen on the worlds of seeds 1 and 101 to 105, which are none of those reported.
+chosen on the worlds of seeds 1 to 25 and 101 to 112, which are none of those reported.
+
+Several machines can share the work: give each its seeds or models, ``--kept FOLDER --only-keep``,
+and write the table from all that was kept by the same call without ``--only-keep``.
 """
 
 from __future__ import annotations
@@ -12,13 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
-from typing import get_args
+from typing import Any, NamedTuple
 
 import torch
 from results_file import Row, device_name, write_results
@@ -39,8 +42,7 @@ from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 
 TEST_SHARE = 0.15
-FIRST_SEED = 10
-CROSSED = "dense, its trunk's operations in a cross layer"
+FIRST_SEED = 30
 SPARSE = RankerConfig(
     embedding_dim=16,
     key_dim=8,
@@ -58,11 +60,41 @@ SPARSE = RankerConfig(
 )
 
 
+class Model(NamedTuple):
+    """A trunk at the cost of the sparse one with the same changes."""
+
+    trunk: Trunk
+    changes: Mapping[str, Any] = {}
+
+
+CROSSED = "dense, its trunk's operations in a cross layer"
+BEHIND = {"num_cross_layers": 1}
+MODELS = {
+    "sparse": Model("sparse"),
+    "dense": Model("dense"),
+    "shared_bottom": Model("shared_bottom"),
+    "mmoe": Model("mmoe"),
+    "ple": Model("ple"),
+    CROSSED: Model("dense"),
+    "sparse behind a cross layer": Model("sparse", BEHIND),
+    "dense behind a cross layer": Model("dense", BEHIND),
+}
+PAIRS = (
+    ("sparse", "dense"),
+    ("sparse", "shared_bottom"),
+    ("sparse", "mmoe"),
+    ("sparse", "ple"),
+    ("sparse", CROSSED),
+    ("sparse", "dense behind a cross layer"),
+    ("sparse behind a cross layer", "dense behind a cross layer"),
+)
+"""What is compared; the goal is for the first."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    trunk: str
-    """A trunk, or CROSSED."""
-    num_cross_layers: int
+    model: str
+    """Of MODELS."""
     hidden_dim: int
     seed: int
     num_requests: int
@@ -131,9 +163,10 @@ def run(job: Job) -> Found:
 
 
 def config_of(job: Job, inputs: RankerInputs) -> RankerConfig:
-    base = replace(SPARSE, num_cross_layers=job.num_cross_layers, hidden_dim=job.hidden_dim)
-    if job.trunk != CROSSED:
-        return at_equal_compute(base, inputs, job.trunk)  # type: ignore[arg-type]
+    trunk, changes = MODELS[job.model]
+    base = replace(SPARSE, hidden_dim=job.hidden_dim, **changes)
+    if job.model != CROSSED:
+        return at_equal_compute(base, inputs, trunk)
     # A cross layer of the widest rank that leaves a trunk of a few units.
     aim = flops_of(base, inputs)["total"]
     crossed = [
@@ -199,12 +232,12 @@ def judged(job: Job, model: Ranker, world: RankingWorld, test: torch.Tensor) -> 
     )
 
 
-def of_trunk(found: Sequence[Found], trunk: str) -> list[Found]:
-    return sorted((one for one in found if one.job.trunk == trunk), key=lambda one: one.job.seed)
+def of_model(found: Sequence[Found], model: str) -> list[Found]:
+    return sorted((one for one in found if one.job.model == model), key=lambda one: one.job.seed)
 
 
 def rows_of(found: Sequence[Found]) -> list[Row]:
-    sparse = of_trunk(found, "sparse")
+    sparse = of_model(found, "sparse")
     seeds = len(sparse)
     gap = mean(one.gap for one in sparse)
     worst = {
@@ -231,25 +264,27 @@ def rows_of(found: Sequence[Found]) -> list[Row]:
         Row(name=f"chance of a slot, largest error of {seeds} seeds", value=worst["curve"], unit="",
             goal="recovers the planted curve (<= 0.03)", met=worst["curve"] <= 0.03),
     ]  # fmt: skip
-    for trunk in (*get_args(Trunk), CROSSED):
-        own = of_trunk(found, trunk)
+    for model in MODELS:
+        own = of_model(found, model)
         if own:
-            name = f"{trunk}: mean AUC, {len(own)} seeds"
+            name = f"{model}: mean AUC, {len(own)} seeds"
             rows.append(Row(name=name, value=mean(one.mean_auc for one in own), unit=""))
-        if own and trunk != "sparse":
-            rows.append(difference(sparse, own))
+    for pair in PAIRS:
+        first, second = (of_model(found, model) for model in pair)
+        if first and second:
+            rows.append(difference(first, second))
     return rows
 
 
-def difference(sparse: Sequence[Found], other: Sequence[Found]) -> Row:
-    """Sparse minus another trunk, on the seeds that both have."""
+def difference(better: Sequence[Found], other: Sequence[Found]) -> Row:
+    """One model minus another, on the seeds that both have."""
     base = {one.job.seed: one.mean_auc for one in other}
-    gains = [100 * (one.mean_auc - base[one.job.seed]) for one in sparse if one.job.seed in base]
+    gains = [100 * (one.mean_auc - base[one.job.seed]) for one in better if one.job.seed in base]
     error = stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
-    trunk = other[0].job.trunk
-    aimed = trunk == "dense"
+    pair = (better[0].job.model, other[0].job.model)
+    aimed = pair == PAIRS[0]
     return Row(
-        name=f"sparse - {trunk}, paired over {len(gains)} seeds (+- {error:.2f})",
+        name=f"{pair[0]} - {pair[1]}, paired over {len(gains)} seeds (+- {error:.2f})",
         value=mean(gains),
         unit="points of AUC",
         goal=">= 0.5" if aimed else None,
@@ -258,25 +293,25 @@ def difference(sparse: Sequence[Found], other: Sequence[Found]) -> Row:
 
 
 def notes_of(found: Sequence[Found], arguments: argparse.Namespace) -> str:
-    sparse = of_trunk(found, "sparse")
+    sparse = of_model(found, "sparse")
     first = sparse[0].job
     inputs = world_of(replace(first, num_requests=10)).inputs
-    configs = {
-        trunk: config_of(replace(first, trunk=trunk), inputs)
-        for trunk in dict.fromkeys(one.job.trunk for one in found)
-    }
-    costs = ", ".join(
-        f"{trunk} {flops_of(config, inputs)['total']} (hidden {config.hidden_dim}, "
-        f"heads {config.head_dim}, cross layers {config.num_cross_layers})"
-        for trunk, config in configs.items()
-    )
+    costs = []
+    for model in dict.fromkeys(one.job.model for one in found):
+        config = config_of(replace(first, model=model), inputs)
+        cross = f", cross layer of rank {config.cross_rank or 'all'}" * config.num_cross_layers
+        costs.append(
+            f"{model} {flops_of(config, inputs)['total']} (hidden {config.hidden_dim}, heads "
+            f"{config.head_dim}{cross})"
+        )
     lines = [
         f"{arguments.requests} requests of six slots, the last 15% for the test; {arguments.steps} "
         f"steps of {arguments.batch} requests, {arguments.precision}; seeds from "
         f"{arguments.first_seed}.",
-        f"Operations of a candidate: {costs}.",
+        f"Operations of a candidate: {'; '.join(costs)}.",
         "A sparse trunk has four experts, of which a candidate visits one, by softmax scores of "
-        "its own field, and is drawn to one (router_certainty 0.1, router_evenness 0.5).",
+        "its own field, and is drawn to one "
+        f"(router_certainty {SPARSE.router_certainty}, router_evenness {SPARSE.router_evenness}).",
         "",
         "Sparse trunks, seed by seed (share of each domain's candidates by best expert):",
         "",
@@ -294,29 +329,10 @@ def notes_of(found: Sequence[Found], arguments: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=10, help="worlds of sparse and dense trunks")
-    parser.add_argument("--other-seeds", type=int, default=3, help="worlds of the other trunks")
-    parser.add_argument("--requests", type=int, default=200_000)
-    parser.add_argument("--steps", type=int, default=2_500)
-    parser.add_argument("--batch", type=int, default=512, help="requests of a step")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--precision", default="float32")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
-    parser.add_argument("--cross-layers", type=int, default=SPARSE.num_cross_layers)
-    parser.add_argument("--hidden", type=int, default=SPARSE.hidden_dim, help="of an expert")
-    parser.add_argument("--trunks", nargs="+", default=[*get_args(Trunk), CROSSED])
-    parser.add_argument(
-        "--kept", help="folder that holds finished trainings, to go on after a stop"
-    )
-    parser.add_argument("--name", default="ranking_worlds")
-    arguments = parser.parse_args()
-    jobs = [
+def jobs_of(arguments: argparse.Namespace) -> list[Job]:
+    return [
         Job(
-            trunk=trunk,
-            num_cross_layers=arguments.cross_layers,
+            model=model,
             hidden_dim=arguments.hidden,
             seed=arguments.first_seed + number,
             num_requests=arguments.requests,
@@ -326,13 +342,37 @@ def main() -> None:
             precision=arguments.precision,
             kept=arguments.kept,
         )
-        for number in range(max(arguments.seeds, arguments.other_seeds))
-        for trunk in arguments.trunks
-        if number < (arguments.seeds if trunk in ("sparse", "dense") else arguments.other_seeds)
+        for number in range(arguments.seeds)
+        for model in arguments.models
     ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=10, help="number of worlds")
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
+    parser.add_argument("--requests", type=int, default=200_000)
+    parser.add_argument("--steps", type=int, default=2_500)
+    parser.add_argument("--batch", type=int, default=512, help="requests of a step")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--hidden", type=int, default=SPARSE.hidden_dim, help="of an expert")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--kept", help="folder of finished trainings, to go on after a stop")
+    parser.add_argument("--only-keep", action="store_true", help="leave the table to another call")
+    parser.add_argument("--device-name", help="of the kept trainings")
+    parser.add_argument("--name", default="ranking_worlds")
+    arguments = parser.parse_args()
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
-        found = list(pool.map(run, jobs))
-    device = device_name() if arguments.device == "cpu" else torch.cuda.get_device_name()
+        found = list(pool.map(run, jobs_of(arguments)))
+    if arguments.only_keep:
+        return
+    device = arguments.device_name or (
+        device_name() if arguments.device == "cpu" else torch.cuda.get_device_name()
+    )
     write_results(arguments.name, rows_of(found), notes=notes_of(found, arguments), device=device)
 
 
