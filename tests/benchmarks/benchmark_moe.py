@@ -1,4 +1,4 @@
-"""Time a sparse mixture-of-experts layer on one GPU beside a loop over its experts.
+"""Time a sparse mixture-of-experts layer on one GPU beside a loop over its experts, then over two.
 
 The layer is whole: router, sort, both products, weighted sum. Its rate counts the operations of the
 chosen experts' products alone; the device's rate is that of one large bf16 product, measured in the
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from moe_devices import rows_of_devices
 from results_file import Row, write_results
 from torch import Tensor
 
@@ -186,10 +187,13 @@ def main() -> None:
     ]
     for hidden_dim in arguments.hidden:
         rows += rows_of(hidden_dim, inputs, rate)
+    if torch.cuda.device_count() > 1:
+        rows += rows_of_devices(arguments.hidden[-1])
     notes = (
         "F is the inner width of an expert. The layer is timed whole, its rate counts the chosen "
         "experts' products alone, three times as many for forward and backward, in which the "
-        "router's biases move too. ReLU, no biases in experts."
+        "router's biases move too. ReLU, no biases in experts. Over two GPUs: host times without a "
+        "graph, since how many rows travel must be known there."
     )
     write_results("moe", rows, notes=notes, device=torch.cuda.get_device_name())
 

@@ -118,10 +118,14 @@ def _(grad, inputs, made):  # type: ignore[no-untyped-def]
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Made) -> None:
     rows, up, down, _, weights = inputs
     ctx.mark_non_differentiable(*output[1:])
+    # Or zeros as large as the inner numbers would be made.
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(rows, up, down, weights, *output[1:])
 
 
-def _differentiate(ctx: Any, grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 5
     apply: Any = _routed_experts_backward
     saved = list(ctx.saved_tensors)
     of_rows, of_up, of_down, of_weights = apply(grad, saved[:4], saved[4:])

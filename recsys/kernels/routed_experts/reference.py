@@ -141,7 +141,7 @@ def route_backward(
     rows: Tensor,
     weight: Tensor,
     made: tuple[Tensor, Tensor, Tensor],
-    grad_logits: Tensor,
+    grad_logits: Tensor | None,
     grad_weights: Tensor,
     by_softmax: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -160,5 +160,6 @@ def route_backward(
         of_logits = scores * (of_scores - (of_scores * scores).sum(1, keepdim=True))
     else:
         of_logits = of_scores * scores * (1 - scores)
-    of_logits = of_logits + grad_logits
+    if grad_logits is not None:
+        of_logits = of_logits + grad_logits
     return (of_logits @ weight).to(rows.dtype), of_logits.T @ rows.float()

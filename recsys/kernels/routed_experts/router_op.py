@@ -101,7 +101,7 @@ def _route_backward(
     rows: Tensor,
     weight: Tensor,
     made: list[Tensor],
-    grad_logits: Tensor,
+    grad_logits: Tensor | None,
     grad_weights: Tensor,
     by_softmax: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -110,7 +110,7 @@ def _route_backward(
         rows,
         weight.contiguous(),
         (logits, experts, weights),
-        grad_logits.contiguous(),
+        None if grad_logits is None else grad_logits.contiguous(),
         grad_weights.contiguous(),
         by_softmax,
     )
@@ -129,13 +129,18 @@ def _(rows, weight, made, grad_logits, grad_weights, by_softmax):  # type: ignor
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     rows, weight, _, _, ctx.by_softmax = inputs
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(rows, weight, *output)
 
 
 def _differentiate(
-    ctx: Any, grad_logits: Tensor, _: Any, grad_weights: Tensor
+    ctx: Any, grad_logits: Tensor | None, _: None, grad_weights: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     rows, weight, *made = ctx.saved_tensors
+    if grad_weights is None:
+        if grad_logits is None:
+            return (None,) * 5
+        grad_weights = torch.zeros_like(made[2])
     apply: Any = _route_backward
     of_rows, of_weight = apply(rows, weight, made, grad_logits, grad_weights, ctx.by_softmax)
     return of_rows, of_weight, None, None, None

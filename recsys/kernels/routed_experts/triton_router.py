@@ -137,7 +137,8 @@ def _logit_gradients(
         of_logits = scores * (of_scores - tl.sum(of_scores * scores, 1)[:, None])
     else:
         of_logits = of_scores * scores * (1.0 - scores)
-    of_logits += tl.load(grad_logits + at, mask=inside, other=0.0)
+    if grad_logits is not None:
+        of_logits += tl.load(grad_logits + at, mask=inside, other=0.0)
     return tl.where(inside, of_logits, 0.0)
 
 
@@ -175,7 +176,7 @@ def route_backward(
     rows: Tensor,
     weight: Tensor,
     made: tuple[Tensor, Tensor, Tensor],
-    grad_logits: Tensor,
+    grad_logits: Tensor | None,
     grad_weights: Tensor,
     by_softmax: bool,
 ) -> tuple[Tensor, Tensor]:

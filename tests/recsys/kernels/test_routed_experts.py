@@ -1,0 +1,260 @@
+"""Routed experts and their router against float64; through Triton's interpreter without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from recsys.kernels.routed_experts import reference
+from recsys.kernels.routed_experts.op import routed_experts
+from recsys.kernels.routed_experts.router_op import Routed, can_route, route
+from recsys.kernels.tuning import asking, trying
+from recsys.layers.moe_experts import loop_over_experts
+
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+"""Largest error by the largest true value, gradients too."""
+
+Shape = tuple[int, int, int, int, int, int]
+"""B rows, E experts, K of each row, D in, F within, O out."""
+SMALL: list[Shape] = [
+    (0, 4, 2, 16, 16, 16),
+    (1, 3, 1, 16, 16, 16),
+    (200, 4, 2, 24, 40, 16),
+    (70, 3, 3, 33, 20, 17),
+    (90, 20, 2, 64, 128, 64),
+]
+LARGE: list[Shape] = [
+    (5000, 32, 2, 512, 256, 512),
+    (4096, 6, 2, 72, 264, 136),
+    (9000, 200, 3, 64, 192, 64),
+]
+
+
+def choices(num_rows: int, num_experts: int, top_k: int, *, same: bool = False) -> Tensor:
+    """Different experts for each row, or the same for all, which leaves the others empty."""
+    if same:
+        return torch.arange(top_k).expand(num_rows, -1).contiguous()
+    scores = torch.rand(num_rows, num_experts, generator=torch.Generator().manual_seed(3))
+    return scores.topk(top_k, dim=1).indices
+
+
+def inputs(shape: Shape, dtype: torch.dtype, device: str) -> list[Tensor]:
+    """Rows, up, down and weights."""
+    num_rows, num_experts, top_k, dim, hidden_dim, output_dim = shape
+    generator = torch.Generator().manual_seed(num_rows)
+    rows = torch.randn(num_rows, dim, generator=generator)
+    up = torch.randn(num_experts, hidden_dim, dim, generator=generator) / dim**0.5
+    down = torch.randn(num_experts, output_dim, hidden_dim, generator=generator) / hidden_dim**0.5
+    weights = torch.rand(num_rows, top_k, generator=generator)
+    return [*(one.to(dtype).to(device) for one in (rows, up, down)), weights.to(device)]
+
+
+def run(made: list[Tensor], experts: Tensor, grad: Tensor) -> list[Tensor]:
+    """Result and gradients of rows, up, down and weights."""
+    rows, up, down, weights = leaves = [one.detach().requires_grad_() for one in made]
+    out = routed_experts(rows, up, down, experts, weights)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+def check_experts(device: str, shape: Shape, dtype: torch.dtype, repeats: int = 1) -> None:
+    """Compare with a loop over experts in float64, then the bits with those of further runs."""
+    made = inputs(shape, dtype, device)
+    grad = torch.randn(shape[0], shape[5], generator=torch.Generator().manual_seed(7))
+    grad = grad.to(dtype).to(device)
+    for same in (False, True):
+        experts = choices(*shape[:3], same=same).to(device)
+        found = run(made, experts, grad)
+        rows, up, down, weights = leaves = [one.double().requires_grad_() for one in made]
+        out = loop_over_experts(rows, up, down, experts, weights)
+        true = [out.detach(), *torch.autograd.grad(out, leaves, grad.double())]
+        for place, (one, exact) in enumerate(zip(found, true, strict=True)):
+            assert one.shape == exact.shape
+            assert one.dtype == (torch.float32 if place == 4 else dtype)
+            if exact.numel():
+                error = (one.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-30)
+                assert error < TOLERANCES[dtype], (shape, dtype, same, place, float(error))
+        unvisited = torch.bincount(experts.flatten(), minlength=shape[1]) == 0
+        assert not found[2][unvisited].any()
+        assert not found[3][unvisited].any()
+        for _ in range(repeats):
+            again = run(made, experts, grad)
+            assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+def check_plan(device: str) -> None:
+    """Kernels lay visits out as the reference does."""
+    from recsys.kernels.routed_experts import triton_rows
+
+    for num_rows, num_experts, top_k in ((1, 3, 1), (500, 5, 2), (150, 200, 3)):
+        for same in (False, True):
+            experts = choices(num_rows, num_experts, top_k, same=same)
+            ours = triton_rows.plan_visits(experts.to(device), num_experts, 64)
+            plain = reference.plan_visits(experts, num_experts, 64)
+            for name in ("row_of_slot", "slot_of", "ends"):
+                assert torch.equal(getattr(ours, name).cpu(), getattr(plain, name)), name
+            used = int(plain.tiles[0])
+            assert int(ours.tiles[0]) == used
+            tables = [one.tiles[1:].view(3, -1)[:, :used].cpu() for one in (ours, plain)]
+            assert torch.equal(*tables)
+
+
+def check_tiles(device: str, shape: Shape, dtype: torch.dtype) -> None:
+    """Other tiles, loads with and without descriptors, and programs of many tiles are right too."""
+    with asking() as questions:
+        check_experts(device, shape, dtype, repeats=0)
+    assert {one.kernel.split(".")[1] for one in questions} == {"product", "weights"}
+    defaults = {one.kernel: one.default for one in questions}
+    for changes in (
+        {"block_n": 64, "descriptors": 0},
+        {"block_n": 64, "descriptors": 2, "per_processor": 1, "flattens": 1},
+        {"block_c": 32, "descriptors": 1, "per_processor": 1},
+    ):
+        with trying("routed_experts.product", {**defaults["routed_experts.product"], **changes}):
+            check_experts(device, shape, dtype, repeats=0)
+    smaller = {"block_m": 64, "block_n": 32, "block_s": 32}
+    with trying("routed_experts.weights", {**defaults["routed_experts.weights"], **smaller}):
+        check_experts(device, shape, dtype, repeats=0)
+
+
+def check_router(device: str, num_rows: int, num_experts: int, top_k: int, dim: int) -> None:
+    """Compare choices, weights and gradients with float64, for both kinds of scores."""
+    generator = torch.Generator().manual_seed(num_rows)
+    rows = torch.randn(num_rows, dim, generator=generator).bfloat16().to(device)
+    weight = (torch.randn(num_experts, dim, generator=generator) / dim**0.5).to(device)
+    bias = (torch.randn(num_experts, generator=generator) / 10).to(device)
+    grads = [torch.randn(num_rows, n, generator=generator).to(device) for n in (num_experts, top_k)]
+    for by_softmax in (False, True):
+
+        def routed(
+            leaves: list[Tensor], by_softmax: bool = by_softmax
+        ) -> tuple[Routed, list[Tensor]]:
+            found = route(*leaves, bias, top_k=top_k, by_softmax=by_softmax)
+            alone = torch.autograd.grad(found.weights, leaves, grads[1], retain_graph=True)
+            both = torch.autograd.grad([found.logits, found.weights], leaves, grads)
+            return found, [*both, *alone]
+
+        found, gradients = routed([rows.clone().requires_grad_(), weight.clone().requires_grad_()])
+        wide = [rows.double().requires_grad_(), weight.double().requires_grad_()]
+        logits = wide[0] @ wide[1].T
+        scores = reference.scores_of(logits, by_softmax)
+        experts = torch.topk(scores + bias, top_k, dim=1).indices
+        same = (found.experts == experts).all(1)
+        assert same.double().mean() > 0.999
+        weights = reference.weigh(scores, found.experts)
+        wanted = [one.double() for one in grads]
+        true = [*torch.autograd.grad([logits, weights], wide, wanted, retain_graph=True)]
+        true += torch.autograd.grad(weights, wide, wanted[1])
+        assert (found.logits.double() - logits).abs().max() < 4e-6
+        assert (found.weights.double() - weights).abs().max() < 2e-6
+        for one, exact, tolerance in zip(gradients, true, (8e-3, 2e-5) * 2, strict=True):
+            # Of softmax, all experts chosen, weights' gradients are nearly none.
+            scale = exact.abs().max() + 1e-2
+            assert (one.double() - exact).abs().max() / scale < tolerance
+        # A row's bits do not depend on its batch.
+        few = route(rows[:1].clone(), weight, bias, top_k=top_k, by_softmax=by_softmax)
+        assert all(torch.equal(one, all_[:1]) for one, all_ in zip(few, found, strict=True))
+
+
+ROUTERS = [(1, 2, 2, 100), (70, 20, 1, 40), (130, 32, 2, 64)]
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("shape", SMALL, ids=str)
+def test_the_plain_path(shape: Shape, dtype: torch.dtype) -> None:
+    check_experts("cpu", shape, dtype)
+
+
+@pytest.mark.parametrize("case", ROUTERS, ids=str)
+def test_the_plain_router(case: tuple[int, int, int, int]) -> None:
+    num_rows, num_experts, top_k, dim = case
+    rows, weight = torch.randn(num_rows, dim).bfloat16(), torch.randn(num_experts, dim) / dim**0.5
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        assert not can_route(rows, num_experts, top_k)
+    rows.requires_grad_()
+    found = route(rows, weight, torch.zeros(num_experts), top_k=top_k, by_softmax=False)
+    best = (rows.float() @ weight.T).argmax(1)
+    assert torch.equal(found.experts[:, 0], best)
+    if top_k > 1:
+        assert torch.allclose(found.weights.sum(1), torch.ones(num_rows))
+    leaf = rows.detach().float().requires_grad_()
+    scores = reference.scores_of(leaf @ weight.T, False)
+    (expected,) = torch.autograd.grad(reference.weigh(scores, found.experts)[:, 0].sum(), leaf)
+    (ours,) = torch.autograd.grad(found.weights[:, 0].sum(), rows)
+    assert torch.allclose(ours.float(), expected, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"up": torch.ones(3, 8, 5)}, r"rows must be \[B, D\]"),
+        ({"down": torch.ones(2, 4, 8)}, "must share E and F"),
+        ({"weights": torch.ones(4, 3)}, r"must be \[4, K\] alike"),
+        ({"rows": torch.ones(4, 6).half()}, "of one type"),
+        ({"experts": torch.zeros(4, 2).int()}, "experts must be int64"),
+    ],
+)
+def test_says_what_is_wrong(change: dict[str, Tensor], message: str) -> None:
+    arguments = {
+        "rows": torch.ones(4, 6),
+        "up": torch.ones(3, 8, 6),
+        "down": torch.ones(3, 4, 8),
+        "experts": torch.zeros(4, 2).long(),
+        "weights": torch.ones(4, 2),
+    }
+    with pytest.raises(ValueError, match=message):
+        routed_experts(**{**arguments, **change})
+
+
+def test_the_operations_meet_the_rules_of_their_library() -> None:
+    rows, up, down, weights = inputs((5, 3, 2, 4, 6, 4), torch.float32, "cpu")
+    leaves = [one.requires_grad_() for one in (rows, up, down)]
+    arguments = (*leaves, choices(5, 3, 2), weights.requires_grad_())
+    torch.library.opcheck(torch.ops.recsys.routed_experts.default, arguments)
+    router = (rows, torch.randn(3, 4).requires_grad_(), torch.zeros(3), 2, True)
+    torch.library.opcheck(torch.ops.recsys.route.default, router)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("shape", SMALL + LARGE, ids=str)
+def test_kernels_on_the_gpu(shape: Shape, dtype: torch.dtype) -> None:
+    check_experts("cuda", shape, dtype, repeats=3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tiles_and_plan_on_the_gpu() -> None:
+    check_plan("cuda")
+    check_tiles("cuda", (3000, 8, 2, 128, 256, 64), torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("case", [*ROUTERS, (5000, 32, 2, 512), (777, 128, 8, 256)], ids=str)
+def test_router_on_the_gpu(case: tuple[int, int, int, int]) -> None:
+    check_router("cuda", *case)
+
+
+def test_kernels_in_the_interpreter() -> None:
+    code = (
+        "import importlib.util\n"
+        "import torch\n"
+        f"spec = importlib.util.spec_from_file_location('cases', {__file__!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "module.check_plan('cpu')\n"
+        "for shape in module.SMALL:\n"
+        "    for dtype in (torch.float32, torch.bfloat16):\n"
+        "        module.check_experts('cpu', shape, dtype, repeats=0)\n"
+        "module.check_tiles('cpu', (90, 2, 2, 64, 128, 32), torch.bfloat16)\n"
+        "for case in module.ROUTERS:\n"
+        "    module.check_router('cpu', *case)\n"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=300)
