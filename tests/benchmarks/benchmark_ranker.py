@@ -2,8 +2,10 @@
 
 As ``train_ranker`` does: sources are fitted before each user's latest train events, rankers learn
 from these, and validation judges them; with ``--splits validation test`` test is looked at too,
-which is noted in the ledger. Rows: the blend as served (on validation each half by the weights of
-the other), the blend by weights of the earlier events alone, and each trunk.
+which is noted in the ledger. A seed is that of the sources, of the events that are learned from and
+of the rankers. Rows: the blend as served (on validation each half by the weights of the other), the
+blend by weights of the earlier events alone, the straight line over a candidate's numbers without a
+network, and each trunk over that.
 
     export PYTHONPATH=$PWD
     python tests/benchmarks/benchmark_ranker.py --prepare movielens-100k --arrays DIR
@@ -18,8 +20,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,58 +35,85 @@ from ranker_seeds import (
     BLEND,
     CORRECTION,
     EARLIER_BLEND,
-    FIT,
     METRIC,
-    RANKER,
     TRUNKS,
-    Data,
+    Recipe,
     Seed,
 )
+from ranker_sources import Asked, Data, lists_of, read_lists, write_lists
 from results_file import RESULTS, Row, device_name, write_results
 from torch import Tensor
 
 from recsys.evaluation.significance import holm, sign_flip_p_values
-from recsys.models.ranker_config import Trunk
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.run import device_named
+from recsys.reproduction.run import device_named, device_text
 
 VALUES = "values.npz"
 GOAL = 0.05
 
 
-def run_seed(
-    data: Data, seed: int, splits: Sequence[str], trunks: Sequence[Trunk], kept: Path
-) -> None:
-    """Measure every row with one seed and keep the numbers."""
-    one = Seed(data, seed, splits, device_named("auto"))
+def lists_by_two(
+    given: argparse.Namespace, data: Data, seed: int, folder: Path
+) -> dict[str, dict[str, Asked]]:
+    """Make the lists before the earlier events in another process, those of now in this one."""
+    options = ["--arrays", given.arrays, "--seeds", seed, "--held-back", given.held_back]
+    options += ["--max-queries", given.max_queries, "--lists-before", folder]
+    if given.max_epochs is not None:
+        options += ["--max-epochs", given.max_epochs]
+    with subprocess.Popen([sys.executable, __file__, *map(str, options)]) as other:
+        now = lists_of(data, "now", seed, given.splits, device_named("auto"))
+        if other.wait():
+            raise RuntimeError(f"the other process ended with {other.returncode}; see above")
+    before = read_lists(folder / f"before-{seed}.npz", data, "before", seed, given.splits)
+    return {"before": before, "now": now}
+
+
+def run_seed(given: argparse.Namespace, data: Data, seed: int, recipe: Recipe) -> None:
+    """Measure every row with one seed and keep the numbers, row by row."""
+    with tempfile.TemporaryDirectory() as folder:
+        lists = lists_by_two(given, data, seed, Path(folder))
+    one = Seed(data, seed, lists["before"], lists["now"], recipe, device_named("auto"))
     rows: dict[str, dict[str, Tensor]] = one.blends()
     told: dict[str, Any] = {}
-    for trunk in (None, *trunks):
+    for trunk in (None, *given.trunks):
         model, seconds = one.trained(trunk)
         name = trunk or CORRECTION
         rows[name], told[name] = one.measured(model)
         told[name]["seconds"] = round(seconds, 1)
-        print(seed, name, {split: round(float(v.mean()), 4) for split, v in rows[name].items()},
-              told[name], flush=True)  # fmt: skip
-    kept.mkdir(parents=True, exist_ok=True)
-    name = f"{data.prepared.name}-{seed}"
+        keep(given, one, rows, told)
+        means = {split: round(float(v.mean()), 5) for split, v in rows[name].items()}
+        print(seed, name, means, told[name], flush=True)
+
+
+def keep(
+    given: argparse.Namespace,
+    one: Seed,
+    rows: Mapping[str, Mapping[str, Tensor]],
+    told: Mapping[str, Any],
+) -> None:
+    """Write what there is of a seed."""
+    given.kept.mkdir(parents=True, exist_ok=True)
+    name = f"{one.data.prepared.name}-{one.seed}"
     arrays = {
         f"{row}/{split}": values.float().numpy()
         for row, parts in rows.items()
         for split, values in parts.items()
     }
-    np.savez_compressed(kept / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+    np.savez_compressed(given.kept / f"{name}.npz", **arrays)  # type: ignore[arg-type]
     document = {
-        "data_set": data.prepared.name,
-        "seed": seed,
-        "splits": list(splits),
-        "device": str(one.device),
+        "data_set": one.data.prepared.name,
+        "data_digest": one.data.prepared.data_digest,
+        "sources": one.data.prepared.recipe.digest(),
+        "seed": one.seed,
+        "splits": list(given.splits),
+        "max_epochs": given.max_epochs,
+        "device": device_text(one.device),
         "told": told,
         "queries": len(one.learned.labels),
-        "ranker": asdict(RANKER),
-        "fit": asdict(FIT),
+        "found": len(one.learned.found()),
+        "recipe": asdict(one.recipe),
     }
-    (kept / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    (given.kept / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 def note_test_looks(data_set: str, seeds: Sequence[int]) -> None:
@@ -140,7 +171,7 @@ def collected(data_set: str, kept: Path) -> tuple[list[Row], str]:
                 )
             more = [one["told"].get(name, {}) for one in found]
             cells.append(f"{more[0]['flops'] / 1000:.1f}" if more[0] else "")
-            aucs = [part["auc"]["next"] for part in more if part]
+            aucs = [part[f"auc/{split}"]["next"] for part in more if part]
             cells.append(f"{np.mean(aucs):.4f}" if aucs else "")
             violations = [part["max_violation"] for part in more if "max_violation" in part]
             cells.append(f"{max(violations):.2f}" if violations else "")
@@ -213,6 +244,9 @@ def main() -> None:
         "--max-epochs", type=float, help="of a trained source; the recipe's if less"
     )
     parser.add_argument("--max-queries", type=int, default=20_000)
+    parser.add_argument(
+        "--lists-before", type=Path, help="only leave the earlier events' lists in this folder"
+    )
     parser.add_argument("--kept", type=Path, default=Path("runs/benchmark-ranker"))
     parser.add_argument("--only-keep", action="store_true", help="leave the table to another call")
     parser.add_argument("--only-collect", action="store_true", help="run no seed")
@@ -223,9 +257,14 @@ def main() -> None:
     data = loaded(given.arrays, given.held_back, given.max_queries)
     if given.max_epochs is not None:
         data = data.with_epochs(given.max_epochs)
+    if given.lists_before is not None:
+        for seed in given.seeds:
+            before = lists_of(data, "before", seed, given.splits, device_named("auto"))
+            write_lists(before, given.lists_before / f"before-{seed}.npz")
+        return
     if not given.only_collect:
         for seed in given.seeds:
-            run_seed(data, seed, given.splits, given.trunks, given.kept)
+            run_seed(given, data, seed, Recipe())
     if given.only_keep:
         return
     if "test" in given.splits:

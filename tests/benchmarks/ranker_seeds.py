@@ -1,27 +1,27 @@
-"""One seed of ``benchmark_ranker``: sources before and now, candidates, rankers of any trunk.
+"""Candidates of one seed of ``benchmark_ranker``, and rankers of any trunk over them.
 
-Axes: U users, E events, k candidates.
+Axes: U users, k candidates, T tasks.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from ranker_sources import Asked, Data, stage
 from torch import Tensor, nn
 
 from recsys.data.batch import Jagged
-from recsys.data.dataset import Rows, Sequences, concatenated_ranges
-from recsys.data.held_out import HeldOut, concatenated, ragged
+from recsys.data.dataset import Rows
 from recsys.data.top_k import TopK
 from recsys.evaluation.auc import area_under_curve
 from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.layers.moe_routing import expert_use
-from recsys.models.linear_items import LinearItems, LinearItemsConfig
+from recsys.models.linear_items import LinearItemsConfig
 from recsys.models.ranker import Ranker
 from recsys.models.ranker_config import (
     RankerConfig,
@@ -30,21 +30,19 @@ from recsys.models.ranker_config import (
     at_equal_compute,
     flops_of,
 )
-from recsys.reproduction.fitting import FITTERS, Experiment, QuietProgress
-from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.ranking import rank_all
-from recsys.reproduction.recipe import SOURCES
-from recsys.reproduction.run import blended_by_halves
+from recsys.reproduction.fitting import QuietProgress
+from recsys.reproduction.run import blended_by_halves, blended_in_parts, learned, moved, on_device
 from recsys.retrieval.candidate_numbers import BASE, number_names, ranking_candidates
 from recsys.retrieval.history_numbers import HistoryNumbers
 from recsys.retrieval.learned_blend import LearnedBlend
-from recsys.retrieval.source_lists import blended_lists, fitted_blend
 from recsys.training.loop import train
 from recsys.training.optim import adamw
 from recsys.training.progress import SilentTracker
-from recsys.training.ranker_fit import RankerFitConfig, logits_of, ranker_loss, scores_of
+from recsys.training.ranker_fit import RankerFitConfig, ranker_loss
+from recsys.training.ranker_fit import on_device as batch_on_device
 from recsys.training.ranking_examples import (
     Candidates,
+    Outcomes,
     RankingExamples,
     labels_of,
     tasks_of,
@@ -54,7 +52,11 @@ TRUNKS: tuple[Trunk, ...] = ("dense", "shared_bottom", "mmoe", "ple", "sparse")
 BLEND, EARLIER_BLEND, CORRECTION = "blend, served", "blend of earlier events", "straight line"
 METRIC = "ndcg@10"
 MOST_EVENTS = 200
-RANKER = RankerConfig(
+QUERIES = 512
+"""Merged and scored at a time."""
+
+
+SPARSE = RankerConfig(
     trunk="sparse",
     embedding_dim=16,
     key_dim=16,
@@ -66,116 +68,56 @@ RANKER = RankerConfig(
     dropout=0.1,
     id_dropout=0.95,
 )
-"""The sparse trunk, to which the others are made equal."""
-
-
-FIT = RankerFitConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
-    """A prepared data set, with the value of each event."""
+class Recipe:
+    """How rankers are made and taught."""
 
-    prepared: Prepared
-    values: Tensor
-    """[E], NaN where there is none."""
-    held_back: int
-    max_queries: int
-
-    @property
-    def sequences(self) -> Sequences:
-        return self.prepared.order("given")
-
-    def with_epochs(self, most: float) -> Data:
-        """Let sources train for at most so many passes."""
-        recipe = self.prepared.recipe
-        two_tower, sequence = (
-            replace(training, max_epochs=min(most, training.max_epochs))
-            for training in (recipe.two_tower_training, recipe.sequence_training)
-        )
-        recipe = replace(recipe, two_tower_training=two_tower, sequence_training=sequence)
-        return replace(self, prepared=replace(self.prepared, recipe=recipe))
-
-    def earlier_ends(self) -> Rows:
-        """Where train ends once each user's latest events are held back, [U]."""
-        lengths = self.sequences.train_end - self.sequences.offsets[:-1]
-        held = np.minimum(self.held_back, (lengths * 0.2).astype(np.int64))
-        held = np.where(lengths >= 3, np.maximum(held, 1), 0)
-        return np.asarray(self.sequences.train_end - held)
-
-    def earlier(self, seed: int) -> HeldOut:
-        """One query for each event that is held back."""
-        sequences = self.sequences
-        positions = concatenated_ranges(self.earlier_ends(), np.asarray(sequences.train_end))
-        if len(positions) > self.max_queries:
-            rng = np.random.default_rng([seed, len(positions)])
-            positions = np.sort(rng.choice(positions, self.max_queries, replace=False))
-        users = sequences.users_of(positions)
-        lengths = positions - sequences.offsets[users]
-        seen = concatenated(sequences.offsets[users], lengths)
-        return HeldOut(
-            positions=positions,
-            targets=ragged(np.asarray(sequences.item_rows[positions]), np.ones_like(positions)),
-            seen=ragged(np.asarray(sequences.item_rows[seen]), lengths),
-        )
-
-    def linear(self, ends: Rows) -> LinearItems:
-        visible = concatenated_ranges(np.asarray(self.sequences.offsets[:-1]), ends)
-        return LinearItems.fit(
-            self.sequences.users_of(visible),
-            np.asarray(self.sequences.item_rows[visible]),
-            self.prepared.num_item_rows,
-            LinearItemsConfig(),
-        )
+    ranker: RankerConfig = field(default_factory=lambda: SPARSE)
+    """The sparse trunk, to which the others are made equal."""
+    fit: RankerFitConfig = field(default_factory=lambda: RankerFitConfig(precision="float32"))
+    linear: LinearItemsConfig = field(default_factory=LinearItemsConfig)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """Queries with every source's list."""
-
-    held_out: HeldOut
-    lists: Mapping[str, TopK]
-    lengths: Tensor
-    item_counts: Tensor
-
-
-def asked(
-    experiment: Experiment, sources: Mapping[str, Any], held_out: HeldOut, item_counts: Tensor
-) -> Asked:
-    """Ask sources about held-out events."""
-    question = experiment.question("validation")._replace(held_out=held_out)
-    k = min(experiment.recipe.num_candidates, experiment.prepared.num_item_rows - 1)
-    lists = {
-        SOURCES.get(name, name): rank_all(source, question, k, experiment.device).lists
-        for name, source in sources.items()
-    }
-    return Asked(
-        held_out=held_out,
-        lists=lists,
-        lengths=question.history_lengths(),
-        item_counts=item_counts,
-    )
+def outcomes_of(data: Data, of: Asked) -> Outcomes:
+    """Take the values of held-out events."""
+    return Outcomes.of_values(data.values[torch.from_numpy(np.asarray(of.held_out.positions))])
 
 
 def examples_of(
-    data: Data, seen: Asked, blend: LearnedBlend, numbers: HistoryNumbers, tasks: Sequence[str]
+    data: Data,
+    seen: Asked,
+    blend: LearnedBlend,
+    numbers: HistoryNumbers,
+    tasks: Sequence[str],
+    fit: RankerFitConfig,
+    device: torch.device,
 ) -> RankingExamples:
     """Merge lists, number candidates, label them."""
     prepared, held_out = data.prepared, seen.held_out
     queries = data.sequences.queries(
         held_out.positions, max_history=MOST_EVENTS, user_features=prepared.user_features
     )
+    there, counts = moved(blend, device), seen.item_counts.to(device)
+    numbers = numbers.to(device)
     parts = []
-    for rows in torch.split(torch.arange(len(held_out.positions)), 512):
-        lists = {name: TopK(*(part[rows] for part in top)) for name, top in seen.lists.items()}
-        found = ranking_candidates(
-            blend, lists, queries["history"].take(rows), seen.item_counts,
-            FIT.num_candidates, numbers,
-        )  # fmt: skip
-        parts.append((found.blended.scores, found.blended.item_rows, found.numbers))
+    for rows in torch.split(torch.arange(len(held_out.positions)), QUERIES):
+        lists = {
+            name: on_device(TopK(*(part[rows] for part in top)), device)
+            for name, top in seen.lists.items()
+        }
+        history = queries["history"].take(rows).to(device)
+        # Merging makes its tensors on the default device.
+        with device:
+            found = ranking_candidates(there, lists, history, counts, fit.num_candidates, numbers)
+        one = (found.blended.scores, found.blended.item_rows, found.numbers)
+        parts.append([part.cpu() for part in one])
     scores, item_rows, of_candidates = (torch.cat(part) for part in zip(*parts, strict=True))
     values = data.values[torch.from_numpy(np.asarray(held_out.positions))]
-    labels = labels_of(item_rows, held_out.targets, values, tasks, FIT.like_from)
+    labels = labels_of(
+        item_rows, held_out.targets, Outcomes.of_values(values), tasks, fit.like_from
+    )
     return RankingExamples(queries, Candidates(TopK(scores, item_rows), of_candidates), labels)
 
 
@@ -184,68 +126,92 @@ def per_user(top: TopK, targets: Jagged) -> Tensor:
     return per_user_metric(list_ranks(top.item_rows, targets), METRIC).nan_to_num(0)
 
 
-def ordered(examples: RankingExamples, scores: Tensor) -> TopK:
-    """Order candidates by scores."""
+def ordered(top: TopK, scores: Tensor) -> TopK:
+    """Order candidates by scores, [U, k]."""
     order = scores.sort(dim=1, descending=True, stable=True).indices
-    top = examples.candidates.top
     return TopK(top.scores.gather(1, order), top.item_rows.gather(1, order))
 
 
-class Seed:
-    """Everything one seed needs: lists before and now, examples."""
+@torch.no_grad()
+def logits_together(model: Ranker, examples: RankingExamples, chosen: Tensor) -> Tensor:
+    """Predict candidates many queries at a time, [U, k, T]; nan at holes.
 
-    def __init__(self, data: Data, seed: int, splits: Sequence[str], device: torch.device) -> None:
-        self.data, self.seed, self.device = data, seed, device
-        prepared, sequences = data.prepared, data.sequences
-        ends = data.earlier_ends()
-        whole = Experiment(prepared=prepared, sequences=sequences, seed=seed, device=device)
-        # Validated by the first event that was held back, so that steps are chosen as in a run.
-        cut = replace(
-            sequences,
-            train_end=ends,
-            validation_end=np.minimum(ends + 1, np.asarray(sequences.train_end)),
-        )
-        before = replace(whole, sequences=cut)
-        names = [name for name in prepared.recipe.sources if name != "generative"]
-        fitted = {name: FITTERS[name](before).source for name in names}
-        self.before = asked(before, fitted, data.earlier(seed), before.item_counts())
-        fitted = {name: FITTERS[name](whole).source for name in names}
-        self.now = {
-            split: asked(whole, fitted, whole.question(split).held_out, whole.item_counts())  # type: ignore[arg-type]
-            for split in splits
-        }
-        self.whole = whole
-        config = prepared.recipe.blend
-        self.blend = fitted_blend(
-            self.before.lists, self.before.held_out.targets, self.before.lengths,
-            self.before.item_counts, config,
-        )  # fmt: skip
+    What is served differs from this by rounding alone.
+    """
+    device, was_training = next(model.parameters()).device, model.training
+    model.eval()
+    there = examples.candidates.top.item_rows[chosen] > 0
+    logits = torch.full((*there.shape, len(model.inputs.tasks)), torch.nan)
+    for rows in torch.split(torch.arange(len(chosen)), QUERIES):
+        batch = batch_on_device(examples.whole_batch(chosen[rows]), device)
+        part = torch.full((*there[rows].shape, logits.shape[2]), torch.nan)
+        part[there[rows]] = model(batch).logits.cpu()
+        logits[rows] = part
+    model.train(was_training)
+    return logits
+
+
+def scores_together(model: Ranker, logits: Tensor) -> Tensor:
+    """Join tasks, [U, k, T] -> [U, k]; -inf at holes."""
+    there = ~logits[:, :, 0].isnan()
+    scores = torch.full(there.shape, -torch.inf)
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        scores[there] = model.combined(model.calibrated(logits[there].to(device))).cpu()
+    return scores
+
+
+class Seed:
+    """What rankers of one seed learn from and are judged by."""
+
+    frozen_line = False
+
+    def __init__(
+        self,
+        data: Data,
+        seed: int,
+        before: Mapping[str, Asked],
+        now: Mapping[str, Asked],
+        recipe: Recipe,
+        device: torch.device,
+    ) -> None:
+        self.data, self.seed, self.device, self.recipe = data, seed, device, recipe
+        self.before, self.now = before["earlier"], now
+        with stage("blend of earlier events"):
+            self.blend = self._learned(self.before)
         values = data.values[torch.from_numpy(np.asarray(self.before.held_out.positions))]
-        self.tasks, _ = tasks_of(values, FIT.like_from)
-        numbers = HistoryNumbers(prepared.catalogue, data.linear(ends))
-        self.learned = examples_of(data, self.before, self.blend, numbers, self.tasks)
-        numbers = HistoryNumbers(prepared.catalogue, data.linear(np.asarray(sequences.train_end)))
-        self.judged = {
-            split: examples_of(data, found, self.blend, numbers, self.tasks)
-            for split, found in self.now.items()
-        }
+        self.tasks, _ = tasks_of(Outcomes.of_values(values), recipe.fit.like_from)
+        with stage("numbers of candidates"):
+            self.learned = self._examples(self.before, data.earlier_ends())
+            ends = np.asarray(data.sequences.train_end)
+            self.judged = {split: self._examples(one, ends) for split, one in now.items()}
+
+    def _learned(self, of: Asked) -> LearnedBlend:
+        config = self.data.prepared.recipe.blend
+        return learned(
+            of.lists, of.held_out.targets, of.lengths, of.item_counts, config, self.device
+        )
+
+    def _examples(self, of: Asked, ends: Rows) -> RankingExamples:
+        linear = self.data.linear(ends, self.recipe.linear, self.device)
+        numbers = HistoryNumbers(self.data.prepared.catalogue, linear)
+        return examples_of(
+            self.data, of, self.blend, numbers, self.tasks, self.recipe.fit, self.device
+        )
 
     def blends(self) -> dict[str, dict[str, Tensor]]:
         """Measure both blends, by row and split."""
         served, earlier = {}, {}
+        whole = self.data.experiment("now", self.seed, self.device)
         for split, found in self.now.items():
             lists = dict(found.lists)
             if split == "validation":
-                question = self.whole.question("validation")
-                merged = blended_by_halves(self.whole, lists, question)
+                merged = blended_by_halves(whole, lists, whole.question("validation"))
             else:
-                of = self.now["validation"]
-                config = self.data.prepared.recipe.blend
-                blend = fitted_blend(
-                    of.lists, of.held_out.targets, of.lengths, of.item_counts, config
+                blend = self._learned(self.now["validation"])
+                merged = blended_in_parts(
+                    blend, lists, found.lengths, found.item_counts, self.device
                 )
-                made = blended_lists(blend, lists, found.lengths, found.item_counts, 50)
-                merged = TopK(made.scores, made.item_rows)
             served[split] = per_user(merged, found.held_out.targets)
             earlier[split] = per_user(self.judged[split].candidates.top, found.held_out.targets)
         return {BLEND: served, EARLIER_BLEND: earlier}
@@ -263,67 +229,77 @@ class Seed:
             base_number=BASE,
         )
         torch.manual_seed(self.seed)
-        config = at_equal_compute(RANKER, sizes, trunk or "dense")
-        return Ranker(config, sizes, prepared.catalogue, self.before.item_counts)
+        config = at_equal_compute(self.recipe.ranker, sizes, trunk or "dense")
+        model = Ranker(config, sizes, prepared.catalogue, self.before.item_counts)
+        return model.to(self.device)
 
     def trained(self, trunk: Trunk | None) -> tuple[Ranker, float]:
         """Train on nine users of ten; the tenth pick the pass."""
-        model = self.ranker(trunk)
+        model, fit = self.ranker(trunk), self.recipe.fit
         examples, targets = self.learned, self.before.held_out.targets
         aside = examples.queries["user"].values % 10 == 0
         found = torch.zeros(len(aside), dtype=torch.bool)
         found[examples.found()] = True
-        chosen, held = (found & ~aside).nonzero()[:, 0], aside.nonzero()[:, 0][:500]
-        loss_at = ranker_loss(model, examples, chosen, FIT, self.seed, torch.device("cpu"))
-        if trunk is None:
-            for name, weight in model.named_parameters():
-                weight.requires_grad_(name.startswith("correction"))
+        chosen, held = (found & ~aside).nonzero()[:, 0], aside.nonzero()[:, 0]
+        begin = time.perf_counter()
+        loss_at = ranker_loss(model, examples, chosen, fit, self.seed, self.device)
+        if self.frozen_line and model.correction is not None:
+            model.correction.requires_grad_(False)
+        top = TopK(*(one[held] for one in examples.candidates.top))
 
         def evaluate(_: nn.Module) -> dict[str, float]:
-            scores = scores_of(model, examples, held)
-            part = RankingExamples(
-                examples.queries,
-                Candidates(TopK(*(one[held] for one in examples.candidates.top)), scores),
-                examples.labels,
-            )
-            return {METRIC: float(per_user(ordered(part, scores), targets.take(held)).mean())}
+            scores = scores_together(model, logits_together(model, examples, held))
+            return {METRIC: float(per_user(ordered(top, scores), targets.take(held)).mean())}
 
-        begin = time.perf_counter()
-        train(
-            model,
-            loss_at,
-            adamw(model, FIT.optimizer),
-            FIT.for_examples(len(chosen)),
-            evaluate=evaluate,
-            tracker=SilentTracker(),
-            progress=QuietProgress(),
+        if trunk is not None:
+            train(
+                model,
+                loss_at,
+                adamw(model, fit.optimizer),
+                fit.for_examples(len(chosen)),
+                evaluate=evaluate,
+                tracker=SilentTracker(),
+                progress=QuietProgress(),
+            )
+        logits = logits_together(model, examples, held)
+        there = top.item_rows > 0
+        model.eval().fit_calibration(
+            logits[there].to(self.device), examples.labels[held][there].to(self.device), "platt"
         )
-        logits = logits_of(model, examples, held)
-        there = examples.candidates.top.item_rows[held] > 0
-        model.eval().fit_calibration(logits, examples.labels[held][there], "platt")
         return model, time.perf_counter() - begin
 
     def measured(self, model: Ranker) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Measure a ranker on every split; tell of its probabilities and experts."""
         values = {}
+        told: dict[str, Any] = {"flops": flops_of(model.config, model.inputs)["total"]}
         for split, examples in self.judged.items():
             everyone = torch.arange(len(examples.labels))
-            top = ordered(examples, scores_of(model, examples, everyone))
+            logits = logits_together(model, examples, everyone)
+            top = ordered(examples.candidates.top, scores_together(model, logits))
             values[split] = per_user(top, self.now[split].held_out.targets)
-        examples = self.judged["validation"]
-        everyone = torch.arange(len(examples.labels))
-        logits = logits_of(model, examples, everyone)
-        labels = examples.labels[examples.candidates.top.item_rows > 0]
-        told: dict[str, Any] = {
-            "flops": flops_of(model.config, model.inputs)["total"],
-            "auc": {
-                name: area_under_curve(logits[:, place], labels[:, place].nan_to_num(0))
+            there = examples.candidates.top.item_rows > 0
+            told[f"auc/{split}"] = {
+                name: area_under_curve(
+                    logits[there][:, place], examples.labels[there][:, place].nan_to_num(0)
+                )
                 for place, name in enumerate(self.tasks)
-            },
-        }
+            }
+        examples = self.judged["validation"]
+        batch = batch_on_device(
+            examples.whole_batch(torch.arange(min(1024, len(examples.labels)))), self.device
+        )
         with torch.no_grad():
-            routing = model(examples.whole_batch(everyone[:128])).routing
+            routing = model(batch).routing
         if routing is not None:
             use = expert_use(routing.experts, model.config.num_experts)
             told |= {"max_violation": use.max_violation, "dead_experts": use.dead_experts}
         return values, told
+
+
+def recipe_with(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+    """Change settings, named ``part.setting``."""
+    for name, value in settings.items():
+        part, _, setting = name.partition(".")
+        changed = replace(getattr(recipe, part), **{setting: value})
+        recipe = replace(recipe, **{part: changed})
+    return recipe

@@ -1,0 +1,201 @@
+"""Sources of one seed of ``benchmark_ranker``, and their lists: before the earlier events, and now.
+
+Lists can be made by a process of their own, which leaves them in a folder.
+
+Axes: U users, E events, P positions, k list length.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recsys.data.dataset import Rows, Sequences, concatenated_ranges
+from recsys.data.held_out import HeldOut, concatenated, ragged
+from recsys.data.top_k import TopK
+from recsys.models.linear_items import LinearItems, LinearItemsConfig
+from recsys.reproduction.fitting import FITTERS, Experiment
+from recsys.reproduction.prepared import Prepared
+from recsys.reproduction.ranking import rank_all
+from recsys.reproduction.recipe import SOURCES
+
+When = Literal["before", "now"]
+BEGIN = time.perf_counter()
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Say how long a stage took, and when it ended."""
+    begin = time.perf_counter()
+    yield
+    now = time.perf_counter()
+    print(f"[{now - BEGIN:6.1f} s] {name}: {now - begin:.1f} s", flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """A prepared data set, with the value of each event."""
+
+    prepared: Prepared
+    values: Tensor
+    """[E], NaN where there is none."""
+    held_back: int
+    max_queries: int
+
+    @property
+    def sequences(self) -> Sequences:
+        return self.prepared.order("given")
+
+    def with_epochs(self, most: float) -> Data:
+        """Let sources train for at most so many passes."""
+        recipe = self.prepared.recipe
+        two_tower, sequence = (
+            replace(training, max_epochs=min(most, training.max_epochs))
+            for training in (recipe.two_tower_training, recipe.sequence_training)
+        )
+        recipe = replace(recipe, two_tower_training=two_tower, sequence_training=sequence)
+        return replace(self, prepared=replace(self.prepared, recipe=recipe))
+
+    def earlier_ends(self) -> Rows:
+        """Where train ends once each user's latest events are held back, [U]."""
+        lengths = self.sequences.train_end - self.sequences.offsets[:-1]
+        held = np.minimum(self.held_back, (lengths * 0.2).astype(np.int64))
+        held = np.where(lengths >= 3, np.maximum(held, 1), 0)
+        return np.asarray(self.sequences.train_end - held)
+
+    def earlier(self, seed: int) -> HeldOut:
+        """One query for each event that is held back."""
+        sequences = self.sequences
+        positions = concatenated_ranges(self.earlier_ends(), np.asarray(sequences.train_end))
+        if len(positions) > self.max_queries:
+            rng = np.random.default_rng([seed, len(positions)])
+            positions = np.sort(rng.choice(positions, self.max_queries, replace=False))
+        users = sequences.users_of(positions)
+        lengths = positions - sequences.offsets[users]
+        seen = concatenated(sequences.offsets[users], lengths)
+        return HeldOut(
+            positions=positions,
+            targets=ragged(np.asarray(sequences.item_rows[positions]), np.ones_like(positions)),
+            seen=ragged(np.asarray(sequences.item_rows[seen]), lengths),
+        )
+
+    def linear(self, ends: Rows, config: LinearItemsConfig, device: torch.device) -> LinearItems:
+        """Fit item-to-item weights on each user's events before an end, [U]."""
+        visible = concatenated_ranges(np.asarray(self.sequences.offsets[:-1]), ends)
+        return LinearItems.fit(
+            self.sequences.users_of(visible),
+            np.asarray(self.sequences.item_rows[visible]),
+            self.prepared.num_item_rows,
+            config,
+            device,
+        )
+
+    def experiment(self, when: When, seed: int, device: torch.device) -> Experiment:
+        """Describe what sources are fitted on."""
+        sequences = self.sequences
+        if when == "before":
+            ends = self.earlier_ends()
+            # Validated by the first event that was held back, so that steps are chosen as in a run.
+            sequences = replace(
+                sequences,
+                train_end=ends,
+                validation_end=np.minimum(ends + 1, np.asarray(sequences.train_end)),
+            )
+        return Experiment(prepared=self.prepared, sequences=sequences, seed=seed, device=device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Queries with every source's list."""
+
+    held_out: HeldOut
+    lists: Mapping[str, TopK]
+    lengths: Tensor
+    item_counts: Tensor
+
+
+def asked(experiment: Experiment, sources: Mapping[str, Any], held_out: HeldOut) -> Asked:
+    """Ask sources about held-out events."""
+    question = experiment.question("validation")._replace(held_out=held_out)
+    k = min(experiment.recipe.num_candidates, experiment.prepared.num_item_rows - 1)
+    return Asked(
+        held_out=held_out,
+        lists={
+            SOURCES.get(name, name): rank_all(source, question, k, experiment.device).lists
+            for name, source in sources.items()
+        },
+        lengths=question.history_lengths(),
+        item_counts=experiment.item_counts(),
+    )
+
+
+def lists_of(
+    data: Data, when: When, seed: int, splits: Sequence[str], device: torch.device
+) -> dict[str, Asked]:
+    """Fit sources and ask them, about the earlier events or about splits."""
+    experiment = data.experiment(when, seed, device)
+    sources = {}
+    for name in data.prepared.recipe.sources:
+        if name == "generative":
+            continue
+        with stage(f"fit {name}, {when}"):
+            sources[name] = FITTERS[name](experiment).source
+    if when == "before":
+        questions = {"earlier": data.earlier(seed)}
+    else:
+        questions = {split: experiment.question(split).held_out for split in splits}  # type: ignore[arg-type]
+    with stage(f"ask, {when}"):
+        return {name: asked(experiment, sources, one) for name, one in questions.items()}
+
+
+def write_lists(found: Mapping[str, Asked], path: Path) -> None:
+    """Leave lists for another process."""
+    arrays = {
+        f"{name}/{source}/{part}": getattr(top, part).numpy()
+        for name, one in found.items()
+        for source, top in one.lists.items()
+        for part in ("scores", "item_rows")
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part.npz")
+    np.savez(part, **arrays)  # type: ignore[arg-type]
+    part.replace(path)
+
+
+def read_lists(
+    path: Path, data: Data, when: When, seed: int, splits: Sequence[str]
+) -> dict[str, Asked]:
+    """Read what ``write_lists`` wrote of the same seed."""
+    experiment = data.experiment(when, seed, torch.device("cpu"))
+    found = {}
+    with np.load(path, allow_pickle=False) as file:
+        for name in ("earlier",) if when == "before" else splits:
+            held_out = (
+                data.earlier(seed) if when == "before" else experiment.question(name).held_out  # type: ignore[arg-type]
+            )
+            question = experiment.question("validation")._replace(held_out=held_out)
+            sources = [key.split("/")[1] for key in file.files if key.startswith(f"{name}/")]
+            lists = {
+                source: TopK(
+                    *(
+                        torch.from_numpy(file[f"{name}/{source}/{part}"])
+                        for part in ("scores", "item_rows")
+                    )
+                )
+                for source in dict.fromkeys(sources)
+            }
+            found[name] = Asked(
+                held_out=held_out,
+                lists=lists,
+                lengths=question.history_lengths(),
+                item_counts=experiment.item_counts(),
+            )
+    return found
