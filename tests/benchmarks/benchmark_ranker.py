@@ -12,44 +12,39 @@ network, and each trunk over that.
     python tests/benchmarks/benchmark_ranker.py --arrays DIR --seeds 0 1 2 3 4
 
 DIR holds arrays as ``recsys reproduce CARD --prepare`` writes them too. ``--kept FOLDER`` keeps
-each seed's numbers, so that seeds can run on several machines; ``--only-collect`` writes the table.
+each seed's numbers, so that seeds can run on several machines; ``--only-collect`` writes the tables
+of all data sets that it finds there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from ranker_seeds import (
-    BLEND,
     CORRECTION,
-    EARLIER_BLEND,
-    METRIC,
     TRUNKS,
     Recipe,
     Seed,
 )
 from ranker_sources import Asked, Data, lists_of, read_lists, write_lists
-from results_file import RESULTS, Row, device_name, write_results
+from ranker_tables import note_test_looks, read_kept, write_set, write_sets
+from results_file import device_name
 from torch import Tensor
 
-from recsys.evaluation.significance import holm, sign_flip_p_values
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.run import device_named, device_text
 
 VALUES = "values.npz"
-GOAL = 0.05
 
 
 def lists_by_two(
@@ -116,82 +111,6 @@ def keep(
     (given.kept / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
-def note_test_looks(data_set: str, seeds: Sequence[int]) -> None:
-    """Add what was looked at to the ledger."""
-    with (RESULTS / "test_split_ledger.jsonl").open("a", encoding="utf-8") as file:
-        for seed in seeds:
-            entry = {
-                "date": datetime.now(UTC).date().isoformat(),
-                "data_set": data_set,
-                "tie_order": "given",
-                "model": "blend and rankers of five trunks over it",
-                "seed": seed,
-                "config": "benchmark_ranker",
-                "why": "trunks of equal compute over the blend, chosen by validation",
-            }
-            file.write(json.dumps(entry) + "\n")
-
-
-def collected(data_set: str, kept: Path) -> tuple[list[Row], str]:
-    """Average the seeds' numbers and test each row against the blend and against dense."""
-    found = [json.loads(path.read_text()) for path in sorted(kept.glob(f"{data_set}-*.json"))]
-    arrays = [np.load(kept / f"{data_set}-{one['seed']}.npz") for one in found]
-    names = list(dict.fromkeys(key.rpartition("/")[0] for key in arrays[0].files))
-    splits, rows, text = found[0]["splits"], [], []
-    for split in splits:
-        means = {name: np.stack([part[f"{name}/{split}"] for part in arrays]) for name in names}
-        text += [
-            f"\n{data_set}, {split}, {len(found)} seeds, {means[BLEND].shape[1]} users\n",
-            "| row | NDCG@10 | deviation of seeds | over the blend | p | over dense | p | kFLOP | "
-            "AUC | MaxVio |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        ]
-        against = {}
-        for rival in (BLEND, "dense"):
-            others = [name for name in names if name not in (rival, BLEND, EARLIER_BLEND)]
-            table = np.stack([(means[name] - means[rival]).mean(0) for name in others], axis=1)
-            p_values = holm(sign_flip_p_values(table))
-            for place, name in enumerate(others):
-                column = table[:, place]
-                error = column.std(ddof=1) / math.sqrt(len(column))
-                against[name, rival] = (float(column.mean()), float(error), float(p_values[place]))
-        for name in names:
-            by_seed = means[name].mean(1)
-            cells = [
-                name,
-                f"{by_seed.mean():.4f}",
-                f"{by_seed.std(ddof=1) if len(by_seed) > 1 else 0:.4f}",
-            ]
-            for rival in (BLEND, "dense"):
-                told = against.get((name, rival))
-                cells += (
-                    ["", ""]
-                    if told is None
-                    else [f"{told[0]:+.4f} +- {told[1]:.4f}", f"{told[2]:.3f}"]
-                )
-            more = [one["told"].get(name, {}) for one in found]
-            cells.append(f"{more[0]['flops'] / 1000:.1f}" if more[0] else "")
-            aucs = [part[f"auc/{split}"]["next"] for part in more if part]
-            cells.append(f"{np.mean(aucs):.4f}" if aucs else "")
-            violations = [part["max_violation"] for part in more if "max_violation" in part]
-            cells.append(f"{max(violations):.2f}" if violations else "")
-            text.append("| " + " | ".join(cells) + " |")
-            lift = float(by_seed.mean() / means[BLEND].mean() - 1)
-            is_ranker = name not in (BLEND, EARLIER_BLEND)
-            rows.append(
-                Row(
-                    name=f"{data_set}, {split}, {name}: {METRIC}, mean of {len(found)} seeds",
-                    value=float(by_seed.mean()),
-                    unit="",
-                    peer=f"blend, served: {means[BLEND].mean():.4f}" if is_ranker else None,
-                    ratio=1 + lift if is_ranker else None,
-                    goal=">= 5% over the blend" if is_ranker else None,
-                    met=lift >= GOAL if is_ranker else None,
-                )
-            )
-    return rows, "\n".join(text)
-
-
 def loaded(directory: Path, held_back: int, max_queries: int) -> Data:
     """Read prepared arrays and the values beside them."""
     prepared = Prepared.load(directory)
@@ -228,11 +147,12 @@ def prepare(name: str, directory: Path) -> None:
     np.savez_compressed(directory / VALUES, values=values.astype(np.float16))
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--arrays", type=Path, required=True)
+    parser.add_argument("--arrays", type=Path, help="prepared arrays of one data set")
     parser.add_argument("--prepare", help="preset whose arrays are made first")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument(
@@ -252,26 +172,39 @@ def main() -> None:
     parser.add_argument("--only-collect", action="store_true", help="run no seed")
     parser.add_argument("--device-name", default=None)
     given = parser.parse_args()
+    if given.arrays is None and not given.only_collect:
+        parser.error("--arrays says what to run on")
+    return given
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Run the seeds, or the part of one that another process asked for."""
     if given.prepare:
         prepare(given.prepare, given.arrays)
     data = loaded(given.arrays, given.held_back, given.max_queries)
     if given.max_epochs is not None:
         data = data.with_epochs(given.max_epochs)
-    if given.lists_before is not None:
-        for seed in given.seeds:
-            before = lists_of(data, "before", seed, given.splits, device_named("auto"))
-            write_lists(before, given.lists_before / f"before-{seed}.npz")
-        return
-    if not given.only_collect:
-        for seed in given.seeds:
+    for seed in given.seeds:
+        if given.lists_before is None:
             run_seed(given, data, seed, Recipe())
-    if given.only_keep:
+            continue
+        before = lists_of(data, "before", seed, given.splits, device_named("auto"))
+        write_lists(before, given.lists_before / f"before-{seed}.npz")
+
+
+def main() -> None:
+    given = arguments()
+    if not given.only_collect:
+        measure(given)
+    if given.only_keep or given.lists_before is not None:
         return
-    if "test" in given.splits:
-        note_test_looks(data.prepared.name, given.seeds)
-    rows, text = collected(data.prepared.name, given.kept)
-    name = f"ranker_{data.prepared.name.replace('-', '_')}"
-    write_results(name, rows, notes=text, device=given.device_name or device_name())
+    found, device = read_kept(given.kept), given.device_name or device_name()
+    for data_set, one in found.items():
+        if "test" in one.splits:
+            note_test_looks(data_set, [told["seed"] for told in one.told])
+        write_set(one, device)
+    if len(found) > 1:
+        write_sets(found, device)
 
 
 if __name__ == "__main__":
