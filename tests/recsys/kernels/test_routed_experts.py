@@ -116,7 +116,7 @@ def check_tiles(device: str, shape: Shape, dtype: torch.dtype) -> None:
     ):
         with trying("routed_experts.product", {**defaults["routed_experts.product"], **changes}):
             check_experts(device, shape, dtype, repeats=0)
-    smaller = {"block_m": 64, "block_n": 32, "block_s": 32}
+    smaller = {"block_m": 64, "block_n": 32, "block_s": 32, "descriptors": 0}
     with trying("routed_experts.weights", {**defaults["routed_experts.weights"], **smaller}):
         check_experts(device, shape, dtype, repeats=0)
 
