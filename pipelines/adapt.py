@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +34,7 @@ from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
 from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
 from recsys.layers.lora import LoraAdapter
-from recsys.models.adapted import AdaptedRetriever, adapted_layers
+from recsys.models.adapted import ITEM_TABLE, AdaptedRetriever, adapted_layers
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.training.loop import TrainConfig, TrainingDiverged, TrainResult, train
@@ -74,6 +75,11 @@ class Task:
             "sequence": self.config.sequence.max_length,
         }
         return sizes[self.base]
+
+    @property
+    def item_rows(self) -> Tensor:
+        """The domain's items, ascending."""
+        return torch.from_numpy(np.flatnonzero(self.domains.own_items(self.domain)))
 
     def load(self, directory: Path) -> Model:
         """Read a model over the workspace's catalogue.
@@ -184,7 +190,8 @@ def released_base(config: RunConfig, bundle: Path) -> tuple[Link, BaseName]:
 def new_adapter(task: Task, model: Model) -> LoraAdapter:
     """Make an adapter that changes nothing yet, by the run's seed."""
     torch.manual_seed(task.config.seed)
-    return LoraAdapter(model, task.config.adapter.lora(adapted_layers(model))).attach()
+    config = task.config.adapter.lora(adapted_layers(model))
+    return LoraAdapter(model, config, rows={ITEM_TABLE: task.item_rows}).attach()
 
 
 def judge(task: Task, model: Model) -> tuple[int, dict[str, dict[str, float]], list[Verdict]]:
@@ -230,10 +237,18 @@ def score_mixed(
 def measure(
     task: Task, score: Callable[[JaggedBatch], Tensor], queries: DomainQueries
 ) -> RankingResult:
-    """Rank the full catalogue for held-out queries."""
-    held_out = queries.held_out
+    """Rank held-out queries' items: the full catalogue, or as ``adapter.rivals`` says."""
+    held_out, elsewhere = queries.held_out, ~torch.from_numpy(task.domains.own_items(task.domain))
+
+    def ranked(batch: JaggedBatch) -> Tensor:
+        scores = score(batch.to(task.device))
+        if task.config.adapter.rivals == "domain":
+            own = batch["domain"].values == task.domain
+            scores[(own[:, None] & elsewhere).to(scores.device)] = -torch.inf
+        return scores
+
     return evaluate_ranking(
-        lambda batch: score(batch.to(task.device)),
+        ranked,
         queries.batches(task.inputs, task.config, task.max_history),
         held_out.targets,
         RankingConfig(ks=KS),
@@ -262,6 +277,8 @@ def losses(task: Task, model: Model, split: Split) -> tuple[Callable[[int], Tens
             "users need an event before it"
         )
     order = BatchOrder(num_examples, min(size, num_examples), seed)
+    by_domain = task.config.adapter.rivals == "domain"
+    rivals = task.item_rows.to(device) if by_domain else None
 
     def loss_at(step: int) -> Tensor:
         chosen = order.indices(step)
@@ -270,7 +287,8 @@ def losses(task: Task, model: Model, split: Split) -> tuple[Callable[[int], Tens
             labels = sequences.labels(positions[chosen])
             return model.loss(queries.to(device), labels.to(device))
         starts, ends = windows.starts[chosen], windows.ends[chosen]
-        return model.loss(domain_window_batch(sequences, starts, ends, own).to(device))
+        batch = domain_window_batch(sequences, starts, ends, own)
+        return model.loss(batch.to(device), rivals)
 
     return loss_at, num_examples
 

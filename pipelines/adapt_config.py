@@ -25,6 +25,11 @@ class AdapterConfig(TrainingConfig):
     targets: tuple[str, ...] = ()
     """Patterns of layers; by default all linear layers that read a query, or of a ranker those that
     read a candidate as one row."""
+    tables: tuple[str, ...] = ()
+    """``("item",)`` corrects the id vectors of the domain's items too; the ranker has none."""
+    rivals: Literal["catalogue", "domain"] = "catalogue"
+    """What a domain's labels are ranked against where adapters are judged, and where a sequence
+    model's learns: every item, or the domain's, for surfaces that list no others."""
     dropout: float = 0.0
     max_share: float = 0.05
     """Of the base's parameters that an adapter may have."""
@@ -54,6 +59,7 @@ class AdapterConfig(TrainingConfig):
         """Give size and place of the adapter; ``default_targets`` where none are named."""
         return LoraConfig(
             targets=self.targets or default_targets,
+            tables=self.tables,
             rank=self.rank,
             alpha=self.alpha,
             dropout=self.dropout,

@@ -194,7 +194,8 @@ def taught(
         )
     model = model.to(device)
     torch.manual_seed(config.seed)
-    adapter = LoraAdapter(model, adapting.lora(ranker_targets(model))).attach()
+    lora = replace(adapting.lora(ranker_targets(model)), tables=())
+    adapter = LoraAdapter(model, lora).attach()
 
     def evaluate(_: nn.Module) -> Mapping[str, float]:
         order = reordered_by(model, examples, picks)

@@ -212,7 +212,7 @@ class LoraAdapter(nn.Module):
             for name, layer in self.layers.items():
                 self._hooks.append(layer.register_forward_hook(self._hook(name)))
             for name, table in self.tables.items():
-                self._hooks.append(table.layer.register_forward_hook(self._table_hook(name)))
+                self._hooks.append(table.layer.register_forward_hook(self.table_hook(name)))
             self._forget()
         return self
 
@@ -272,7 +272,8 @@ class LoraAdapter(nn.Module):
 
         return correct
 
-    def _table_hook(self, name: str) -> TableHook:
+    def table_hook(self, name: str) -> TableHook:
+        """Make a forward hook for the embedding layer that holds a table."""
         one, features = self.table_correction(name), self.tables[name].features
 
         def correct(_: nn.Module, inputs: tuple[JaggedBatch], pooled: Pooled) -> Pooled | None:

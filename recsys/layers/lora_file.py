@@ -1,7 +1,8 @@
 """Adapters on disk, as PEFT writes and reads them: adapter_config.json, adapter_model.safetensors.
 
 What PEFT has no place for lies in the safetensors header: the digest of the base's weights and
-the domain. ``PeftModel.from_pretrained(base, directory)`` reads such a directory as it is.
+the domain. ``PeftModel.from_pretrained(base, directory)`` reads such a directory as it is; tables,
+which are parameters to PEFT, it corrects once it merges them (``merge_and_unload``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recsys.layers.lora import LoraAdapter, LoraConfig, digest_of_weights
+from recsys.layers.lora_table import targeted_tables
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -39,18 +41,18 @@ class AdapterFile:
     base_digest: str
     domain: str
     tensors: dict[str, Tensor]
-    """``<layer>.lora_A.weight`` [r, I] and ``<layer>.lora_B.weight`` [O, r]."""
+    """``<layer>.lora_A.weight`` [r, I] and ``<layer>.lora_B.weight`` [O, r]; of a table
+    [r, D] and [N, r], with zeros for rows that are not corrected."""
 
 
 def save_adapter(adapter: LoraAdapter, directory: Path, *, domain: str) -> None:
     """Write an adapter as PEFT does."""
     directory.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
-    for name in adapter.layers:
-        one = adapter.correction(name)
-        for letter, matrix in (("A", one.a), ("B", one.b)):
-            key = f"{PREFIX}{name}.lora_{letter}.weight"
-            tensors[key] = matrix.detach().float().cpu().contiguous()
+    matrices = _matrices(adapter)
+    tensors = {
+        f"{PREFIX}{name}": matrix.detach().float().cpu().contiguous()
+        for name, matrix in matrices.items()
+    }
     header = {"format": "pt", "base_digest": adapter.base_digest, "domain": domain}
     save_file(tensors, directory / WEIGHTS, metadata=header)
     document = {
@@ -62,6 +64,7 @@ def save_adapter(adapter: LoraAdapter, directory: Path, *, domain: str) -> None:
         "lora_alpha": adapter.config.alpha,
         "lora_dropout": adapter.config.dropout,
         "target_modules": list(adapter.layers),
+        "target_parameters": [table.parameter for table in adapter.tables.values()],
         **PLAIN,
     }
     (directory / CONFIG).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -107,6 +110,8 @@ def _read_settings(path: Path) -> LoraConfig:
             raise ValueError(f"peft_type is {document['peft_type']!r}, only 'LORA' is supported")
         return LoraConfig(
             targets=tuple(document["target_modules"]),
+            # <layer>.collection.embedding_bags.<table>.weight
+            tables=tuple(one.split(".")[-2] for one in document.get("target_parameters") or ()),
             rank=int(document["r"]),
             alpha=float(document["lora_alpha"]),
             dropout=float(document.get("lora_dropout", 0.0)),
@@ -134,15 +139,8 @@ def load_adapter(
             f"the adapter in {directory} was trained on a base with digest {saved.base_digest}, "
             f"this base has {digest}; load it with its own base, or train it again on this one"
         )
-    adapter = LoraAdapter(base, saved.config, base_digest=digest)
-    expected = {
-        f"{name}.lora_{letter}.weight": matrix
-        for name in adapter.layers
-        for letter, matrix in (
-            ("A", adapter.correction(name).a),
-            ("B", adapter.correction(name).b),
-        )
-    }
+    adapter = LoraAdapter(base, saved.config, base_digest=digest, rows=_corrected(saved, base))
+    expected = _matrices(adapter)
     if saved.tensors.keys() != expected.keys():
         odd = sorted(saved.tensors.keys() ^ expected.keys())
         raise ValueError(
@@ -155,6 +153,37 @@ def load_adapter(
                 f"{directory / WEIGHTS} has {name} {tuple(found.shape)}, rank and layer need "
                 f"{tuple(matrix.shape)}; train it again"
             )
-        with torch.no_grad():
-            matrix.copy_(found)
+    with torch.no_grad():
+        for name in adapter.layers:
+            one = adapter.correction(name)
+            one.a.copy_(saved.tensors[f"{name}.lora_A.weight"])
+            one.b.copy_(saved.tensors[f"{name}.lora_B.weight"])
+        for name, table in adapter.tables.items():
+            rows, path = adapter.table_correction(name), table.parameter.removesuffix(".weight")
+            rows.a.copy_(saved.tensors[f"{path}.lora_A.weight"])
+            rows.b.copy_(saved.tensors[f"{path}.lora_B.weight"][rows.rows.cpu()])
     return adapter.eval()
+
+
+def _matrices(adapter: LoraAdapter) -> dict[str, Tensor]:
+    """Name an adapter's matrices as PEFT does."""
+    tensors: dict[str, Tensor] = {}
+    for name in adapter.layers:
+        one = adapter.correction(name)
+        tensors |= {f"{name}.lora_A.weight": one.a, f"{name}.lora_B.weight": one.b}
+    for name, table in adapter.tables.items():
+        rows, path = adapter.table_correction(name), table.parameter.removesuffix(".weight")
+        tensors |= {f"{path}.lora_A.weight": rows.a, f"{path}.lora_B.weight": rows.whole_b()}
+    return tensors
+
+
+def _corrected(saved: AdapterFile, base: nn.Module) -> dict[str, Tensor]:
+    """Find the rows of each table that an adapter corrects: those that are not zero."""
+    rows: dict[str, Tensor] = {}
+    for name, table in targeted_tables(base, saved.config.tables).items():
+        whole = saved.tensors.get(f"{table.parameter.removesuffix('.weight')}.lora_B.weight")
+        if whole is not None:
+            found = whole.abs().sum(1).nonzero()[:, 0]
+            # An adapter that learnt nothing has none, and a correction needs one.
+            rows[name] = found if len(found) else torch.ones(1, dtype=torch.int64)
+    return rows

@@ -1,8 +1,8 @@
 """A retriever that reads each query through the adapter of its domain.
 
-An adapter may correct the layers that read a query and the one that projects an item's content.
-Where it corrects the latter, items have vectors of their own in that domain, encoded once; else
-all domains share the base's.
+An adapter may correct the layers that read a query, the one that projects an item's content and
+the id vectors of the domain's items. Where it corrects what items are made of, they have vectors of
+their own in that domain, encoded once; else all domains share the base's.
 
 Axes: B queries, M events of a batch, S sets of item vectors, N item rows, D width.
 """
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.lora import LoraAdapter
-from recsys.layers.lora_bank import LoraBank
+from recsys.layers.lora_bank import LoraBank, Runs
+from recsys.layers.lora_table import targeted_tables
 from recsys.models.item_tower import CatalogueModel
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
@@ -27,6 +28,7 @@ Model = TwoTower | SequenceModel
 Twin = TypeVar("Twin", bound=CatalogueModel)
 QUERY_LAYERS: Mapping[type[Model], str] = {TwoTower: "query_tower.*", SequenceModel: "encoder.*"}
 CONTENT_LAYER = "item_tower.content"
+ITEM_TABLE = "item"
 ENCODED_AT_A_TIME = 1 << 16
 SORTED_FROM = 512
 """Events of a batch from which sorting it by domain takes less time than it saves."""
@@ -51,6 +53,19 @@ def _of_event(history: Jagged, numbers: Tensor) -> Tensor:
     return torch.repeat_interleave(numbers, history.lengths(), output_size=len(history.values))
 
 
+def _runs_or_rows(history: Jagged, numbers: Tensor) -> Runs | Tensor:
+    """Tell of which adapter each event is, on a CPU by runs; a device would have to wait."""
+    if numbers.device.type != "cpu":
+        return _of_event(history, numbers)
+    runs: Runs = []
+    for number, length in zip(numbers.tolist(), history.lengths().tolist(), strict=True):
+        if runs and runs[-1][0] == number:
+            runs[-1] = number, runs[-1][1] + length
+        elif length:
+            runs.append((number, length))
+    return runs
+
+
 class AdaptedRetriever:
     """A base and the adapters of several domains, as one retriever of mixed batches."""
 
@@ -69,9 +84,9 @@ class AdaptedRetriever:
         self._set_of = [0]
         sets = [model.all_item_inputs()]
         for number, adapter in enumerate(adapters.values(), start=1):
-            if CONTENT_LAYER in adapter.layers:
+            if CONTENT_LAYER in adapter.layers or adapter.tables:
                 self._set_of.append(len(sets))
-                sets.append(self._encode_items(number))
+                sets.append(self._encode_items(number, adapter))
             else:
                 self._set_of.append(0)
         self._inputs = sets  # S x [N, D]
@@ -142,9 +157,8 @@ class AdaptedRetriever:
             inputs = self._inputs[self._set_of[numbers]][history.values]
             with self.bank.choose_one(numbers):
                 return encoder.last(encoder(inputs, history, None), history)
-        of_event = _of_event(history, numbers)
-        with self.bank.choose(of_event):
-            inputs = self._inputs_of(history, of_event)
+        with self.bank.choose(_of_event(history, numbers)):
+            inputs = self._inputs_of(history, numbers)
             return encoder.last(encoder(inputs, history, None), history)
 
     def _encoded(self, queries: JaggedBatch, numbers: Tensor) -> Tensor:
@@ -154,20 +168,19 @@ class AdaptedRetriever:
                 choose(numbers)
 
             def inputs_of(history: Jagged) -> Tensor:
-                of_event = _of_event(history, numbers)
                 if not by_query:
-                    choose(of_event)
-                return self._inputs_of(history, of_event)
+                    choose(_runs_or_rows(history, numbers))
+                return self._inputs_of(history, numbers)
 
             return self.model.query_vectors(queries, inputs_of)
 
     def _inputs_of(self, history: Jagged, numbers: Tensor) -> Tensor:
-        """Look events up in the item vectors of their adapters, both [M]; gives [M, D]."""
+        """Look events up in the item vectors of their queries' adapters, [M, D]."""
         inputs = self._inputs[0][history.values]
         if len(self._inputs) == 1:
             return inputs
         # One set after the other; no stacked copy of all of them is kept.
-        sets = torch.tensor(self._set_of, device=numbers.device)[numbers]  # [M]
+        sets = torch.tensor(self._set_of, device=numbers.device)[_of_event(history, numbers)]  # [M]
         for one in range(1, len(self._inputs)):
             inputs = torch.where((sets == one)[:, None], self._inputs[one][history.values], inputs)
         return inputs
@@ -181,10 +194,17 @@ class AdaptedRetriever:
             )
 
     @torch.no_grad()
-    def _encode_items(self, number: int) -> Tensor:
+    def _encode_items(self, number: int, adapter: LoraAdapter) -> Tensor:
         """Encode the catalogue through one adapter, [N, D]."""
+        # Tables are read for items alone, so the bank need not know of them.
+        hooks = [
+            table.layer.register_forward_hook(adapter.table_hook(name))
+            for name, table in targeted_tables(self.model, tuple(adapter.tables)).items()
+        ]
         device = self.model.all_item_inputs().device
         rows = torch.arange(self.model.num_item_rows, device=device)
         with self.bank.choose_one(number):
             parts = [self.model.item_inputs(part) for part in torch.split(rows, ENCODED_AT_A_TIME)]
+        for hook in hooks:
+            hook.remove()
         return torch.cat(parts)

@@ -38,7 +38,7 @@ def check_row_layers(adapter: LoraAdapter) -> None:
     Raises:
         ValueError: If not; names the layer.
     """
-    for name in adapter.layers:
+    for name in (*adapter.layers, *adapter.tables):
         if not any(fnmatchcase(name, pattern) for pattern in ROW_LAYERS):
             raise ValueError(
                 f"an adapter corrects {name!r}, which does not read candidates row by row; a "

@@ -133,11 +133,16 @@ def adapt(recsys: Recsys, domains: Path, workspace: Path, *more: str) -> Result:
     return recsys("adapt", "-c", domains / "shop.toml", "-w", workspace, "-q", *more)
 
 
-@pytest.mark.parametrize("base", ["two_tower", "sequence"])
+@pytest.mark.parametrize(
+    ("base", "tables", "rivals"),
+    [("two_tower", "[]", "catalogue"), ("sequence", "['item']", "domain")],
+)
 def test_an_adapter_is_judged_registered_with_its_base_and_withdrawn(
-    recsys: Recsys, domains: Path, workspace: Path, base: str
+    recsys: Recsys, domains: Path, workspace: Path, base: str, tables: str, rivals: str
 ) -> None:
-    asked = ("--domain", BOOKS, "--set", f"adapter.model={base}")
+    wanted = {"model": base, "tables": tables, "rivals": rivals}
+    settings = [part for name in wanted for part in ("--set", f"adapter.{name}={wanted[name]}")]
+    asked = ("--domain", BOOKS, *settings)
     result = adapt(recsys, domains, workspace, *asked)
     assert result.exit_code == 0, result.output
     (directory,) = served_adapters(workspace / "bundles").values()

@@ -6,7 +6,7 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.lora import LoraAdapter, LoraConfig, digest_of_weights
 from recsys.layers.lora_file import load_adapter, save_adapter
-from recsys.models.adapted import AdaptedRetriever, adapted_layers, twin_of
+from recsys.models.adapted import ITEM_TABLE, AdaptedRetriever, adapted_layers, twin_of
 from recsys.models.captured_queries import CapturedQueries
 from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
 from recsys.models.sequence import SequenceConfig, SequenceModel
@@ -30,11 +30,15 @@ def built(kind: str):
     return SequenceModel(settings, INPUTS, known, counts).eval()
 
 
-def adapter_of(model, seed: int, targets=None, rank: int = 3):
+def adapter_of(model, seed: int, targets=None, rank: int = 3, own=None):
     torch.manual_seed(seed)
-    adapter = LoraAdapter(
-        model, LoraConfig(targets=targets or adapted_layers(model), rank=rank, max_share=1.0)
+    config = LoraConfig(
+        targets=targets or adapted_layers(model),
+        tables=() if own is None else (ITEM_TABLE,),
+        rank=rank,
+        max_share=1.0,
     )
+    adapter = LoraAdapter(model, config, rows={ITEM_TABLE: own})
     with torch.no_grad():
         for parameter in adapter.parameters():
             parameter.normal_(std=0.05)
@@ -131,6 +135,32 @@ def test_items_have_vectors_of_their_own_where_an_adapter_corrects_their_content
     assert retriever.shares_items("unheard of")
     assert not retriever.shares_items("books")
     assert torch.equal(retriever.item_vectors(None), items)
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "attention"])
+@torch.no_grad()
+def test_a_domains_items_move_where_an_adapter_corrects_their_id_vectors(kind):
+    model = with_content(kind)
+    model.item_tower.item_counts[12] = 0  # never met: it has no id vector to correct
+    model.eval()
+    reading, items = adapted_layers(model)[:1], model.all_item_vectors()
+    adapters = {
+        "books": adapter_of(model, 1, reading, own=torch.arange(1, 20)),
+        "films": adapter_of(model, 2, reading),
+        "games": adapter_of(model, 3, own=torch.arange(30, 60)),
+    }
+    retriever = AdaptedRetriever(model, adapters)
+    mixed = retriever.score(queries(), DOMAINS)
+    assert torch.equal(model.all_item_vectors(), items)
+    for name, adapter in adapters.items():
+        own = [place for place, domain in enumerate(DOMAINS) if domain == name]
+        adapter.attach()
+        torch.testing.assert_close(mixed[own], model.score(queries())[own], rtol=0, atol=2e-6)
+        adapter.detach()
+    moved = (retriever.item_vectors("books") - items).abs().amax(1) > 1e-4
+    assert moved.nonzero()[:, 0].tolist() == [row for row in range(1, 20) if row != 12]
+    assert retriever.shares_items("films")
+    assert not retriever.shares_items("books")
 
 
 @pytest.mark.parametrize("kind", ["two_tower", "attention"])
