@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -176,12 +177,40 @@ class EmbeddingBags(nn.Module):
         features = self._feature_tables()
         values = {feature: batch[feature] for feature, _ in features}
         updates = self.updates if torch.is_grad_enabled() else None
-        if updates is not None and not updates.refuses_ids:
-            check_on_cpu(values, features)
-        try:
+        with self._naming_wrong_ids(values, features):
             if updates is not None:
                 return self._pool_by_rows(updates, values, features)
             return self._pool_dense(values, features)
+
+    def joined(self, batch: JaggedBatch) -> Tensor:
+        """Pool every feature as ``forward`` does, side by side, [B, sum of embedding_dim].
+
+        Features stand in the order of their tables. Where rows move, nothing is copied that
+        ``forward`` would cut apart, neither here nor in the backward.
+        """
+        features = self._feature_tables()
+        values = {feature: batch[feature] for feature, _ in features}
+        updates = self.updates if torch.is_grad_enabled() else None
+        plain = all(
+            table.pooling == "sum" and values[feature].weights is None
+            for feature, table in features
+        )
+        if updates is None or not plain:
+            pooled = self(batch)
+            return torch.cat([pooled[feature] for feature, _ in features], dim=1)
+        with self._naming_wrong_ids(values, features):
+            self._look_up_once()
+            return updates.pool_joined(values, None)
+
+    @contextmanager
+    def _naming_wrong_ids(
+        self, values: dict[str, Jagged], features: Sequence[tuple[str, TableConfig]]
+    ) -> Iterator[None]:
+        """Check ids where the lookup inside does not; else say which one it refused."""
+        if self.updates is not None and torch.is_grad_enabled() and not self.updates.refuses_ids:
+            check_on_cpu(values, features)
+        try:
+            yield
         except RuntimeError:
             # Lookups on a CPU look at every id themselves; this only says which one it was.
             self._looked_up = False
@@ -226,12 +255,7 @@ class EmbeddingBags(nn.Module):
         pooled: dict[str, Tensor] = self.collection(keyed).to_dict()
         return pooled
 
-    def _pool_by_rows(
-        self,
-        updates: RowUpdates,
-        values: dict[str, Jagged],
-        features: Sequence[tuple[str, TableConfig]],
-    ) -> dict[str, Tensor]:
+    def _look_up_once(self) -> None:
         if self._looked_up:
             raise ValueError(
                 "these tables move by rows and were looked up twice in one step, which would move "
@@ -239,6 +263,14 @@ class EmbeddingBags(nn.Module):
                 "train them dense (AdamWConfig(tables='dense'))"
             )
         self._looked_up = True
+
+    def _pool_by_rows(
+        self,
+        updates: RowUpdates,
+        values: dict[str, Jagged],
+        features: Sequence[tuple[str, TableConfig]],
+    ) -> dict[str, Tensor]:
+        self._look_up_once()
         if any(value.weights is not None for value in values.values()):
             weights = [
                 pooling_weights(values[name], table.pooling, torch.float32)

@@ -126,6 +126,10 @@ class FbgemmRowUpdates:
         self.tbe.set_learning_rate(learning_rate)
 
     def pool(self, values: Mapping[str, Jagged], weights: Tensor | None) -> dict[str, Tensor]:
+        pooled = self.pool_joined(values, weights)
+        return dict(zip(self.features, torch.split(pooled, self.dims, dim=1), strict=True))
+
+    def pool_joined(self, values: Mapping[str, Jagged], weights: Tensor | None) -> Tensor:
         same_places(self.weights, self.views)
         ids, offsets = joined(values, self.features)
         self._steps_before = self.num_steps()
@@ -133,7 +137,7 @@ class FbgemmRowUpdates:
         if self.grad_scale is not None:
             scale = self.grad_scale
             pooled.register_hook(lambda grad: grad * scale)  # type: ignore[no-untyped-call]
-        return dict(zip(self.features, torch.split(pooled, self.dims, dim=1), strict=True))
+        return pooled
 
     def may_move(self, loss: Tensor) -> bool:
         """Wait for the loss: FBGEMM's backward has no switch on the device."""

@@ -88,6 +88,9 @@ class RowUpdates(Protocol):
             weights: Factor of each value, all features one after the other, [M], or None.
         """
 
+    def pool_joined(self, values: Mapping[str, Jagged], weights: Tensor | None) -> Tensor:
+        """Do the same, all features side by side in the order of their tables, [B, sum of D]."""
+
     def begin(self, learning_rate: float) -> None:
         """Prepare for a step."""
 
@@ -200,12 +203,16 @@ class KernelRowUpdates(DeviceScalars):
             weights[name].data = view
 
     def pool(self, values: Mapping[str, Jagged], weights: Tensor | None) -> dict[str, Tensor]:
+        pooled = self.pool_joined(values, weights)
+        return dict(zip(self.features, torch.split(pooled, self.dims, dim=1), strict=True))
+
+    def pool_joined(self, values: Mapping[str, Jagged], weights: Tensor | None) -> Tensor:
         same_places(self.weights, self.views)
         ids, offsets = joined(values, self.features)
-        pooled = self.bags(
+        pooled: Tensor = self.bags(
             ids, offsets, weights, grad_scale=self.grad_scale, skip=self.skip
-        )  # [B, sum of D]
-        return dict(zip(self.features, torch.split(pooled, self.dims, dim=1), strict=True))
+        )
+        return pooled
 
     def state(self) -> State:
         layout, slots = self.bags.layout, SLOTS[self.config.rule]
@@ -332,6 +339,9 @@ class TorchRowUpdates(DeviceScalars):
             parts = found.view(len(table.features), -1 if len(found) else 0, table.embedding_dim)
             pooled |= dict(zip(table.features, parts.unbind(0), strict=True))
         return pooled
+
+    def pool_joined(self, values: Mapping[str, Jagged], weights: Tensor | None) -> Tensor:
+        return torch.cat(list(self.pool(values, weights).values()), dim=1)
 
     def move(self, name: str, rows: Tensor, total: Tensor) -> None:
         """Move rows [U] of a table by their gradients [U, D]; see the kernels' ``reference``."""

@@ -3,7 +3,8 @@
 The five cases of the GPU's benchmark, smaller. FBGEMM's peer is its fused table called directly,
 with ids that already lie as it wants them; ours are layers as a model calls them, with their check
 of the ids, and the kernels' reference. A step is a forward and a backward that moves the rows, from
-one gradient of all features side by side, for which a layer's results are joined. All get the same
+one gradient of all features side by side, for which a layer is asked for joined results; what its
+results apart would cost is a way of its own. All get the same
 weights, ids and gradients; nothing is timed where results disagree. Times are of the processor,
 with one thread; a way and FBGEMM take turns, batch by batch.
 
@@ -126,8 +127,13 @@ class Unfilled(EmbeddingBags):
     def reset_parameters(self) -> None: ...
 
 
-def layer_way(backend: Backend, shape: Shape, weights: list[Tensor], rule: str) -> Way:
-    """Look up dense tables, and move rows, in a layer each as a model would."""
+def layer_way(
+    backend: Backend, shape: Shape, weights: list[Tensor], rule: str, *, apart: bool = False
+) -> Way:
+    """Look up dense tables, and move rows, in a layer each as a model would.
+
+    ``apart``: take results by feature, though side by side is what is wanted.
+    """
     layer = Unfilled(shape.configs(), backend)
     for place, own in enumerate(weights):
         layer.weight(f"t{place}").data.copy_(own)
@@ -140,9 +146,12 @@ def layer_way(backend: Backend, shape: Shape, weights: list[Tensor], rule: str) 
         if layer.updates is None:
             layer.update_rows(RowUpdateConfig(rule=rule))
         layer.begin_step(0.01)
-        pooled = list(layer(batch.features).values())
-        layer.may_move(pooled[0].new_zeros(()))
-        torch.cat(pooled, dim=1).backward(batch.grad)  # type: ignore[no-untyped-call]
+        if apart:
+            pooled = torch.cat(list(layer(batch.features).values()), dim=1)
+        else:
+            pooled = layer.joined(batch.features)
+        layer.may_move(pooled.new_zeros(()))
+        pooled.backward(batch.grad)  # type: ignore[no-untyped-call]
 
     return Way(forward, step)
 
@@ -212,6 +221,10 @@ def ways_of(shape: Shape, rule: str) -> dict[str, Callable[[list[Tensor]], Way]]
                 ways[f"layer, {backend}"] = lambda weights, backend=backend: layer_way(
                     backend, shape, weights, rule
                 )
+        if rule != "adam":
+            ways["layer, auto, apart"] = lambda weights: layer_way(
+                "auto", shape, weights, rule, apart=True
+            )
     else:
         ways["torch"] = lambda weights: torch_half_way(shape, weights)
     ways["reference"] = lambda weights: reference_way(shape, weights, rule)

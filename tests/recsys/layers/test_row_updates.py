@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -253,6 +254,49 @@ def test_state_of_another_rule_is_refused() -> None:
         adam.load_update_state(adagrad.update_state())
     with pytest.raises(ValueError, match="got nothing"):
         adam.load_update_state({})
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize("backend", ["auto", *backends("sgd")])
+def test_joined_results_are_the_same_and_move_the_same_rows(
+    backend: str, pooling: str, weighted: bool
+) -> None:
+    tables = [TABLES[0], replace(TABLES[1], pooling=pooling)]
+    batch = random_batch(3, weighted=weighted)
+    directions = torch.randn(16, 28, generator=torch.Generator().manual_seed(9))
+    found = []
+    for by_hand in (True, False):
+        torch.manual_seed(2)
+        bags = EmbeddingBags(tables, backend)
+        dense = bags.joined(batch)
+        assert dense.shape == (16, 28)
+        bags.update_rows(RowUpdateConfig(rule="rowwise_adagrad"))
+        bags.begin_step(0.1)
+        if by_hand:
+            apart = bags(batch)
+            pooled = torch.cat([apart[name] for name in ("history", "item", "categories")], dim=1)
+        else:
+            pooled = bags.joined(batch)
+        torch.testing.assert_close(pooled, dense, **TOLERANCE)
+        assert bags.may_move(pooled.sum())
+        pooled.backward(directions)
+        found.append([pooled.detach(), *weights_of(bags).values()])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_joined_results_count_as_a_lookup_and_name_wrong_ids() -> None:
+    bags = EmbeddingBags([TABLES[0]], "auto")
+    bags.update_rows(RowUpdateConfig(rule="rowwise_adagrad"))
+    good = random_batch(0)
+    wrong = good["item"]._replace(values=torch.full_like(good["item"].values, 48))
+    bags.begin_step(0.1)
+    with pytest.raises(ValueError, match="'item' has id 48"):
+        bags.joined(JaggedBatch({**good.features, "item": wrong}))
+    bags.joined(good)
+    with pytest.raises(ValueError, match="looked up twice in one step"):
+        bags(good)
 
 
 def test_two_lookups_in_a_step_are_refused() -> None:
