@@ -19,6 +19,7 @@ NAMES = {
     "content": "content similarity",
     "two_tower": "two-tower",
     "sequence": "sequence model",
+    "ensemble": "its members of profile full together",
     "generative": "generative, semantic IDs alone",
     "blend_fast": "blend, profile fast",
     "blend": "blend, profile full",

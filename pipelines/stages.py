@@ -59,7 +59,11 @@ SOURCE_CODE = (
     "recsys/semantic_ids",
     "serving/surfaces.py",
 )
-SEQUENCE_CODE = ("recsys/models/sequence.py", "recsys/models/sequence_encoder.py")
+SEQUENCE_CODE = (
+    "recsys/models/sequence.py",
+    "recsys/models/sequence_encoder.py",
+    "recsys/models/sequence_members.py",
+)
 RANKER_CODE = (
     "pipelines/compare_trunks.py",
     "pipelines/earlier_sources.py",
@@ -71,6 +75,7 @@ RANKER_CODE = (
     "pipelines/rankers.py",
     "pipelines/ranking_data.py",
     "pipelines/refit.py",
+    "pipelines/shown_lists.py",
     "pipelines/train_sequence.py",
     "pipelines/train_two_tower.py",
 )

@@ -49,6 +49,10 @@ class SequenceConfig:
     trained_apart: bool = False
     """Whether members are trained one by one and then joined (training/members.py), with batches,
     noise and a best step of their own, or all at once."""
+    fast_members: int | None = None
+    """How many members, from the first on, are the source ``sequence`` of every profile; with all
+    of them the model is a further source, ``ensemble``, of profile ``full``. None: all are the
+    one source."""
     max_length: int = 50
     """Events of a history that are read, and positions trained of a sequence."""
     block: Block = "attention"
@@ -120,6 +124,14 @@ class SequenceConfig:
             raise ValueError(
                 f"member_blocks names the kind of each of {self.num_members} members, or of none "
                 f"where all are as block says, got {list(self.member_blocks)}"
+            )
+
+        if self.fast_members is not None and not (
+            self.trained_apart and 1 <= self.fast_members < self.num_members
+        ):
+            raise ValueError(
+                f"fast_members must be in [1, num_members) of members trained_apart, or None; got "
+                f"{self.fast_members} of {self.num_members}, trained_apart {self.trained_apart}"
             )
 
     def blocks_of(self, number: int) -> Block:

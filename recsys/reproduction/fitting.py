@@ -24,6 +24,7 @@ from recsys.models.generative import GenerativeModel
 from recsys.models.item_to_item import ItemToItem, Neighbours
 from recsys.models.popularity import Popularity
 from recsys.models.sequence import SequenceConfig, SequenceModel
+from recsys.models.sequence_members import of_first
 from recsys.models.two_tower import TwoTower
 from recsys.reproduction.generation import GeneratedSource, codes_of, generative_inputs
 from recsys.reproduction.prepared import Codes, Prepared
@@ -227,13 +228,22 @@ def fit_two_tower(experiment: Experiment) -> Fitted:
 
 
 def fit_sequence(experiment: Experiment) -> Fitted:
-    """Train on every position of windows, members at once or each for itself."""
+    """Train on every position of windows; of members trained apart those of profile fast alone."""
     model, result = train_members(
-        experiment.recipe.sequence, lambda config, number: trained_one(experiment, config, number)
+        of_first(experiment.recipe.sequence),
+        lambda config, number: trained_one(experiment, config, number),
     )
     if experiment.checkpoints is not None:
         # After the checkpoints' folder is known to be there: fit has made it.
         model.eval().save(experiment.checkpoints / TEACHER)
+    return Fitted(ScoredSource(model.score), result, model)
+
+
+def fit_ensemble(experiment: Experiment) -> Fitted:
+    """Train the members that are not trained yet, and put all side by side."""
+    model, result = train_members(
+        experiment.recipe.sequence, lambda config, number: trained_one(experiment, config, number)
+    )
     return Fitted(ScoredSource(model.score), result, model)
 
 
@@ -359,5 +369,6 @@ FITTERS: Mapping[str, Callable[[Experiment], Fitted]] = {
     "content": fit_content,
     "two_tower": fit_two_tower,
     "sequence": fit_sequence,
+    "ensemble": fit_ensemble,
     "generative": fit_generative,
 }

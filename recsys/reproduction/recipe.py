@@ -33,11 +33,15 @@ ROWS = (
     "content",
     "two_tower",
     "sequence",
+    "ensemble",
     "generative",
     "blend_fast",
     "blend",
 )
-"""Names of what is measured; ``blend_fast`` merges all but the generative model's lists."""
+"""Names of what is measured; ``blend_fast`` merges all but the lists of ``SLOW``. Where a sequence
+model has ``fast_members``, these are the row ``sequence``, and ``ensemble`` is all of them; other
+models have no such row."""
+SLOW = ("ensemble", "generative")
 REFITTED = ("sequence_refit", "blend_refit")
 """Rows of what is served: models fitted again with the validation events, for as many passes as
 validation chose, and merged by the weights that the models before them were given. Measured on test
@@ -101,7 +105,13 @@ class Recipe:
         parts = {part for row in self.rows if row in merging for part in self.parts(row)}
         if "sequence_refit" in self.rows:
             parts.add("sequence")
-        return [model for model in MODELS if model in parts or model in self.rows]
+        wanted = [model for model in MODELS if model in parts or model in self.rows]
+        return [model for model in wanted if model != "ensemble" or self.has_ensemble]
+
+    @property
+    def has_ensemble(self) -> bool:
+        """Whether profile full asks more members of the sequence model than profile fast."""
+        return self.sequence.fast_members is not None
 
     def refitted(self) -> list[str]:
         """Name the models that are fitted again for the rows ``REFITTED``, in their order."""
@@ -111,8 +121,9 @@ class Recipe:
 
     def parts(self, blend: str) -> list[str]:
         """Name the models that a blend merges."""
-        fast = blend != "blend"
-        return [model for model in self.sources if not (fast and model == "generative")]
+        out = SLOW if blend != "blend" else ()
+        named = [model for model in self.sources if model not in out]
+        return [model for model in named if model != "ensemble" or self.has_ensemble]
 
 
 def config_of(kind: type[Config], document: Mapping[str, Any], place: str = "") -> Config:

@@ -4,25 +4,17 @@ Trained together, members read the same batches in the same order and share one 
 their gradients. Apart, each has its own batches, optimizer, noise and best step, as models of an
 ensemble do (Lakshminarayanan et al. 2017, arXiv:1612.01474); what comes out is one model with one
 vector all the same. They can be trained at once on several devices.
-
-Axes: D width of a member, N item rows, F content width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-import torch
-from torch import Tensor
-
-from recsys.data.batch import Jagged
-from recsys.models.item_tower import ItemCatalogue
 from recsys.models.sequence import SequenceConfig, SequenceModel
+from recsys.models.sequence_members import alone, side_by_side
 from recsys.training.loop import TrainResult
 
 Trained = tuple[SequenceModel, TrainResult]
-CONTENT = "item_tower.content."
 SEEDS = 1000
 """Seeds of a run lie below; those of its further members above."""
 
@@ -30,18 +22,6 @@ SEEDS = 1000
 def member_seed(seed: int, number: int) -> int:
     """Give a member of a run its own seed; the first has the run's."""
     return seed + SEEDS * number
-
-
-def alone(config: SequenceConfig, number: int) -> SequenceConfig:
-    """Describe one member as a model of its own."""
-    return replace(
-        config,
-        embedding_dim=config.embedding_dim // config.num_members,
-        num_members=1,
-        block=config.blocks_of(number),
-        member_blocks=(),
-        trained_apart=False,
-    )
 
 
 def train_members(
@@ -64,42 +44,6 @@ def train_members(
         members.append(model)
         results.append(result)
     return side_by_side(config, members), mean_result(results)
-
-
-def side_by_side(config: SequenceConfig, members: Sequence[SequenceModel]) -> SequenceModel:
-    """Join models of one catalogue into one, whose cosines are the mean of theirs.
-
-    Args:
-        config: Of the whole.
-        members: Trained by the settings that `alone` gives.
-
-    Raises:
-        ValueError: Their number or their settings are others.
-    """
-    expected = [alone(config, number) for number in range(config.num_members)]
-    if [member.config for member in members] != expected:
-        raise ValueError(
-            f"a model of {config.num_members} members is joined from models of their settings, got "
-            f"{len(members)} of {[member.config for member in members]}"
-        )
-    first = members[0]
-    categories = Jagged(first._category_rows, first._category_offsets)
-    whole = SequenceModel(config, first.inputs, ItemCatalogue(first._content, categories))
-    states = [member.state_dict() for member in members]
-    joined: dict[str, Tensor] = {}
-    for name in whole.state_dict():
-        if name.startswith("encoder."):
-            number, rest = name.removeprefix("encoder.members.").split(".", 1)
-            joined[name] = states[int(number)][f"encoder.members.0.{rest}"]
-            continue
-        shares = [state[name] for state in states]
-        if name == "item_tower.item_counts":
-            joined[name] = shares[0]
-        else:
-            # Tables lie [N, D], the content layer [D, F].
-            joined[name] = torch.cat(shares, dim=0 if name.startswith(CONTENT) else 1)
-    whole.load_state_dict(joined)
-    return whole.to(first._content.device).eval()
 
 
 def mean_result(results: Sequence[TrainResult]) -> TrainResult:

@@ -10,12 +10,12 @@ from recsys.data.batch import Jagged
 from recsys.data.held_out import HeldOut
 from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
 from recsys.models.sequence import SequenceModel
+from recsys.models.sequence_members import alone
 from recsys.reproduction.fitting import FITTERS, Experiment, Fitted, trained_one
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking import ranks_of
 from recsys.reproduction.ranking_run import run_once
 from recsys.reproduction.run import LEDGER, RunSettings, load_ranked
-from recsys.training.members import alone
 
 SETTINGS = RunSettings(order="given", seed=0, device="cpu")
 
@@ -107,10 +107,13 @@ def test_a_killed_run_goes_on_where_it_was(small_world, tmp_path, monkeypatch):
 
 def test_members_trained_elsewhere_are_not_trained_again(small_world, tmp_path, monkeypatch):
     recipe = small_world.recipe
-    apart = replace(recipe.sequence, num_members=2, trained_apart=True, embedding_dim=32)
+    apart = replace(
+        recipe.sequence, num_members=2, trained_apart=True, embedding_dim=32, fast_members=1
+    )
     recipe = replace(
         recipe,
-        rows=("sequence", "sequence_refit"),
+        rows=("sequence", "ensemble", "blend_fast", "blend", "sequence_refit"),
+        sources=("popularity", "sequence", "ensemble"),
         sequence=apart,
         sequence_training=replace(recipe.sequence_training, patience=40),
     )
@@ -128,9 +131,12 @@ def test_members_trained_elsewhere_are_not_trained_again(small_world, tmp_path, 
     monkeypatch.setattr(SequenceModel, "loss", lambda *given: steps.append(1) or counting(*given))
     found = run_once(prepared, tmp_path, SETTINGS)["rows"]
     of_refit = found["sequence_refit"]["training"]["num_steps"]
-    assert len(steps) == result.num_steps + 2 * of_refit
+    # The first member alone here, and when it is fitted again.
+    assert len(steps) == result.num_steps + of_refit
     assert found["sequence"]["test"]["recall@5"] > 0.8
-    assert of_refit >= found["sequence"]["training"]["best_step"]
+    assert found["ensemble"]["test"] != found["sequence"]["test"]
+    assert "ensemble" not in found["blend_fast"]["weights"]
+    assert "ensemble" in found["blend"]["weights"]
 
 
 def test_results_of_other_data_or_settings_are_refused_with_both_named(small_world, finished):

@@ -6,8 +6,9 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
 from recsys.models.sequence import SequenceConfig, SequenceModel
+from recsys.models.sequence_members import alone, first_members, side_by_side
 from recsys.training.loop import TrainResult
-from recsys.training.members import alone, member_seed, side_by_side, train_members
+from recsys.training.members import member_seed, train_members
 
 NUM_ITEM_ROWS = 31
 INPUTS = TwoTowerInputs(num_item_rows=NUM_ITEM_ROWS, content_dim=4, num_categories=3)
@@ -85,6 +86,22 @@ def test_a_model_whose_members_learn_together_is_trained_once():
     whole, how = train_members(together, fit_one)
     assert whole.config == together
     assert how.best_step == 3
+
+
+def test_the_first_members_answer_alone_as_if_they_had_been_trained_alone():
+    config = replace(APART, fast_members=2)
+    members = [built(alone(config, number), number) for number in range(3)]
+    whole = side_by_side(config, members)
+    first = first_members(whole)
+    assert first.config.num_members == 2
+    assert first.config.member_blocks == ("attention", "hstu")
+    mean = (members[0].score(QUERIES)[:, 1:] + members[1].score(QUERIES)[:, 1:]) / 2
+    torch.testing.assert_close(first.score(QUERIES)[:, 1:], mean, atol=1e-6, rtol=0)
+    of_all = built(APART, 0)
+    assert first_members(of_all) is of_all
+    for wrong in ({"fast_members": 3}, {"fast_members": 1, "trained_apart": False}):
+        with pytest.raises(ValueError, match=r"fast_members must be in \[1, num_members\)"):
+            replace(APART, **wrong)
 
 
 def test_members_of_other_settings_are_refused():
