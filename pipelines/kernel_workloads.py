@@ -6,6 +6,7 @@ feature, D width, Q queries, N item rows, k list length, H heads, L events of a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,9 +21,11 @@ from recsys.kernels.gated_norm.op import gated_norm
 from recsys.kernels.gated_norm.reference import dropout_mask, kept_scale
 from recsys.kernels.hstu_attention.op import hstu_attention
 from recsys.kernels.hstu_attention.reference import reference_attention
+from recsys.kernels.routed_experts.op import routed_experts
 from recsys.kernels.topk_search.op import fused_top_k, mask_words
 from recsys.kernels.topk_search.reference import reference_top_k
 from recsys.layers.fbgemm_updates import FbgemmRowUpdates
+from recsys.layers.moe_experts import loop_over_experts
 from recsys.layers.row_updates import KernelRowUpdates, RowUpdateConfig, TorchRowUpdates
 from recsys.layers.tables import TableConfig
 
@@ -316,6 +319,46 @@ def prepare_gated_norm(
     )
 
 
+def prepare_routed_experts(
+    sizes: tuple[int, int, int], device: torch.device, *, backward: bool
+) -> Prepared:
+    """Rows that visit two of 32 experts each, by their number, width and inner width."""
+    generator = torch.Generator(device).manual_seed(5)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    num_rows, dim, hidden_dim = sizes
+    top_k, shapes = 2, [(num_rows, dim), (32, hidden_dim, dim), (32, dim, hidden_dim)]
+
+    def part(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device) / math.sqrt(shape[-1])
+
+    sets = []
+    for _ in range(2):
+        experts = part(num_rows, 32).topk(top_k, dim=1).indices
+        tensors = [part(*shape).to(dtype) for shape in [*shapes, shapes[0]]]
+        sets.append((experts, [*tensors[:3], part(num_rows, top_k).sigmoid(), tensors[3]]))
+
+    def run(mix: Callable[..., Tensor], experts: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+        return results(
+            lambda rows, up, down, weights: mix(rows, up, down, experts, weights),
+            *tensors,
+            backward=backward,
+        )
+
+    def error() -> float:
+        experts, tensors = sets[0]
+        truth = run(loop_over_experts, experts, [one.double() for one in tensors])
+        return worst(run(routed_experts, experts, tensors), truth)
+
+    return Prepared(
+        ours=[partial(run, routed_experts, *one) for one in sets],
+        peers={"torch, a loop": [partial(run, loop_over_experts, *one) for one in sets]},
+        error=error,
+        tolerance=1e-2 if dtype == torch.bfloat16 else 1e-5,
+        # Two products of each visit, two more of each backward.
+        num_flops=(3 if backward else 1) * 4 * num_rows * top_k * dim * hidden_dim,
+    )
+
+
 def workloads(device: torch.device) -> list[Workload]:
     """List the cases: of real size on a GPU, small ones on a CPU."""
     cuda = device.type == "cuda"
@@ -330,6 +373,7 @@ def workloads(device: torch.device) -> list[Workload]:
     )
     searches = [(1_000_000, 512, 64)] if cuda else [(20_000, 32, 64)]
     attentions = [(64, 1_024, 4, 64), (32, 2_048, 4, 128)] if cuda else [(4, 64, 2, 32)]
+    layers = [(16_384, 512, 1_024), (16_384, 512, 2_048)] if cuda else [(64, 16, 32)]
     norms = [(131_072, 512), (65_536, 1_024)] if cuda else [(512, 64)]
     found = [
         Workload(
@@ -364,6 +408,15 @@ def workloads(device: torch.device) -> list[Workload]:
             prepare=partial(prepare_gated_norm, num_rows, width, backward=backward),
         )
         for num_rows, width in norms
+        for backward in (False, True)
+    ]
+    found += [
+        Workload(
+            kernel="routed_experts",
+            name=f"{sizes[0]:,} x {sizes[1]}, within {sizes[2]}: {direction(backward)}",
+            prepare=partial(prepare_routed_experts, sizes, backward=backward),
+        )
+        for sizes in layers
         for backward in (False, True)
     ]
     return found

@@ -77,6 +77,19 @@ def test_bench_of_attention_and_norm_checks_both_directions() -> None:
     assert (norm["num_bytes"], both["num_bytes"]) == (3 * 512 * 64 * 4, 8 * 512 * 64 * 4)
 
 
+def test_bench_of_experts_checks_both_directions() -> None:
+    found = recsys("kernels", "bench", "-k", "routed_experts", "--json")
+    assert found.exit_code == 0, found.output
+    rows = json.loads(found.stdout)["rows"]
+    assert len(rows) == 2
+    # 64 rows visit two experts of width 16 and inner width 32.
+    for row, products in zip(rows, (2, 6), strict=True):
+        assert row["is_right"], row["workload"]
+        assert row["error"] < 1e-5
+        flops = row["tflops"] * row["ms"] * 1e9
+        assert flops == pytest.approx(products * 2 * 64 * 2 * 16 * 32)
+
+
 @pytest.mark.parametrize("error", [1e-3, float("nan"), float("inf")])
 def test_a_wrong_result_gets_no_time_and_no_speed_up(
     monkeypatch: pytest.MonkeyPatch, error: float
