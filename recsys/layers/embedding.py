@@ -110,6 +110,7 @@ class EmbeddingBags(nn.Module):
                 "torchrec-cpu or torchrec-gpu, or take backend 'torch'"
             )
         self.tables = {table.name: table for table in tables}
+        self._features = [(feature, table) for table in tables for feature in table.features]
         self._wanted: Backend = backend
         self.updates: RowUpdates | None = None
         self._looked_up = False
@@ -174,7 +175,7 @@ class EmbeddingBags(nn.Module):
             ValueError: If, on CPU, an id lies outside its table; or if tables that move by rows
                 are looked up twice in one step.
         """
-        features = self._feature_tables()
+        features = self._features
         values = {feature: batch[feature] for feature, _ in features}
         updates = self.updates if torch.is_grad_enabled() else None
         with self._naming_wrong_ids(values, features):
@@ -188,7 +189,7 @@ class EmbeddingBags(nn.Module):
         Features stand in the order of their tables. Where rows move, nothing is copied that
         ``forward`` would cut apart, neither here nor in the backward.
         """
-        features = self._feature_tables()
+        features = self._features
         values = {feature: batch[feature] for feature, _ in features}
         updates = self.updates if torch.is_grad_enabled() else None
         plain = all(
@@ -239,9 +240,6 @@ class EmbeddingBags(nn.Module):
             )
             for feature, table in features
         }
-
-    def _feature_tables(self) -> list[tuple[str, TableConfig]]:
-        return [(feature, table) for table in self.tables.values() for feature in table.features]
 
     def _pool_by_torchrec(self, values: Mapping[str, Jagged]) -> dict[str, Tensor]:
         from torchrec import KeyedJaggedTensor

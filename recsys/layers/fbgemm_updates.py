@@ -5,6 +5,7 @@ The one place that knows FBGEMM. The kinds of our own are in ``layers/row_update
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -141,7 +142,7 @@ class FbgemmRowUpdates:
 
     def may_move(self, loss: Tensor) -> bool:
         """Wait for the loss: FBGEMM's backward has no switch on the device."""
-        finite = bool(torch.isfinite(loss.detach()))
+        finite = math.isfinite(loss.detach())
         if not finite:
             # The lookup may have counted this step already.
             self.set_num_steps(self._steps_before)

@@ -243,9 +243,9 @@ def joined(values: Mapping[str, Jagged], features: Sequence[str]) -> tuple[Tenso
         return own[0].values, own[0].offsets
     # A few operations for all features, since each costs more than the numbers of most.
     offsets = torch.stack([one.offsets for one in own])  # [F, B + 1]
-    ends = offsets[:, -1:]
-    after = offsets[:, 1:] + (ends.cumsum(0) - ends)
-    return torch.cat([one.values for one in own]), torch.cat([offsets[0, :1], after.flatten()])
+    after = offsets[:, 1:]
+    after[1:] += after[:-1, -1].cumsum(0)[:, None]
+    return torch.cat([one.values for one in own]), torch.cat([offsets[0, :1], after.reshape(-1)])
 
 
 class _TableLookup(torch.autograd.Function):
