@@ -136,7 +136,8 @@ def product(
     num_experts, num_n, num_c = weight.shape
     if transposed:
         num_n, num_c = num_c, num_n
-    shapes = shape_class(n=num_n, c=num_c) + ("-gathered" if gathers else "")
+    shapes = shape_class(n=num_n, c=num_c)
+    shapes += ("-gathered" if gathers else "") + ("-transposed" if transposed else "")
     config = dict(config_for("routed_experts.product", shapes, rows.dtype, DEFAULT))
     programs, block_n, block_c = (config.pop("per_processor"), config["block_n"], config["block_c"])
     plain = "whole" if num_c % block_c == 0 and num_n % block_n == 0 else "masked"
