@@ -24,6 +24,7 @@ from recsys.models.ranker import Ranker
 from recsys.models.ranker_config import Trunk, at_equal_compute, flops_of
 from recsys.training.loop import TrainResult
 from recsys.training.ranking_examples import RankingExamples
+from recsys.training.shown_lists import ShownLists
 
 
 class Task(NamedTuple):
@@ -45,14 +46,20 @@ class Bench(NamedTuple):
     learned: Task
     judged: Task
     """Validation users."""
+    shown: ShownLists | None = None
+    """Lists of which it is known what was seen and left."""
+    num_slots: int = 0
+    """Of these lists."""
 
     def ranker(self, tasks: Sequence[str]) -> Ranker:
         """Build the untrained ranker of the configuration."""
-        return make_ranker(self.inputs, self.item_counts, self.config, tasks, self.sources)
+        return make_ranker(
+            self.inputs, self.item_counts, self.config, tasks, self.sources, self.num_slots
+        )
 
     def fit(self, model: Ranker, run: TrainingRun) -> tuple[Ranker, TrainResult]:
         """Train it."""
-        return fit_ranker(model, *self.learned, self.config, run)
+        return fit_ranker(model, *self.learned, self.shown, self.config, run)
 
     def values(self, model: Ranker) -> Tensor:
         """Measure its order for each validation user, [U]; NaN without a target."""
@@ -93,5 +100,6 @@ def row_of(bench: Bench, model: Ranker, values: Tensor, served: Tensor) -> dict[
         "validation": float(values.nanmean()),
         "ahead": float(differences.mean()),
         "standard_error": standard_error(differences),
+        "examined": [] if model.examination is None else model.examination.curve().tolist(),
         **bench.measures(model),
     }

@@ -25,6 +25,7 @@ from recsys.retrieval.candidate_numbers import BASE, number_names
 from recsys.training.loop import TrainResult
 from recsys.training.ranker_fit import logits_of, ranker_loss, scores_of
 from recsys.training.ranking_examples import RankingExamples
+from recsys.training.shown_lists import ShownLists, fit_examination, shown_losses
 
 ONE_IN = 10
 """Of so many users, one picks the pass and calibrates."""
@@ -52,14 +53,30 @@ def parts_of(examples: RankingExamples, limit: int, seed: int) -> Parts:
     return Parts((found & ~aside).nonzero()[:, 0], held)
 
 
+def can_be_calibrated(examples: RankingExamples, config: RunConfig) -> list[bool]:
+    """Say of each task whether those that calibrate have both of its classes."""
+    held = parts_of(examples, config.ranker_training.validation_users, config.seed).held
+    labels = examples.labels[held].flatten(0, 1)
+    positive = (labels == 1).sum(0)
+    known = (~labels.isnan()).sum(0)
+    return [0 < yes < all_ for yes, all_ in zip(positive.tolist(), known.tolist(), strict=True)]
+
+
+def learned_lists(shown: ShownLists) -> Tensor:
+    """Choose the shown lists of users that are not held."""
+    usable = shown.usable()
+    return usable[shown.examples.queries["user"].values[usable] % ONE_IN != 0]
+
+
 def make_ranker(
     inputs: ModelInputs,
     item_counts: Tensor,
     config: RunConfig,
     tasks: Sequence[str],
     sources: Sequence[str],
+    num_slots: int = 0,
 ) -> Ranker:
-    """Build an untrained ranker of the run's features."""
+    """Build an untrained ranker of the run's features, for lists of so many slots."""
     sizes = RankerInputs(
         num_item_rows=inputs.sizes.num_item_rows,
         tasks=tuple(tasks),
@@ -69,6 +86,7 @@ def make_ranker(
         context_features=inputs.sizes.context_features,
         candidate_dense=number_names(sources),
         base_number=BASE,
+        num_slots=num_slots,
     )
     torch.manual_seed(config.seed)
     known = replace(
@@ -85,7 +103,12 @@ def _of_tasks(numbers: Mapping[str, float], tasks: Sequence[str]) -> dict[str, f
 
 
 def fit_ranker(
-    model: Ranker, examples: RankingExamples, targets: Jagged, config: RunConfig, run: TrainingRun
+    model: Ranker,
+    examples: RankingExamples,
+    targets: Jagged,
+    shown: ShownLists | None,
+    config: RunConfig,
+    run: TrainingRun,
 ) -> tuple[Ranker, TrainResult]:
     """Train on nine users of ten; the tenth pick the pass and calibrate.
 
@@ -93,6 +116,7 @@ def fit_ranker(
         model: Untrained.
         examples: Events with their candidates.
         targets: What was taken.
+        shown: Lists that it learns from beside these events.
         config: The run's.
         run: Where it goes on after a kill.
 
@@ -103,7 +127,15 @@ def fit_ranker(
     device, metric = training_device(training), config.evaluation.primary_metric
     parts = parts_of(examples, training.validation_users, config.seed)
     model = model.to(device)
-    loss_at = ranker_loss(model, examples, parts.learned_from, training, config.seed, device)
+    of_events = ranker_loss(model, examples, parts.learned_from, training, config.seed, device)
+    of_lists = None
+    if shown is not None and len(chosen := learned_lists(shown)):
+        fit_examination(model, shown, chosen)
+        of_lists = shown_losses(model, shown, chosen, training, config.seed, device)
+
+    def loss_at(step: int) -> Tensor:
+        loss = of_events(step)
+        return loss if of_lists is None else loss + training.shown_share * of_lists(step)
 
     def evaluate(_: nn.Module) -> dict[str, float]:
         values = values_of(model, examples, targets, parts.held, metric)

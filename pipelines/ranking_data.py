@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 import torch
+from torch import Tensor
 
-from pipelines.config import RunConfig
 from pipelines.fit_blend import Examples
 from pipelines.model_inputs import HeldOut, ModelInputs
 from recsys.data.batch import JaggedBatch
@@ -26,61 +26,82 @@ from recsys.training.ranking_examples import (
     UNOBSERVED,
     Candidates,
     Outcomes,
-    RankingExamples,
-    labels_of,
 )
 
 BLOCK = 512
 """Queries merged at a time."""
+LED_TO_SECONDS = 1_800
+"""From an event to another of the same user and item that it led to."""
 
 
 def outcomes_of(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Outcomes:
-    """Look up the value and the type of each held-out event.
+    """Look up the value of each held-out event, and the types of events it was and led to.
 
-    An event is known by user, item and second. Where events have no times, or of several in one
-    second, the latest counts.
+    It led to later events of its user with its item, within ``LED_TO_SECONDS`` and before what
+    the next split asks for. An event is known by user, item and second; where events have no
+    times, the user's latest with the item counts.
     """
-    values = torch.full((len(held_out.targets.values),), UNOBSERVED)
     files = features / "events"
     if not files.exists():
-        return Outcomes.of_values(values)
+        return Outcomes.of_values(torch.full((len(held_out.targets.values),), UNOBSERVED))
     events = pl.scan_parquet(files / "**" / "*.parquet")
     columns = events.collect_schema().names()
-    positions, sequences = held_out.target_positions(), inputs.sequences
-    wanted = pl.DataFrame(
-        {
-            "user_row": sequences.users_of(positions),
-            "item_row": held_out.targets.values.numpy(),
-        }
-    )
     key = ["user_row", "item_row"]
-    if sequences.times is not None and "event_time" in columns:
-        wanted = wanted.with_columns(second=np.asarray(sequences.times[positions]))
-        events = events.with_columns(second=pl.col("event_time").dt.epoch("s"))
-        key.append("second")
+    wanted, timed = _wanted(inputs, held_out), inputs.sequences.times is not None
+    empty = {"value": pl.lit(None, pl.Float64), "event_type": pl.lit("event")}
+    found = (
+        events.join(wanted.lazy(), on=key)
+        .with_columns(**{name: one for name, one in empty.items() if name not in columns})
+        .with_columns(pl.col("value").cast(pl.Float64), pl.col("event_type").cast(pl.String))
+    )
     order = [name for name in ("event_time", "sequence_index") if name in columns]
-    told = [name for name in ("value", "event_type") if name in columns]
-    known = (
-        events.join(wanted.lazy().unique(), on=key, how="semi")
-        .sort(*key, *order)
-        .unique(key, keep="last", maintain_order=True)
-        .select(*key, *told)
-        .collect()
+    if timed:
+        found = found.with_columns(taken=pl.col("event_time").dt.epoch("s"))
+        found = found.filter(pl.col("taken").is_between("second", "until"))
+        own = found.filter(pl.col("taken") == pl.col("second")).sort("place", *order)
+    else:
+        own = found = found.sort("place", *order).unique("place", keep="last", maintain_order=True)
+    latest = (
+        own.unique("place", keep="last", maintain_order=True).select("place", "value").collect()
     )
-    found = wanted.join(known, on=key, how="left", maintain_order="left")
-    if "value" in told:
-        numbers = found["value"].cast(pl.Float64).fill_null(np.nan)
-        values = torch.from_numpy(numbers.to_numpy().copy()).float()
-    if "event_type" not in told:
-        return Outcomes.of_values(values)
+    values = torch.full((wanted.height,), UNOBSERVED)
+    values[rows_of(latest["place"])] = torch.from_numpy(
+        latest["value"].fill_null(np.nan).to_numpy().copy()
+    ).float()
     # All types there are, so that the same names hold for every split.
-    names = sorted(
-        events.select(pl.col("event_type").cast(pl.String).unique()).collect().to_series()
-    )
-    places = found.select(
-        pl.col("event_type").cast(pl.String).replace_strict(names, range(len(names)), default=-1)
-    )
-    return Outcomes(values, torch.from_numpy(places.to_series().to_numpy().copy()), tuple(names))
+    names = type_names(events) if "event_type" in columns else ()
+    types = torch.zeros(wanted.height, len(names), dtype=torch.bool)
+    led_to = found.select("place", "event_type").unique().collect()
+    for column, name in enumerate(names):
+        types[rows_of(led_to.filter(pl.col("event_type") == name)["place"]), column] = True
+    return Outcomes(values, types, names)
+
+
+def type_names(events: pl.LazyFrame) -> tuple[str, ...]:
+    """Name the types of events, ascending; one alone is none to tell apart."""
+    kinds = events.select(pl.col("event_type").cast(pl.String).unique()).collect().to_series()
+    names = tuple(sorted(kinds.drop_nulls()))
+    return names if len(names) > 1 else ()
+
+
+def rows_of(places: pl.Series) -> Tensor:
+    """Take a column of places as an index."""
+    return torch.from_numpy(places.cast(pl.Int64).to_numpy().copy())
+
+
+def _wanted(inputs: ModelInputs, held_out: HeldOut) -> pl.DataFrame:
+    """Give each held-out event its place, user, item and, where there are times, its span."""
+    sequences, positions = inputs.sequences, held_out.target_positions()
+    users = sequences.users_of(positions)
+    wanted = pl.DataFrame({"user_row": users, "item_row": held_out.targets.values.numpy()})
+    if sequences.times is None:
+        return wanted.with_row_index("place")
+    bounds = (sequences.train_end[users], sequences.validation_end[users])
+    ends = np.where(positions < bounds[0], bounds[0], bounds[1])
+    ends = np.where(positions < ends, ends, sequences.offsets[users + 1])
+    seconds = np.asarray(sequences.times[positions])
+    until = np.minimum(np.asarray(sequences.times[ends - 1]), seconds + LED_TO_SECONDS)
+    return wanted.with_columns(second=seconds, until=until).with_row_index("place")
 
 
 class Tasks(NamedTuple):
@@ -113,23 +134,17 @@ class Asked(NamedTuple):
     """With as much of the history as sources read."""
 
 
-def examples_for(
-    asked: Asked,
-    blend: LearnedBlend,
-    against_history: HistoryNumbers,
-    tasks: Tasks,
-    config: RunConfig,
-) -> RankingExamples:
-    """Merge lists as serving does, number the candidates and say what came of them.
+def candidates_for(
+    asked: Asked, blend: LearnedBlend, against_history: HistoryNumbers, num_candidates: int
+) -> Candidates:
+    """Merge lists as serving does and number the first places.
 
     Args:
         asked: The queries.
         blend: Merges the lists.
         against_history: Numbers candidates, by what precedes the events.
-        tasks: What is predicted.
-        config: The run's.
+        num_candidates: k.
     """
-    training = config.ranker_training
     parts, history = [], asked.queries["history"]
     for rows in torch.split(torch.arange(asked.queries.batch_size), BLOCK):
         part = asked.lists.of(rows, blend.sources)
@@ -138,11 +153,9 @@ def examples_for(
             part.lists,
             history.take(rows),
             part.item_counts,
-            training.num_candidates,
+            num_candidates,
             against_history,
         )
         parts.append((found.blended.scores, found.blended.item_rows, found.numbers))
     scores, item_rows, numbers = (torch.cat(part) for part in zip(*parts, strict=True))
-    targets = asked.held_out.targets
-    labels = labels_of(item_rows, targets, tasks.outcomes, tasks.names, training.like_from)
-    return RankingExamples(asked.queries, Candidates(TopK(scores, item_rows), numbers), labels)
+    return Candidates(TopK(scores, item_rows), numbers)

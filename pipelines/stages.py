@@ -118,7 +118,7 @@ STAGES = [
         name="train_sequence",
         description="Train the sequence model where it is on; validation picks its best step",
         reads=("build_features", "embed_items"),
-        writes="sequence, training curve",
+        writes="sequence, ensemble, training curve",
         sections=("sequence", "sequence_training", "evaluation.exclude_history", "seed"),
         code=(*TRAINING_CODE, *SEQUENCE_CODE),
         libraries=TENSORS,
@@ -264,7 +264,7 @@ STAGES = [
             "train_sequence",
             "train_generative",
         ),
-        writes="popularity, item_to_item, content, two_tower, sequence, generative",
+        writes="popularity, item_to_item, content, two_tower, sequence, ensemble, generative",
         sections=(
             "popularity",
             "item_to_item",

@@ -2,14 +2,16 @@
 
 It learns from each user's latest train events, asked of sources that were fitted on what came
 before them. So validation, which nothing of it has seen, says whether its order or the blend's is
-better: the blend's is served where that is ahead by more than noise, and ranker.json says so. It is
-off unless ``ranker_training.enabled``.
+better: the blend's is served where that is ahead by more than noise, and ranker.json says so. Where
+the events say what was shown (``filters.shown_types``) it also learns what was seen and left, and
+how often each place of a list is looked at. It is off unless ``ranker_training.enabled``.
 
 Axes: U users.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -30,25 +32,31 @@ from pipelines.fit_blend import (
     measured,
     standard_error,
 )
+from pipelines.fit_ranker import can_be_calibrated
 from pipelines.fitted_sources import load_sources
 from pipelines.model_inputs import HeldOut, ModelInputs, tie_orders
 from pipelines.rankers import CALIBRATION, CANDIDATES, FILE, MEASURED, RANKED, RANKER, TRUNKS
 from pipelines.ranking_data import (
     Asked,
     Tasks,
-    examples_for,
+    candidates_for,
     linear_items,
     outcomes_of,
 )
+from pipelines.shown_lists import shown_before
 from pipelines.stage import StageContext, StageRows
 from pipelines.training import Curve, ProgressBar, TrainingRun
+from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Rows
 from recsys.models.ranker import Ranker
 from recsys.retrieval.history_numbers import HistoryNumbers
 from recsys.retrieval.learned_blend import LearnedBlend
 from recsys.training.loop import TrainResult
-from recsys.training.ranking_examples import RankingExamples, tasks_of
+from recsys.training.ranking_examples import Candidates, RankingExamples, labels_of, tasks_of
+from recsys.training.shown_lists import ShownLists
 from serving.surfaces import HOME
+
+Ask = Callable[[HeldOut], Examples]
 
 
 class Setting(NamedTuple):
@@ -64,16 +72,24 @@ class Setting(NamedTuple):
         linear = linear_items(self.inputs, ends, self.config.ranker_training.linear)
         return HistoryNumbers(self.inputs.catalogue, linear)
 
-    def task(self, held_out: HeldOut, lists: Examples, numbers: HistoryNumbers) -> RankingExamples:
-        """Give events the candidates that they would be served, and say what came of them."""
+    def candidates(
+        self, held_out: HeldOut, lists: Examples, numbers: HistoryNumbers
+    ) -> tuple[JaggedBatch, Candidates]:
+        """Give events the candidates that they would be served."""
         queries = self.inputs.queries(held_out.positions, max_history=HOME.max_history)
-        return examples_for(
-            Asked(held_out, lists, queries),
-            self.blend,
-            numbers,
-            self.tasks,
-            self.config,
-        )
+        asked = Asked(held_out, lists, queries)
+        most = self.config.ranker_training.num_candidates
+        return queries, candidates_for(asked, self.blend, numbers, most)
+
+    def examples(
+        self, held_out: HeldOut, lists: Examples, numbers: HistoryNumbers
+    ) -> RankingExamples:
+        """Give events their candidates, and say what came of them."""
+        queries, candidates = self.candidates(held_out, lists, numbers)
+        rows, tasks = candidates.top.item_rows, self.tasks
+        like_from = self.config.ranker_training.like_from
+        labels = labels_of(rows, held_out.targets, tasks.outcomes, tasks.names, like_from)
+        return RankingExamples(queries, candidates, labels)
 
 
 def judged(values: Tensor, before: Tensor, metric: str) -> dict[str, Any]:
@@ -101,39 +117,67 @@ def judged(values: Tensor, before: Tensor, metric: str) -> dict[str, Any]:
     }
 
 
-def earlier_lists(
+def earlier_asker(
     context: StageContext, inputs: ModelInputs, earlier: Earlier, order: str, names: tuple[str, ...]
-) -> Examples:
-    """Ask the earlier sources for the events that they have not seen."""
+) -> Ask:
+    """Fit the earlier sources, to be asked for events that they have not seen."""
     sources = earlier_sources(context, earlier, order, names)
     before = earlier.inputs.sequences
     counts = before.item_counts(before.train_end, inputs.sizes.num_item_rows)
-    return examples_of(sources, inputs, earlier.held_out, counts, context.config)
+    return lambda held_out: examples_of(sources, inputs, held_out, counts, context.config)
+
+
+class Evidence(NamedTuple):
+    """What is known before a ranker is made."""
+
+    earlier: Earlier
+    ask: Ask
+    lists: Examples
+    """What sources that have not seen them say of the earlier events."""
+    of_validation: Examples
+    """What sources say of validation."""
+
+
+def with_tasks_that_can_be_calibrated(
+    setting: Setting, learned: RankingExamples
+) -> tuple[Setting, RankingExamples]:
+    """Leave out tasks of one class only among those that calibrate; the first one stays."""
+    names, why, outcomes = setting.tasks
+    can = can_be_calibrated(learned, setting.config)
+    kept = [place for place, fine in enumerate(can) if fine or place == 0]
+    for place, name in enumerate(names):
+        if place not in kept:
+            why += f"; {name} has one class only among the users that calibrate, so it is left out"
+    tasks = Tasks(tuple(names[place] for place in kept), why, outcomes)
+    return setting._replace(tasks=tasks), learned._replace(labels=learned.labels[:, :, kept])
 
 
 def bench_of(
-    context: StageContext, inputs: ModelInputs, earlier: Earlier, lists: Examples, found: Examples
+    context: StageContext, inputs: ModelInputs, evidence: Evidence
 ) -> tuple[Bench, Setting]:
-    """Gather what rankers learn from, the earlier events, and what judges them, validation.
-
-    Args:
-        context: Of the stage.
-        inputs: Of the tie order.
-        earlier: Events that are learned from.
-        lists: What sources that have not seen them say.
-        found: What sources say of validation.
-    """
+    """Gather what rankers learn from, the earlier events and lists, and what judges: validation."""
     config, features = context.config, context.inputs["build_features"]
+    training, (earlier, ask, lists, found) = config.ranker_training, evidence
     held_out = HeldOut.of(inputs.sequences, "validation")
     held_out = held_out.sample(config.blend.max_queries, config.seed)
     known = [outcomes_of(features, inputs, one) for one in (earlier.held_out, held_out)]
-    names, why = tasks_of(known[0], config.ranker_training.like_from)
+    names, why = tasks_of(known[0], training.like_from)
     blend = learned_blend(lists, config)
     setting = Setting(inputs, config, blend, Tasks(names, why, known[0]))
-    learned = setting.task(earlier.held_out, lists, setting.against_history(earlier.ends))
-    numbers = setting.against_history(inputs.sequences.train_end)
+    numbers = setting.against_history(earlier.ends)
+    learned = setting.examples(earlier.held_out, lists, numbers)
+    setting, learned = with_tasks_that_can_be_calibrated(setting, learned)
+    names, why = setting.tasks.names, setting.tasks.why
+    shown = shown_before(
+        features, inputs, earlier.ends, names, training.like_from, training.max_queries, config.seed
+    )
+    seen = None
+    if shown is not None:
+        asked = setting.candidates(shown.held_out, ask(shown.held_out), numbers)
+        seen = ShownLists.of(*asked, shown.shown)
     of_validation = setting._replace(tasks=Tasks(names, why, known[1]))
-    judging = of_validation.task(held_out, found, numbers)
+    numbers = setting.against_history(inputs.sequences.train_end)
+    judging = of_validation.examples(held_out, found, numbers)
     bench = Bench(
         inputs=inputs,
         config=config,
@@ -142,6 +186,8 @@ def bench_of(
         features=features,
         learned=Task(learned, earlier.held_out.targets),
         judged=Task(judging, held_out.targets),
+        shown=seen,
+        num_slots=0 if shown is None else shown.num_slots,
     )
     return bench, setting
 
@@ -207,13 +253,15 @@ def train_order(context: StageContext, order: str) -> tuple[int, int]:
     earlier = earlier_of(inputs, config.ranker_training, config.seed)
     if (reason := too_few(len(earlier.held_out.positions), config)) is not None:
         return without(reason)
-    lists = earlier_lists(context, inputs, earlier, order, names)
+    ask = earlier_asker(context, inputs, earlier, order, names)
+    lists = ask(earlier.held_out)
     if (reason := too_few(lists.num_found(), config)) is not None:
         return without(reason)
 
     found = collect_examples({name: fitted[name] for name in names}, inputs, config)
-    bench, setting = bench_of(context, inputs, earlier, lists, found)
+    bench, setting = bench_of(context, inputs, Evidence(earlier, ask, lists, found))
     told |= {"tasks": list(setting.tasks.names), "tasks_because": setting.tasks.why}
+    told["shown_lists"] = 0 if bench.shown is None else len(bench.shown.usable())
     curve = Curve(context.run, order, context.checkpoints / f"{order}.jsonl")
     try:
         model, result = trained(context, order, bench, setting.tasks, curve)

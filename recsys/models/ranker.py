@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from recsys.layers.moe_routing import Routing
 from recsys.layers.target_attention import TargetAttention
 from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower
 from recsys.models.ranker_config import RankerConfig, RankerInputs, num_fields
+from recsys.models.ranker_folded import FoldedRanker, folded
 from recsys.models.ranker_network import Correction, Heads, QueryFields, Ranked, Reader, Trunk
 from recsys.models.ranking_batch import Feedback, RankingBatch, check_batch
 
@@ -101,12 +103,17 @@ class Ranker(CatalogueModel):
         self.cross = CrossNetwork(width, config.num_cross_layers, config.cross_rank)
         self.trunk = Trunk(config, width, num_tasks)
         self._routed: tuple[Tensor, Routing | None] | None = None
+        self._folded: tuple[Tensor, FoldedRanker | None] | None = None
         self.heads = Heads(width, config.head_dim, num_tasks)
         self.correction = Correction(inputs, num_tasks) if inputs.base_number else None
         if self.correction is not None:
             # Untrained, the model is its base.
             self.heads.start_from_nothing()
         self.examination = Examination(inputs.num_slots) if inputs.num_slots else None
+        # Over a base, shown lists are learned from beside candidates that nobody was shown, of
+        # which few are taken; this is the difference in log-odds, and no part of serving.
+        both = bool(inputs.num_slots and inputs.base_number)
+        self.shown_level = nn.Parameter(torch.zeros(num_tasks)) if both else None
         self.log_variances = (
             nn.Parameter(torch.zeros(num_tasks)) if config.task_weighting == "uncertainty" else None
         )
@@ -196,10 +203,12 @@ class Ranker(CatalogueModel):
         """Loss of what was predicted.
 
         Raises:
-            ValueError: If there are slots and the model was built without, or the reverse.
+            ValueError: If there are slots and the model was built without, or the reverse; one
+                that corrects a base learns from both.
         """
         labels, slots = feedback
-        if (slots is None) != (self.examination is None):
+        unseen = slots is None and self.shown_level is not None
+        if (slots is None) != (self.examination is None) and not unseen:
             raise ValueError(
                 f"the model was built with num_slots = {self.inputs.num_slots} and slots were "
                 f"{'not ' if slots is None else ''}given; give both or neither"
@@ -207,7 +216,8 @@ class Ranker(CatalogueModel):
         observed = ~labels.isnan()
         truth = torch.where(observed, labels, 0.0).to(ranked.logits.dtype)
         if self.examination is not None and slots is not None:
-            losses = self.examination(ranked.logits, slots, truth)
+            level = 0.0 if self.shown_level is None else self.shown_level
+            losses = self.examination(ranked.logits + level, slots, truth)
         else:
             losses = functional.binary_cross_entropy_with_logits(
                 ranked.logits, truth, reduction="none"
@@ -273,15 +283,29 @@ class Ranker(CatalogueModel):
         if missing:
             places = functional.pad(places, (0, missing))
             dense = None if dense is None else functional.pad(dense, (0, 0, 0, missing))
-        inputs, routing = self.all_item_inputs(), self.all_item_routing()
-        tiles = []
-        for begin in range(0, len(places), size):
-            own = places[begin : begin + size]
-            part = None if dense is None else dense[None, begin : begin + size]
-            routed = None if routing is None else routing.of_rows(own)
-            ranked = self.rank(reader, inputs.index_select(0, own)[None], part, None, routed)
-            tiles.append(finish(ranked.logits))
+        logits_of = self._tile_logits(reader)
+        tiles = [
+            finish(logits_of(own, None if dense is None else dense[begin : begin + size]))
+            for begin, own in zip(range(0, len(places), size), places.split(size), strict=True)
+        ]
         return tiles[0][:count] if len(tiles) == 1 else torch.cat(tiles)[:count]
+
+    def _tile_logits(self, reader: Reader) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """Choose how a query's tiles are predicted, by rows [C] and numbers: folded if it can."""
+        inputs, routing = self.all_item_inputs(), self.all_item_routing()
+        if not self.training and (self._folded is None or self._folded[0] is not inputs):
+            self._folded = (inputs, folded(self, inputs, routing))
+        laid_out = None if self._folded is None or self.training else self._folded[1]
+        if laid_out is not None and laid_out.is_bare():
+            return partial(laid_out.logits, laid_out.read(reader))
+
+        def logits(rows: Tensor, dense: Tensor | None) -> Tensor:
+            routed = None if routing is None else routing.of_rows(rows)
+            numbers = None if dense is None else dense[None]
+            items = inputs.index_select(0, rows)[None]
+            return self.rank(reader, items, numbers, None, routed).logits
+
+        return logits
 
     @torch.no_grad()
     def all_item_routing(self) -> Routing | None:

@@ -26,22 +26,22 @@ LEAST_OF_A_TYPE = 20
 
 
 class Outcomes(NamedTuple):
-    """What held-out events were."""
+    """What held-out events were, and led to."""
 
     values: Tensor
     """[M], NaN where an event has none."""
     types: Tensor
-    """[M] int64, places in ``type_names``."""
-    type_names: tuple[str, ...] = ("event",)
+    """[M, K] bool, which types it was or led to; none where it is not known."""
+    type_names: tuple[str, ...] = ()
 
     @classmethod
     def of_values(cls, values: Tensor) -> Outcomes:
-        """Take events of one type."""
-        return cls(values, torch.zeros(len(values), dtype=torch.int64))
+        """Take events without types."""
+        return cls(values, torch.zeros(len(values), 0, dtype=torch.bool))
 
     def of_type(self, name: str) -> Tensor:
         """Mark the events of a type, [M] float, 0 or 1."""
-        return (self.types == self.type_names.index(name)).float()
+        return self.types[:, self.type_names.index(name)].float()
 
 
 def tasks_of(outcomes: Outcomes, like_from: float) -> tuple[tuple[str, ...], str]:
@@ -66,12 +66,14 @@ def tasks_of(outcomes: Outcomes, like_from: float) -> tuple[tuple[str, ...], str
     else:
         tasks.append(LIKE)
         because.append(f"{liked / len(known):.0%} of the held-out events are likes")
-    for name in outcomes.type_names if len(outcomes.type_names) > 1 else ():
+    for name in outcomes.type_names:
         count = int(outcomes.of_type(name).sum())
         if name in tasks:
             because.append(f"{name} is the name of another task, so that type is none")
         elif min(count, len(outcomes.types) - count) < LEAST_OF_A_TYPE:
-            because.append(f"{count} of {len(outcomes.types)} are of type {name}: too few to tell")
+            because.append(
+                f"{count} of {len(outcomes.types)} are of type {name}: too few of one class"
+            )
         else:
             tasks.append(name)
             because.append(f"{count / len(outcomes.types):.0%} are of type {name}")
@@ -115,8 +117,8 @@ def _told(outcomes: Outcomes, task: str, like_from: float) -> Tensor:
         return torch.where(values.isnan(), values, (values >= like_from).float())
     if task not in outcomes.type_names:
         raise ValueError(
-            f"no task {task!r}: there are {NEXT}, {LIKE} and the types "
-            f"{', '.join(outcomes.type_names)} of events"
+            f"no task {task!r}: there are {NEXT}, {LIKE} and, as types of events, "
+            f"{', '.join(outcomes.type_names) or 'none'}"
         )
     return outcomes.of_type(task)
 

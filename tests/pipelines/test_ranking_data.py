@@ -1,5 +1,6 @@
 """Events with known feedback: their values, and what a ranker's order does to a list."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,10 +83,14 @@ def test_an_event_is_known_by_its_second_and_has_its_own_type(tmp_path: Path) ->
         user_features={},
     )
     found = outcomes_of(tmp_path, inputs, HeldOut.of(sequences, "validation"))
-    # Item 4 was viewed before it was bought: each event has its own value and type.
+    # Item 4 was viewed before it was bought: each event has its own value, the first led to both.
     assert found.values.nan_to_num(-1).tolist() == [2, 5, -1]
     assert found.type_names == ("purchase", "refund", "view")
-    assert found.types.tolist() == [2, 0, 1]
+    assert found.types.int().tolist() == [[1, 0, 1], [1, 0, 0], [0, 1, 0]]
+    # What the next split holds out is not told.
+    before = replace(inputs, sequences=replace(sequences, validation_end=np.array([0, 2, 5])))
+    found = outcomes_of(tmp_path, before, HeldOut.of(before.sequences, "validation"))
+    assert found.types.int().tolist() == [[0, 0, 1], [0, 1, 0]]
 
 
 def test_a_ranker_that_lost_or_was_never_trained_is_not_released(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_task_of_one_class_is_left_out_and_said(
 
 
 def test_each_type_of_event_that_has_enough_is_a_task() -> None:
-    types = torch.tensor([0] * 50 + [1] * 30 + [2] * 19 + [3] * 25)
+    types = torch.eye(4).bool()[torch.tensor([0] * 50 + [1] * 30 + [2] * 19 + [3] * 25)]
     names = ("click", "purchase", "refund", "like")
     outcomes = Outcomes(torch.full((124,), NAN), types, names)
     tasks, why = tasks_of(outcomes, 4.0)
@@ -55,7 +55,7 @@ def test_each_type_of_event_that_has_enough_is_a_task() -> None:
     assert "24% are of type purchase" in why
     assert "19 of 124 are of type refund: too few" in why
     rows, targets = torch.tensor([[5, 7], [5, 7]]), Jagged.from_lists([[7], [5]])
-    two = Outcomes(torch.full((2,), NAN), torch.tensor([1, 0]), names)
+    two = Outcomes(torch.full((2,), NAN), torch.eye(4).bool()[[1, 0]], names)
     labels = labels_of(rows, targets, two, (NEXT, "click", "purchase"), 4.0)
     assert labels.tolist() == [[[0, 0, 0], [1, 0, 1]], [[1, 1, 0], [0, 0, 0]]]
     with pytest.raises(ValueError, match=r"no task 'view': .* click, purchase"):
@@ -63,7 +63,8 @@ def test_each_type_of_event_that_has_enough_is_a_task() -> None:
 
 
 def test_likes_by_value_win_over_a_type_of_that_name() -> None:
-    outcomes = Outcomes(torch.tensor([5.0, 1.0] * 30), torch.tensor([0, 1] * 30), ("like", "buy"))
+    types = torch.eye(2).bool()[[0, 1] * 30]
+    outcomes = Outcomes(torch.tensor([5.0, 1.0] * 30), types, ("like", "buy"))
     tasks, why = tasks_of(outcomes, 4.0)
     assert tasks == (NEXT, LIKE, "buy")
     assert "like is the name of another task" in why
