@@ -91,9 +91,14 @@ SYNTHETIC = Plans(
     full=tuple(Plan(epochs=6, learning_rate=rate) for rate in (3e-4, 1e-3)),
     adapters={
         name: tuple(
-            Plan(epochs=6, learning_rate=rate, targets=targets, rank=5) for rate in (2e-3, 6e-3)
+            Plan(epochs=6, learning_rate=rate, targets=targets, tables=tables, rank=rank)
+            for rate in (2e-3, 6e-3)
         )
-        for name, targets in (("lora", ENCODER_AND_CONTENT), ("lora of the encoder", ENCODER))
+        for name, targets, tables, rank in (
+            ("lora", ENCODER_AND_CONTENT, (), 5),
+            ("lora with the items' vectors", ENCODER_AND_CONTENT, ITEM_TABLE, 4),
+            ("lora of the encoder", ENCODER, (), 5),
+        )
     },
     fresh=fresh_plans((5,), "catalogue"),
 )

@@ -67,6 +67,31 @@ def groups_of(
     return groups
 
 
+class Turns:
+    """Which windows each step learns from: groups take turns, in proportion to their size."""
+
+    def __init__(self, groups: list[Group], plan: Plan, seed: int) -> None:
+        self.groups = groups
+        sizes = [min(plan.batch_size, len(one.windows)) for one in groups]
+        pairs = list(zip(groups, sizes, strict=True))
+        self.orders = [BatchOrder(len(one.windows), size, seed) for one, size in pairs]
+        shares = [max(1, round(plan.epochs * len(one.windows) / size)) for one, size in pairs]
+        if plan.replayed:
+            # Of domains that the base knows, as many steps each as of the new one.
+            shares = [shares[0]] * len(groups)
+        turns = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(groups)), shares))
+        # Of each step, how many its group had before it.
+        self.counts = np.zeros(len(turns), np.int64)
+        for group, share in enumerate(shares):
+            self.counts[turns == group] = np.arange(share)
+        self.turns = turns
+
+    def loss(self, model: SequenceModel, step: int) -> Tensor:
+        group = int(self.turns[step])
+        chosen = self.orders[group].indices(int(self.counts[step]))
+        return self.groups[group].loss(model, chosen)
+
+
 class Averaged:
     """A running mean of parameters over the steps, for when they are judged."""
 
@@ -104,30 +129,14 @@ def fit(
     The best of ten validations stays; without a judge the last weights do.
     """
     torch.manual_seed(seed)
-    sizes = [min(plan.batch_size, len(one.windows)) for one in groups]
-    orders = [
-        BatchOrder(len(one.windows), size, seed) for one, size in zip(groups, sizes, strict=True)
-    ]
-    shares = [
-        max(1, round(plan.epochs * len(one.windows) / size))
-        for one, size in zip(groups, sizes, strict=True)
-    ]
-    if plan.replayed:
-        # Of domains that the base knows, as many steps each as of the new one.
-        shares = [shares[0]] * len(groups)
-    turns = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(groups)), shares))
-    # Of each step, how many its group had before it.
-    counts = np.zeros(len(turns), np.int64)
-    for group in range(len(groups)):
-        counts[turns == group] = np.arange(shares[group])
+    turns = Turns(groups, plan, seed)
     averaged = Averaged(trained, plan.average)
     best: list[tuple[float, list[Tensor]]] = []
 
     def loss_at(step: int) -> Tensor:
         if step and plan.average:
             averaged.step()
-        group = int(turns[step])
-        return groups[group].loss(model, orders[group].indices(int(counts[step])))
+        return turns.loss(model, step)
 
     def evaluate(_: nn.Module) -> dict[str, float]:
         assert judge is not None
@@ -140,7 +149,7 @@ def fit(
             averaged.swap()
         return {METRIC: value}
 
-    num_steps = len(turns)
+    num_steps = len(turns.turns)
     train(
         trained,
         loss_at,

@@ -212,6 +212,31 @@ def test_what_was_seen_does_not_stand_against_the_label() -> None:
     assert repeated > 0
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["attention", "members", "sampled"])
+def test_rivals_alone_stand_against_a_label(name: str) -> None:
+    torch.manual_seed(0)
+    model = built(VARIANTS[name]).eval()
+    # Item 30 is read but is no rival.
+    batch = JaggedBatch({"history": Jagged.from_lists([[3, 30, 5, 7], [9, 3]])})
+    counted = batch["history"]._replace(values=torch.tensor([0, 0, 1, 1, 0, 1]))
+    batch = JaggedBatch({**batch.features, "history.counted": counted})
+    rivals, members = torch.arange(1, 20), model.config.num_members
+    found = model.loss(batch, rivals)
+    # Slowly: each member's cosines of each position's query with the rivals that it has not seen.
+    vectors = model.normalized(model.all_item_inputs()) * members**0.5
+    expected = []
+    for history, label in (([3, 30], 5), ([3, 30, 5], 7), ([9], 3)):
+        query = model.query_vectors(JaggedBatch({"history": Jagged.from_lists([history])}))
+        query = query[0] * members**0.5
+        stand = [row for row in range(1, 20) if row not in history]
+        for part in range(members):
+            one, items = query.chunk(members)[part], vectors.chunk(members, dim=1)[part]
+            scores = items[stand] @ one / model.config.temperature
+            expected.append(-scores.log_softmax(0)[stand.index(label)])
+    torch.testing.assert_close(found, torch.stack(expected).mean(), rtol=1e-5, atol=1e-5)
+
+
 def test_sampled_loss_is_about_the_full_one() -> None:
     torch.manual_seed(0)
     full = built(replace(SMALL, dropout=0.0, id_dropout=0.0, max_scores=50))
