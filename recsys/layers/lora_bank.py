@@ -10,10 +10,10 @@ There are four ways to do it, chosen by what was measured (``tests/benchmarks/be
 - *Many adapters*: each row gathers its own matrices (Punica, arXiv:2310.18547).
 - *Rows of one adapter, and on a CPU rows that lie by adapter*: each run of rows meets weights that
   its adapter was merged into, so the correction costs no arithmetic; a copy of the corrected
-  weights per adapter is kept.
+  weights per adapter is kept. Short runs of equal length are one batched product.
 
-Axes: X rows, P places of a row, S adapters, r the largest rank, I and O a layer's inputs and
-outputs.
+Axes: X rows, P places of a row, R runs, S adapters, r the largest rank, I and O a layer's inputs
+and outputs.
 """
 
 from __future__ import annotations
@@ -37,13 +37,21 @@ ROWS_PER_RUN = 64
 """Rows of a run, on average, from which several products with merged weights are faster."""
 
 
+Runs = list[tuple[int, int]]
+"""Number of an adapter, 0 is none, and of how many rows in succession it is; both CPU numbers."""
+
+
 class _Chosen(NamedTuple):
+    num_rows: int | None
+    """X; None where any number of rows all have the adapter of the one run."""
     rows: Tensor | None
-    """[X] number of each row's adapter, 0 is none; None where all have the one of ``runs``."""
+    """[X] number of each row's adapter, 0 is none; None where they lie in runs."""
     mask: Tensor | None
     """[X, S r] which columns are the row's own, None where rows gather or lie in runs."""
-    runs: list[tuple[int, int]]
-    """Adapter and number of rows of each run, empty where there are too many runs."""
+    runs: Runs
+    """Empty where rows do not lie in runs that are worth it."""
+    in_one_product: bool = False
+    """Whether runs are short, of one length and of adapters that follow each other."""
     is_fused: bool = False
     """Whether one launch corrects a layer."""
 
@@ -58,8 +66,8 @@ class _Stacked:
     """[1 + S, O, r]."""
     side_by_side: tuple[Tensor, Tensor]
     """a as [S r, I] and b as [S r, O]."""
-    merged: list[Tensor]
-    """S weights with the correction added, [I, O] each."""
+    merged: Tensor
+    """[S, O, I], the weights with the corrections added."""
     corrections: Corrections
     """a [S, r, I] and b [S, r, O], for one launch."""
 
@@ -116,11 +124,14 @@ class LoraBank:
             yield
 
     @contextmanager
-    def choosing(self) -> Iterator[Callable[[Tensor], None]]:
-        """Let what runs inside ``choose``, once it knows its rows; until then the base answers."""
+    def choosing(self) -> Iterator[Callable[[Tensor | Runs], None]]:
+        """Let what runs inside ``choose``, once it knows its rows; until then the base answers.
+
+        Rows on a CPU may be told as runs where those are known: finding them takes time.
+        """
         token = self._chosen.set(None)
 
-        def choose(rows: Tensor) -> None:
+        def choose(rows: Tensor | Runs) -> None:
             self._chosen.set(self._choice(rows))
 
         try:
@@ -132,7 +143,7 @@ class LoraBank:
     def choose_one(self, number: int) -> Iterator[None]:
         """Correct all rows by one adapter, without gradients, whatever the device."""
         assert not torch.is_grad_enabled()
-        token = self._chosen.set(_Chosen(None, None, [(number, 0)]) if number else None)
+        token = self._chosen.set(_Chosen(None, None, None, [(number, 0)]) if number else None)
         try:
             yield
         finally:
@@ -144,23 +155,28 @@ class LoraBank:
             del layer.forward
         self._layers = []
 
-    def _choice(self, rows: Tensor) -> _Chosen | None:
-        if rows.device.type == "cpu":
-            if not bool(rows.any()):
+    def _choice(self, rows: Tensor | Runs) -> _Chosen | None:
+        if isinstance(rows, list) or rows.device.type == "cpu":
+            runs = rows if isinstance(rows, list) else _runs_of(rows)
+            if not any(number for number, _ in runs):
                 return None
-            if not torch.is_grad_enabled():
-                numbers, counts = torch.unique_consecutive(rows, return_counts=True)
-                if len(numbers) == 1 or len(rows) >= ROWS_PER_RUN * len(numbers):
-                    runs = list(zip(numbers.tolist(), counts.tolist(), strict=True))
-                    return _Chosen(rows, None, runs)
+            num_rows = sum(count for _, count in runs)
+            in_one = _fit_one_product(runs)
+            few = in_one or num_rows >= ROWS_PER_RUN * len(runs)
+            if few and not torch.is_grad_enabled():
+                return _Chosen(num_rows, None, None, runs, in_one)
+            if isinstance(rows, list):
+                numbers, counts = torch.tensor(runs).unbind(1)
+                rows = numbers.repeat_interleave(counts, output_size=num_rows)
         if self._is_fused and not torch.is_grad_enabled():
-            return _Chosen(rows, None, [], is_fused=True)
+            return _Chosen(len(rows), rows, None, [], is_fused=True)
         if len(self.names) > MASKED_UP_TO:
-            return _Chosen(rows, None, [])
+            return _Chosen(len(rows), rows, None, [])
         columns = torch.arange(1, len(self.names) + 1, device=rows.device)
         own = (rows[:, None] == columns).float()  # [X, S]
         width = len(columns) * self._rank
-        return _Chosen(rows, own.repeat_interleave(self._rank, dim=1, output_size=width), [])
+        mask = own.repeat_interleave(self._rank, dim=1, output_size=width)
+        return _Chosen(len(rows), rows, mask, [])
 
     def _forward(self, layer: nn.Linear, stacked: _Stacked) -> Callable[[Tensor], Tensor]:
         def plain(inputs: Tensor) -> Tensor:
@@ -172,14 +188,17 @@ class LoraBank:
             chosen = self._chosen.get()
             if chosen is None:
                 return plain(inputs)
-            if chosen.rows is None:
-                return _by_runs(inputs, [(chosen.runs[0][0], len(inputs))], layer, stacked)
-            if len(inputs) != len(chosen.rows):
+            if chosen.num_rows is None:
+                weight = stacked.merged[chosen.runs[0][0] - 1]
+                return functional.linear(inputs, weight, layer.bias)
+            if len(inputs) != chosen.num_rows:
                 raise ValueError(
-                    f"adapters were chosen for {len(chosen.rows)} rows, a corrected layer got "
+                    f"adapters were chosen for {chosen.num_rows} rows, a corrected layer got "
                     f"{len(inputs)}; choose one for each row that the layer reads"
                 )
-            if chosen.runs:
+            if chosen.in_one_product:
+                return _in_one_product(inputs, chosen.runs, layer, stacked)
+            if chosen.rows is None:
                 return _by_runs(inputs, chosen.runs, layer, stacked)
             output = plain(inputs)
             if chosen.is_fused:
@@ -207,28 +226,48 @@ def _stack(name: str, layer: nn.Linear, adapters: list[LoraAdapter], rank: int) 
             )
         a[place, :own] = one.a.detach().to(weight)
         b[place, :, :own] = adapter.config.scale * one.b.detach().to(weight)
-    merged = [(weight + b[place] @ a[place]).T for place in range(1, 1 + len(adapters))]
+    merged = weight + b[1:] @ a[1:]
     down, up = a[1:].contiguous(), b[1:].transpose(1, 2).contiguous()
     side = down.flatten(0, 1), up.flatten(0, 1)
     return _Stacked(a, b, side, merged, Corrections(down, up))
 
 
-def _by_runs(
-    inputs: Tensor, runs: list[tuple[int, int]], layer: nn.Linear, stacked: _Stacked
-) -> Tensor:
+def _by_runs(inputs: Tensor, runs: Runs, layer: nn.Linear, stacked: _Stacked) -> Tensor:
     output = inputs.new_empty(*inputs.shape[:-1], layer.out_features)
     read, written = inputs.flatten(0, -2), output.flatten(0, -2)  # [X P, I], [X P, O]
     places = len(read) // len(inputs)
     begin = 0
     for number, count in runs:
         part = slice(begin, begin + count * places)
-        weight = stacked.merged[number - 1] if number else layer.weight.T
+        weight = (stacked.merged[number - 1] if number else layer.weight).T
         if layer.bias is None:
             torch.mm(read[part], weight, out=written[part])
         else:
             torch.addmm(layer.bias, read[part], weight, out=written[part])
         begin = part.stop
     return output
+
+
+def _runs_of(rows: Tensor) -> Runs:
+    numbers, counts = torch.unique_consecutive(rows, return_counts=True)
+    return list(zip(numbers.tolist(), counts.tolist(), strict=True))
+
+
+def _fit_one_product(runs: Runs) -> bool:
+    first, length = runs[0]
+    return 0 < length <= ROWS_PER_RUN and runs == [
+        (number, length) for number in range(first, first + len(runs)) if first
+    ]
+
+
+def _in_one_product(inputs: Tensor, runs: Runs, layer: nn.Linear, stacked: _Stacked) -> Tensor:
+    first, read = runs[0][0] - 1, inputs.view(len(runs), -1, inputs.shape[-1])
+    weights = stacked.merged[first : first + len(runs)].transpose(1, 2)  # [R, I, O]
+    if layer.bias is None:
+        product = torch.bmm(read, weights)
+    else:
+        product = torch.baddbmm(layer.bias, read, weights)
+    return product.view(*inputs.shape[:-1], layer.out_features)
 
 
 def _masked(inputs: Tensor, output: Tensor, mask: Tensor, stacked: _Stacked) -> Tensor:
