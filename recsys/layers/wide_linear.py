@@ -24,12 +24,33 @@ def _has_onednn() -> bool:
 HAS_ONEDNN = _has_onednn()
 
 
-def wide_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply as ``functional.linear`` does, [M, I] and [O, I] -> [M, O]."""
-    plain = rows.device.type != "cpu" or rows.dtype != torch.float32 or not HAS_ONEDNN
-    if plain or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-        return functional.linear(rows, weight, bias)
-    product = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+def _is_plain(rows: Tensor) -> bool:
+    """Say whether torch's own product is to be taken."""
+    other = rows.device.type != "cpu" or rows.dtype != torch.float32 or not HAS_ONEDNN
+    return other or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
+
+
+def wide_product(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, rectified: bool = False
+) -> Tensor:
+    """Multiply as ``functional.linear`` does, [M, I] and [O, I] -> [M, O].
+
+    Args:
+        rectified: Set what is negative to 0 on the way.
+    """
+    if _is_plain(rows):
+        product = functional.linear(rows, weight, bias)
+        return product.relu() if rectified else product
+    how = "relu" if rectified else "none"
+    product = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, how, [], "")
+    return cast("Tensor", product)
+
+
+def wide_product_onto(rows: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor) -> Tensor:
+    """Multiply and add to ``onto`` [M, O] on the way, which is kept."""
+    if _is_plain(rows):
+        return functional.linear(rows, weight, bias) + onto
+    product = torch.ops.mkldnn._linear_pointwise.binary(rows, onto, weight, bias, "add")
     return cast("Tensor", product)
 
 

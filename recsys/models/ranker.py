@@ -286,7 +286,9 @@ class Ranker(CatalogueModel):
         logits_of = self._tile_logits(reader)
         tiles = [
             finish(logits_of(own, None if dense is None else dense[begin : begin + size]))
-            for begin, own in zip(range(0, len(places), size), places.split(size), strict=True)
+            for begin, own in zip(
+                range(0, len(places), size), torch.split(places, size), strict=True
+            )
         ]
         return tiles[0][:count] if len(tiles) == 1 else torch.cat(tiles)[:count]
 

@@ -140,7 +140,7 @@ class Heads(nn.ModuleList):
 
     def forward(self, each: list[Tensor]) -> Tensor:
         """Give logits, T times [M, W] -> [M, T]."""
-        layers = list(zip(self._linear(0), self._linear(2), strict=True))
+        layers = list(zip(self.linear(0), self.linear(2), strict=True))
         # Adapters correct layers by hooks, or in place of their forward.
         alone = any(
             layer._forward_hooks or "forward" in vars(layer) for pair in layers for layer in pair
@@ -155,11 +155,12 @@ class Heads(nn.ModuleList):
 
     def start_from_nothing(self) -> None:
         """Let every untrained head say 0."""
-        for last in self._linear(2):
+        for last in self.linear(2):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
 
-    def _linear(self, place: int) -> list[nn.Linear]:
+    def linear(self, place: int) -> list[nn.Linear]:
+        """Give one layer of every head: 0 the hidden one, 2 the last."""
         return [cast("nn.Sequential", head)[place] for head in self]  # type: ignore[misc]
 
 
