@@ -48,6 +48,33 @@ def twin_of(model: Twin) -> Twin:
     return copy.deepcopy(model, memo)
 
 
+@torch.no_grad()
+def centre_items(model: Model, adapter: LoraAdapter, rows: Tensor, share: float) -> None:
+    """Let an adapter start by taking off what all items of a domain have in common.
+
+    For a domain that the base never met: its items are told by their content alone, and what they
+    share hides in every cosine what sets them apart. The projected content c_i is corrected by
+    - share m (mean content . c_i) / |mean content|^2 with m the items' mean input, a correction of
+    rank 1 which takes the place of the adapter's first. Call it before training.
+
+    Args:
+        rows: The domain's items.
+        share: Of the mean that is taken off; at 1 the items' mean input becomes zero.
+
+    Raises:
+        ValueError: If the adapter does not correct how content is projected.
+    """
+    if CONTENT_LAYER not in adapter.layers:
+        raise ValueError(f"items are centred by a correction of {CONTENT_LAYER}; add it to targets")
+    rows = rows.to(model.all_item_inputs().device)
+    mean, content = model.item_inputs(rows).mean(0), model.content_of(rows).float().mean(0)
+    one = adapter.correction(CONTENT_LAYER)
+    # Equal parts, as training moves both at one rate.
+    length = (share * mean.norm() / (adapter.config.scale * model.config.content_weight)).sqrt()
+    one.a[0] = length * content / (content @ content)
+    one.b[:, 0] = -length * mean / mean.norm()
+
+
 def _of_event(history: Jagged, numbers: Tensor) -> Tensor:
     """Give each event its query's number, [B] -> [M]."""
     return torch.repeat_interleave(numbers, history.lengths(), output_size=len(history.values))

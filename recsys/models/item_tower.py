@@ -148,6 +148,10 @@ class CatalogueModel(nn.Module):
         """Item rows of the catalogue, of which the tower's first ones have an id."""
         return len(self._content)
 
+    def content_of(self, rows: Tensor) -> Tensor:
+        """Look up content embeddings, [R] -> [R, content_dim]."""
+        return self._content[rows]
+
     def item_inputs(self, rows: Tensor) -> Tensor:
         """Encode rows of the catalogue as the history reads them, [R] -> [R, D]."""
         categories = Jagged(self._category_rows, self._category_offsets).take(rows)

@@ -50,6 +50,7 @@ from torch import nn
 from recsys.data.dataset import Sequences
 from recsys.data.domains import domain_positions
 from recsys.layers.lora import LoraAdapter, LoraConfig
+from recsys.models.adapted import centre_items
 from recsys.models.item_tower import TwoTowerInputs
 from recsys.models.sequence import SequenceModel
 
@@ -203,9 +204,12 @@ class Ground:
                 max_share=1.0,
             )
             rows = torch.from_numpy(np.flatnonzero(self.data.own(self.domain)))
-            trained = LoraAdapter(
+            adapter = LoraAdapter(
                 model, config, base_digest="not asked", rows=dict.fromkeys(plan.tables, rows)
-            ).attach()
+            )
+            if plan.centred:
+                centre_items(model, adapter, rows, plan.centred)
+            trained = adapter.attach()
         groups = groups_of(self.data, sequences, [self.domain], plan, model)
         if plan.replayed:
             others = [one for one in range(len(self.data.names)) if one != self.domain]

@@ -29,6 +29,8 @@ class Plan:
     """What a label is ranked against: every item, or those of its domain."""
     average: float = 0.0
     """Decay of a running mean of the weights that is judged in their place; 0 for none."""
+    centred: float = 0.0
+    """Share that an adapter of a new domain takes off what its items have in common."""
     replayed: bool = False
     """Whether an adapter of a new domain also learns from the domains that the base knows."""
 

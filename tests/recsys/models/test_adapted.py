@@ -6,7 +6,13 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.lora import LoraAdapter, LoraConfig, digest_of_weights
 from recsys.layers.lora_file import load_adapter, save_adapter
-from recsys.models.adapted import ITEM_TABLE, AdaptedRetriever, adapted_layers, twin_of
+from recsys.models.adapted import (
+    ITEM_TABLE,
+    AdaptedRetriever,
+    adapted_layers,
+    centre_items,
+    twin_of,
+)
 from recsys.models.captured_queries import CapturedQueries
 from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
 from recsys.models.sequence import SequenceConfig, SequenceModel
@@ -161,6 +167,29 @@ def test_a_domains_items_move_where_an_adapter_corrects_their_id_vectors(kind):
     assert moved.nonzero()[:, 0].tolist() == [row for row in range(1, 20) if row != 12]
     assert retriever.shares_items("films")
     assert not retriever.shares_items("books")
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "attention"])
+@pytest.mark.parametrize("share", [0.5, 1.0])
+@torch.no_grad()
+def test_what_items_of_a_new_domain_have_in_common_is_taken_off(kind, share):
+    model, own = with_content(kind), torch.arange(20, 50)
+    alone = model.item_inputs(own)
+    config = LoraConfig(targets=adapted_layers(model), rank=3, max_share=1.0)
+    adapter = LoraAdapter(model, config)
+    centre_items(model, adapter, own, share)
+    adapter.attach()
+    corrected = model.item_inputs(own)
+    torch.testing.assert_close(corrected.mean(0), (1 - share) * alone.mean(0), rtol=0, atol=1e-5)
+    content = model.content_of(own)
+    # Where content says nothing of what is common, nothing changes.
+    common = content.mean(0)
+    along = content @ common / (common @ common)
+    moved = alone - share * along[:, None] * alone.mean(0)
+    torch.testing.assert_close(corrected, moved, rtol=0, atol=1e-5)
+    reading = LoraAdapter(model, replace(config, targets=adapted_layers(model)[:1]))
+    with pytest.raises(ValueError, match="add it to targets"):
+        centre_items(model, reading, own, share)
 
 
 @pytest.mark.parametrize("kind", ["two_tower", "attention"])
