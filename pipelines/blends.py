@@ -5,8 +5,9 @@
 <order>/folds/<profile>_<i>/   fitted without half i of the validation users, to measure that half
 <order>/blends.json            what was tried on validation, what is served and why
 
-Profile ``full`` asks every source, ``fast`` leaves out the generative model's beam. Without a
-generative model they are one, and only ``fast`` is kept.
+Profile ``full`` asks every source, ``fast`` leaves out the generative model's beam and all members
+but the first of a sequence model with ``fast_members``. Without either they are one, and only
+``fast`` is kept.
 
 Axes: B queries, S sources, k list length.
 """
@@ -33,7 +34,7 @@ FAST: Profile = "fast"
 FULL: Profile = "full"
 BLEND, BLEND_FAST = "blend", "blend_fast"
 """Rows of the metrics."""
-SLOW_SOURCES = ("generative",)
+SLOW_SOURCES = ("ensemble", "generative")
 """Left out of profile ``fast``."""
 FILE = "blends.json"
 LEARNED, FUSION = "learned", "reciprocal_rank_fusion"

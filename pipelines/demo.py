@@ -39,6 +39,7 @@ MODEL_NAMES = {
     "content": "content",
     "two_tower": "two-tower",
     "sequence": "sequence",
+    "ensemble": "sequence, all members",
     "generative": "generative",
     "blend_fast": "blend, fast",
     "blend": "blend, full",

@@ -24,6 +24,7 @@ from pipelines.stage import StageContext
 from pipelines.training import Curve, ProgressBar, TrainingRun
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.models.item_tower import RetrievalModel
+from recsys.models.sequence_members import of_first
 
 MIN_EVENTS = 3
 """Train events of a user, below which none is held back."""
@@ -101,6 +102,9 @@ def earlier_sources(
         names: Models, as ``load_sources`` names them; all but generation.
     """
     config = context.config
+    # Further members are no source of profile fast, whose candidates are ranked.
+    config = replace(config, sequence=of_first(config.sequence))
+    context = replace(context, config=config)
     found: dict[str, Source] = {
         name: ScoredSource(model.score, needs_history=name != "popularity")
         for name, model in fit_models(earlier.inputs, config, "all").items()

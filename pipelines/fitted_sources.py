@@ -46,6 +46,9 @@ def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict
     trained = context.inputs["train_sequence"] / order / "sequence"
     if trained.exists():
         sources["sequence"] = ScoredSource(SequenceModel.load(trained, catalogue).score)
+    trained = context.inputs["train_sequence"] / order / "ensemble"
+    if trained.exists():
+        sources["ensemble"] = ScoredSource(SequenceModel.load(trained, catalogue).score)
     trained = context.inputs["train_generative"] / order / "generative"
     if trained.exists():
         codes = ItemCodes.load(context.inputs["build_semantic_ids"], order)

@@ -21,7 +21,7 @@ from pipelines.stage import StageContext, StageRows
 from pipelines.train_generative import fit_generative_model, read_sequence
 from pipelines.train_sequence import fit_sequence_model
 from pipelines.train_two_tower import fit_two_tower
-from pipelines.training import Curve, Model, ProgressBar, TrainingRun
+from pipelines.training import Curve, Model, ProgressBar, TrainingRun, save_model
 from recsys.data.dataset import Sequences
 from recsys.data.windows import training_windows
 from recsys.training.loop import TrainConfig, TrainResult
@@ -102,7 +102,7 @@ def train_again(context: StageContext, again: Again) -> int:
     title = f"{again.name.replace('_', '-')} (everything)"
     with ProgressBar(title, visible=context.show_progress) as progress:
         model, result = again.fit(again.train_config(), TrainingRun(kept, progress, curve))
-    model.to("cpu").save(context.output / again.name)
+    save_model(model, context.output, again.name)
     folder = context.output / "trainings" / again.name
     folder.mkdir(parents=True)
     curve.write(folder / "curve.jsonl")

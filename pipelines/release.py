@@ -151,6 +151,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         else None,
         content_similarity=present(context.inputs["refit"] / CONTENT),
         sequence=present(context.inputs["refit"] / "sequence"),
+        ensemble=present(context.inputs["refit"] / "ensemble"),
         generative=present(context.inputs["refit"] / "generative"),
         blends=served_blends(context.inputs["fit_blend"] / released_order(features)),
         ranker=served_ranker(context.inputs["train_ranker"] / released_order(features)),

@@ -28,6 +28,7 @@ SOURCE_OF_MODEL = {
     "content": "content",
     "two_tower": "two_tower",
     "sequence": "sequence",
+    "ensemble": "ensemble",
     "generative": "generative",
 }
 

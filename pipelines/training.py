@@ -25,6 +25,7 @@ from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
 from recsys.models.generative import GenerativeModel
 from recsys.models.ranker import Ranker
 from recsys.models.sequence import SequenceModel
+from recsys.models.sequence_members import first_members
 from recsys.models.two_tower import TwoTower
 from recsys.training.loop import TrainConfig, TrainingDiverged, TrainResult, train
 from recsys.training.optim import adamw
@@ -114,6 +115,15 @@ class ProgressBar:
     def show(self, step: int, num_steps: int, **values: float) -> None:
         numbers = " ".join(f"{name} {value:.3g}" for name, value in values.items())
         self._bar.update(self._task, completed=step, total=num_steps, numbers=numbers)
+
+
+def save_model(model: Model, folder: Path, name: str) -> None:
+    """Write a model; of a sequence model what profile fast asks, and beside it all members."""
+    whole = model.to("cpu")
+    first = first_members(whole) if isinstance(whole, SequenceModel) else whole
+    first.save(folder / name)
+    if first is not whole:
+        whole.save(folder / "ensemble")
 
 
 class TrainingRun(NamedTuple):
@@ -217,7 +227,7 @@ def train_each_order(
         with ProgressBar(title, visible=context.show_progress) as progress:
             run = TrainingRun(context.checkpoints / order, progress, curve)
             model, result = fit_on(inputs, run)
-        model.to("cpu").save(context.output / order / name)
+        save_model(model, context.output / order, name)
         curve.write(context.output / order / "curve.jsonl")
         summary = {**asdict(result), "num_labels": num_labels}
         (context.output / order / "training.json").write_text(to_json(summary))

@@ -10,7 +10,7 @@
         index/          items.faiss and its description (both may be absent)
         semantic_ids/   codes, id rows (may be absent, with quantizer/)
         quantizer/      gives new items their IDs                     serving/semantic_ids.py
-        content_similarity/, sequence/, generative/, blend_fast/, blend_full/
+        content_similarity/, sequence/, ensemble/, generative/, blend_fast/, blend_full/
                         each may be absent                            serving/history_models.py
         ranker/         orders what blend_fast finds (may be absent)  serving/ranker.py
         manifest.json   digests, dimensions, versions; written last   serving/manifest.py
@@ -45,6 +45,7 @@ from serving.delta import Delta, chain_of, semantic_ids_of
 from serving.history_models import (
     BLENDS,
     CONTENT_SIMILARITY,
+    ENSEMBLE,
     GENERATIVE,
     SEQUENCE,
     Generation,
@@ -96,6 +97,8 @@ class BundleParts:
     """Directory that ContentSimilarity.save wrote, of the two-tower's content."""
     sequence: Path | None = None
     """Directory that SequenceModel.save wrote, over the two-tower's content and the catalogue."""
+    ensemble: Path | None = None
+    """The same of all its members, where profile fast asks the first ones alone."""
     generative: Path | None = None
     """Directory that GenerativeModel.save wrote, of the catalogue and of ``semantic_ids``."""
     blends: Mapping[Profile, Path] = field(default_factory=dict)
@@ -122,6 +125,7 @@ class Bundle:
     semantic_ids: ItemSemanticIds | None
     content_similarity: ContentSimilarity | None
     sequence: SequenceModel | None
+    ensemble: SequenceModel | None
     generative: Generation | None
     blends: Mapping[Profile, LearnedBlend]
     ranker: RankerPart | None
@@ -182,7 +186,7 @@ def write_bundle(
             directory,
             kind="bundle",
             version=version,
-            profile="fast" if parts.generative is None else "full",
+            profile="full" if parts.generative or parts.ensemble else "fast",
             dimensions=_dimensions(parts),
             user_features=dict(parts.user_features),
             context_features=dict(parts.context_features),
@@ -213,6 +217,9 @@ def _write_models(parts: BundleParts, directory: Path) -> list[str]:
     if parts.sequence is not None:
         copy_model(parts.sequence, directory / SEQUENCE)
         models.append(SEQUENCE)
+    if parts.ensemble is not None:
+        copy_model(parts.ensemble, directory / ENSEMBLE)
+        models.append(ENSEMBLE)
     if parts.generative is not None:
         copy_model(parts.generative, directory / GENERATIVE)
         models.append(GENERATIVE)
@@ -284,6 +291,7 @@ def load_bundle(path: Path) -> Bundle:
         semantic_ids=semantic_ids,
         content_similarity=load_content_similarity(base.directory, base.manifest, items),
         sequence=load_sequence(base.directory, base.manifest, items),
+        ensemble=load_sequence(base.directory, base.manifest, items, ENSEMBLE),
         generative=load_generation(base.directory, base.manifest, items, semantic_ids),
         blends=blends,
         ranker=load_ranker(base.directory, base.manifest, items, blends),

@@ -19,6 +19,7 @@ Rows = NDArray[np.int64]
 FOR_A_HISTORY = {
     "two_tower": "fits the history",
     "sequence": "comes next after the history",
+    "ensemble": "comes next after the history",
     "generative": "was generated from the history",
 }
 """What each source says of an item that no other one explains better."""

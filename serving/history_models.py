@@ -2,6 +2,7 @@
 
     content_similarity/   settings, mean of the content      recsys/models/content_similarity.py
     sequence/             settings, weights                  recsys/models/sequence.py
+    ensemble/             the same with all members
     generative/           settings, weights                  recsys/models/generative.py
     blend_fast/           learned weights by source          recsys/retrieval/learned_blend.py
     blend_full/           the same with generated items
@@ -35,6 +36,7 @@ from serving.semantic_ids import ItemSemanticIds
 
 CONTENT_SIMILARITY = "content_similarity"
 SEQUENCE = "sequence"
+ENSEMBLE = "ensemble"
 GENERATIVE = "generative"
 BLENDS: Mapping[Profile, str] = {profile: f"blend_{profile}" for profile in get_args(Profile)}
 """Folder of the blend of each profile."""
@@ -44,9 +46,12 @@ SOURCE_OF_MODEL = {
     "two_tower": "two_tower",
     CONTENT_SIMILARITY: "content",
     SEQUENCE: "sequence",
+    ENSEMBLE: "ensemble",
     GENERATIVE: "generative",
 }
 """Candidate source by the part of a bundle that it needs."""
+SLOW = {ENSEMBLE, GENERATIVE}
+"""Sources of profile ``full`` alone."""
 
 
 def copy_content_similarity(source: Path, target: Path) -> None:
@@ -77,16 +82,16 @@ def load_content_similarity(
 
 
 def load_sequence(
-    directory: Path, manifest: BundleManifest, items: ItemCatalogue
+    directory: Path, manifest: BundleManifest, items: ItemCatalogue, part: str = SEQUENCE
 ) -> SequenceModel | None:
-    """Load the sequence model over a catalogue that may have grown; None without.
+    """Load a sequence model over a catalogue that may have grown; None without.
 
     Raises:
         ValueError: Names the part and what does not fit.
     """
-    if SEQUENCE not in manifest.models:
+    if part not in manifest.models:
         return None
-    path = directory / SEQUENCE
+    path = directory / part
     check_inputs(path / "config.json", manifest, items.content.shape[1], {})
     with reading(path), torch.no_grad():
         model = SequenceModel.load(path, items, backend="torch")
@@ -156,7 +161,7 @@ def load_blends(directory: Path, manifest: BundleManifest) -> dict[Profile, Lear
             continue
         with reading(directory / folder):
             blend = LearnedBlend.load(directory / folder)
-        allowed = there - {GENERATIVE} if profile == "fast" else there
+        allowed = there - SLOW if profile == "fast" else there
         if missing := sorted(set(blend.sources) - allowed):
             raise ValueError(
                 f"{directory / folder} weighs the sources {missing}, profile {profile} of this "

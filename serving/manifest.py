@@ -36,6 +36,7 @@ FILES_ALLOWED = {
     "quantizer": {".json", ".safetensors"},
     "content_similarity": {".json", ".safetensors"},
     "sequence": {".json", ".safetensors"},
+    "ensemble": {".json", ".safetensors"},
     "generative": {".json", ".safetensors"},
     "blend_fast": {".json", ".safetensors"},
     "blend_full": {".json", ".safetensors"},
@@ -44,13 +45,14 @@ FILES_ALLOWED = {
 """Kinds of file by folder. Nothing else may lie in a bundle, least of all a pickle."""
 
 Profile = Literal["fast", "full"]
-"""Which sources answer: ``full`` takes the beam over semantic IDs too."""
+"""Which sources answer: ``full`` asks all members of a sequence model, and the beam too."""
 Model = Literal[
     "popularity",
     "item_to_item",
     "two_tower",
     "content_similarity",
     "sequence",
+    "ensemble",
     "generative",
     "blend_fast",
     "blend_full",

@@ -71,13 +71,14 @@ class Recommender:
         """Make the sources of a profile.
 
         Args:
-            profile: ``full`` generates items too; without a model that does, it is ``fast``.
+            profile: ``full`` asks slower models too; of a bundle without them it is ``fast``.
             beam_timeout_ms: A list is made without generated items where they take longer, and
                 says so; None waits for them.
             ranker_timeout_ms: The same of the ranker, without which the blend's order stays.
         """
         self.bundle = bundle
-        self.profile: Profile = "fast" if bundle.generative is None else profile
+        slower = bundle.generative is not None or bundle.ensemble is not None
+        self.profile: Profile = profile if slower else "fast"
         self.adapters = adapters
         self._surfaces = surfaces
         self._blends = {

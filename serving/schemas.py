@@ -19,7 +19,9 @@ MAX_EXCLUDE = 10_000
 MAX_CATEGORIES = 100
 MAX_BATCH = 1_000
 
-Source = Literal["two_tower", "item_to_item", "content", "sequence", "generative", "popular"]
+Source = Literal[
+    "two_tower", "item_to_item", "content", "sequence", "ensemble", "generative", "popular"
+]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 
 

@@ -250,6 +250,8 @@ def sources_of(bundle: Bundle, options: SourceOptions) -> dict[str, CandidateSou
         sources["sequence"] = SequenceSource(
             bundle.sequence, options.adapters.retrievers.get("sequence")
         )
+    if bundle.ensemble is not None and options.profile == "full":
+        sources["ensemble"] = SequenceSource(bundle.ensemble)
     if bundle.generative is not None and options.profile == "full":
         sources["generative"] = GenerativeSource(
             bundle.generative, options.beam_width, options.beam_timeout_ms

@@ -42,6 +42,7 @@ HOME = Surface(
         "two_tower": 1.0,
         "item_to_item": 1.0,
         "sequence": 1.0,
+        "ensemble": 1.0,
         "generative": 1.0,
         "content": 1.0,
         "popular": FILL,

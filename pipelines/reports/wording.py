@@ -12,6 +12,7 @@ MODELS = {
     "two_tower": "two-tower",
     "content": "content",
     "sequence": "sequence model",
+    "ensemble": "sequence model, all members",
     "generative": "generative model",
     "blend_fast": "blend (fast)",
     "blend": "blend",
@@ -23,8 +24,9 @@ MODEL_MEANINGS = {
     "two_tower": "a trained network: the history and each item become vectors that are compared",
     "content": "items whose text is like that of what the user took lately",
     "sequence": "a trained network that reads the history in its order",
+    "ensemble": "several networks that read the history in its order, their scores averaged",
     "generative": "a trained network that writes out the next item's semantic ID, best ones first",
-    "blend_fast": "the lists of all models but the generative one put together; served by default",
+    "blend_fast": "the lists of all models but the slow ones put together; served by default",
     "blend": "the lists of all models put together",
     "ranked": "the fast blend with its first places in a trained ranker's order",
 }

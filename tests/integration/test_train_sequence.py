@@ -11,6 +11,8 @@ from click.testing import Result
 
 from pipelines.report import report_path
 from recsys.training.checkpoint import save_checkpoint
+from serving.recommend import Recommender
+from serving.schemas import Request
 
 Recsys = Callable[..., Result]
 BEFORE = ("build_features", "enrich_items", "embed_items")
@@ -136,20 +138,39 @@ def test_lists_with_the_history_are_trained_with_it(
     assert saved["config"]["leave_out_history"] is False
 
 
-def test_members_trained_apart_are_one_model_with_a_curve_each(
+def test_further_members_are_trained_apart_and_serve_profile_full(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
     workspace = until_features(shop, tmp_path)
-    settings = ["sequence.num_members=2", "sequence.trained_apart=true"]
-    settings += ['sequence.member_blocks=["attention", "hstu"]', "sequence_training.max_epochs=2"]
-    assert trained(recsys, shop, workspace, settings=settings).exit_code == 0
+    settings = ["sequence.num_members=2", "sequence.trained_apart=true", "sequence.fast_members=1"]
+    settings += ['sequence.member_blocks=["attention", "hstu"]', "sequence_training.max_epochs=4"]
+    settings += ["generative_training.enabled=false"]
+    for name in ("build_semantic_ids", "fit_baselines", "train_two_tower"):
+        shutil.copytree(shop / name, workspace / name)
+    options = [part for one in settings for part in ("--set", one)]
+    result = recsys("run", "-c", shop.parent / "shop.toml", "-w", workspace, "-q", *options)
+    assert result.exit_code == 0, result.output
     made = workspace / "train_sequence/given"
-    saved = json.loads((made / "sequence/config.json").read_text())["config"]
-    assert saved["member_blocks"] == ["attention", "hstu"]
+    saved = {
+        name: json.loads((made / name / "config.json").read_text())["config"]
+        for name in ("sequence", "ensemble")
+    }
+    assert [saved[name]["num_members"] for name in saved] == [1, 2]
+    assert saved["ensemble"]["member_blocks"] == ["attention", "hstu"]
     lines = [json.loads(line) for line in (made / "curve.jsonl").read_text().splitlines()]
     steps = json.loads((made / "training.json").read_text())["num_steps"]
     for loss in ("loss", "member 2/loss"):
         assert [line["step"] for line in lines if loss in line][-1] == steps
+    metrics = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]["test"]
+    assert {"sequence", "ensemble", "blend_fast", "blend"} <= set(metrics)
+    bundle = workspace / "bundles/current"
+    for profile, expected in (("fast", False), ("full", True)):
+        recommender = Recommender.load(bundle, profile)
+        assert recommender.bundle.sequence.config.num_members == 1
+        reply = recommender.answer(Request(user_id="user-2", k=20, explain=True))
+        assert reply.served_by.profile == profile
+        told = {name for item in reply.items for name in item.contributions}
+        assert ("ensemble" in told) == expected
 
 
 def least(shop: Path, folder: Path, changed: pl.Expr) -> Path:

@@ -2,6 +2,7 @@
 
 export const SOURCES = {
   sequence: { label: "next", told: "sequence model: what comes next" },
+  ensemble: { label: "next", told: "several sequence models together: what comes next" },
   generative: { label: "generated", told: "generative model: the semantic ID that comes next" },
   two_tower: { label: "taste", told: "two-tower model" },
   item_to_item: { label: "together", told: "taken together" },
