@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from recsys.data.batch import Jagged
-from recsys.layers.row_updates import SLOTS, RowUpdateConfig, State, joined, same_places
-from recsys.layers.tables import TableConfig
+from recsys.layers.row_updates import SLOTS, RowUpdateConfig, State, same_places
+from recsys.layers.tables import TableConfig, joined
 
 
 def fbgemm_can(tables: Sequence[TableConfig], config: RowUpdateConfig) -> bool:
@@ -122,6 +122,7 @@ class FbgemmRowUpdates:
             weights[name].data = view.data
         self.grad_scale: Tensor | None = None
         self._steps_before = 0
+        self._ids = torch.empty(0, dtype=torch.int64)
 
     def begin(self, learning_rate: float) -> None:
         self.tbe.set_learning_rate(learning_rate)
@@ -132,13 +133,27 @@ class FbgemmRowUpdates:
 
     def pool_joined(self, values: Mapping[str, Jagged], weights: Tensor | None) -> Tensor:
         same_places(self.weights, self.views)
-        ids, offsets = joined(values, self.features)
+        ids, offsets = joined(values, self.features, self._room(values))
         self._steps_before = self.num_steps()
         pooled: Tensor = self.tbe(ids.long(), offsets.long(), weights)
         if self.grad_scale is not None:
             scale = self.grad_scale
             pooled.register_hook(lambda grad: grad * scale)  # type: ignore[no-untyped-call]
         return pooled
+
+    def _room(self, values: Mapping[str, Jagged]) -> Tensor | None:
+        """Reuse memory for the ids, since new memory costs a CPU more than they do.
+
+        Only the backward reads them again, and autograd refuses one that comes after the next
+        lookup.
+        """
+        own = [values[feature].values for feature in self.features]
+        if len(own) == 1 or own[0].is_cuda or any(one.dtype != torch.int64 for one in own):
+            return None
+        count = sum(map(len, own))
+        if len(self._ids) < count:
+            self._ids = torch.empty(count + count // 4, dtype=torch.int64)
+        return self._ids[:count]
 
     def may_move(self, loss: Tensor) -> bool:
         """Wait for the loss: FBGEMM's backward has no switch on the device."""

@@ -25,7 +25,7 @@ from recsys.data.batch import Jagged
 from recsys.kernels.embedding_bag.layout import table_layout
 from recsys.kernels.embedding_bag.op import EmbeddingBags as KernelBags
 from recsys.kernels.embedding_bag.optimizer import Optimizer, OptimizerConfig, bias_corrections
-from recsys.layers.tables import TableConfig
+from recsys.layers.tables import TableConfig, joined
 
 Rule = Literal["sgd", "rowwise_adagrad", "adam", "rowwise_adam"]
 State = dict[str, dict[str, Tensor]]
@@ -234,18 +234,6 @@ class KernelRowUpdates(DeviceScalars):
 
     def set_num_steps(self, num_steps: int) -> None:
         self.bags.step.fill_(num_steps)
-
-
-def joined(values: Mapping[str, Jagged], features: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Lay features one after the other: ids [M] and offsets [F * B + 1]."""
-    own = [values[feature] for feature in features]
-    if len(own) == 1:
-        return own[0].values, own[0].offsets
-    # A few operations for all features, since each costs more than the numbers of most.
-    offsets = torch.stack([one.offsets for one in own])  # [F, B + 1]
-    after = offsets[:, 1:]
-    after[1:] += after[:-1, -1].cumsum(0)[:, None]
-    return torch.cat([one.values for one in own]), torch.cat([offsets[0, :1], after.reshape(-1)])
 
 
 class _TableLookup(torch.autograd.Function):

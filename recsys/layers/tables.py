@@ -5,7 +5,7 @@ Axes: B examples, M values of one feature in the whole batch, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,6 +89,21 @@ def pooling_weights(values: Jagged, pooling: str, dtype: torch.dtype) -> Tensor:
     segments = values.segments()  # [M]
     totals = weights.new_zeros(values.batch_size).index_add(0, segments, weights)  # [B]
     return torch.where(totals == 0, totals, 1 / totals)[segments] * weights
+
+
+def joined(
+    values: Mapping[str, Jagged], features: Sequence[str], room: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Lay features one after the other: ids [M], in ``room`` if given, and offsets [F * B + 1]."""
+    own = [values[feature] for feature in features]
+    if len(own) == 1:
+        return own[0].values, own[0].offsets
+    # A few operations for all features, since each costs more than the numbers of most.
+    offsets = torch.stack([one.offsets for one in own])  # [F, B + 1]
+    after = offsets[:, 1:]
+    after[1:] += after[:-1, -1].cumsum(0)[:, None]
+    ids = torch.cat([one.values for one in own], out=room)
+    return ids, torch.cat([offsets[0, :1], after.reshape(-1)])
 
 
 class PlainCollection(nn.Module):
