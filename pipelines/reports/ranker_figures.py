@@ -1,4 +1,4 @@
-"""The charts of who is routed to which expert of the ranker."""
+"""The charts of the ranker: which places are looked at, who is routed to which expert."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pipelines.reports.figures import Figure, percent
 from pipelines.reports.rankers import TRUNK_NAMES, Routing, ToldRanker
 
 EVERYONE = "all candidates"
+LOOKED_AT = "looked at"
 GROUPINGS = {
     "domain": "domain of the item",
     "popularity": "how often the item is taken",
@@ -15,14 +16,39 @@ GROUPINGS = {
 
 
 def ranker_figures(ranker: ToldRanker | None) -> list[Figure]:
-    """Draw, for each router, the experts that groups of candidates go to."""
+    """Draw how often places are looked at and, for each router, where groups of candidates go."""
     if ranker is None:
         return []
-    return [
+    examined = [_examined(ranker.examined)] if ranker.examined else []
+    return examined + [
         _figure(routing, grouping)
         for routing in ranker.routings
         for grouping in range(len(routing.by))
     ]
+
+
+def _examined(curve: list[float]) -> Figure:
+    places = [f"place {number}" for number in range(1, len(curve) + 1)]
+    color = color_of(0)
+    return Figure(
+        key="examined",
+        title="How often each place is looked at",
+        note="Relative to the first place, as learned from what was shown and taken. The ranker's "
+        "probabilities are of items that are looked at: no place is read when it serves.",
+        description="Chance of each place of a shown list to be looked at.",
+        spec=share_chart(
+            [
+                Bar(label=place, series=LOOKED_AT, share=share, note=f"{place}: {percent(share)}")
+                for place, share in zip(places, curve, strict=True)
+            ],
+            {LOOKED_AT: color},
+            x_title="chance relative to the first place",
+            labels=places,
+        ),
+        legend={},
+        columns=("place", "looked at"),
+        rows=[(place, percent(share)) for place, share in zip(places, curve, strict=True)],
+    )
 
 
 def _figure(routing: Routing, grouping: int) -> Figure:

@@ -59,6 +59,8 @@ class ToldTrunk:
     standard_error: float
     tasks: list[ToldTask]
     routing: Routing | None
+    examined: list[float]
+    """How often each place of a shown list is looked at, the first one's 1; none without lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,11 @@ class ToldRanker:
     def served_tasks(self) -> list[ToldTask]:
         """Tasks of the ranker."""
         return self.trunks[0].tasks
+
+    @property
+    def examined(self) -> list[float]:
+        """How often each place of a shown list is looked at."""
+        return self.trunks[0].examined if self.trunks else []
 
     @property
     def routings(self) -> list[Routing]:
@@ -120,4 +127,5 @@ def _trunk(row: Mapping[str, Any]) -> ToldTrunk:
             for name, told in row["tasks"].items()
         ],
         routing=None if routing is None else Routing(trunk=row["trunk"], **routing),
+        examined=row.get("examined", []),
     )

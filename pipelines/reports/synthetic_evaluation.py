@@ -235,6 +235,7 @@ def write_ranker(folder: Path, made: SyntheticEvaluation) -> None:
         "validation": 0.15,
         "ahead": -0.001,
         "standard_error": 0.002,
+        "examined": [1.0, 0.7, 0.4],
         "tasks": {"next": {"auc": 0.88, **task}, "like": {"auc": None, **task}},
     }
     routing = {
