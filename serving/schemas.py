@@ -108,7 +108,7 @@ class ServedBy:
     semantic_ids: str | None = None
     """Version of the items' semantic IDs."""
     profile: Profile = "fast"
-    """Which sources answer: ``full`` generates items too."""
+    """Which sources answer: ``full`` asks slower ones too, such as the beam."""
     adapter: str | None = None
     """``<domain>/<version>`` of the adapter that read the history; null where the base did."""
     ranker: str | None = None

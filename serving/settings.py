@@ -24,7 +24,7 @@ class Settings:
     port: int = 8000
     """0 takes any free port."""
     profile: Profile = "fast"
-    """``full`` generates items too, where the bundle has a model that does."""
+    """``full`` asks slower models too, such as one that generates, where the bundle has any."""
     beam_timeout_ms: float = 200.0
     """Lists are made without generated items where they take longer; replies then say so."""
     ranker_timeout_ms: float = 50.0
