@@ -34,7 +34,13 @@ from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
 from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
 from recsys.layers.lora import LoraAdapter
-from recsys.models.adapted import ITEM_TABLE, AdaptedRetriever, adapted_layers
+from recsys.models.adapted import (
+    CONTENT_LAYER,
+    ITEM_TABLE,
+    AdaptedRetriever,
+    adapted_layers,
+    centre_items,
+)
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.training.loop import TrainConfig, TrainingDiverged, TrainResult, train
@@ -188,10 +194,15 @@ def released_base(config: RunConfig, bundle: Path) -> tuple[Link, BaseName]:
 
 
 def new_adapter(task: Task, model: Model) -> LoraAdapter:
-    """Make an adapter that changes nothing yet, by the run's seed."""
+    """Make an adapter by the run's seed; of a domain that the base knows it changes nothing yet."""
     torch.manual_seed(task.config.seed)
-    config = task.config.adapter.lora(adapted_layers(model))
-    return LoraAdapter(model, config, rows={ITEM_TABLE: task.item_rows}).attach()
+    settings, rows = task.config.adapter, task.item_rows
+    config = settings.lora(adapted_layers(model))
+    adapter = LoraAdapter(model, config, rows={ITEM_TABLE: rows})
+    met = model.item_tower.item_counts[rows.to(task.device)] > 0
+    if settings.centred > 0 and CONTENT_LAYER in adapter.layers and 2 * int(met.sum()) < len(met):
+        centre_items(model, adapter, rows, settings.centred)
+    return adapter.attach()
 
 
 def judge(task: Task, model: Model) -> tuple[int, dict[str, dict[str, float]], list[Verdict]]:

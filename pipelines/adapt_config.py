@@ -30,6 +30,9 @@ class AdapterConfig(TrainingConfig):
     rivals: Literal["catalogue", "domain"] = "catalogue"
     """What a domain's labels are ranked against where adapters are judged, and where a sequence
     model's learns: every item, or the domain's, for surfaces that list no others."""
+    centred: float = 0.5
+    """Where the base met less than half of the domain's items: the share that the adapter takes off
+    at the start of what they have in common; 0 for none."""
     dropout: float = 0.0
     max_share: float = 0.05
     """Of the base's parameters that an adapter may have."""
@@ -51,6 +54,8 @@ class AdapterConfig(TrainingConfig):
         for name in ("min_gain", "max_drop"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        if not 0 <= self.centred <= 1:
+            raise ValueError(f"centred must be in [0, 1], got {self.centred}")
         if self.min_slice_users < 2:
             raise ValueError(f"min_slice_users must be >= 2, got {self.min_slice_users}")
         self.lora(("*",))
