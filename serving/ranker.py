@@ -20,7 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
@@ -30,8 +32,9 @@ from recsys.models.item_tower import ItemCatalogue
 from recsys.models.linear_items import LinearItems
 from recsys.models.ranker import Ranker
 from recsys.models.ranking_batch import RankingBatch
-from recsys.retrieval.blend import Blended
-from recsys.retrieval.candidate_numbers import number_names, ranking_candidates
+from recsys.retrieval.blend_one import MergedOne
+from recsys.retrieval.candidate_numbers import number_names
+from recsys.retrieval.candidate_numbers_one import OneQueryNumbers
 from recsys.retrieval.history_numbers import HistoryNumbers
 from recsys.retrieval.learned_blend import LearnedBlend
 from serving.catalogue import reading
@@ -135,6 +138,7 @@ class CandidateRanker:
                 network runs over the candidates, which takes about a millisecond.
         """
         self._part, self._adapted = part, adapted
+        self._laid_out: tuple[Tensor, OneQueryNumbers] | None = None
         self._timeout_seconds = float("inf") if timeout_ms is None else timeout_ms / 1_000
 
     @property
@@ -148,7 +152,7 @@ class CandidateRanker:
         item_counts: Tensor,
         k: int,
         domain: str | None = None,
-    ) -> Blended:
+    ) -> MergedOne:
         """Merge lists [1, k_s] and order their first places; the rest follows as it was.
 
         Args:
@@ -157,7 +161,7 @@ class CandidateRanker:
             domain: Whose adapter judges; the base where it has none.
 
         Returns:
-            Lists [1, k] that tell what each source added as the blend tells it. Scores are the
+            At most k items, with what each source added as the blend tells it. Scores are the
             ranker's; what follows the ranked places has the lowest of those.
 
         Raises:
@@ -165,19 +169,12 @@ class CandidateRanker:
             ValueError: A number of a candidate, or a score, is not finite.
         """
         deadline = time.perf_counter() + self._timeout_seconds
-        num_ranked = self._part.num_candidates
-        part = self._part
-        found = ranking_candidates(
-            part.blend,
-            lists,
-            features["history"],
-            item_counts,
-            max(k, num_ranked),
-            part.against_history,
+        num_ranked, part = self._part.num_candidates, self._part
+        found = self._numbers(item_counts).candidates(
+            lists, features["history"].values, max(k, num_ranked)
         )
-        blended = found.blended
-        count = min(num_ranked, int((blended.item_rows[0] > 0).sum()))
-        rows, numbers = blended.item_rows[0, :count], found.numbers[0, :count]
+        merged, count = found.merged, min(num_ranked, len(found.merged.item_rows))
+        rows, numbers = torch.from_numpy(merged.item_rows[:count]), found.numbers[:count]
         batch = RankingBatch(features, Jagged(rows, torch.tensor([0, count])), None, numbers)
         if not bool(numbers.isfinite().all()):
             raise ValueError("a number of a candidate is not finite")
@@ -190,25 +187,27 @@ class CandidateRanker:
             scores = part.model.score_candidates(reader, rows, numbers)
         if not bool(scores.isfinite().all()):
             raise ValueError("a score of the ranker is not finite")
-        return reordered(blended, scores, k)
+        return reordered(merged, scores.numpy(), k)
+
+    def _numbers(self, item_counts: Tensor) -> OneQueryNumbers:
+        """Lay out what requests share, once for counts."""
+        if self._laid_out is None or self._laid_out[0] is not item_counts:
+            part = self._part
+            numbers = OneQueryNumbers(part.blend, item_counts, part.against_history)
+            self._laid_out = (item_counts, numbers)
+        return self._laid_out[1]
 
 
-def reordered(blended: Blended, scores: Tensor, k: int) -> Blended:
+def reordered(merged: MergedOne, scores: NDArray[np.float32], k: int) -> MergedOne:
     """Put the first places in the order of new scores [C], and cut the list to k.
 
-    Among equals the order stays.
+    Among equals the order stays. What follows has the lowest of the new scores.
     """
-    assert blended.contributions is not None
-    ranked, order = scores.sort(descending=True, stable=True)
-    length = blended.item_rows.shape[1]
-    places = torch.cat([order, torch.arange(len(order), length)])[:k]
-    rows = blended.item_rows[:, places]
-    behind = ranked[-1:].expand(length - len(order))
-    new = torch.cat([ranked, behind])[None, :k].masked_fill(rows < 1, -torch.inf)
-    return Blended(
-        new,
-        rows,
-        blended.source_ranks[:, places],
-        blended.sources,
-        blended.contributions[:, places],
-    )
+    order = np.argsort(-scores, kind="stable")
+    length = len(merged.item_rows)
+    places = np.concatenate([order, np.arange(len(order), length)])[:k]
+    ranked = scores[order]
+    behind = np.repeat(ranked[-1:], length - len(order))
+    new = np.concatenate([ranked, behind])[:k]
+    taken = MergedOne(*(part[places] for part in merged))
+    return taken._replace(scores=new)

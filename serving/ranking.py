@@ -18,7 +18,7 @@ from torch import Tensor
 
 from recsys.data.top_k import TopK
 from recsys.retrieval.blend import ABSENT, CONSTANT, Blended, reciprocal_rank_fusion
-from recsys.retrieval.blend_one import OneQueryBlend
+from recsys.retrieval.blend_one import MergedOne, OneQueryBlend
 from serving.schemas import Source
 
 Rows = NDArray[np.int64]
@@ -50,6 +50,11 @@ class Ranked(NamedTuple):
             blended.source_ranks[0].numpy()[there],
             contributions[0].float().numpy()[there],
         )
+
+    @classmethod
+    def of_merged(cls, merged: MergedOne, sources: tuple[str, ...]) -> Ranked:
+        """Take a merged list of these sources."""
+        return cls(merged.item_rows, merged.scores, sources, merged.ranks, merged.contributions)
 
     def leading(self) -> list[Source]:
         """Name the source that added most to each item; among equals the better rank."""
@@ -102,10 +107,7 @@ def by_learned_weights(
     Args:
         num_events: Events of the history that models read.
     """
-    merged = blend.merge(candidates, num_events, k)
-    return Ranked(
-        merged.item_rows, merged.scores, tuple(candidates), merged.ranks, merged.contributions
-    )
+    return Ranked.of_merged(blend.merge(candidates, num_events, k), tuple(candidates))
 
 
 def filled_up(ranked: Ranked, popular: Rows, k: int) -> Ranked:

@@ -289,8 +289,7 @@ class Recommender:
             # Whatever it is, the blend's order is there.
             log("ranker_failed", {"bundle": self.bundle.version}, level=WARNING, failed=True)
             return None, None, ["failed_stage: ranker"]
-        assert found.contributions is not None
-        return Ranked.of(found, found.contributions), self._ranker.version, []
+        return Ranked.of_merged(found, tuple(weighed)), self._ranker.version, []
 
     def _server(self, query: Query, candidates: Mapping[str, TopK], ranker: str | None) -> ServedBy:
         """Name what answered."""

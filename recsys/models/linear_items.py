@@ -119,15 +119,16 @@ class LinearItems:
             history: Item rows of B queries.
             candidates: Item rows, [B, k]; what is no item, or was appended, scores 0.
         """
-        return self.everything(history).gather(1, self._places(candidates))
+        return self.everything(history).gather(1, self.places_of(candidates))
 
     def everything(self, history: Jagged) -> Tensor:
         """Sum the weights from each history to every item with weights, and to none, [B, K + 1]."""
         return functional.embedding_bag(
-            self._places(history.values), self.weights, history.offsets[:-1], mode="sum"
+            self.places_of(history.values), self.weights, history.offsets[:-1], mode="sum"
         )
 
-    def _places(self, rows: Tensor) -> Tensor:
+    def places_of(self, rows: Tensor) -> Tensor:
+        """Find items among those with weights; the last place is of all others."""
         inside = (rows >= 0) & (rows < len(self.places))
         return torch.where(inside, self.places[torch.where(inside, rows, 0)], len(self.item_rows))
 

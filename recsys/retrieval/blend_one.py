@@ -40,6 +40,10 @@ class MergedOne(NamedTuple):
     """[n, S] from 1 in each source's list, `ABSENT` where it does not have the item."""
     contributions: Floats
     """[n, S] what each source added to the score."""
+    leads: Floats
+    """[n, S], as source_features.py defines them, 0 where absent."""
+    z_scores: Floats
+    """[n, S]."""
 
 
 class _Listed(NamedTuple):
@@ -113,6 +117,8 @@ class OneQueryBlend:
             scores[best].astype(np.float32),
             listed.ranks[best],
             parts[best].astype(np.float32),
+            listed.leads[best],
+            listed.z_scores[best],
         )
 
     def _weights_of(self, listed: _Listed, chosen: list[int], num_events: int) -> Doubles:

@@ -53,6 +53,16 @@ class HistoryNumbers:
         self._content = functional.normalize(catalogue.content.float(), dim=1)
         self._categories = functional.normalize(_category_table(catalogue), dim=1)
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Give unit vectors of content and of categories, [N, F] each."""
+        return self._content, self._categories
+
+    @property
+    def num_items(self) -> int:
+        """Item rows that it knows, N."""
+        return len(self._content)
+
     def to(self, device: torch.device) -> HistoryNumbers:
         """Copy to where histories, candidates and counts are."""
         there = copy.copy(self)
@@ -85,7 +95,7 @@ class HistoryNumbers:
         columns = [*self._linear(history, candidates, there)]
         for table in (self._content, self._categories):
             columns += _cosines(table, known, padded)
-        events = _log_events(item_counts, size)
+        events = log_events(item_counts, size)
         own, past, met = events[known], events[padded], (padded > 0).float()
         for count in (MANY, FEW):
             mean = (past * met)[:, :count].sum(1) / met[:, :count].sum(1).clamp(min=1)
@@ -125,7 +135,7 @@ def _category_table(catalogue: ItemCatalogue) -> Tensor:
     return table
 
 
-def _log_events(item_counts: Tensor, size: int) -> Tensor:
+def log_events(item_counts: Tensor, size: int) -> Tensor:
     """Take log1p of counts, with 0 for items behind them, [size]."""
     counts = item_counts[:size].float().log1p()
     return functional.pad(counts, (0, size - len(counts)))

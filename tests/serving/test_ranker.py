@@ -4,13 +4,14 @@ import json
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.item_mask import ItemMask
 from recsys.models.ranking_batch import RankingBatch
-from recsys.retrieval.candidate_numbers import ranking_candidates
+from recsys.retrieval.candidate_numbers_one import OneQueryNumbers
 from serving.bundle import load_bundle, write_bundle
 from serving.delta import NewItem, write_delta
 from serving.filters import eligible_items
@@ -57,16 +58,9 @@ def candidates(recommender, user_id):
     lists, _ = recommender._retrieve(
         dict.fromkeys(blend.sources, HOME.num_candidates), query, eligible
     )
-    found = ranking_candidates(
-        blend,
-        lists,
-        query.features["history"],
-        bundle.item_counts,
-        NUM_RANKED,
-        bundle.ranker.against_history,
-    )
-    there = found.blended.item_rows[0] > 0
-    return query, found.blended.item_rows[0, there], found.numbers[0, there]
+    numbers = OneQueryNumbers(blend, bundle.item_counts, bundle.ranker.against_history)
+    found = numbers.candidates(lists, query.features["history"].values, NUM_RANKED)
+    return query, torch.from_numpy(found.merged.item_rows), found.numbers
 
 
 def whole_lists(recommender, query):
@@ -175,12 +169,10 @@ def test_numbers_that_are_not_finite_are_refused(recommender, bundle):
 def test_equal_scores_keep_the_blends_order(recommender, bundle):
     query, _, _ = candidates(recommender, "user-3")
     lists, part = whole_lists(recommender, query), bundle.ranker
-    history = query.features["history"]
-    found = ranking_candidates(
-        part.blend, lists, history, bundle.item_counts, 20, part.against_history
-    ).blended
-    same = reordered(found, torch.zeros(10), 20)
-    assert torch.equal(same.item_rows, found.item_rows)
+    numbers = OneQueryNumbers(part.blend, bundle.item_counts, part.against_history)
+    found = numbers.candidates(lists, query.features["history"].values, 20).merged
+    same = reordered(found, np.zeros(10, np.float32), 20)
+    assert same.item_rows.tolist() == found.item_rows.tolist()
 
 
 def test_a_ranker_without_a_blend_is_refused(parts, tmp_path):
