@@ -133,7 +133,7 @@ class OneQueryNumbers:
 
 
 def _at_least_one(met: NDArray[np.bool_]) -> np.float32:
-    return np.float32(max(1, np.count_nonzero(met)))
+    return np.float32(max(1, int(met.sum())))
 
 
 def _reciprocal(ranks: Rows) -> Floats:
