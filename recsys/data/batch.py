@@ -124,8 +124,16 @@ class JaggedBatch:
         return JaggedBatch({name: value.to(device) for name, value in self.features.items()})
 
 
+def one_example(values: Tensor) -> Jagged:
+    """Take values as those of one example."""
+    return Jagged(values, torch.tensor([0, len(values)], device=values.device))
+
+
 def latest(history: Jagged, limit: int) -> Jagged:
     """Keep the last ``limit`` values of each example."""
+    if history.batch_size == 1:
+        kept = history.values[-limit:]
+        return history if len(kept) == len(history.values) else one_example(kept)
     lengths = history.lengths().clamp(max=limit)
     if int(lengths.sum()) == len(history.values):
         return history

@@ -246,8 +246,10 @@ class Ranker(CatalogueModel):
     @torch.no_grad()
     def reader_of(self, batch: RankingBatch, query: int) -> Reader:
         """Make one query of a batch ready; what a server does once for a request."""
-        number = torch.tensor([query], device=self._content.device)
-        features = {name: value.take(number) for name, value in batch.queries.features.items()}
+        features = dict(batch.queries.features)
+        if batch.queries.batch_size > 1:
+            number = torch.tensor([query], device=self._content.device)
+            features = {name: value.take(number) for name, value in features.items()}
         dense = None if batch.query_dense is None else batch.query_dense[query : query + 1]
         one = RankingBatch(JaggedBatch(features), batch.candidates, dense)
         history = latest(features["history"], self.config.max_history)
