@@ -20,11 +20,8 @@ from torch.nn import functional
 
 from recsys.kernels.routed_experts.router_op import can_route, route
 
-SETTLING_ROUNDS = 100
-SETTLING_RATE = 0.05
-"""How far biases move in the first round of settling, at most."""
-SETTLED_SHARE = 0.002
-"""Share of that in the last."""
+SETTLED_SHARE = 0.01
+"""Share of the first move that is left for the last one of a settling."""
 
 
 def without_autocast(device: str) -> AbstractContextManager[None]:
@@ -214,26 +211,30 @@ class BiasedRouter(nn.Module):
         return logits_BE, logits_BE.T.softmax(0).T if self.by_softmax else logits_BE.sigmoid()
 
     @torch.no_grad()
-    def settle(self, rows: Tensor, counts: Tensor) -> None:
+    def settle(
+        self, rows: Tensor, counts: Tensor, *, num_rounds: int = 100, rate: float = 0.05
+    ) -> None:
         """Move biases until rows, each as often as counted, are spread evenly.
 
         Args:
             rows: What is served, [B, D], on the router's device.
             counts: How often, [B], not all 0.
+            num_rounds: Moves; fewer do where biases were settled a step ago.
+            rate: How far biases move at first, at most.
         """
         _, scores_BE = self._scored(rows)
         shares_B = counts.float() / counts.sum()
         bias_E, kept_E = self.bias.clone(), self.bias.clone()
         least = torch.full((), torch.inf, device=rows.device)
-        for number in range(SETTLING_ROUNDS):
+        for number in range(num_rounds):
             experts_BK = best_experts(scores_BE + bias_E, self.top_k)
             chosen_BE = torch.zeros_like(scores_BE).scatter_(1, experts_BK, 1.0)
             # Over the mean load; a product, since sums by expert add in any order on a GPU.
             load_E = (shares_B @ chosen_BE) * (len(bias_E) / self.top_k)
             kept_E = torch.where(load_E.max() < least, bias_E, kept_E)
             least = torch.minimum(load_E.max(), least)
-            rate = SETTLING_RATE * SETTLED_SHARE ** (number / SETTLING_ROUNDS)
-            bias_E = bias_E + rate * (1 - load_E).clamp(-1, 1)
+            most = rate * SETTLED_SHARE ** (number / num_rounds)
+            bias_E = bias_E + most * (1 - load_E).clamp(-1, 1)
         self.bias.copy_(kept_E - kept_E.mean())
 
     @torch.no_grad()

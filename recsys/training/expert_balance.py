@@ -2,7 +2,7 @@
 
 A training step draws the first candidates of a list more often than those behind, and hides most
 ids where users are few. Biases that balance its batches then leave what is served uneven. So they
-are settled on the lists as they are, with ids shown, every few steps.
+are settled on the lists as they are, with ids shown, before every step.
 
 Axes: U queries, k candidates of each, N distinct items.
 """
@@ -18,8 +18,8 @@ from recsys.layers.moe import SparseMoe
 from recsys.layers.moe_routing import BiasedRouter, without_autocast
 from recsys.models.ranker import Ranker
 
-STEPS_BETWEEN = 10
-"""Training steps from one settling to the next."""
+ROUNDS_AGAIN, RATE_AGAIN = 15, 0.01
+"""How biases are settled that were a step ago."""
 MOST_ITEMS = 1 << 14
 """Items that stand for all, drawn as often as they are candidates."""
 
@@ -61,13 +61,15 @@ def settling(model: Ranker, item_rows: Tensor, device: torch.device) -> Callable
     rows, counts = (part.to(device) for part in served_items(item_rows))
 
     @torch.no_grad()
-    def at_step(step: int) -> None:
-        if step % STEPS_BETWEEN:
-            return
+    def before_step(step: int) -> None:
         was_training = model.training
         model.eval()
         with without_autocast(device.type):
-            router.settle(model.item_inputs(rows), counts)
+            items = model.item_inputs(rows)
+        if step:
+            router.settle(items, counts, num_rounds=ROUNDS_AGAIN, rate=RATE_AGAIN)
+        else:
+            router.settle(items, counts)
         model.train(was_training)
 
-    return at_step
+    return before_step
