@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from recsys.layers.embedding import EmbeddingBags, RowUpdateConfig
+from recsys.training.orthogonal import Muon, block_matrices
 
 ROWS_PAY_FROM = 1 << 25
 """Elements of a layer's tables from which moving rows beats a dense step: on an H200 the dense step
@@ -92,6 +93,9 @@ class AdamWConfig:
     only rows of the batch, inside the backward; a row's moments then rest while it does not occur.
     ``rowwise_adam``: so too, with one word of squares a row. ``auto``: ``adam`` for large tables on
     CUDA with Triton, where it was measured faster, else dense."""
+    matrices: Literal["adam", "orthogonal"] = "adam"
+    """How the matrices inside blocks move: by Adam, or by Muon's orthogonal steps
+    (``training/orthogonal.py``)."""
     max_row_norm: float | None = 1.0
     """What each row's gradient is clipped to where tables move by rows: a global norm is known
     only after they have moved."""
@@ -101,6 +105,8 @@ class AdamWConfig:
             raise ValueError(
                 f"tables is 'auto', 'dense', 'adam' or 'rowwise_adam', got {self.tables!r}"
             )
+        if self.matrices not in ("adam", "orthogonal"):
+            raise ValueError(f"matrices is 'adam' or 'orthogonal', got {self.matrices!r}")
         if self.decay_embeddings and self.tables in ("adam", "rowwise_adam"):
             raise ValueError(
                 f"tables that move by rows ({self.tables!r}) cannot decay; set decay_embeddings "
@@ -204,14 +210,15 @@ def adamw(model: nn.Module, config: AdamWConfig) -> AdamW:
     groups = decay_groups(model, config.weight_decay, decay_embeddings=config.decay_embeddings)
     if not groups:
         raise ValueError("the model has no trainable parameter; unfreeze some")
-    return AdamW(
-        groups,
-        lr=0.0,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        # One kernel per group instead of six passes over every table, on CPU too.
-        fused=True,
-    )
+    # One kernel per group instead of six passes over every table, on CPU too.
+    settings: dict[str, Any] = {
+        "betas": (config.beta1, config.beta2),
+        "eps": config.eps,
+        "fused": True,
+    }
+    if config.matrices == "orthogonal":
+        return Muon(groups, block_matrices(model), lr=0.0, **settings)
+    return AdamW(groups, lr=0.0, **settings)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
