@@ -30,7 +30,7 @@ def routed_experts(
     """Add up what each row's experts say by weight: down(relu(up(row))), without biases.
 
     On a GPU nothing waits for the device, so a CUDA graph can hold it. Equal inputs give equal
-    bits, gradients included. Rows are read in place, gradients of their copies added in order.
+    bits, gradients included: what a row's visits give is added in order.
 
     Args:
         rows: [B, D].
@@ -54,7 +54,7 @@ def _on_kernels(rows: Tensor) -> bool:
     return rows.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
 
 
-Made = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+Made = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @torch.library.custom_op("recsys::routed_experts", mutates_args=())
@@ -68,10 +68,11 @@ def _routed_experts(
 
     up, down, weights = up.contiguous(), down.contiguous(), weights.contiguous()
     plan = triton_rows.plan_visits(experts, len(up), TILE_ROWS)
-    hidden = triton_kernel.product(rows, up, plan, gathers=True, rectifies=True)
+    own = triton_rows.collect(rows, plan.row_of_slot, None, 1)
+    hidden = triton_kernel.product(own, up, plan, rectifies=True)
     outputs = triton_kernel.product(hidden, down, plan)
     out = triton_rows.collect(outputs, plan.slot_of, weights, weights.shape[1])
-    return (out, hidden, outputs, *plan[:4])
+    return (out, own, hidden, outputs, *plan[:4])
 
 
 @_routed_experts.register_fake
@@ -80,6 +81,7 @@ def _(rows, up, down, experts, weights) -> Made:  # type: ignore[no-untyped-def]
     single: Any = {"dtype": torch.int32}
     return (
         rows.new_empty(len(rows), down.shape[1]),
+        rows.new_empty(slots, rows.shape[1]),
         rows.new_empty(slots, up.shape[1]),
         rows.new_empty(slots, down.shape[1]),
         rows.new_empty(slots, **single),
@@ -93,18 +95,19 @@ def _(rows, up, down, experts, weights) -> Made:  # type: ignore[no-untyped-def]
 def _routed_experts_backward(
     grad: Tensor, inputs: list[Tensor], made: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows, up, down, weights = inputs
-    hidden, outputs, plan = made[0], made[1], Plan(made[2], made[3], made[4], made[5], TILE_ROWS)
+    up, down, weights = inputs
+    own, hidden, outputs = made[:3]
+    plan = Plan(made[3], made[4], made[5], made[6], TILE_ROWS)
     grad = grad.contiguous()
-    if not _on_kernels(rows):
-        return reference.backward(grad, rows, up, down, plan, weights, hidden, outputs)
+    if not _on_kernels(own):
+        return reference.backward(grad, up, down, plan, weights, (own, hidden, outputs))
     from recsys.kernels.routed_experts import triton_backward, triton_kernel, triton_rows
 
     up, down, weights = up.contiguous(), down.contiguous(), weights.contiguous()
     of_slots, of_weights = triton_rows.spread(grad, outputs, plan.slot_of, weights)
     of_hidden = triton_kernel.product(of_slots, down, plan, transposed=True, like=hidden)
     of_down = triton_backward.weight_gradient(of_slots, hidden, plan)
-    of_up = triton_backward.weight_gradient(of_hidden, rows, plan, gathers=True)
+    of_up = triton_backward.weight_gradient(of_hidden, own, plan)
     back = triton_kernel.product(of_hidden, up, plan, transposed=True)
     of_rows = triton_rows.collect(back, plan.slot_of, None, weights.shape[1])
     return of_rows, of_up, of_down, of_weights
@@ -112,15 +115,16 @@ def _routed_experts_backward(
 
 @_routed_experts_backward.register_fake
 def _(grad, inputs, made):  # type: ignore[no-untyped-def]
-    return tuple(one.new_empty(one.shape) for one in inputs)
+    of_rows = grad.new_empty(len(grad), made[0].shape[1])
+    return of_rows, *(one.new_empty(one.shape) for one in inputs)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Made) -> None:
-    rows, up, down, _, weights = inputs
+    _, up, down, _, weights = inputs
     ctx.mark_non_differentiable(*output[1:])
     # Or zeros as large as the inner numbers would be made.
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(rows, up, down, weights, *output[1:])
+    ctx.save_for_backward(up, down, weights, *output[1:])
 
 
 def _differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
@@ -128,7 +132,7 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | No
         return (None,) * 5
     apply: Any = _routed_experts_backward
     saved = list(ctx.saved_tensors)
-    of_rows, of_up, of_down, of_weights = apply(grad, saved[:4], saved[4:])
+    of_rows, of_up, of_down, of_weights = apply(grad, saved[:3], saved[3:])
     return of_rows, of_up, of_down, None, of_weights
 
 

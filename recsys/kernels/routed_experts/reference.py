@@ -75,8 +75,8 @@ def weight_gradients(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
 
 def forward(
     rows: Tensor, up: Tensor, down: Tensor, plan: Plan, weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What experts say: each row's sum [B, O], inner numbers [S, F] and each slot's output [S, O].
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What experts say: each row's sum [B, O], and of slots rows, inner numbers and outputs.
 
     Args:
         rows: [B, D].
@@ -84,25 +84,25 @@ def forward(
         down: [E, O, F].
         weights: What each visit counts, [B, K].
     """
-    hidden = products(rows[plan.row_of_slot.long()], up.mT, plan.ends).relu()
+    own = rows[plan.row_of_slot.long()]  # [S, D]
+    hidden = products(own, up.mT, plan.ends).relu()
     outputs = products(hidden, down.mT, plan.ends)
     visits = outputs[plan.slot_of.long()].view(*weights.shape, outputs.shape[1])
     wide = torch.promote_types(weights.dtype, outputs.dtype)
     out = (visits.to(wide) * weights[:, :, None].to(wide)).sum(1)
-    return out.to(rows.dtype), hidden, outputs
+    return out.to(rows.dtype), own, hidden, outputs
 
 
 def backward(
     grad: Tensor,
-    rows: Tensor,
     up: Tensor,
     down: Tensor,
     plan: Plan,
     weights: Tensor,
-    hidden: Tensor,
-    outputs: Tensor,
+    made: tuple[Tensor, Tensor, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of rows, up, down and weights."""
+    """Gradients of rows, up, down and weights, from what ``forward`` made of slots."""
+    own, hidden, outputs = made
     slot_of, row_of_slot = plan.slot_of.long(), plan.row_of_slot.long()
     visits = outputs[slot_of].view(*weights.shape, outputs.shape[1])
     of_weights = (visits.float() * grad[:, None].float()).sum(2).to(weights.dtype)
@@ -110,8 +110,8 @@ def backward(
     of_slots = (grad[row_of_slot].to(share.dtype) * share[:, None]).to(grad.dtype)
     of_hidden = products(of_slots, down, plan.ends) * (hidden > 0)
     of_down = weight_gradients(of_slots, hidden, plan.ends)
-    of_up = weight_gradients(of_hidden, rows[row_of_slot], plan.ends)
-    back = products(of_hidden, up, plan.ends)[slot_of].view(*weights.shape, rows.shape[1])
+    of_up = weight_gradients(of_hidden, own, plan.ends)
+    back = products(of_hidden, up, plan.ends)[slot_of].view(*weights.shape, own.shape[1])
     return back.sum(1), of_up, of_down, of_weights
 
 

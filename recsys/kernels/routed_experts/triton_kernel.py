@@ -57,9 +57,9 @@ def _weights_of(
 
 @triton.jit
 def _product(
-    rows, weight, out, like, row_of_slot, tiles, most, stride_n, stride_c,
-    num_n: tl.constexpr, num_c: tl.constexpr, gathers: tl.constexpr, rectifies: tl.constexpr,
-    masks: tl.constexpr, transposed: tl.constexpr, rows_by: tl.constexpr, weights_by: tl.constexpr,
+    rows, weight, out, like, tiles, most, stride_n, stride_c,
+    num_n: tl.constexpr, num_c: tl.constexpr, rectifies: tl.constexpr, masks: tl.constexpr,
+    transposed: tl.constexpr, rows_by: tl.constexpr, weights_by: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr, stages: tl.constexpr,
     flattens: tl.constexpr, on_gpu: tl.constexpr,
 ):  # fmt: skip
@@ -75,12 +75,10 @@ def _product(
         begin_n = place % across * block_n
         n = begin_n + tl.arange(0, block_n)
         c = tl.arange(0, block_c)
-        # Beyond the expert's end any row will do: what it gives is not stored.
-        row = tl.minimum(slot, end - 1)
-        if gathers:
-            row = tl.load(row_of_slot + row)
         rows_at = rows
         if rows_by != "descriptor":
+            # Beyond the expert's end any row will do: what it gives is not stored.
+            row = tl.minimum(slot, end - 1)
             rows_at = rows + row.to(tl.int64)[:, None] * num_c + c[None, :]
         acc = tl.zeros([block_m, block_n], tl.float32)
         for begin in tl.range(0, num_c, block_c, num_stages=stages):
@@ -106,13 +104,16 @@ DEFAULT = {
     "block_n": 128,
     "block_c": 64,
     "stages": 3,
-    "num_warps": 8,
-    "per_processor": 0,
-    "descriptors": 1,
-    "flattens": 0,
+    "num_warps": 4,
+    "per_processor": 2,
+    "descriptors": 2,
+    "flattens": 1,
 }
 """Programs of a multiprocessor, 0 for one a tile; what is loaded through a tensor descriptor, 0
-nothing, 1 weights, 2 sorted rows too; whether a program's tiles are one loop."""
+nothing, 1 weights, 2 sorted rows too; whether a program's tiles are one loop, in which
+a tile's first loads go out while the one before is stored."""
+WIDE = {**DEFAULT, "num_warps": 8, "per_processor": 0, "descriptors": 1, "flattens": 0}
+"""Of float32 numbers, which take twice the registers."""
 
 
 def product(
@@ -121,14 +122,13 @@ def product(
     plan: Plan,
     *,
     transposed: bool = False,
-    gathers: bool = False,
     rectifies: bool = False,
     like: Tensor | None = None,
 ) -> Tensor:
     """Multiply each slot by its expert's weights, [S, N]; sums in float32.
 
     Args:
-        rows: [S, C] in slots' order, or with ``gathers`` [B, C] as they come.
+        rows: [S, C] in slots' order.
         weight: [E, N, C], or ``transposed`` [E, C, N].
         rectifies: Whether numbers below zero become zero.
         like: [S, N]; where it is not above zero, nor is the product.
@@ -136,15 +136,15 @@ def product(
     num_experts, num_n, num_c = weight.shape
     if transposed:
         num_n, num_c = num_c, num_n
-    shapes = shape_class(n=num_n, c=num_c)
-    shapes += ("-gathered" if gathers else "") + ("-transposed" if transposed else "")
-    config = dict(config_for("routed_experts.product", shapes, rows.dtype, DEFAULT))
+    shapes = shape_class(n=num_n, c=num_c) + ("-transposed" if transposed else "")
+    default = WIDE if rows.dtype == torch.float32 else DEFAULT
+    config = dict(config_for("routed_experts.product", shapes, rows.dtype, default))
     programs, block_n, block_c = (config.pop("per_processor"), config["block_n"], config["block_c"])
     plain = "whole" if num_c % block_c == 0 and num_n % block_n == 0 else "masked"
     # Descriptors want rows at multiples of 16 bytes; a tile that went on into the next expert's
     # weights would multiply them by zeros, which is no number where they are none.
     described = config.pop("descriptors") * _describable(weight, block_c, num_c)
-    out = torch.empty(len(plan.row_of_slot), num_n, dtype=rows.dtype, device=rows.device)
+    out = torch.empty(len(rows), num_n, dtype=rows.dtype, device=rows.device)
     most = most_tiles(len(out), num_experts, plan.tile_rows)
     grid = most * triton.cdiv(num_n, block_n)
     if programs:
@@ -154,14 +154,14 @@ def product(
     if described:
         block = [block_c, block_n] if transposed else [block_n, block_c]
         of_weight = TensorDescriptor.from_tensor(weight.flatten(0, 1), block)
-    if described > 1 and not gathers:
+    if described > 1:
         of_rows = TensorDescriptor.from_tensor(rows, [plan.tile_rows, block_c])
     stride_n, stride_c = (1, num_n) if transposed else (num_c, 1)
     if len(out):
         _product[(grid,)](
-            of_rows, of_weight, out, like, plan.row_of_slot, plan.tiles, most, stride_n, stride_c,
-            num_n=num_n, num_c=num_c, gathers=gathers, rectifies=rectifies,
-            masks=like is not None, transposed=transposed, block_m=plan.tile_rows,
+            of_rows, of_weight, out, like, plan.tiles, most, stride_n, stride_c,
+            num_n=num_n, num_c=num_c, rectifies=rectifies, masks=like is not None,
+            transposed=transposed, block_m=plan.tile_rows,
             rows_by="descriptor" if of_rows is not rows else plain,
             weights_by="descriptor" if of_weight is not weight else plain,
             on_gpu=rows.is_cuda, **config,

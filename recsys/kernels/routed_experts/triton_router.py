@@ -23,18 +23,27 @@ EPSILON = tl.constexpr(1e-9)
 
 
 @triton.jit
-def _three_products(x, w, acc, on_gpu: tl.constexpr):
-    """Add x w, x in bfloat16 and w in float32, [b, d] and [d, e]."""
+def _halves(x):
+    """Take a float32 number apart: the three bfloat16 numbers whose sum it is."""
+    high = x.to(tl.bfloat16)
+    rest = x - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def _exact_product(x, w, on_gpu: tl.constexpr):
+    """Multiply bfloat16 by float32 numbers, [b, d] and [d, e].
+
+    The small parts are added first: tensor cores cut off what is far below the sum so far.
+    """
     if on_gpu:
-        high = w.to(tl.bfloat16)
-        rest = w - high.to(tl.float32)
-        middle = rest.to(tl.bfloat16)
-        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-        acc = tl.dot(x, low, acc)
-        acc = tl.dot(x, middle, acc)
-        return tl.dot(x, high, acc)
-    # The interpreter would multiply the bit patterns of bf16 operands.
-    return tl.dot(x.to(tl.float32), w, acc)
+        high, middle, low = _halves(w)
+        found = tl.dot(x, high, tl.dot(x, middle, tl.dot(x, low)))
+    else:
+        # The interpreter would multiply the bit patterns of bf16 operands.
+        found = tl.dot(x.to(tl.float32), w)
+    return found
 
 
 @triton.jit
@@ -62,7 +71,8 @@ def _route(
         x = tl.load(rows + at, mask=here[:, None] & (d[None, :] < dim), other=0.0)
         inside = (d[:, None] < dim) & (e[None, :] < num_experts)
         w = tl.load(weight + e[None, :] * dim + d[:, None], mask=inside, other=0.0)
-        acc = _three_products(x, w, acc, on_gpu)
+        # Added outside of the tensor cores, which round towards zero.
+        acc += _exact_product(x, w, on_gpu)
     inside = here[:, None] & (e[None, :] < num_experts)
     tl.store(logits + row.to(tl.int64)[:, None] * num_experts + e[None, :], acc, mask=inside)
     scores = _scores(acc, e, num_experts, by_softmax)
@@ -108,30 +118,29 @@ def route(
 
 @triton.jit
 def _logit_gradients(
-    logits, grad_logits, experts, weights, grad_weights, row, here, e, num_experts: tl.constexpr,
-    top_k: tl.constexpr, by_softmax: tl.constexpr,
+    logits, grad_logits, experts, weights, grad_weights, out, num_rows, num_experts: tl.constexpr,
+    top_k: tl.constexpr, by_softmax: tl.constexpr, block_b: tl.constexpr, block_e: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of some rows' logits, from those of the logits and of what experts weigh."""
+    """Gradients of logits, from those of the logits and of what experts weigh."""
+    row = tl.program_id(0) * block_b + tl.arange(0, block_b)
+    e = tl.arange(0, block_e)
+    here = row < num_rows
     inside = here[:, None] & (e[None, :] < num_experts)
     at = row.to(tl.int64)[:, None] * num_experts + e[None, :]
     scores = _scores(tl.load(logits + at, mask=inside, other=0.0), e, num_experts, by_softmax)
-    chosen = tl.zeros_like(scores)  # gradients of weights, laid out by expert
-    total = tl.zeros_like(tl.sum(scores, 1))
-    along = total
+    chosen = tl.zeros([block_b, block_e], tl.float32)  # gradients of weights, laid out by expert
+    counted = chosen > 1
+    along = tl.zeros([block_b], tl.float32)
     for k in tl.static_range(top_k):
         visit = row.to(tl.int64) * top_k + k
         own = e[None, :] == tl.load(experts + visit, mask=here, other=0).to(tl.int32)[:, None]
         of_weight = tl.load(grad_weights + visit, mask=here, other=0.0)
         along += of_weight * tl.load(weights + visit, mask=here, other=0.0)
-        total += tl.sum(tl.where(own, scores, 0.0), 1)
         chosen += tl.where(own, of_weight[:, None], 0.0)
-    counted = chosen != chosen
-    for k in tl.static_range(top_k):
-        visit = row.to(tl.int64) * top_k + k
-        counted |= e[None, :] == tl.load(experts + visit, mask=here, other=0).to(tl.int32)[:, None]
+        counted |= own
     if top_k == 1:
-        total = tl.sum(scores, 1)
-        counted = e[None, :] < num_experts + tl.zeros_like(counted).to(tl.int32)
+        counted = inside
+    total = tl.sum(tl.where(counted, scores, 0.0), 1)
     of_scores = (chosen - tl.where(counted, along[:, None], 0.0)) / (total + EPSILON)[:, None]
     if by_softmax:
         of_logits = scores * (of_scores - tl.sum(of_scores * scores, 1)[:, None])
@@ -139,14 +148,14 @@ def _logit_gradients(
         of_logits = of_scores * scores * (1.0 - scores)
     if grad_logits is not None:
         of_logits += tl.load(grad_logits + at, mask=inside, other=0.0)
-    return tl.where(inside, of_logits, 0.0)
+    tl.store(out + at, of_logits, mask=inside)
 
 
 @triton.jit
 def _route_backward(
-    rows, weight, logits, grad_logits, experts, weights, grad_weights, grad_rows, parts, num_rows,
-    num_experts: tl.constexpr, dim: tl.constexpr, top_k: tl.constexpr, by_softmax: tl.constexpr,
-    block_b: tl.constexpr, block_d: tl.constexpr, block_e: tl.constexpr,
+    rows, weight, of_logits, grad_rows, parts, num_rows, num_experts: tl.constexpr,
+    dim: tl.constexpr, block_b: tl.constexpr, block_d: tl.constexpr, block_e: tl.constexpr,
+    on_gpu: tl.constexpr,
 ):  # fmt: skip
     e = tl.arange(0, block_e)
     d = tl.program_id(1) * block_d + tl.arange(0, block_d)
@@ -157,17 +166,21 @@ def _route_backward(
         tl.program_id(0), tl.cdiv(num_rows, block_b), tl.num_programs(0), num_stages=2
     ):
         row = block * block_b + tl.arange(0, block_b)
-        here = row < num_rows
-        of_logits = _logit_gradients(
-            logits, grad_logits, experts, weights, grad_weights, row, here, e, num_experts, top_k,
-            by_softmax,
-        )  # fmt: skip
+        at = row.to(tl.int64)[:, None] * num_experts + e[None, :]
+        inside = (row[:, None] < num_rows) & (e[None, :] < num_experts)
+        g = tl.load(of_logits + at, mask=inside, other=0.0)
         at = row.to(tl.int64)[:, None] * dim + d[None, :]
-        inside = here[:, None] & (d[None, :] < dim)
-        x = tl.load(rows + at, mask=inside, other=0.0).to(tl.float32)
-        of_rows = tl.dot(of_logits, w, input_precision="tf32x3")
+        inside = (row[:, None] < num_rows) & (d[None, :] < dim)
+        x = tl.load(rows + at, mask=inside, other=0.0)
+        if on_gpu:
+            high, middle, _ = _halves(g)
+            w_high, w_middle, _ = _halves(w)
+            of_rows = tl.dot(high, w_high, tl.dot(high, w_middle, tl.dot(middle, w_high)))
+        else:
+            of_rows = tl.dot(g, w)
         tl.store(grad_rows + at, of_rows.to(grad_rows.dtype.element_ty), mask=inside)
-        acc = tl.dot(tl.trans(of_logits), x, acc, input_precision="tf32x3")
+        # Its transpose, [d, e]: that many rows make a product of the tensor cores.
+        acc += tl.trans(_exact_product(tl.trans(x), g, on_gpu))
     at = tl.program_id(0) * num_experts * dim + e[:, None] * dim + d[None, :]
     tl.store(parts + at, acc, mask=of_expert)
 
@@ -183,14 +196,19 @@ def route_backward(
     """Gradients of rows and weight, from those of the logits and of what experts weigh."""
     logits, experts, weights = made
     (num_rows, dim), num_experts = rows.shape, len(weight)
-    grad_rows = torch.empty_like(rows)
+    grad_rows, of_logits = torch.empty_like(rows), torch.empty_like(logits)
+    block_e = triton.next_power_of_2(max(16, num_experts))
+    sizes = {"num_experts": num_experts, "block_e": block_e}
     programs = max(1, min(PARTS, triton.cdiv(num_rows, BLOCK_B)))
     parts = torch.empty(programs, num_experts, dim, dtype=torch.float32, device=rows.device)
-    block_d = 64
-    _route_backward[(programs, triton.cdiv(dim, block_d))](
-        rows, weight, logits, grad_logits, experts, weights, grad_weights, grad_rows, parts,
-        num_rows, num_experts=num_experts, dim=dim, top_k=experts.shape[1],
-        by_softmax=by_softmax, block_b=BLOCK_B, block_d=block_d,
-        block_e=triton.next_power_of_2(max(16, num_experts)),
+    if num_rows:
+        few = max(16, 2048 // block_e)
+        _logit_gradients[(triton.cdiv(num_rows, few),)](
+            logits, grad_logits, experts, weights, grad_weights, of_logits, num_rows,
+            top_k=experts.shape[1], by_softmax=by_softmax, block_b=few, **sizes,
+        )  # fmt: skip
+    _route_backward[(programs, triton.cdiv(dim, BLOCK_D))](
+        rows, weight, of_logits, grad_rows, parts, num_rows, dim=dim, block_b=BLOCK_B,
+        block_d=BLOCK_D, on_gpu=rows.is_cuda, **sizes,
     )  # fmt: skip
     return grad_rows, parts.sum(0)

@@ -15,7 +15,7 @@ from torch import Tensor
 from recsys.kernels.routed_experts.reference import Plan, most_tiles
 
 BLOCK_VISITS = 256
-COUNTS_AT_ONCE = 16
+COUNTS_AT_ONCE = 4096
 
 
 @triton.jit
@@ -89,9 +89,9 @@ def plan_visits(experts: Tensor, num_experts: int, tile_rows: int) -> Plan:
         experts, counts, ends, row_of_slot, slot_of, tiles, visits, num_experts, num_tiles,
         top_k=top_k, block=block, block_e=block_e,
         block_t=triton.next_power_of_2(triton.cdiv(num_tiles, programs)), tile_rows=tile_rows,
-        at_once=COUNTS_AT_ONCE,
+        at_once=max(16, min(COUNTS_AT_ONCE // block_e, triton.next_power_of_2(programs))),
     )  # fmt: skip
-    return Plan(row_of_slot, slot_of, ends, tiles)
+    return Plan(row_of_slot, slot_of, ends, tiles, tile_rows)
 
 
 @triton.jit

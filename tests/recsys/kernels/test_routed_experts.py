@@ -47,8 +47,10 @@ def inputs(shape: Shape, dtype: torch.dtype, device: str) -> list[Tensor]:
     """Rows, up, down and weights."""
     num_rows, num_experts, top_k, dim, hidden_dim, output_dim = shape
     generator = torch.Generator().manual_seed(num_rows)
-    rows = torch.randn(num_rows, dim, generator=generator)
-    up = torch.randn(num_experts, hidden_dim, dim, generator=generator) / dim**0.5
+    # Whole numbers by powers of two, whose products are exact in all types: no inner number is on
+    # another side of zero than in the truth.
+    rows = torch.randint(-2, 3, (num_rows, dim), generator=generator).float()
+    up = torch.randint(-1, 2, (num_experts, hidden_dim, dim), generator=generator) / 16
     down = torch.randn(num_experts, output_dim, hidden_dim, generator=generator) / hidden_dim**0.5
     weights = torch.rand(num_rows, top_k, generator=generator)
     return [*(one.to(dtype).to(device) for one in (rows, up, down)), weights.to(device)]
