@@ -49,7 +49,7 @@ SPARSE = RankerConfig(
     max_history=5,
     num_cross_layers=0,
     trunk="sparse",
-    hidden_dim=32,
+    hidden_dim=16,
     num_experts=4,
     top_k=1,
     router_certainty=0.1,
@@ -69,6 +69,7 @@ class Model(NamedTuple):
 
 CROSSED = "dense, its trunk's operations in a cross layer"
 BEHIND = {"num_cross_layers": 1}
+BEHIND_LOW = {"num_cross_layers": 1, "cross_rank": 8}
 MODELS = {
     "sparse": Model("sparse"),
     "dense": Model("dense"),
@@ -78,6 +79,8 @@ MODELS = {
     CROSSED: Model("dense"),
     "sparse behind a cross layer": Model("sparse", BEHIND),
     "dense behind a cross layer": Model("dense", BEHIND),
+    "sparse behind one of rank 8": Model("sparse", BEHIND_LOW),
+    "dense behind one of rank 8": Model("dense", BEHIND_LOW),
 }
 PAIRS = (
     ("sparse", "dense"),
@@ -87,6 +90,7 @@ PAIRS = (
     ("sparse", CROSSED),
     ("sparse", "dense behind a cross layer"),
     ("sparse behind a cross layer", "dense behind a cross layer"),
+    ("sparse behind one of rank 8", "dense behind one of rank 8"),
 )
 """What is compared; the goal is for the first."""
 
