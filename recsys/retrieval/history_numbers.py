@@ -1,8 +1,8 @@
 """What ties a candidate to the history of its query, as numbers that a ranker reads.
 
 Sources say how each of them ranks an item; these say why it might be taken: how it goes with the
-whole history by linear item-to-item weights, how like it is to the latest events by content and by
-category, and how much more or less popular it is than what the user takes.
+whole history by linear item-to-item weights, how like it is to the latest events by content, by
+category and by behaviour, and how much more or less popular it is than what the user takes.
 
 Axes: B queries, k candidates of a query, H events that are looked at, N item rows, F width, X
 numbers of a candidate.
@@ -24,15 +24,16 @@ HISTORY_NUMBERS = (
     *(f"linear.{what}" for what in ("history", "z_score", "latest")),
     *(
         f"{kind}.{what}"
-        for kind in ("content", "category")
+        for kind in ("content", "category", "behaviour")
         for what in ("last", "few", "all", "best")
     ),
     *(f"events.above_{what}" for what in ("history", "few")),
     "history.events",
 )
 """Names of the X numbers. linear: summed weights of the history, the same in standard deviations of
-the list, those of the latest 10 events. content, category: cosine with the last event, mean of the
-latest 5 and 50, largest of the latest 20. events: log of the item's training events above the mean
+the list, those of the latest 10 events. content, category, behaviour: cosine with the last event,
+mean of the latest 5 and 50, largest of the latest 20; behaviour's is of a trained model's item
+vectors, 0 without. events: log of the item's training events above the mean
 of the history's, and of the latest 5. history: log of its length."""
 LATEST, FEW, MANY, SOME = 10, 5, 50, 20
 BLOCK = 128
@@ -42,32 +43,39 @@ BLOCK = 128
 class HistoryNumbers:
     """Numbers of candidates against histories, the same in training and in serving."""
 
-    def __init__(self, catalogue: ItemCatalogue, linear: LinearItems) -> None:
+    def __init__(
+        self, catalogue: ItemCatalogue, linear: LinearItems, vectors: Tensor | None = None
+    ) -> None:
         """Take what is known of items.
 
         Args:
-            catalogue: May have more rows than the weights know.
+            catalogue: May have more rows than the weights and the vectors know.
             linear: Item-to-item weights.
+            vectors: Of a model that was trained on what people took, [at most N, F], where there
+                is one.
         """
+        size = len(catalogue.content)
+        known = torch.zeros(size, 0) if vectors is None else vectors.detach().float().cpu()[:size]
+        known = functional.pad(known, (0, 0, 0, size - len(known)))
         self.linear = linear
-        self._content = functional.normalize(catalogue.content.float(), dim=1)
-        self._categories = functional.normalize(_category_table(catalogue), dim=1)
+        tables = (catalogue.content.float(), _category_table(catalogue), known)
+        self._tables = tuple(functional.normalize(table, dim=1) for table in tables)
 
     @property
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """Give unit vectors of content and of categories, [N, F] each."""
-        return self._content, self._categories
+    def tables(self) -> tuple[Tensor, ...]:
+        """Give unit vectors of content, of categories and of behaviour, [N, F] each."""
+        return self._tables
 
     @property
     def num_items(self) -> int:
         """Item rows that it knows, N."""
-        return len(self._content)
+        return len(self._tables[0])
 
     def to(self, device: torch.device) -> HistoryNumbers:
         """Copy to where histories, candidates and counts are."""
         there = copy.copy(self)
         there.linear = self.linear.to(device)
-        there._content, there._categories = self._content.to(device), self._categories.to(device)
+        there._tables = tuple(table.to(device) for table in self._tables)
         return there
 
     def numbers(self, history: Jagged, candidates: Tensor, item_counts: Tensor) -> Tensor:
@@ -88,12 +96,12 @@ class HistoryNumbers:
 
     def _of_block(self, history: Jagged, candidates: Tensor, item_counts: Tensor) -> Tensor:
         there = candidates > 0
-        size = len(self._content)
+        size = self.num_items
         known = torch.where(there & (candidates < size), candidates, 0)
         padded = history.padded(MANY).flip(1)  # [B, H], latest first
         padded = torch.where((padded > 0) & (padded < size), padded, 0)
         columns = [*self._linear(history, candidates, there)]
-        for table in (self._content, self._categories):
+        for table in self._tables:
             columns += _cosines(table, known, padded)
         events = log_events(item_counts, size)
         own, past, met = events[known], events[padded], (padded > 0).float()

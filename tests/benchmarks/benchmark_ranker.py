@@ -3,9 +3,11 @@
 As ``train_ranker`` does: sources are fitted before each user's latest train events, rankers learn
 from these, and validation judges them; with ``--splits validation test`` test is looked at too,
 which is noted in the ledger. A seed is that of the sources, of the events that are learned from and
-of the rankers. Rows: the blend as served (on validation each half by the weights of the other), the
-blend by weights of the earlier events alone, the straight line over a candidate's numbers without a
-network, and each trunk over that.
+of the rankers; with ``--rankers`` further seeds of rankers alone follow over the same sources.
+
+Rows: the blend as served (on validation each half by the weights of the other), the blend by
+weights of the earlier events alone, the straight line over a candidate's numbers without a network,
+and each trunk over that.
 
     export PYTHONPATH=$PWD
     python tests/benchmarks/benchmark_ranker.py --prepare movielens-100k --arrays DIR
@@ -19,76 +21,115 @@ of all data sets that it finds there.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from ranker_seeds import (
     CORRECTION,
     TRUNKS,
     Recipe,
     Seed,
 )
-from ranker_sources import Asked, Data, lists_of, read_lists, write_lists
+from ranker_sources import Asked, Data, When, lists_of, read_lists, stage, write_lists
 from ranker_tables import note_test_looks, read_kept, write_set, write_sets
 from results_file import device_name
 from torch import Tensor
 
+from recsys.models.ranker_config import Trunk
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.run import device_named, device_text
+from recsys.reproduction.run import device_named
 
 VALUES = "values.npz"
+WHENS: tuple[When, ...] = ("before", "now")
+SEEDS_APART = 5
+"""Between the seeds of rankers over the same sources."""
+Values = dict[str, NDArray[np.float32]]
+_SHARED: dict[str, Seed] = {}
+"""What forked processes read."""
 
 
 def lists_by_two(
-    given: argparse.Namespace, data: Data, seed: int, folder: Path
-) -> dict[str, dict[str, Asked]]:
-    """Make the lists before the earlier events in another process, those of now in this one."""
+    given: argparse.Namespace, data: Data, seed: int
+) -> tuple[dict[str, Asked], dict[str, Asked]]:
+    """Make the lists before the earlier events and those of now, in two other processes.
+
+    So this one never touches a GPU and may fork.
+    """
     options = ["--arrays", given.arrays, "--seeds", seed, "--held-back", given.held_back]
-    options += ["--max-queries", given.max_queries, "--lists-before", folder]
+    options += ["--max-queries", given.max_queries, "--splits", *given.splits]
     if given.max_epochs is not None:
         options += ["--max-epochs", given.max_epochs]
-    with subprocess.Popen([sys.executable, __file__, *map(str, options)]) as other:
-        now = lists_of(data, "now", seed, given.splits, device_named("auto"))
-        if other.wait():
-            raise RuntimeError(f"the other process ended with {other.returncode}; see above")
-    before = read_lists(folder / f"before-{seed}.npz", data, "before", seed, given.splits)
-    return {"before": before, "now": now}
+    with tempfile.TemporaryDirectory() as folder:
+        others = [
+            subprocess.Popen(
+                [sys.executable, __file__, *map(str, options), "--lists", folder, "--when", when]
+            )
+            for when in WHENS
+        ]
+        if codes := [other.wait() for other in others if other.wait()]:
+            raise RuntimeError(f"making lists ended with {codes}; see above")
+        before, now = (
+            read_lists(Path(folder) / f"{when}-{seed}.npz", data, when, seed, given.splits)
+            for when in WHENS
+        )
+    return before, now
 
 
 def run_seed(given: argparse.Namespace, data: Data, seed: int, recipe: Recipe) -> None:
-    """Measure every row with one seed and keep the numbers, row by row."""
-    with tempfile.TemporaryDirectory() as folder:
-        lists = lists_by_two(given, data, seed, Path(folder))
-    one = Seed(data, seed, lists["before"], lists["now"], recipe, device_named("auto"))
-    rows: dict[str, dict[str, Tensor]] = one.blends()
-    told: dict[str, Any] = {}
-    for trunk in (None, *given.trunks):
-        model, seconds = one.trained(trunk)
-        name = trunk or CORRECTION
-        rows[name], told[name] = one.measured(model)
-        told[name]["seconds"] = round(seconds, 1)
-        keep(given, one, rows, told)
-        means = {split: round(float(v.mean()), 5) for split, v in rows[name].items()}
-        print(seed, name, means, told[name], flush=True)
+    """Measure every row with one seed of the sources; keep the numbers, row by row."""
+    before, now = lists_by_two(given, data, seed)
+    one = Seed(data, seed, before, now, recipe, torch.device("cpu"))
+    with stage("blends"):
+        blends = one.blends()
+    seeds = [seed + SEEDS_APART * number for number in range(given.rankers)]
+    rows = {number: dict(blends) for number in seeds}
+    told: dict[int, dict[str, Any]] = {number: {} for number in seeds}
+    trunks = [trunk for trunk in TRUNKS[::-1] if trunk in given.trunks]
+    asked = [(number, trunk) for number in seeds for trunk in (*trunks, None)]
+    _SHARED["one"] = one
+    with get_context("fork").Pool(given.processes) as pool:
+        for number, trunk, values, about in pool.imap_unordered(one_row, asked):
+            name = trunk or CORRECTION
+            rows[number][name] = {split: torch.from_numpy(each) for split, each in values.items()}
+            told[number][name] = about
+            keep(given, one, number, rows[number], told[number])
+            means = {split: round(float(each.mean()), 5) for split, each in values.items()}
+            print(seed, number, name, means, about, flush=True)
+
+
+def one_row(asked: tuple[int, Trunk | None]) -> tuple[int, Trunk | None, Values, dict[str, Any]]:
+    """Train and measure one ranker, in a process of its own."""
+    torch.set_num_threads(1)
+    number, trunk = asked
+    one = copy.copy(_SHARED["one"])
+    one.seed = number
+    model, seconds = one.trained(trunk)
+    values, told = one.measured(model)
+    told["seconds"] = round(seconds, 1)
+    return number, trunk, {split: each.float().numpy() for split, each in values.items()}, told
 
 
 def keep(
     given: argparse.Namespace,
     one: Seed,
+    number: int,
     rows: Mapping[str, Mapping[str, Tensor]],
     told: Mapping[str, Any],
 ) -> None:
-    """Write what there is of a seed."""
+    """Write what there is of a seed of rankers."""
     given.kept.mkdir(parents=True, exist_ok=True)
-    name = f"{one.data.prepared.name}-{one.seed}"
+    name = f"{one.data.prepared.name}-{number}"
     arrays = {
         f"{row}/{split}": values.float().numpy()
         for row, parts in rows.items()
@@ -99,10 +140,10 @@ def keep(
         "data_set": one.data.prepared.name,
         "data_digest": one.data.prepared.data_digest,
         "sources": one.data.prepared.recipe.digest(),
-        "seed": one.seed,
+        "seed": number,
+        "seed_of_sources": one.seed,
         "splits": list(given.splits),
         "max_epochs": given.max_epochs,
-        "device": device_text(one.device),
         "told": told,
         "queries": len(one.learned.labels),
         "found": len(one.learned.found()),
@@ -165,8 +206,11 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--max-queries", type=int, default=20_000)
     parser.add_argument(
-        "--lists-before", type=Path, help="only leave the earlier events' lists in this folder"
+        "--rankers", type=int, default=1, help="seeds of rankers over each seed's sources"
     )
+    parser.add_argument("--processes", type=int, default=1, help="that train rankers")
+    parser.add_argument("--lists", type=Path, help="only leave lists in this folder")
+    parser.add_argument("--when", choices=WHENS, help="whose lists")
     parser.add_argument("--kept", type=Path, default=Path("runs/benchmark-ranker"))
     parser.add_argument("--only-keep", action="store_true", help="leave the table to another call")
     parser.add_argument("--only-collect", action="store_true", help="run no seed")
@@ -185,18 +229,18 @@ def measure(given: argparse.Namespace) -> None:
     if given.max_epochs is not None:
         data = data.with_epochs(given.max_epochs)
     for seed in given.seeds:
-        if given.lists_before is None:
+        if given.lists is None:
             run_seed(given, data, seed, Recipe())
             continue
-        before = lists_of(data, "before", seed, given.splits, device_named("auto"))
-        write_lists(before, given.lists_before / f"before-{seed}.npz")
+        lists = lists_of(data, given.when, seed, given.splits, device_named("auto"))
+        write_lists(lists, given.lists / f"{given.when}-{seed}.npz")
 
 
 def main() -> None:
     given = arguments()
     if not given.only_collect:
         measure(given)
-    if given.only_keep or given.lists_before is not None:
+    if given.only_keep or given.lists is not None:
         return
     found, device = read_kept(given.kept), given.device_name or device_name()
     for data_set, one in found.items():

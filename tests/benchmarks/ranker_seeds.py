@@ -182,9 +182,10 @@ class Seed:
         values = data.values[torch.from_numpy(np.asarray(self.before.held_out.positions))]
         self.tasks, _ = tasks_of(Outcomes.of_values(values), recipe.fit.like_from)
         with stage("numbers of candidates"):
-            self.learned = self._examples(self.before, data.earlier_ends())
-            ends = np.asarray(data.sequences.train_end)
-            self.judged = {split: self._examples(one, ends) for split, one in now.items()}
+            numbers = self._numbers(data.earlier_ends(), self.before)
+            self.learned = self._examples(self.before, numbers)
+            numbers = self._numbers(np.asarray(data.sequences.train_end), next(iter(now.values())))
+            self.judged = {split: self._examples(one, numbers) for split, one in now.items()}
 
     def _learned(self, of: Asked) -> LearnedBlend:
         config = self.data.prepared.recipe.blend
@@ -192,9 +193,11 @@ class Seed:
             of.lists, of.held_out.targets, of.lengths, of.item_counts, config, self.device
         )
 
-    def _examples(self, of: Asked, ends: Rows) -> RankingExamples:
+    def _numbers(self, ends: Rows, of: Asked) -> HistoryNumbers:
         linear = self.data.linear(ends, self.recipe.linear, self.device)
-        numbers = HistoryNumbers(self.data.prepared.catalogue, linear)
+        return HistoryNumbers(self.data.prepared.catalogue, linear, of.vectors)
+
+    def _examples(self, of: Asked, numbers: HistoryNumbers) -> RankingExamples:
         return examples_of(
             self.data, of, self.blend, numbers, self.tasks, self.recipe.fit, self.device
         )

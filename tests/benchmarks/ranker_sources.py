@@ -22,12 +22,14 @@ from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.data.held_out import HeldOut, concatenated, ragged
 from recsys.data.top_k import TopK
 from recsys.models.linear_items import LinearItems, LinearItemsConfig
+from recsys.models.sequence import SequenceModel
 from recsys.reproduction.fitting import FITTERS, Experiment
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking import rank_all
 from recsys.reproduction.recipe import SOURCES
 
 When = Literal["before", "now"]
+VECTORS = "vectors"
 BEGIN = time.perf_counter()
 
 
@@ -120,6 +122,8 @@ class Asked:
     lists: Mapping[str, TopK]
     lengths: Tensor
     item_counts: Tensor
+    vectors: Tensor | None = None
+    """Items as the sequence model knows them, [N, F]; None without one."""
 
 
 def asked(experiment: Experiment, sources: Mapping[str, Any], held_out: HeldOut) -> Asked:
@@ -142,18 +146,25 @@ def lists_of(
 ) -> dict[str, Asked]:
     """Fit sources and ask them, about the earlier events or about splits."""
     experiment = data.experiment(when, seed, device)
-    sources = {}
+    sources, vectors = {}, None
     for name in data.prepared.recipe.sources:
         if name == "generative":
             continue
         with stage(f"fit {name}, {when}"):
-            sources[name] = FITTERS[name](experiment).source
+            fitted = FITTERS[name](experiment)
+        sources[name] = fitted.source
+        if isinstance(fitted.model, SequenceModel):
+            with torch.no_grad():
+                vectors = fitted.model.eval().all_item_vectors().float().cpu()
     if when == "before":
         questions = {"earlier": data.earlier(seed)}
     else:
         questions = {split: experiment.question(split).held_out for split in splits}  # type: ignore[arg-type]
     with stage(f"ask, {when}"):
-        return {name: asked(experiment, sources, one) for name, one in questions.items()}
+        return {
+            name: replace(asked(experiment, sources, one), vectors=vectors)
+            for name, one in questions.items()
+        }
 
 
 def write_lists(found: Mapping[str, Asked], path: Path) -> None:
@@ -164,6 +175,9 @@ def write_lists(found: Mapping[str, Asked], path: Path) -> None:
         for source, top in one.lists.items()
         for part in ("scores", "item_rows")
     }
+    for one in found.values():
+        if one.vectors is not None:
+            arrays[VECTORS] = one.vectors.numpy()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part.npz")
     np.savez(part, **arrays)  # type: ignore[arg-type]
@@ -177,6 +191,7 @@ def read_lists(
     experiment = data.experiment(when, seed, torch.device("cpu"))
     found = {}
     with np.load(path, allow_pickle=False) as file:
+        vectors = torch.from_numpy(file[VECTORS]) if VECTORS in file.files else None
         for name in ("earlier",) if when == "before" else splits:
             held_out = (
                 data.earlier(seed) if when == "before" else experiment.question(name).held_out  # type: ignore[arg-type]
@@ -197,5 +212,6 @@ def read_lists(
                 lists=lists,
                 lengths=question.history_lengths(),
                 item_counts=experiment.item_counts(),
+                vectors=vectors,
             )
     return found
