@@ -2,8 +2,8 @@
 
 There are four ways to do it, chosen by what was measured (``tests/benchmarks/benchmark_lora.py``):
 
-- *On a GPU*: one launch a layer adds to each row what its own adapter makes of it
-  (``recsys.kernels.lora``).
+- *On a GPU*: one launch works out a layer and what each row's own adapter adds to it
+  (``recsys.kernels.lora``), or adds the latter to what torch's product gave.
 - *Few adapters*: all A of a layer lie side by side in one matrix, all B likewise; every row is
   multiplied by all of them and a mask keeps its own. No sorting and no wait for a device, and a
   row's result is the same whatever stands beside it.
@@ -54,6 +54,8 @@ class _Chosen(NamedTuple):
     """Whether runs are short, of one length and of adapters that follow each other."""
     is_fused: bool = False
     """Whether one launch corrects a layer."""
+    is_whole: bool = False
+    """Whether that launch works the layer out, too."""
 
 
 @dataclass(frozen=True)
@@ -113,18 +115,20 @@ class LoraBank:
         return self._number.get(name, 0) if name is not None else 0
 
     @contextmanager
-    def choose(self, rows: Tensor) -> Iterator[None]:
+    def choose(self, rows: Tensor, *, keep_base: bool = True) -> Iterator[None]:
         """Correct each row of the inputs of corrected layers by its adapter.
 
         Args:
             rows: Number of each row's adapter, [X]; rows of 0 get the base's answer.
+            keep_base: Whether that shall have the base's own bits on a GPU too, for a launch more a
+                layer. Without, every row's bits are the same in a batch of any size.
         """
-        with self.choosing() as choose:
+        with self.choosing(keep_base=keep_base) as choose:
             choose(rows)
             yield
 
     @contextmanager
-    def choosing(self) -> Iterator[Callable[[Tensor | Runs], None]]:
+    def choosing(self, *, keep_base: bool = True) -> Iterator[Callable[[Tensor | Runs], None]]:
         """Let what runs inside ``choose``, once it knows its rows; until then the base answers.
 
         Rows on a CPU may be told as runs where those are known: finding them takes time.
@@ -132,7 +136,7 @@ class LoraBank:
         token = self._chosen.set(None)
 
         def choose(rows: Tensor | Runs) -> None:
-            self._chosen.set(self._choice(rows))
+            self._chosen.set(self._choice(rows, keep_base))
 
         try:
             yield choose
@@ -155,7 +159,7 @@ class LoraBank:
             del layer.forward
         self._layers = []
 
-    def _choice(self, rows: Tensor | Runs) -> _Chosen | None:
+    def _choice(self, rows: Tensor | Runs, keep_base: bool) -> _Chosen | None:
         if isinstance(rows, list) or rows.device.type == "cpu":
             runs = rows if isinstance(rows, list) else _runs_of(rows)
             if not any(number for number, _ in runs):
@@ -169,7 +173,7 @@ class LoraBank:
                 numbers, counts = torch.tensor(runs).unbind(1)
                 rows = numbers.repeat_interleave(counts, output_size=num_rows)
         if self._is_fused and not torch.is_grad_enabled():
-            return _Chosen(len(rows), rows, None, [], is_fused=True)
+            return _Chosen(len(rows), rows, None, [], is_fused=True, is_whole=not keep_base)
         if len(self.names) > MASKED_UP_TO:
             return _Chosen(len(rows), rows, None, [])
         columns = torch.arange(1, len(self.names) + 1, device=rows.device)
@@ -188,25 +192,16 @@ class LoraBank:
             chosen = self._chosen.get()
             if chosen is None:
                 return plain(inputs)
-            if chosen.num_rows is None:
-                weight = stacked.merged[chosen.runs[0][0] - 1]
-                return functional.linear(inputs, weight, layer.bias)
-            if len(inputs) != chosen.num_rows:
+            if chosen.num_rows not in (None, len(inputs)):
                 raise ValueError(
                     f"adapters were chosen for {chosen.num_rows} rows, a corrected layer got "
                     f"{len(inputs)}; choose one for each row that the layer reads"
                 )
-            if chosen.in_one_product:
-                return _in_one_product(inputs, chosen.runs, layer, stacked)
             if chosen.rows is None:
-                return _by_runs(inputs, chosen.runs, layer, stacked)
-            output = plain(inputs)
-            if chosen.is_fused:
-                stacked.corrections.add(output, inputs, chosen.rows)
-                return output
-            if chosen.mask is None:
-                return output + _gathered(inputs, chosen.rows, stacked)
-            return _masked(inputs, output, chosen.mask, stacked)
+                return _by_merged(inputs, chosen, layer, stacked)
+            if chosen.is_whole:
+                return stacked.corrections.linear(inputs, chosen.rows, layer.weight, layer.bias)
+            return _added(inputs, plain(inputs), chosen, stacked)
 
         return forward
 
@@ -230,6 +225,15 @@ def _stack(name: str, layer: nn.Linear, adapters: list[LoraAdapter], rank: int) 
     down, up = a[1:].contiguous(), b[1:].transpose(1, 2).contiguous()
     side = down.flatten(0, 1), up.flatten(0, 1)
     return _Stacked(a, b, side, merged, Corrections(down, up))
+
+
+def _by_merged(inputs: Tensor, chosen: _Chosen, layer: nn.Linear, stacked: _Stacked) -> Tensor:
+    if chosen.num_rows is None:
+        weight = stacked.merged[chosen.runs[0][0] - 1]
+        return functional.linear(inputs, weight, layer.bias)
+    if chosen.in_one_product:
+        return _in_one_product(inputs, chosen.runs, layer, stacked)
+    return _by_runs(inputs, chosen.runs, layer, stacked)
 
 
 def _by_runs(inputs: Tensor, runs: Runs, layer: nn.Linear, stacked: _Stacked) -> Tensor:
@@ -268,6 +272,16 @@ def _in_one_product(inputs: Tensor, runs: Runs, layer: nn.Linear, stacked: _Stac
     else:
         product = torch.baddbmm(layer.bias, read, weights)
     return product.view(*inputs.shape[:-1], layer.out_features)
+
+
+def _added(inputs: Tensor, output: Tensor, chosen: _Chosen, stacked: _Stacked) -> Tensor:
+    assert chosen.rows is not None
+    if chosen.is_fused:
+        stacked.corrections.add(output, inputs, chosen.rows)
+        return output
+    if chosen.mask is not None:
+        return _masked(inputs, output, chosen.mask, stacked)
+    return output + _gathered(inputs, chosen.rows, stacked)
 
 
 def _masked(inputs: Tensor, output: Tensor, mask: Tensor, stacked: _Stacked) -> Tensor:

@@ -117,6 +117,8 @@ class AdaptedRetriever:
             else:
                 self._set_of.append(0)
         self._inputs = sets  # S x [N, D]
+        # Kept there: a graph that is captured cannot copy it.
+        self._sets = torch.tensor(self._set_of, device=sets[0].device)
         self._vectors = [model.normalized(one) for one in sets]
 
     def numbers(self, domains: Sequence[str | None]) -> list[int]:
@@ -149,11 +151,12 @@ class AdaptedRetriever:
             return self._encoded_by_one(queries, found[0])
         numbers = torch.tensor(found)
         if events.device.type != "cpu" or len(events) < SORTED_FROM:
-            return self._encoded(queries, numbers.to(events.device, non_blocking=True))
+            numbers = numbers.to(events.device, non_blocking=True)
+            return self._encoded(queries, numbers, keep_base=0 in found)
         # By domain, so that a CPU can take merged weights.
         order = torch.argsort(numbers, stable=True)
         taken = {name: feature.take(order) for name, feature in queries.features.items()}
-        vectors = self._encoded(JaggedBatch(taken), numbers[order])
+        vectors = self._encoded(JaggedBatch(taken), numbers[order], keep_base=True)
         return torch.empty_like(vectors).index_copy_(0, order, vectors)
 
     @torch.no_grad()
@@ -171,12 +174,13 @@ class AdaptedRetriever:
         scores[:, 0] = -torch.inf
         return scores
 
-    def encoded(self, history: Jagged, numbers: Tensor | int) -> Tensor:
+    def encoded(self, history: Jagged, numbers: Tensor | int, *, keep_base: bool = True) -> Tensor:
         """Encode histories of a sequence model without times as unit vectors, [B, D].
 
         Args:
             history: At most max_length events of each query, all of them items.
             numbers: Of each query's adapter, [B], or of all.
+            keep_base: As ``LoraBank.choose`` takes it.
         """
         assert isinstance(self.model, SequenceModel)
         encoder = self.model.encoder
@@ -184,32 +188,33 @@ class AdaptedRetriever:
             inputs = self._inputs[self._set_of[numbers]][history.values]
             with self.bank.choose_one(numbers):
                 return encoder.last(encoder(inputs, history, None), history)
-        with self.bank.choose(_of_event(history, numbers)):
-            inputs = self._inputs_of(history, numbers)
+        of_event = _of_event(history, numbers)
+        with self.bank.choose(of_event, keep_base=keep_base):
+            inputs = self._inputs_of(history, of_event)
             return encoder.last(encoder(inputs, history, None), history)
 
-    def _encoded(self, queries: JaggedBatch, numbers: Tensor) -> Tensor:
+    def _encoded(self, queries: JaggedBatch, numbers: Tensor, *, keep_base: bool) -> Tensor:
         by_query = isinstance(self.model, TwoTower)
-        with self.bank.choosing() as choose:
+        with self.bank.choosing(keep_base=keep_base) as choose:
             if by_query:
                 choose(numbers)
 
             def inputs_of(history: Jagged) -> Tensor:
                 if not by_query:
                     choose(_runs_or_rows(history, numbers))
-                return self._inputs_of(history, numbers)
+                if len(self._inputs) == 1:
+                    return self._inputs[0][history.values]
+                return self._inputs_of(history, _of_event(history, numbers))
 
             return self.model.query_vectors(queries, inputs_of)
 
-    def _inputs_of(self, history: Jagged, numbers: Tensor) -> Tensor:
-        """Look events up in the item vectors of their queries' adapters, [M, D]."""
+    def _inputs_of(self, history: Jagged, of_event: Tensor) -> Tensor:
+        """Look events up in the item vectors of their adapters, [M, D]."""
         inputs = self._inputs[0][history.values]
-        if len(self._inputs) == 1:
-            return inputs
         # One set after the other; no stacked copy of all of them is kept.
-        sets = torch.tensor(self._set_of, device=numbers.device)[_of_event(history, numbers)]  # [M]
         for one in range(1, len(self._inputs)):
-            inputs = torch.where((sets == one)[:, None], self._inputs[one][history.values], inputs)
+            own = (self._sets == one)[of_event][:, None]
+            inputs = torch.where(own, self._inputs[one][history.values], inputs)
         return inputs
 
     def _encoded_by_one(self, queries: JaggedBatch, number: int) -> Tensor:

@@ -34,6 +34,7 @@ class CapturedQueries:
         num_events: int,
         domain: str | None = None,
         mixed: bool = True,
+        keep_base: bool = False,
     ) -> None:
         """Capture a forward.
 
@@ -43,6 +44,7 @@ class CapturedQueries:
             num_events: Most events of a batch that are read.
             domain: Of all queries where batches are not ``mixed``: its adapter's merged weights, or
                 the base's, cost less than a choice for each row.
+            keep_base: As ``LoraBank.choose`` takes it.
 
         Raises:
             ValueError: The model is no sequence model without times on a GPU, or there is nothing
@@ -62,7 +64,7 @@ class CapturedQueries:
             )
         self._adapted, self._model = adapted, model
         self._mixed, self._number = mixed, adapted.numbers([domain])[0]
-        self._num_queries = num_queries
+        self._num_queries, self._keep_base = num_queries, keep_base
         length, device = model.config.max_length, model.all_item_inputs().device
         spare = -(-num_events // length)
         self._values = torch.ones(num_events, dtype=torch.int64, device=device)
@@ -92,7 +94,7 @@ class CapturedQueries:
         values = torch.where(inside, self._values, 0)
         history = Jagged(values, torch.maximum(self._offsets, self._ends))
         numbers = self._numbers if self._mixed else self._number
-        return self._adapted.encoded(history, numbers)
+        return self._adapted.encoded(history, numbers, keep_base=self._keep_base)
 
     @torch.no_grad()
     def query_vectors(

@@ -1,4 +1,4 @@
-"""Correct each row of a layer's output by its own adapter, in one launch.
+"""A layer's outputs, each row corrected by its own adapter, in one launch.
 
     out[x] += B[d] (A[d] inputs[x])        d = numbers[x] - 1, nothing where numbers[x] is 0
 
@@ -11,11 +11,13 @@ Axes: X rows, S adapters, r rank, I and O a layer's inputs and outputs.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, cached_property
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from recsys.kernels.embedding_bag.launch import interpreting
 from recsys.kernels.lora import reference
@@ -79,40 +81,89 @@ class Corrections:
             ValueError: Shapes, types or devices that do not fit.
         """
         width_in, width_out = self.widths
-        rows, places = out.view(-1, width_out), inputs.reshape(-1, width_in)
-        if len(rows) != len(places) or numbers.shape != out.shape[:1]:
+        # Nothing here makes a tensor: eight layers' checks took as long as their launches.
+        if (
+            out.shape[:-1] != inputs.shape[:-1]
+            or (inputs.shape[-1], out.shape[-1]) != self.widths
+            or not out.is_contiguous()
+        ):
             raise ValueError(
-                f"out, inputs and numbers must be [X, ..., {width_out}], [X, ..., {width_in}] and "
-                f"[X], got {tuple(out.shape)}, {tuple(inputs.shape)} and {tuple(numbers.shape)}"
+                f"out must be [X, ..., {width_out}] contiguous and inputs [X, ..., {width_in}], "
+                f"got {tuple(out.shape)} with strides {out.stride()} and {tuple(inputs.shape)}"
             )
-        if numbers.dtype != torch.int64 or not out.device == inputs.device == numbers.device:
+        self._check_numbers(inputs, numbers)
+        if torch.compiler.is_compiling():
+            torch.ops.recsys.add_corrections(out, inputs, numbers, self.a, self.b)
+        elif self.is_fused:
+            self._launch_add(out, inputs, numbers)
+        else:
+            _add(out, inputs, numbers, self.a, self.b)
+
+    def linear(
+        self, inputs: Tensor, numbers: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """Work out a layer and its corrections, [X, ..., I] -> [X, ..., O], without gradients.
+
+        In one launch where ``is_fused``. A row's result has the same bits whatever rows, and how
+        many, stand beside it; they are not those of torch's own product, which rounds otherwise.
+
+        Args:
+            numbers: As of ``add``.
+            weight: [O, I] contiguous.
+            bias: [O].
+        """
+        if not self.is_fused or torch.compiler.is_compiling():
+            out = functional.linear(inputs, weight, bias)
+            self.add(out, inputs, numbers)
+            return out
+        width_in, width_out = self.widths
+        if weight.shape != (width_out, width_in) or inputs.shape[-1] != width_in:
             raise ValueError(
-                f"numbers must be int64 and all on {out.device}, got {numbers.dtype} on "
+                f"the adapters correct a layer of weight [{width_out}, {width_in}], got weight "
+                f"{tuple(weight.shape)} and inputs {tuple(inputs.shape)}"
+            )
+        self._check_numbers(inputs, numbers)
+        out = inputs.new_empty((*inputs.shape[:-1], width_out))
+        self._launch_linear(out, inputs, numbers, weight, bias)
+        return out
+
+    @cached_property
+    def _launch_add(self) -> Callable[..., None]:
+        return self._launch(whole=False)
+
+    @cached_property
+    def _launch_linear(self) -> Callable[..., None]:
+        return self._launch(whole=True)
+
+    def _launch(self, *, whole: bool) -> Callable[..., None]:
+        from recsys.kernels.lora.triton_kernel import Launch
+
+        return Launch(self.a, self.b, whole=whole)
+
+    def _check_numbers(self, inputs: Tensor, numbers: Tensor) -> None:
+        if (
+            numbers.dtype != torch.int64
+            or len(numbers) != len(inputs)
+            or not inputs.device == numbers.device == self.a.device
+        ):
+            raise ValueError(
+                f"numbers must be int64, one for each of {len(inputs)} rows, and all on "
+                f"{self.a.device}, got {numbers.dtype} {tuple(numbers.shape)} on "
                 f"{numbers.device} and inputs on {inputs.device}"
             )
-        if torch.compiler.is_compiling():
-            torch.ops.recsys.add_corrections(rows, places, numbers, self.a, self.b)
-        elif len(rows):
-            _add(rows, places, numbers, self.a, self.b)
 
 
 def _add(out: Tensor, inputs: Tensor, numbers: Tensor, a: Tensor, b: Tensor) -> None:
-    if not is_fused(out.device, a.shape[1]):
-        numbers = numbers.repeat_interleave(len(out) // len(numbers))
-        reference.add_corrections(out, inputs, numbers, a, b)
-        return
-    from recsys.kernels.lora import triton_kernel
-
-    exact = torch.get_float32_matmul_precision() == "highest"
-    triton_kernel.add_corrections(
-        out, inputs.contiguous(), numbers, a, b, "ieee" if exact else "tf32"
-    )
+    if is_fused(out.device, a.shape[1]):
+        Corrections(a, b).add(out, inputs, numbers)
+    elif len(numbers):
+        numbers = numbers.repeat_interleave(out.numel() // out.shape[-1] // len(numbers))
+        reference.add_corrections(out.flatten(0, -2), inputs.flatten(0, -2), numbers, a, b)
 
 
 @torch.library.custom_op("recsys::add_corrections", mutates_args=("out",))
 def _registered(out: Tensor, inputs: Tensor, numbers: Tensor, a: Tensor, b: Tensor) -> None:
-    if len(out):
-        _add(out, inputs, numbers, a, b)
+    _add(out, inputs, numbers, a, b)
 
 
 @_registered.register_fake
