@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
+from recsys.kernels.routed_experts.op import count_visits
 from recsys.kernels.routed_experts.router_op import can_route, route
 
 SETTLED_SHARE = 0.01
@@ -321,9 +322,7 @@ def best_experts(scores_BE: Tensor, top_k: int) -> Tensor:
 
 def chosen_counts(experts: Tensor, num_experts: int) -> Tensor:
     """Count the choices of each expert without waiting for the device, [E] float32."""
-    # One comparison for each expert; unlike a scatter it adds in a fixed order.
-    numbers = torch.arange(num_experts, device=experts.device)
-    return (experts.reshape(-1, 1) == numbers).sum(0).float()
+    return count_visits(experts, num_experts).float()
 
 
 def _squared_variation(values: Tensor) -> Tensor:

@@ -50,6 +50,21 @@ def routed_experts(
     return cast("Tensor", apply(rows.contiguous(), up, down, experts, weights)[0])
 
 
+def count_visits(experts: Tensor, num_experts: int) -> Tensor:
+    """Count how often each expert was chosen without waiting for the device, [E] int64.
+
+    Args:
+        experts: Chosen experts, int64 in [0, E); not checked.
+    """
+    if _on_kernels(experts) and 1 <= num_experts <= MAX_EXPERTS:
+        from recsys.kernels.routed_experts import triton_rows
+
+        return triton_rows.count_visits(experts, num_experts)
+    # One comparison for each expert; unlike a scatter it adds in a fixed order.
+    numbers = torch.arange(num_experts, device=experts.device)
+    return (experts.reshape(-1, 1) == numbers).sum(0)
+
+
 def _on_kernels(rows: Tensor) -> bool:
     return rows.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -71,20 +71,32 @@ def _place(
         tl.store(tiles, tl.sum((total + tile_rows - 1) // tile_rows, 0))
 
 
+def _block_counts(experts: Tensor, num_experts: int) -> tuple[Tensor, int]:
+    """Count each expert's visits in blocks of visits, [blocks, at least E]; and a block's size."""
+    block_e = triton.next_power_of_2(max(16, num_experts))
+    # Ranks of a block's visits take a number for each visit and expert.
+    block = max(16, min(BLOCK_VISITS, 8192 // block_e))
+    programs = max(1, triton.cdiv(experts.numel(), block))
+    counts = torch.empty(programs, block_e, dtype=torch.int32, device=experts.device)
+    _count[(programs,)](experts, counts, experts.numel(), block=block, block_e=block_e)
+    return counts, block
+
+
+def count_visits(experts: Tensor, num_experts: int) -> Tensor:
+    """Count each expert's visits, [E] int64."""
+    return _block_counts(experts.contiguous(), num_experts)[0].sum(0)[:num_experts]
+
+
 def plan_visits(experts: Tensor, num_experts: int, tile_rows: int) -> Plan:
     """Sort visits by expert, in two passes and without waiting for the device."""
+    experts = experts.contiguous()
     visits, top_k = experts.numel(), experts.shape[1]
     single: Any = {"dtype": torch.int32, "device": experts.device}
     num_tiles = most_tiles(visits, num_experts, tile_rows)
     ends, tiles = torch.empty(num_experts, **single), torch.empty(1 + 3 * num_tiles, **single)
     row_of_slot, slot_of = torch.empty(visits, **single), torch.empty(visits, **single)
-    block_e = triton.next_power_of_2(max(16, num_experts))
-    # Ranks of a block's visits take a number for each visit and expert.
-    block = max(16, min(BLOCK_VISITS, 8192 // block_e))
-    programs = max(1, triton.cdiv(visits, block))
-    counts = torch.empty(programs, block_e, **single)
-    experts = experts.contiguous()
-    _count[(programs,)](experts, counts, visits, block=block, block_e=block_e)
+    counts, block = _block_counts(experts, num_experts)
+    programs, block_e = counts.shape
     _place[(programs,)](
         experts, counts, ends, row_of_slot, slot_of, tiles, visits, num_experts, num_tiles,
         top_k=top_k, block=block, block_e=block_e,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recsys.kernels.routed_experts import reference
-from recsys.kernels.routed_experts.op import routed_experts
+from recsys.kernels.routed_experts.op import count_visits, routed_experts
 from recsys.kernels.routed_experts.router_op import Routed, can_route, route
 from recsys.kernels.tuning import asking, trying
 from recsys.layers.moe_experts import loop_over_experts
@@ -99,6 +99,8 @@ def check_plan(device: str) -> None:
             plain = reference.plan_visits(experts, num_experts, 64)
             for name in ("row_of_slot", "slot_of", "ends"):
                 assert torch.equal(getattr(ours, name).cpu(), getattr(plain, name)), name
+            counts = torch.bincount(experts.flatten(), minlength=num_experts)
+            assert torch.equal(count_visits(experts.to(device), num_experts).cpu(), counts)
             used = int(plain.tiles[0])
             assert int(ours.tiles[0]) == used
             tables = [one.tiles[1:].view(3, -1)[:, :used].cpu() for one in (ours, plain)]
