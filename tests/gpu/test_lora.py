@@ -65,6 +65,12 @@ def test_a_mixed_forward_is_that_of_merged_weights_to_a_millionth():
         own = [row for row, other in enumerate(domains) if other == domain]
         merged = retriever.query_vectors(queries, [domain] * len(domains))
         torch.testing.assert_close(mixed[own], merged[own], rtol=0, atol=1e-6)
+    few = [domains[0], domains[2]] * 30
+    queries_of_few, _ = mixed_queries(60)
+    whole = retriever.query_vectors(queries_of_few, few)
+    for place in (0, 1):
+        merged = retriever.query_vectors(queries_of_few, [few[place]] * 60)
+        torch.testing.assert_close(whole[place::2], merged[place::2], rtol=0, atol=1e-6)
     # A launch adds nothing, not even a rounding, to a row of the base.
     own = [row for row, domain in enumerate(domains) if domain in (None, "unheard of")]
     base = retriever.query_vectors(queries, [None] * len(domains))
@@ -77,6 +83,8 @@ def test_a_graph_gives_what_python_gives_and_a_query_the_same_bits_in_any_compan
     queries, domains = mixed_queries(45)
     expected = retriever.query_vectors(queries, domains)
     graph = CapturedQueries(retriever, num_queries=50, num_events=600)
+    kept = CapturedQueries(retriever, num_queries=50, num_events=600, keep_base=True)
+    torch.testing.assert_close(kept.query_vectors(queries, domains), expected, rtol=0, atol=1e-6)
     found = graph.query_vectors(queries, domains)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     assert torch.equal(graph.query_vectors(queries, domains), found)
