@@ -3,16 +3,18 @@
 On a synthetic world of four domains with conflicting tastes, or on prepared data sets joined into
 one item space. For each domain and seed, N@10 among the domain's items, history left out, of: the
 shared model, trained on all domains; a model of the domain's events and items alone; the shared
-model fine-tuned whole; its adapters. Parts named ``new`` take one domain out of the base and adapt
-to 100 users of it. All are picked by half of the validation users and told of the other half; with
-``--split test`` by all validation users and told of test users, which is a look for the ledger.
+model fine-tuned whole; its adapters. The part ``new`` takes each domain in turn out of the base and
+adapts that to 100 users of it. All are picked by half of the validation users and told of the other
+half; with ``--split test`` by all validation users and told of test users, which is a look for the
+ledger.
 
     PYTHONPATH=$PWD python tests/benchmarks/benchmark_lora_quality.py --data synthetic
     PYTHONPATH=$PWD python tests/benchmarks/benchmark_lora_quality.py --data FOLDER --device cuda
 
 FOLDER holds a folder for each of ``--names``, as ``recsys reproduce CARD --prepare`` writes them.
-Parts of one seed may run as processes side by side that share ``--work``: a domain trains its own
-models, then waits there for the shared one. Every number is written to ``--raw`` as it is found.
+Workers are threads, which share a GPU better than processes do; since they share the generators of
+random numbers too, only one worker's numbers can be had again. Every number is written to ``--raw``
+as it is found, and ``--from-raw`` makes the table of several such files.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +58,9 @@ from recsys.models.item_tower import TwoTowerInputs
 from recsys.models.sequence import SequenceModel
 
 NUM_NEW_USERS = 100
+NUM_DRAWS = 2
+"""Of those users, by each seed."""
+Gains = NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +91,21 @@ class Settings:
         if self.raw:
             with self.raw.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
+
+    def noted(
+        self, kind: str, domain: int, plan: Plan | None, picked: float, gains: Gains, **more: float
+    ) -> tuple[float, Gains]:
+        """Note what one model reached; give what picks it, and the users' N@10."""
+        self.note(
+            kind=kind,
+            domain=self.data.names[domain],
+            plan=plan and asdict(plan),
+            value=float(gains.mean()),
+            picked=picked,
+            num_users=len(gains),
+            **more,
+        )
+        return picked, gains
 
     def base_file(self, left_out: int | None = None) -> Path:
         name = "shared" if left_out is None else f"without-{left_out}"
@@ -118,10 +139,7 @@ def shared_base(settings: Settings, left_out: int | None = None) -> None:
     fit(model, model, groups, plan, mean_judge([one for one, _ in judges]), settings.seed)
     weights = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
     path = settings.base_file(left_out)
-    # Another process reads it as soon as it has its name.
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    save_file(weights if rows is None else grown_weights(weights, rows, whole, data), unfinished)
-    unfinished.rename(path)
+    save_file(weights if rows is None else grown_weights(weights, rows, whole, data), path)
     settings.note(
         kind="base",
         left_out=None if left_out is None else whole.names[left_out],
@@ -131,46 +149,7 @@ def shared_base(settings: Settings, left_out: int | None = None) -> None:
     )
 
 
-def awaited(path: Path) -> Path:
-    while not path.exists():
-        time.sleep(0.5)
-    return path
-
-
-def best_of(
-    settings: Settings,
-    kind: str,
-    domain: int,
-    plans: tuple[Plan, ...],
-    adapted: Callable[[Plan, Judge], tuple[SequenceModel, float]],
-    data: Data,
-    before: dict[str, NDArray[np.float32]],
-) -> NDArray[np.float32]:
-    """Train by each plan and give the users' N@10 of the one picked; note every one."""
-    picks, told = settings.judges(data, domain)
-    best: tuple[float, NDArray[np.float32]] | None = None
-    for plan in plans:
-        begin = time.perf_counter()
-        model, share = adapted(plan, picks)
-        seconds = time.perf_counter() - begin
-        gains, picked = told.gains(model), picks(model)
-        settings.note(
-            kind=kind,
-            domain=data.names[domain],
-            plan=asdict(plan),
-            value=float(gains.mean()),
-            picked=picked,
-            share=share,
-            seconds=seconds,
-            above={name: compared(gains, other) for name, other in before.items()},
-        )
-        if best is None or picked > best[0]:
-            best = picked, gains
-    assert best is not None
-    return best[1]
-
-
-def compared(gains: NDArray[np.float32], other: NDArray[np.float32]) -> tuple[float, float]:
+def compared(gains: Gains, other: Gains) -> tuple[float, float]:
     """Give the mean difference of the same users and its standard error."""
     by_user = (gains - other).astype(np.float64)
     return float(by_user.mean()), float(by_user.std(ddof=1) / np.sqrt(len(by_user)))
@@ -218,46 +197,83 @@ class Ground:
         return model, sum(one.numel() for one in trained.parameters()) / self.num_parameters
 
 
-def of_domain(settings: Settings, domain: int) -> None:
-    """Train a domain's own models, then adapt the shared one."""
-    data, plans = settings.data, settings.plans
-    part, _ = cut(data, [domain])
+def own_model(settings: Settings, domain: int, plan: Plan) -> tuple[float, Gains]:
+    """Train on the domain's events and items alone."""
+    part, _ = cut(settings.data, [domain])
+    picks, told = settings.judges(part, domain)
+    begin = time.perf_counter()
+    model = built(part, settings)
+    groups = groups_of(part, part.sequences, [domain], plan, model)
+    fit(model, model, groups, plan, picks, settings.seed)
+    seconds = time.perf_counter() - begin
+    return settings.noted("own", domain, plan, picks(model), told.gains(model), seconds=seconds)
 
-    def own_model(plan: Plan, judge: Judge) -> tuple[SequenceModel, float]:
-        model = built(part, settings)
-        groups = groups_of(part, part.sequences, [domain], plan, model)
-        fit(model, model, groups, plan, judge, settings.seed)
-        return model, 1.0
 
-    own = best_of(settings, "own", domain, plans.own, own_model, part, {})
-    ground = Ground(settings, domain, awaited(settings.base_file()))
-    picks, told = settings.judges(data, domain)
-    shared = told.gains(ground.base)
-    settings.note(
-        kind="shared",
-        domain=data.names[domain],
-        value=float(shared.mean()),
-        picked=picks(ground.base),
-        num_users=len(shared),
-        above={"own": compared(shared, own)},
-    )
-    found = {"own": own, "shared": shared}
+def adapted_model(settings: Settings, domain: int, kind: str, plan: Plan) -> tuple[float, Gains]:
+    """Adapt the shared model, whole or by low rank."""
+    ground = Ground(settings, domain, settings.base_file())
+    picks, told = settings.judges(settings.data, domain)
+    begin = time.perf_counter()
+    model, share = ground.adapted(plan, settings.data.sequences, picks)
+    seconds = time.perf_counter() - begin
+    found = picks(model), told.gains(model)
+    return settings.noted(kind, domain, plan, *found, seconds=seconds, share=share)
 
-    def adapted(plan: Plan, judge: Judge) -> tuple[SequenceModel, float]:
-        return ground.adapted(plan, data.sequences, judge)
 
+def shared_model(settings: Settings, domain: int) -> tuple[float, Gains]:
+    ground = Ground(settings, domain, settings.base_file())
+    picks, told = settings.judges(settings.data, domain)
+    return settings.noted("shared", domain, None, picks(ground.base), told.gains(ground.base))
+
+
+Tries = dict[str, list[list[Future[Any]]]]
+"""Of each kind and plan, one a domain."""
+
+
+def compare(settings: Settings, workers: ThreadPoolExecutor) -> None:
+    """Train everything of one seed; the first plan of each kind in all domains comes first."""
+    plans, domains = settings.plans, range(len(settings.data.names))
+    submit = partial(workers.submit, on_a_stream, settings.device)
+    base = submit(shared_base, settings)
+    found: Tries = {
+        "own": [[submit(own_model, settings, one, plan) for one in domains] for plan in plans.own]
+    }
+    base.result()
+    found["shared"] = [[submit(shared_model, settings, one) for one in domains]]
     kinds = {"full": plans.full, **plans.adapters}
-    for kind, some in kinds.items():
-        found[kind] = best_of(settings, kind, domain, some, adapted, data, dict(found))
-    for kind, gains in found.items():
-        above = {name: compared(gains, other) for name, other in found.items() if name != kind}
-        settings.note(
-            kind="picked",
-            of=kind,
-            domain=data.names[domain],
-            value=float(gains.mean()),
-            above=above,
-        )
+    for number in range(max(map(len, kinds.values()))):
+        for kind, some in kinds.items():
+            if number < len(some):
+                plan = some[number]
+                tries = [submit(adapted_model, settings, one, kind, plan) for one in domains]
+                found.setdefault(kind, []).append(tries)
+    for number in range(max(map(len, found.values()))):
+        tell_picked(settings, {kind: some[: number + 1] for kind, some in found.items()})
+
+
+def tell_picked(settings: Settings, found: Tries) -> None:
+    """Note of each kind what the picking users like best, and how it stands to the others."""
+    for domain, name in enumerate(settings.data.names):
+        best = {
+            kind: max((one[domain].result() for one in some), key=lambda one: one[0])[1]
+            for kind, some in found.items()
+        }
+        for kind, gains in best.items():
+            above = {other: compared(gains, best[other]) for other in best if other != kind}
+            settings.note(
+                kind="picked", of=kind, domain=name, value=float(gains.mean()), above=above
+            )
+
+
+def on_a_stream(device: str, task: Callable[..., Any], *arguments: Any) -> Any:
+    """Let threads of one process work on a GPU side by side."""
+    if device == "cpu":
+        return task(*arguments)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        found = task(*arguments)
+        stream.synchronize()
+    return found
 
 
 def few_users(whole: Sequences, own: NDArray[np.bool_], draw: int) -> Sequences:
@@ -274,17 +290,17 @@ def few_users(whole: Sequences, own: NDArray[np.bool_], draw: int) -> Sequences:
     )
 
 
-def newly_met(settings: Settings, domain: int, num_draws: int = 1) -> None:
+def newly_met(settings: Settings, domain: int) -> None:
     """Adapt a base that never met the domain to 100 of its users; the others judge."""
     shared_base(settings, domain)
     ground = Ground(settings, domain, settings.base_file(domain))
     data = settings.data
     others, told = settings.judges(data, domain)
     before = told.gains(ground.base)
-    base = {"base": float(before.mean()), "others before": others(ground.base)}
-    for draw in range(num_draws):
-        few = few_users(data.sequences, data.own(domain), 1000 * settings.seed + draw)
-        for number, plan in enumerate(settings.plans.fresh):
+    known = {"base": float(before.mean()), "others before": others(ground.base)}
+    for number, plan in enumerate(settings.plans.fresh):
+        for draw in range(NUM_DRAWS):
+            few = few_users(data.sequences, data.own(domain), 1000 * settings.seed + draw)
             begin = time.perf_counter()
             model, share = ground.adapted(plan, few, None)
             seconds = time.perf_counter() - begin
@@ -295,7 +311,7 @@ def newly_met(settings: Settings, domain: int, num_draws: int = 1) -> None:
                 draw=draw,
                 number=number,
                 plan=asdict(plan),
-                **base,
+                **known,
                 value=float(gains.mean()),
                 above={"base": compared(gains, before)},
                 others=others(model),
@@ -304,16 +320,17 @@ def newly_met(settings: Settings, domain: int, num_draws: int = 1) -> None:
             )
 
 
-def run(settings: Settings, parts: list[str]) -> None:
-    names = settings.data.names
-    for part in parts:
-        kind, _, name = part.rpartition(" ")
-        if part == "base":
-            shared_base(settings)
-        elif kind == "new":
-            newly_met(settings, names.index(name))
-        else:
-            of_domain(settings, names.index(part))
+def meet(settings: Settings, workers: ThreadPoolExecutor) -> None:
+    """Take each domain in turn for a new one."""
+    tasks = [
+        workers.submit(on_a_stream, settings.device, newly_met, settings, domain)
+        for domain in range(len(settings.data.names))
+    ]
+    for task in tasks:
+        task.result()
+
+
+PARTS = {"compared": compare, "new": meet}
 
 
 def main() -> None:
@@ -323,13 +340,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--split", default="validation", choices=("validation", "test"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of each operation on a CPU")
     parser.add_argument("--users", type=int, help="of each real domain, drawn by the seed")
     parser.add_argument("--passes", type=float, default=1.0, help="share of the planned passes")
-    parser.add_argument(
-        "--parts", nargs="+", help="base, a domain, or 'new DOMAIN'; by default everything"
-    )
-    parser.add_argument("--work", type=Path, help="where bases are left; by default a scratch")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--workers", type=int, default=1, help="threads that train side by side")
     parser.add_argument("--name", help="of the results; by default from data and split")
     parser.add_argument("--raw", type=Path, help="a line of JSON for every number found")
     parser.add_argument("--from-raw", type=Path, nargs="+", help="make the table from such files")
@@ -352,14 +367,13 @@ def main() -> None:
             seed=seed,
             split=chosen.split,
             plans=plans,
-            work=chosen.work or Path(scratch.name),
+            work=Path(scratch.name),
             raw=raw,
         )
         settings.note(kind="device", name=device)
-        everything = ["base", *data.names, *(f"new {name}" for name in data.names)]
-        run(settings, chosen.parts or everything)
-    if chosen.parts:
-        return
+        with ThreadPoolExecutor(chosen.workers) as workers:
+            for part in chosen.parts:
+                PARTS[part](settings, workers)
     lines = [
         json.loads(line)
         for path in chosen.from_raw or [raw]

@@ -61,21 +61,28 @@ def low_rank(epochs: float, rate: float, rank: int, scale: float = 2.0, **more: 
     return replace(plan, **more)  # type: ignore[arg-type]
 
 
-def fresh_plans(ranks: tuple[int, ...], rivals: Literal["catalogue", "domain"]) -> tuple[Plan, ...]:
-    """Try rates, ranks and places for an adapter of a hundred users."""
-    return tuple(
-        Plan(
-            epochs=40,
+def fresh_plans(rank: int) -> tuple[Plan, ...]:
+    """Try rates, lengths and starts for an adapter of a hundred users."""
+
+    def plan(epochs: float, rate: float, centred: float) -> Plan:
+        return Plan(
+            epochs=epochs,
             learning_rate=rate,
             batch_size=32,
-            targets=targets,
+            targets=ENCODER_AND_CONTENT,
             rank=rank,
             alpha=2.0 * rank,
-            rivals=rivals,
+            centred=centred,
         )
-        for targets in (ENCODER_AND_CONTENT, ENCODER, ENCODER_AND_CONTENT[1:])
-        for rank in ranks
-        for rate in (1e-4, 3e-4, 1e-3)
+
+    return (
+        plan(40, 3e-4, 0.0),
+        # A step of next to nothing tells of the start.
+        plan(0.1, 1e-9, 0.5),
+        plan(0.1, 1e-9, 1.0),
+        plan(40, 3e-4, 0.5),
+        plan(40, 3e-4, 1.0),
+        plan(10, 1e-3, 0.5),
     )
 
 
@@ -89,7 +96,7 @@ SYNTHETIC = Plans(
         label_smoothing=0.0,
     ),
     shared=Plan(epochs=12, learning_rate=2e-3),
-    own=(Plan(epochs=12, learning_rate=2e-3),),
+    own=tuple(Plan(epochs=epochs, learning_rate=2e-3) for epochs in (12, 36)),
     full=tuple(Plan(epochs=6, learning_rate=rate) for rate in (3e-4, 1e-3)),
     adapters={
         name: tuple(
@@ -102,7 +109,7 @@ SYNTHETIC = Plans(
             ("lora of the encoder", ENCODER, (), 5),
         )
     },
-    fresh=fresh_plans((5,), "catalogue"),
+    fresh=fresh_plans(5),
 )
 REAL = Plans(
     # As the presets of these sets.
@@ -115,9 +122,9 @@ REAL = Plans(
     ),
     shared=Plan(epochs=14, learning_rate=2e-3),
     own=(Plan(epochs=14, learning_rate=2e-3),),
-    full=(Plan(epochs=12, learning_rate=3e-4), Plan(epochs=6, learning_rate=1e-3)),
-    adapters={"lora": (low_rank(6, 2e-3, 24), low_rank(12, 1e-3, 24))},
-    fresh=fresh_plans((4, 16), "domain"),
+    full=(Plan(epochs=6, learning_rate=1e-3),),
+    adapters={"lora": (low_rank(6, 2e-3, 24),)},
+    fresh=fresh_plans(8),
 )
 
 
