@@ -26,6 +26,8 @@ from torch.nn import functional
 from recsys.data.batch import Jagged
 
 FILE = "linear_items.safetensors"
+FEW = 64
+"""Items of a user up to which pairs are counted one by one; beyond, by products of matrices."""
 Rows = NDArray[np.int64]
 
 
@@ -155,16 +157,31 @@ def _gram(pairs: Tensor, num_items: int) -> Tensor:
     Args:
         pairs: ``user * K + place`` of what each user took, ascending.
     """
-    users = pairs // max(1, num_items)
-    gram = torch.zeros(num_items, num_items, dtype=torch.float64, device=pairs.device)
+    users, places = pairs // max(1, num_items), pairs % max(1, num_items)
+    gram = torch.zeros(num_items, num_items, device=pairs.device)
+    lengths = torch.bincount(users)
+    few = lengths[users] <= FEW
+    _add_pairs(gram, users[few], places[few])
     # Blocks of users, so that memory is that of the weights.
-    size = 1024
+    users, places, size = torch.unique(users[~few], return_inverse=True)[1], places[~few], 1024
     last = int(users[-1]) if len(users) else -1
     blocks = torch.arange(0, last + 1 + size, size, device=pairs.device)
     bounds = torch.searchsorted(users, blocks).tolist()
     for block, (begin, end) in enumerate(pairwise(bounds)):
         taken = torch.zeros(size, num_items, device=pairs.device)
-        part = pairs[begin:end]
-        taken[part // num_items - block * size, part % num_items] = 1
-        gram += (taken.T @ taken).double()
-    return gram
+        taken[users[begin:end] - block * size, places[begin:end]] = 1
+        gram += taken.T @ taken
+    # Counts are exact in float32.
+    return gram.double()
+
+
+def _add_pairs(gram: Tensor, users: Tensor, places: Tensor) -> None:
+    """Count the pairs of users with few items one by one, users [P] ascending."""
+    lengths = torch.bincount(users)
+    ends = lengths.cumsum(0)
+    times = lengths[users]  # [P], as often as each event is the first of a pair
+    before = times.cumsum(0) - times
+    place = torch.arange(int(times.sum()), device=users.device)
+    second = place + ((ends - lengths)[users] - before).repeat_interleave(times)
+    codes = places.repeat_interleave(times) * len(gram) + places[second]
+    gram.view(-1).index_add_(0, codes, torch.ones(len(codes), device=users.device))

@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,7 @@ from ranker_tables import note_test_looks, read_kept, write_set, write_sets
 from results_file import device_name
 from torch import Tensor
 
+from recsys.models.linear_items import LinearItemsConfig
 from recsys.models.ranker_config import Trunk
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.run import device_named
@@ -73,7 +75,8 @@ def lists_by_two(
     with tempfile.TemporaryDirectory() as folder:
         others = [
             subprocess.Popen(
-                [sys.executable, __file__, *map(str, options), "--lists", folder, "--when", when]
+                [sys.executable, __file__, *map(str, options), "--lists", folder, "--when", when],
+                env={**os.environ, "OMP_NUM_THREADS": "2"},
             )
             for when in WHENS
         ]
@@ -206,6 +209,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--max-queries", type=int, default=20_000)
     parser.add_argument(
+        "--linear-items",
+        type=int,
+        default=LinearItemsConfig().max_items,
+        help="items with linear weights, those with the most events",
+    )
+    parser.add_argument(
         "--rankers", type=int, default=1, help="seeds of rankers over each seed's sources"
     )
     parser.add_argument("--processes", type=int, default=1, help="that train rankers")
@@ -230,7 +239,8 @@ def measure(given: argparse.Namespace) -> None:
         data = data.with_epochs(given.max_epochs)
     for seed in given.seeds:
         if given.lists is None:
-            run_seed(given, data, seed, Recipe())
+            linear = LinearItemsConfig(max_items=given.linear_items)
+            run_seed(given, data, seed, Recipe(linear=linear))
             continue
         lists = lists_of(data, given.when, seed, given.splits, device_named("auto"))
         write_lists(lists, given.lists / f"{given.when}-{seed}.npz")

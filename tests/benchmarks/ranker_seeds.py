@@ -36,7 +36,7 @@ from recsys.retrieval.candidate_numbers import BASE, number_names, ranking_candi
 from recsys.retrieval.history_numbers import HistoryNumbers
 from recsys.retrieval.learned_blend import LearnedBlend
 from recsys.training.loop import train
-from recsys.training.optim import adamw
+from recsys.training.optim import ScheduleConfig, adamw
 from recsys.training.progress import SilentTracker
 from recsys.training.ranker_fit import RankerFitConfig, ranker_loss
 from recsys.training.ranker_fit import on_device as batch_on_device
@@ -70,13 +70,19 @@ SPARSE = RankerConfig(
 )
 
 
+FIT = RankerFitConfig(
+    precision="float32",
+    schedule=ScheduleConfig(learning_rate=5e-4, decay="linear", final_share=0.02),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How rankers are made and taught."""
 
     ranker: RankerConfig = field(default_factory=lambda: SPARSE)
     """The sparse trunk, to which the others are made equal."""
-    fit: RankerFitConfig = field(default_factory=lambda: RankerFitConfig(precision="float32"))
+    fit: RankerFitConfig = field(default_factory=lambda: FIT)
     linear: LinearItemsConfig = field(default_factory=LinearItemsConfig)
 
 

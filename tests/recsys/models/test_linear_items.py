@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged
+from recsys.models import linear_items
 from recsys.models.linear_items import LinearItems, LinearItemsConfig
 
 NUM_ITEMS = 9
@@ -19,7 +20,12 @@ def events(num_users: int = 1500) -> tuple[np.ndarray, np.ndarray]:
     return users, rng.integers(1, NUM_ITEMS, len(users)) * (rng.random(len(users)) < 0.9)
 
 
-def test_weights_are_the_ridge_regression_of_each_item_on_the_others() -> None:
+@pytest.mark.parametrize("few", [linear_items.FEW, 2, 0])
+def test_weights_are_the_ridge_regression_of_each_item_on_the_others(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Users with more items than that are counted another way.
+    monkeypatch.setattr(linear_items, "FEW", few)
     users, items = events()
     model = LinearItems.fit(users, items, NUM_ITEMS, LinearItemsConfig(l2=3.0))
     taken = np.zeros((users.max() + 1, NUM_ITEMS))

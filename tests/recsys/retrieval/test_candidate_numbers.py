@@ -61,6 +61,22 @@ def test_a_candidate_is_held_against_the_history() -> None:
     assert found["history.events"] == pytest.approx([np.log(3)] * 3 + [0])
 
 
+def test_behaviour_is_what_a_trained_model_says_of_items() -> None:
+    vectors = torch.tensor([[0.0, 0], [3, 0], [0, 2], [1, 1]])
+    numbers = HistoryNumbers(catalogue(), linear(), vectors)
+    history, counts = Jagged.from_lists([[2, 1]]), torch.ones(7)
+    found = named(numbers.numbers(history, torch.tensor([[3, 1, 6]]), counts)[0])
+    half = 0.5**0.5
+    # 6 was appended behind the model's items.
+    assert found["behaviour.last"] == pytest.approx([half, 1, 0])
+    assert found["behaviour.few"] == pytest.approx([half, 0.5, 0])
+    assert found["behaviour.best"] == pytest.approx([half, 1, 0])
+    without = HistoryNumbers(catalogue(), linear())
+    plain = named(without.numbers(history, torch.tensor([[3, 1, 6]]), counts)[0])
+    assert plain["behaviour.best"] == [0, 0, 0]
+    assert plain["content.best"] == found["content.best"]
+
+
 def test_a_batch_is_numbered_as_each_query_alone() -> None:
     numbers, counts = HistoryNumbers(catalogue(), linear()), torch.arange(7)
     history = Jagged.from_lists([[1, 2, 1], [], [3]])
