@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
-KERNELS = ("embedding_bag", "topk_search", "hstu_attention", "gated_norm", "routed_experts")
+KERNELS = (
+    "embedding_bag", "topk_search", "hstu_attention", "gated_norm", "routed_experts", "lora",
+)  # fmt: skip
 Kernels = Annotated[
     list[str] | None,
     typer.Option("--kernel", "-k", help=f"One of {', '.join(KERNELS)} (repeatable); all without."),

@@ -21,6 +21,8 @@ from recsys.kernels.gated_norm.op import gated_norm
 from recsys.kernels.gated_norm.reference import dropout_mask, kept_scale
 from recsys.kernels.hstu_attention.op import hstu_attention
 from recsys.kernels.hstu_attention.reference import reference_attention
+from recsys.kernels.lora.op import Corrections
+from recsys.kernels.lora.reference import add_corrections
 from recsys.kernels.routed_experts.op import routed_experts
 from recsys.kernels.topk_search.op import fused_top_k, mask_words
 from recsys.kernels.topk_search.reference import reference_top_k
@@ -359,6 +361,50 @@ def prepare_routed_experts(
     )
 
 
+def prepare_lora(sizes: tuple[int, int, int], device: torch.device, *, whole: bool) -> Prepared:
+    """Rows of three adapters of rank 8, by their number and the layer's widths."""
+    generator = torch.Generator(device).manual_seed(6)
+    num_rows, width_in, width_out = sizes
+
+    def part(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device) / math.sqrt(shape[-1])
+
+    numbers = torch.arange(num_rows, device=device) // 20 % 3 + 1
+    a, b, bias = part(3, 8, width_in), part(3, 8, width_out), part(width_out)
+    weight = part(width_out, width_in)
+    sets = [(part(num_rows, width_in), part(num_rows, width_out)) for _ in range(NUM_SETS)]
+
+    def ours(inputs: Tensor, out: Tensor) -> Tensor:
+        # Made anew, so that it asks for its tiles anew.
+        corrections = Corrections(a, b)
+        if whole:
+            return corrections.linear(inputs, numbers, weight, bias)
+        corrections.add(out, inputs, numbers)
+        return out
+
+    def gathered(inputs: Tensor, out: Tensor) -> Tensor:
+        base = functional.linear(inputs, weight, bias) if whole else out
+        low = torch.bmm(inputs[:, None], a[numbers - 1].transpose(1, 2))
+        return base + torch.bmm(low, b[numbers - 1])[:, 0]
+
+    def error() -> float:
+        inputs, out = sets[0]
+        truth = out.double()
+        if whole:
+            truth = functional.linear(inputs.double(), weight.double(), bias.double())
+        truth = truth.clone()
+        add_corrections(truth, inputs, numbers, a, b)
+        return distance(ours(inputs, out.clone()), truth)
+
+    return Prepared(
+        ours=[partial(ours, *one) for one in sets],
+        peers={"torch": [partial(gathered, *one) for one in sets]},
+        error=error,
+        tolerance=1e-5,
+        num_flops=2 * num_rows * (whole * width_in * width_out + 8 * (width_in + width_out)),
+    )
+
+
 def workloads(device: torch.device) -> list[Workload]:
     """List the cases: of real size on a GPU, small ones on a CPU."""
     cuda = device.type == "cuda"
@@ -373,8 +419,6 @@ def workloads(device: torch.device) -> list[Workload]:
     )
     searches = [(1_000_000, 512, 64)] if cuda else [(20_000, 32, 64)]
     attentions = [(64, 1_024, 4, 64), (32, 2_048, 4, 128)] if cuda else [(4, 64, 2, 32)]
-    layers = [(16_384, 512, 1_024), (16_384, 512, 2_048)] if cuda else [(64, 16, 32)]
-    norms = [(131_072, 512), (65_536, 1_024)] if cuda else [(512, 64)]
     found = [
         Workload(
             kernel="embedding_bag",
@@ -401,7 +445,15 @@ def workloads(device: torch.device) -> list[Workload]:
         for sizes in attentions
         for backward in (False, True)
     ]
-    found += [
+    return found + layer_workloads(cuda=cuda)
+
+
+def layer_workloads(*, cuda: bool) -> list[Workload]:
+    """List the cases of layers other than attention."""
+    norms = [(131_072, 512), (65_536, 1_024)] if cuda else [(512, 64)]
+    layers = [(16_384, 512, 1_024), (16_384, 512, 2_048)] if cuda else [(64, 16, 32)]
+    corrected = [(7_680, 128, 384), (7_680, 256, 128)] if cuda else [(60, 16, 24)]
+    found = [
         Workload(
             kernel="gated_norm",
             name=f"{num_rows:,} x {width}: {direction(backward)}",
@@ -418,6 +470,16 @@ def workloads(device: torch.device) -> list[Workload]:
         )
         for sizes in layers
         for backward in (False, True)
+    ]
+    found += [
+        Workload(
+            kernel="lora",
+            name=f"{sizes[0]:,} x {sizes[1]} to {sizes[2]}, three adapters: "
+            f"{'the layer and its corrections' if whole else 'its corrections'}",
+            prepare=partial(prepare_lora, sizes, whole=whole),
+        )
+        for sizes in corrected
+        for whole in (True, False)
     ]
     return found
 
