@@ -23,7 +23,7 @@ from recsys.models.popularity import PopularityConfig
 from recsys.models.ranker_config import RankerConfig
 from recsys.models.sequence import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
-from recsys.training.optim import ScheduleConfig
+from recsys.training.optim import AdamWConfig, ScheduleConfig
 
 
 def movielens_100k() -> RunConfig:
@@ -113,8 +113,13 @@ def movielens_1m() -> RunConfig:
         training=TrainingConfig(
             batch_size=1024, max_epochs=20.0, schedule=ScheduleConfig(learning_rate=2e-3)
         ),
+        # Six networks of 256, attention and HSTU in turn; profile fast asks the first alone.
         sequence=SequenceConfig(
-            embedding_dim=256,
+            embedding_dim=6 * 256,
+            num_members=6,
+            member_blocks=("attention", "hstu") * 3,
+            trained_apart=True,
+            fast_members=1,
             hidden_dim=512,
             max_length=200,
             num_blocks=4,
@@ -125,7 +130,11 @@ def movielens_1m() -> RunConfig:
             label_smoothing=0.05,
         ),
         sequence_training=SequenceTrainingConfig(
-            enabled=True, batch_size=128, max_epochs=30.0, epochs_per_evaluation=3.0
+            enabled=True,
+            batch_size=128,
+            max_epochs=30.0,
+            epochs_per_evaluation=3.0,
+            optimizer=AdamWConfig(weight_decay=0.3, matrices="orthogonal"),
         ),
         generative=GenerativeConfig(max_length=200, dropout=0.2),
         generative_training=GenerativeTrainingConfig(
