@@ -22,6 +22,9 @@ from pipelines.datasets.table_guesses import (
 CSV = (".csv", ".txt", ".inter")
 MIN_SHARED_IDS = 0.1
 """Share of the events' ids that a catalogue or table of users must know."""
+SHOWN_TYPES = frozenset({"impression", "exposure", "display", "show", "shown"})
+"""Names, without a last s, of events that only say that an item was shown."""
+MAX_TYPES = 30
 
 
 @dataclass(kw_only=True)
@@ -133,6 +136,22 @@ def time_lines(events: Guess) -> list[str]:
     return lines
 
 
+def type_lines(events: Guess) -> list[str]:
+    """Write which types of events only say that an item was shown, and how to keep some only."""
+    if (column := events.columns.get("event_type")) is None:
+        return []
+    kinds = sorted(events.table.sample[column].cast(pl.String).drop_nulls().unique())
+    if not 1 < len(kinds) <= MAX_TYPES:
+        return []
+    shown = [kind for kind in kinds if kind.lower().rstrip("s") in SHOWN_TYPES]
+    taken = [kind for kind in kinds if kind not in shown]
+    lines = ["", "[filters]"]
+    if shown:
+        lines.append(f"shown_types = {toml_value(shown)}   # seen, not taken: no part of histories")
+    lines.append(f"# event_types = {toml_value(taken)}   # histories of these only; all by default")
+    return lines
+
+
 def column_lines(guess: Guess) -> list[str]:
     """Write which column is which, and which others it could be."""
     lines = []
@@ -163,6 +182,7 @@ def written(plan: Plan, target: Path) -> str:
     tables = {"events": "columns", "items": "item_columns", "users": "user_columns"}
     for name, guess in plan.guesses().items():
         lines += ["", f"[data.{tables[name]}]   # ours = the file's", *column_lines(guess)]
+    lines += type_lines(plan.events)
     if plan.notes:
         lines += ["", *(f"# not sure: {note}" for note in plan.notes)]
     return "\n".join(lines) + "\n"

@@ -84,6 +84,20 @@ def test_what_is_not_sure_stands_in_the_file(tmp_path: Path) -> None:
     assert "# not sure: no column is named like item_id" in (tmp_path / "shop.toml").read_text()
 
 
+def test_types_that_only_say_what_was_shown_stay_out_of_histories(tmp_path: Path) -> None:
+    kinds = ["Impressions", "click", "purchase"] * 20
+    table = pl.DataFrame(
+        {"user_id": USERS, "item_id": ITEMS, "event_time": MOMENTS, "event": kinds}
+    )
+    table.write_parquet(tmp_path / "events.parquet")
+    write_config([tmp_path / "events.parquet"], tmp_path / "shop.toml", force=False)
+    text = (tmp_path / "shop.toml").read_text()
+    assert '# event_types = ["click", "purchase"]' in text
+    config = resolve(tmp_path / "shop.toml")
+    assert config.filters.shown_types == ("Impressions",)
+    assert config.filters.event_types == ()
+
+
 def test_swappable_day_and_month_are_offered(tmp_path: Path) -> None:
     days = ["03/04/2023", "04/04/2023", "05/04/2023", "06/04/2023"] * 3
     table = pl.DataFrame({"user": USERS[:12], "item": ITEMS[:12], "date": days})
