@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.models.adapted import AdaptedRetriever
@@ -66,14 +67,31 @@ class CapturedQueries:
         self._mixed, self._number = mixed, adapted.numbers([domain])[0]
         self._num_queries, self._keep_base = num_queries, keep_base
         length, device = model.config.max_length, model.all_item_inputs().device
-        spare = -(-num_events // length)
-        self._values = torch.ones(num_events, dtype=torch.int64, device=device)
-        self._offsets = torch.zeros(num_queries + spare + 1, dtype=torch.int64, device=device)
-        self._numbers = torch.zeros(num_queries + spare, dtype=torch.int64, device=device)
-        # Where the sequences begin that own what is left over, from the end on.
-        ends = num_events - length * torch.arange(spare - 1, -1, -1)
-        self._ends = torch.cat([ends.new_zeros(num_queries + 1), ends]).to(device)
+        # Sequences that own what is left over end where, counted from the end on, they have to.
+        spare = torch.arange(-(-num_events // length) - 1, -1, -1)
+        self._ends = functional.pad(num_events - length * spare, (num_queries + 1, 0))
+        sizes = [num_events, len(self._ends), len(self._ends) - 1]
+        # Laid out alike on host and device: one copy brings all of a batch.
+        self._host = torch.zeros(sum(sizes), dtype=torch.int64, pin_memory=True)
+        self._given = torch.zeros_like(self._host, device=device)
+        self._host_parts = torch.split(self._host, sizes)
+        self._parts = torch.split(self._given, sizes)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._fill(Jagged.from_lists([[]]), [0])
         self._capture(device)
+
+    def _fill(self, history: Jagged, numbers: list[int]) -> None:
+        """Copy a batch to where the graph reads it."""
+        values, offsets, adapters = self._host_parts
+        size, events = history.batch_size, len(history.values)
+        # The copy before may still read what is written here.
+        self._copied.synchronize()
+        values[:events] = history.values
+        offsets[: size + 1] = history.offsets
+        torch.clamp(self._ends[size + 1 :], min=events, out=offsets[size + 1 :])
+        adapters[:size] = torch.tensor(numbers)
+        self._given.copy_(self._host, non_blocking=True)
+        self._copied.record()
 
     def _capture(self, device: torch.device) -> None:
         here = torch.cuda.current_stream(device)
@@ -90,10 +108,10 @@ class CapturedQueries:
                 self._vectors = self._forward()
 
     def _forward(self) -> Tensor:
-        inside = (self._values >= 0) & (self._values < self._model.num_item_rows)
-        values = torch.where(inside, self._values, 0)
-        history = Jagged(values, torch.maximum(self._offsets, self._ends))
-        numbers = self._numbers if self._mixed else self._number
+        values, offsets, adapters = self._parts
+        inside = (values >= 0) & (values < self._model.num_item_rows)
+        history = Jagged(torch.where(inside, values, 0), offsets)
+        numbers = adapters if self._mixed else self._number
         return self._adapted.encoded(history, numbers, keep_base=self._keep_base)
 
     @torch.no_grad()
@@ -103,29 +121,27 @@ class CapturedQueries:
         """Encode queries as unit vectors, [B, D].
 
         Args:
+            queries: On the host, best; one copy takes them to the device.
             domains: Of each query, where batches are mixed.
 
         Raises:
             ValueError: If there are more queries or events than were captured, or domains do not
                 fit.
         """
-        history = latest(queries["history"], self._model.config.max_length)
+        history = queries["history"]
+        history = Jagged(history.values.cpu(), history.offsets.cpu())
+        history = latest(history, self._model.config.max_length)
         size, events = history.batch_size, len(history.values)
-        if size > self._num_queries or events > len(self._values):
+        if size > self._num_queries or events > len(self._parts[0]):
             raise ValueError(
                 f"a batch of {size} queries and {events} events is larger than the captured "
-                f"{self._num_queries} and {len(self._values)}; part it or capture a larger one"
+                f"{self._num_queries} and {len(self._parts[0])}; part it or capture a larger one"
             )
         if self._mixed != (domains is not None) or len(domains or ()) not in (0, size):
             raise ValueError(
                 f"{size} queries need {size if self._mixed else 'no'} domains, got "
                 f"{None if domains is None else len(domains)}"
             )
-        if domains is not None:
-            numbers = torch.tensor(self._adapted.numbers(domains))
-            self._numbers[:size].copy_(numbers, non_blocking=True)
-        self._values[:events].copy_(history.values, non_blocking=True)
-        self._offsets[: size + 1].copy_(history.offsets, non_blocking=True)
-        self._offsets[size + 1 :].fill_(events)
+        self._fill(history, self._adapted.numbers(domains) if domains else [0] * size)
         self._graph.replay()
         return self._vectors[:size].clone()

@@ -92,7 +92,9 @@ def test_a_graph_gives_what_python_gives_and_a_query_the_same_bits_in_any_compan
         part = JaggedBatch({"history": queries["history"].take(rows.cuda())})
         alone = graph.query_vectors(part, [domains[row] for row in rows.tolist()])
         assert torch.equal(alone, found[rows.cuda()])
-    on_host = graph.query_vectors(queries.to("cpu"), domains)
+    history = queries["history"]
+    host = JaggedBatch({"history": Jagged(history.values.cpu(), history.offsets.cpu())})
+    on_host = graph.query_vectors(host, domains)
     assert torch.equal(on_host, found)
     for domain in ("books", None):
         one = CapturedQueries(retriever, num_queries=45, num_events=600, mixed=False, domain=domain)
