@@ -58,7 +58,7 @@ from recsys.models.item_tower import TwoTowerInputs
 from recsys.models.sequence import SequenceModel
 
 NUM_NEW_USERS = 100
-NUM_DRAWS = 2
+NUM_DRAWS = 3
 """Of those users, by each seed."""
 Gains = NDArray[np.float32]
 

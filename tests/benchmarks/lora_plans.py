@@ -75,15 +75,12 @@ def fresh_plans(rank: int) -> tuple[Plan, ...]:
             centred=centred,
         )
 
-    return (
-        plan(40, 3e-4, 0.0),
-        # A step of next to nothing tells of the start.
-        plan(0.1, 1e-9, 0.5),
-        plan(0.1, 1e-9, 1.0),
-        plan(40, 3e-4, 0.5),
-        plan(40, 3e-4, 1.0),
-        plan(10, 1e-3, 0.5),
+    starts = tuple(plan(0.1, 1e-9, share) for share in (0.5, 1.0))
+    learning = tuple(
+        plan(10, rate, share) for share in (0.5, 0.0, 1.0) for rate in (3e-4, 1e-3, 1e-4)
     )
+    # A step of next to nothing tells of the start.
+    return starts + learning
 
 
 SYNTHETIC = Plans(
