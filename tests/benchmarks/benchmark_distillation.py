@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,9 +29,9 @@ from distillation_students import (
     METRICS,
     Lesson,
     Settings,
-    ensemble_row,
+    ensemble_rows,
     member,
-    student_row,
+    student_rows,
 )
 from distillation_table import write_table
 from distillation_teachers import listing_rows
@@ -68,14 +68,14 @@ def train_all(
     rows: list[dict[str, Any]] = []
     device = torch.cuda.get_device_name() if settings.device == "cuda" else device_name()
 
-    def note(done: Future[dict[str, Any]]) -> None:
-        write([done.result()])
-
-    def write(more: list[dict[str, Any]]) -> None:
-        rows.extend(more)
-        print("\n".join(map(json.dumps, more)), flush=True)
+    def note(done: Future[list[dict[str, Any]]]) -> None:
+        rows.extend(done.result())
+        print("\n".join(map(json.dumps, done.result())), flush=True)
         document = {**asdict(settings), "device": device, "rows": rows}
         raw.write_text(json.dumps(document, indent=1))
+
+    def of(*teachers: str | None) -> list[Lesson]:
+        return [one for one in lessons if one.teacher in teachers]
 
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -88,26 +88,20 @@ def train_all(
         if "ensemble" in teachers:
             numbers = range(settings.num_members)
             members = [pool.submit(member, settings, number, folder) for number in numbers]
-        alone = [one for one in lessons if one.teacher in (None, "itself")]
-        waiting = [pool.submit(student_row, settings, one, folder) for one in alone]
-        if members:
-            for one in members:
-                one.result()
-            waiting.append(pool.submit(ensemble_row, settings, folder))
-        waiting += [
-            pool.submit(student_row, settings, one, folder)
-            for one in lessons
-            if one.teacher == "ensemble"
-        ]
+        waiting = {pool.submit(student_rows, settings, one, folder) for one in of(None, "itself")}
         if said is not None:
-            write(said.result())
-        waiting += [
-            pool.submit(student_row, settings, one, folder)
-            for one in lessons
-            if one.teacher in speaking
-        ]
-        for done in as_completed(waiting):
-            note(done)
+            waiting.add(said)
+        wait(members)
+        if members:
+            waiting.add(pool.submit(ensemble_rows, settings, folder))
+            waiting |= {pool.submit(student_rows, settings, one, folder) for one in of("ensemble")}
+        while waiting:
+            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for done in finished:
+                note(done)
+                if done is said:
+                    taught = of(*speaking)
+                    waiting |= {pool.submit(student_rows, settings, one, folder) for one in taught}
 
 
 def lessons_for(teachers: list[str], given: str | None) -> list[Lesson]:

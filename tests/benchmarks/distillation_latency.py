@@ -133,9 +133,22 @@ class Timed:
 
     def blend(self, which: str) -> Answer:
         """Ask every source and merge what they list."""
+        k = self._num_candidates
         parts = self.recipe.parts(which)
-        k = min(self.recipe.num_candidates, self.prepared.num_item_rows - 1)
-        sources = {SOURCES.get(name, name): self._source(name, k) for name in parts}
+        return self._merged({SOURCES.get(name, name): self._source(name, k) for name in parts})
+
+    def beside_neighbours(self, dim: int | None, members: int | None) -> Answer:
+        """Ask a sequence model and counted neighbours and merge what they list."""
+        k, name = self._num_candidates, "item_to_item"
+        return self._merged(
+            {"sequence": self.sequence(dim, members, k), name: self._source(name, k)}
+        )
+
+    @property
+    def _num_candidates(self) -> int:
+        return min(self.recipe.num_candidates, self.prepared.num_item_rows - 1)
+
+    def _merged(self, sources: dict[str, Answer]) -> Answer:
         kinds = (len(self.recipe.blend.history_bounds) + 2, len(self.recipe.blend.item_bounds) + 2)
         weights = torch.ones(*kinds, len(sources), len(FEATURES))
         blend = LearnedBlend(self.recipe.blend, tuple(sources), weights, torch.ones(len(sources)))
@@ -155,7 +168,8 @@ class Timed:
     def answer(self, row: Numbers) -> Answer:
         """Make what a row of numbers is of."""
         if "student" in row and row["student"] == "sequence":
-            return self.sequence(row["embedding_dim"], row["num_members"])
+            size = row["embedding_dim"], row["num_members"]
+            return self.beside_neighbours(*size) if row["beside"] else self.sequence(*size)
         if "student" in row:
             return self.two_tower(row["embedding_dim"])
         if row["teacher"] == "generative":
@@ -184,7 +198,7 @@ class Timed:
 def kind_of(row: Numbers) -> str:
     """Name what decides a latency."""
     if "student" in row:
-        return f"{row['student']} {row['embedding_dim']} {row['num_members']}"
+        return f"{row['student']} {row['embedding_dim']} {row['num_members']} {row['beside']}"
     return f"{row['teacher']} {row.get('members', 1)}"
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from distillation_table import METRIC
-from distillation_teachers import Lessons
+from distillation_teachers import Lessons, blended, told_of_lists
 from torch import Tensor, nn
 
 from recsys.data.batch import JaggedBatch
@@ -23,7 +23,12 @@ from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
 from recsys.models.sequence import SequenceModel
 from recsys.models.two_tower import TwoTower
-from recsys.reproduction.fitting import Experiment, QuietProgress, fit_sequence
+from recsys.reproduction.fitting import (
+    Experiment,
+    QuietProgress,
+    fit_item_to_item,
+    fit_sequence,
+)
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking import ScoredSource, Source, metrics_of, rank_all
 from recsys.training.list_distillation import (
@@ -40,6 +45,7 @@ from recsys.training.optim import adamw
 from recsys.training.progress import SilentTracker
 
 METRICS = (METRIC, "recall@10")
+NEIGHBOURS = "item_to_item"
 MEMBER_SEED = 100
 """Of the first member of an ensemble, so that no student is one."""
 
@@ -134,18 +140,19 @@ def members_of(experiment: Experiment, folder: Path) -> list[SequenceModel]:
     return [SequenceModel.load(path, catalogue).to(experiment.device) for path in paths]
 
 
-def ensemble_row(settings: Settings, folder: Path) -> Numbers:
+def ensemble_rows(settings: Settings, folder: Path) -> list[Numbers]:
     """Measure the ensemble, and its first member alone."""
     experiment = settings.experiment(settings.seed)
     members = members_of(experiment, folder)
     alone = told(experiment, ScoredSource(members[0].score), settings.splits())
-    return {
+    row = {
         "teacher": "ensemble",
         "num_parameters": sum(map(num_parameters, members)),
         "members": len(members),
         "first member": alone,
         **told(experiment, ScoredSource(Ensemble(members).score), settings.splits()),
     }
+    return [row]
 
 
 class Listening:
@@ -260,8 +267,8 @@ def two_tower_student(
     return nn.ModuleList([model, head]), model, loss_at, len(positions)
 
 
-def student_row(settings: Settings, lesson: Lesson, folder: Path) -> Numbers:
-    """Teach and measure one student."""
+def student_rows(settings: Settings, lesson: Lesson, folder: Path) -> list[Numbers]:
+    """Teach and measure one student; a sequence model beside counted neighbours too."""
     experiment, begin = settings.experiment(settings.seed), time.perf_counter()
     make = sequence_student if lesson.student == "sequence" else two_tower_student
     trained, model, loss_at, num_examples = make(experiment, lesson, folder)
@@ -283,9 +290,25 @@ def student_row(settings: Settings, lesson: Lesson, folder: Path) -> Numbers:
         tracker=SilentTracker(),
         progress=QuietProgress(),
     )
-    return {
+    row = {
         **asdict(lesson),
+        "beside": None,
         "num_parameters": num_parameters(model),
         "seconds": round(time.perf_counter() - begin, 1),
-        **told(experiment, source, settings.splits()),
     }
+    rows = [row | told(experiment, source, settings.splits())]
+    if lesson.student == "sequence":
+        found = beside_neighbours(experiment, source, settings.splits())
+        rows.append(row | {"beside": NEIGHBOURS} | found)
+    return rows
+
+
+def beside_neighbours(experiment: Experiment, source: Source, splits: tuple[str, ...]) -> Numbers:
+    """Measure a student whose list is merged with item-to-item's, by weights of validation."""
+    lists, k = {}, experiment.recipe.num_candidates
+    for name, one in (("sequence", source), (NEIGHBOURS, fit_item_to_item(experiment).source)):
+        for split in splits:
+            asked = experiment.question(split)  # type: ignore[arg-type]
+            lists[name, split] = rank_all(one, asked, k, experiment.device).lists
+    _, merged = blended(experiment, ("sequence", NEIGHBOURS), lists, splits)
+    return told_of_lists(experiment, merged, METRICS)

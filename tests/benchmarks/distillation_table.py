@@ -31,7 +31,8 @@ def name_of(row: Numbers) -> str:
         taught = f"taught by the {row['teacher'].replace('_', ' ')} ({row['soft_share']:g} soft)"
     if row["passes"] != 1:
         taught += f", {row['passes']:g}x passes"
-    return f"{row['student'].replace('_', '-')}{size} {taught}"
+    beside = " beside item-to-item" if row["beside"] else ""
+    return f"{row['student'].replace('_', '-')}{size} {taught}{beside}"
 
 
 def sections(rows: list[Numbers]) -> dict[str, list[Numbers]]:
@@ -112,7 +113,10 @@ def write_table(name: str, folder: Path, paths: list[Path]) -> None:
         shortened.add(document["passes"])
     table: list[Row] = []
     text = ""
-    for (data, _), some in runs.items():
+    for (data, _), all_rows in runs.items():
+        # What a run was cut before has no mean.
+        complete = set.intersection(*({name_of(row) for row in run} for run in all_rows))
+        some = [[row for row in run if name_of(row) in complete] for run in all_rows]
         timed = Timed(Prepared.load(folder / data))
         ms = median_ms({kind_of(row): timed.answer(row) for row in some[0]})
         label = f"{data} ({len(some)} seed{'s' if len(some) > 1 else ''})"

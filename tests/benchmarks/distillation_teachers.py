@@ -178,6 +178,7 @@ def listing_rows(
     sources, sizes, lists = {}, {}, {}
     for name in dict.fromkeys(name for one in parts.values() for name in one):
         fitted = FITTERS[name](experiment)
+        print(f"fitted {name}", flush=True)
         sources[name] = fitted.source
         weights = [] if fitted.model is None else list(fitted.model.parameters())
         sizes[name] = sum(one.numel() for one in weights)
@@ -189,7 +190,7 @@ def listing_rows(
     for teacher, names in parts.items():
         blend = None
         if teacher != "generative":
-            blend, of_splits = _blended(experiment, names, lists, splits)
+            blend, of_splits = blended(experiment, names, lists, splits)
         else:
             of_splits = {split: lists[teacher, split] for split in splits}
         lessons = lessons_of(experiment, {name: sources[name] for name in names}, blend, queries)
@@ -205,7 +206,7 @@ def listing_rows(
     return rows
 
 
-def _blended(
+def blended(
     experiment: Experiment,
     names: Sequence[str],
     lists: Mapping[tuple[str, str], TopK],
