@@ -80,7 +80,7 @@ class AdaptedRanker:
         segments = batch.candidates.segments()
         numbers = [self.bank.number(domain) for domain in domains]
         of_query = torch.tensor(numbers, dtype=torch.int64, device=segments.device)
-        with self.bank.choose(of_query[segments]):
+        with self.bank.choose(of_query[segments], keep_base=0 in numbers):
             logits: Tensor = self.model(batch).logits
         return logits
 
