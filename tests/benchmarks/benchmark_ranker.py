@@ -56,6 +56,15 @@ VALUES = "values.npz"
 WHENS: tuple[When, ...] = ("before", "now")
 SEEDS_APART = 5
 """Between the seeds of rankers over the same sources."""
+KINDS = (
+    ("behaviour",),
+    ("linear",),
+    ("content",),
+    ("category",),
+    ("events", "history"),
+    ("behaviour", "linear", "content", "category", "events", "history"),
+)
+"""Numbers against the history that ``--lines`` leaves out in turn."""
 Values = dict[str, NDArray[np.float32]]
 _SHARED: dict[str, Seed] = {}
 """What forked processes read."""
@@ -109,6 +118,19 @@ def run_seed(given: argparse.Namespace, data: Data, seed: int, recipe: Recipe) -
             keep(given, one, number, rows[number], told[number])
             means = {split: round(float(each.mean()), 5) for split, each in values.items()}
             print(seed, number, name, means, about, flush=True)
+        lines = dict(pool.imap_unordered(one_line, KINDS if given.lines else ()))
+    if given.lines:
+        path = given.kept / f"{data.prepared.name}-{seed}-lines.json"
+        path.write_text(json.dumps(lines, indent=1) + "\n")
+        print(lines, flush=True)
+
+
+def one_line(kinds: tuple[str, ...]) -> tuple[str, tuple[float, float]]:
+    """Say what the straight line loses on validation without some kinds of numbers."""
+    torch.set_num_threads(1)
+    values, whole = _SHARED["one"].line_without(kinds)
+    lost = values - whole
+    return " ".join(kinds), (float(lost.mean()), float(lost.std() / len(lost) ** 0.5))
 
 
 def one_row(asked: tuple[int, Trunk | None]) -> tuple[int, Trunk | None, Values, dict[str, Any]]:
@@ -216,6 +238,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--rankers", type=int, default=1, help="seeds of rankers over each seed's sources"
+    )
+    parser.add_argument(
+        "--lines", action="store_true", help="tell what lines lose on validation by fewer numbers"
     )
     parser.add_argument("--processes", type=int, default=1, help="that train rankers")
     parser.add_argument("--lists", type=Path, help="only leave lists in this folder")

@@ -33,12 +33,12 @@ from recsys.models.ranker_config import (
 from recsys.reproduction.fitting import QuietProgress
 from recsys.reproduction.run import blended_by_halves, blended_in_parts, learned, moved, on_device
 from recsys.retrieval.candidate_numbers import BASE, number_names, ranking_candidates
-from recsys.retrieval.history_numbers import HistoryNumbers
+from recsys.retrieval.history_numbers import HISTORY_NUMBERS, HistoryNumbers
 from recsys.retrieval.learned_blend import LearnedBlend
 from recsys.training.loop import train
 from recsys.training.optim import ScheduleConfig, adamw
 from recsys.training.progress import SilentTracker
-from recsys.training.ranker_fit import RankerFitConfig, ranker_loss
+from recsys.training.ranker_fit import RankerFitConfig, fit_line, ranker_loss
 from recsys.training.ranker_fit import on_device as batch_on_device
 from recsys.training.ranking_examples import (
     Candidates,
@@ -242,14 +242,43 @@ class Seed:
         model = Ranker(config, sizes, prepared.catalogue, self.before.item_counts)
         return model.to(self.device)
 
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Number the events of nine users of ten that teach, and those of the tenth."""
+        aside = self.learned.queries["user"].values % 10 == 0
+        found = torch.zeros(len(aside), dtype=torch.bool)
+        found[self.learned.found()] = True
+        return (found & ~aside).nonzero()[:, 0], aside.nonzero()[:, 0]
+
+    def line_without(self, kinds: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Fit a straight line that does not see some kinds of numbers; measure it on validation.
+
+        Returns:
+            Its values [U], and those of the line that sees all.
+        """
+        values, (chosen, _) = [], self.parts()
+        for hidden in (tuple(kinds), ()):
+            model = self.ranker(None).eval()
+            line, examples = model.correction, self.learned
+            assert line is not None
+            there = examples.candidates.top.item_rows[chosen] > 0
+            line.fit_scale(examples.candidates.numbers[chosen][there])
+            names = number_names(self.blend.sources)
+            of_history = len(names) - len(HISTORY_NUMBERS)
+            for column in range(of_history, len(names)):
+                if names[column].partition(".")[0] in hidden:
+                    line.scales[column] = 0
+            fit_line(line, examples, chosen, self.recipe.fit)
+            judged = self.judged["validation"]
+            logits = logits_together(model, judged, torch.arange(len(judged.labels)))
+            top = ordered(judged.candidates.top, scores_together(model, logits))
+            values.append(per_user(top, self.now["validation"].held_out.targets))
+        return values[0], values[1]
+
     def trained(self, trunk: Trunk | None) -> tuple[Ranker, float]:
         """Train on nine users of ten; the tenth pick the pass."""
         model, fit = self.ranker(trunk), self.recipe.fit
         examples, targets = self.learned, self.before.held_out.targets
-        aside = examples.queries["user"].values % 10 == 0
-        found = torch.zeros(len(aside), dtype=torch.bool)
-        found[examples.found()] = True
-        chosen, held = (found & ~aside).nonzero()[:, 0], aside.nonzero()[:, 0]
+        chosen, held = self.parts()
         begin = time.perf_counter()
         loss_at = ranker_loss(model, examples, chosen, fit, self.seed, self.device)
         if self.frozen_line and model.correction is not None:
