@@ -7,9 +7,11 @@ from recsys.models.sequence import SequenceConfig, SequenceModel
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.training.list_distillation import (
     LEFT_OUT,
+    AuxiliaryHead,
     Ensemble,
     scores_after_events,
     scores_of_queries,
+    self_auxiliary_list_loss,
     soft_list_loss,
 )
 
@@ -61,6 +63,42 @@ def test_a_two_towers_scores_are_those_of_serving():
     torch.testing.assert_close(
         scores[free], served[free] / model.config.temperature, rtol=0, atol=1e-5
     )
+
+
+def test_a_sequence_models_scores_of_queries_are_those_after_their_last_events():
+    model = sequence_model()
+    batch = JaggedBatch({"history": Jagged.from_lists([[3, 7, 9], [4], [5, 5, 1, 2]])})
+    after = scores_after_events(model, batch)[[2, 3, 7]]
+    torch.testing.assert_close(scores_of_queries(model, batch), after, rtol=0, atol=1e-4)
+
+
+def test_without_trust_a_model_learns_labels_and_its_head_beside_it():
+    model, head = two_tower(), AuxiliaryHead(16)
+    batch, labels = JaggedBatch({"history": HISTORY}), torch.tensor([4, 6, 8])
+    scores = scores_of_queries(model, batch)
+    expected = torch.nn.functional.cross_entropy(scores, labels)
+    # Untrained, the head says what the model says.
+    loss = self_auxiliary_list_loss(model, head, batch, labels, 0.0)
+    torch.testing.assert_close(loss, 2 * expected)
+    seen = labels.clone()
+    seen[0] = 7
+    fewer = torch.nn.functional.cross_entropy(scores[1:], labels[1:])
+    torch.testing.assert_close(self_auxiliary_list_loss(model, head, batch, seen, 0.0), 2 * fewer)
+
+
+def test_what_the_model_is_taught_does_not_move_the_head():
+    model, head = two_tower().train(), AuxiliaryHead(16)
+    batch, labels = JaggedBatch({"history": HISTORY}), torch.tensor([4, 6, 8])
+    grads = []
+    for trust in (0.0, 0.7):
+        torch.manual_seed(0)
+        head.zero_grad()
+        self_auxiliary_list_loss(model, head, batch, labels, trust).backward()
+        grads.append(head.turn.weight.grad.clone())
+    torch.testing.assert_close(grads[0], grads[1])
+    assert float(grads[0].abs().max()) > 0
+    with pytest.raises(ValueError, match=r"trust must be in \[0, 1\], got 1.2"):
+        self_auxiliary_list_loss(model, head, batch, labels, 1.2)
 
 
 def test_an_ensemble_says_the_mean_of_what_its_members_say():
