@@ -1,10 +1,11 @@
-"""Distil a large ranker into a small one on planted worlds: size, latency, kept accuracy.
+"""Distil a large ranker into a small one, on planted and real data: size, latency, kept accuracy.
 
 Clicks, likes and purchases of four domains of opposite tastes, blurred by position. A student
 learns from labels alone, from its teacher's logits too, or, without a teacher, from labels whose
 negatives are softened by what a first run of itself believes (self-auxiliary). N@10 is of the shown
 items, by feedback drawn anew for all of them as examined, the mean over tasks; AUC as of
-``RankingWorld.aucs``. Latency is of 300 candidates of one request on one core.
+``RankingWorld.aucs``. Latency is of 300 candidates of one request on one core. With ``--arrays``,
+of ``benchmark_ranker``, several wide rankers teach one over a real data set's blend.
 
     PYTHONPATH=$PWD python tests/benchmarks/benchmark_ranker_distillation.py --raw a.json
     PYTHONPATH=$PWD python tests/benchmarks/benchmark_ranker_distillation.py --table --raw a.json
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmark_ranker import loaded
-from ranker_students import run_real
+from ranker_students import request_ms, run_real
 from results_file import Row, device_name, write_results
 from torch import Tensor
 
@@ -198,25 +199,30 @@ def latencies() -> dict[str, float]:
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def rows_of(seeds: list[dict[str, Any]]) -> list[Row]:
-    ms = latencies()
+def rows_of(
+    seeds: list[dict[str, Any]],
+    ms: dict[str, float],
+    label: str,
+    metrics: tuple[str, ...] = ("ndcg@10", "auc"),
+) -> list[Row]:
+    """Lay means over seeds out: size, metrics, milliseconds of a request."""
     rows = []
 
     def mean(name: str, what: str) -> float:
         return float(np.mean([seed[name][what] for seed in seeds]))
 
     for name in seeds[0]:
-        own = ms["teacher" if name == "teacher" else "student"]
-        is_taught = name.endswith("the teacher")
+        own = ms.get(name, ms["student"])
+        is_taught = "taught" in name
         peer = None if name == "teacher" else "teacher"
         size = mean(name, "num_parameters") / 1e3
-        rows.append(Row(name=f"{name}: parameters", value=size, unit="thousand"))
-        for what in ("ndcg@10", "auc"):
+        rows.append(Row(name=f"{label}, {name}: parameters", value=size, unit="thousand"))
+        for what in metrics:
             value, best = mean(name, what), mean("teacher", what)
             counted = is_taught and what == "ndcg@10"
             rows.append(
                 Row(
-                    name=f"{name}: {what}",
+                    name=f"{label}, {name}: {what}",
                     value=value,
                     unit="",
                     peer=peer,
@@ -227,7 +233,7 @@ def rows_of(seeds: list[dict[str, Any]]) -> list[Row]:
             )
         rows.append(
             Row(
-                name=f"{name}: {NUM_CANDIDATES} candidates",
+                name=f"{label}, {name}: one request",
                 value=own,
                 unit="ms",
                 peer=peer,
@@ -237,6 +243,39 @@ def rows_of(seeds: list[dict[str, Any]]) -> list[Row]:
             )
         )
     return rows
+
+
+def write_table(paths: list[Path], arrays: Path | None, members: int) -> None:
+    """Time requests here and write what was trained before."""
+    read = [json.loads(path.read_text()) for path in paths]
+    worlds = [seed for one in read for seed in one.get("seeds", [])]
+    real = [seed for one in read for seed in one.get("real", {}).values()]
+    table, notes = [], []
+    if worlds:
+        table += rows_of(worlds, latencies(), "planted worlds")
+        notes.append(
+            f"{len(worlds)} planted worlds of 60,000 requests, 2,000 steps of 256; learned and "
+            f"told on the world, nothing was picked on its test requests. A request has "
+            f"{NUM_CANDIDATES} candidates."
+        )
+    if real:
+        assert arrays is not None, "--arrays names the data whose sizes are timed"
+        data, splits = loaded(arrays, 10, 20_000), read[-1]["splits"]
+        blends = [seed.pop("blend")["ndcg@10"] for seed in real]
+        ms = request_ms(data, members)
+        ms["one member of the teacher"] = ms["teacher"] / members
+        table += rows_of(real, ms, data.prepared.name, ("ndcg@10",))
+        seeds = "; ".join(
+            f"{name} " + ", ".join(f"{seed[name]['ndcg@10']:.4f}" for seed in real)
+            for name in real[0]
+        )
+        notes.append(
+            f"{data.prepared.name}: {len(real)} seeds, {splits[-1]} users, N@10 of the whole "
+            f"catalogue; the blend that all correct has {np.mean(blends):.4f}. The teacher is the "
+            f"mean of {members} wide rankers of the sparse trunk. By seed: {seeds}. A request has "
+            f"200 candidates, its query made ready."
+        )
+    write_results("ranker_distillation", table, notes=" ".join(notes))
 
 
 def main() -> None:
@@ -264,12 +303,7 @@ def main() -> None:
         chosen.raw[0].write_text(json.dumps({"seeds": seeds, "device": device_name()}, indent=1))
         print(json.dumps(seeds, indent=1))
         return
-    seeds = [seed for path in chosen.raw for seed in json.loads(path.read_text())["seeds"]]
-    notes = (
-        f"{len(seeds)} worlds of {chosen.requests:,} requests, {chosen.steps:,} steps of 256; "
-        "everything learned and told on the planted world, nothing was picked on its test requests."
-    )
-    write_results("ranker_distillation", rows_of(seeds), notes=notes)
+    write_table(chosen.raw, chosen.arrays, chosen.members)
 
 
 if __name__ == "__main__":

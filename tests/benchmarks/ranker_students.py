@@ -11,6 +11,7 @@ Axes: U users, k candidates, T tasks.
 from __future__ import annotations
 
 import copy
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,10 +31,13 @@ from ranker_seeds import (
 from ranker_sources import Data, lists_of
 from torch import Tensor, nn
 
+from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.models.ranker import Ranker
-from recsys.models.ranker_config import RankerConfig
+from recsys.models.ranker_config import RankerConfig, RankerInputs
+from recsys.models.ranking_batch import RankingBatch
 from recsys.reproduction.fitting import QuietProgress
+from recsys.retrieval.candidate_numbers import BASE, number_names
 from recsys.training.distillation import DistillationConfig, taught_by_lists
 from recsys.training.loop import train
 from recsys.training.optim import adamw
@@ -115,6 +119,43 @@ def told(one: Seed, models: list[Ranker]) -> dict[str, Any]:
 def said_by(models: list[Ranker], examples: Any, chosen: Tensor) -> Said:
     """Average what models say."""
     return torch.stack([logits_together(model, examples, chosen) for model in models]).mean(0)
+
+
+def request_ms(data: Data, members: int) -> dict[str, float]:
+    """Time one request's candidates by each, in turns, of untrained models; milliseconds."""
+    torch.set_num_threads(1)
+    prepared = data.prepared
+    taken: dict[str, list[float]] = {"teacher": [], "student": []}
+    inputs = RankerInputs(
+        num_item_rows=prepared.num_item_rows,
+        tasks=("next", "like"),
+        content_dim=prepared.catalogue.content.shape[1],
+        num_categories=prepared.num_categories,
+        user_features=dict(prepared.cardinalities),
+        candidate_dense=number_names(tuple(prepared.recipe.sources)),
+        base_number=BASE,
+    )
+    count = Recipe().fit.num_candidates
+    rows, numbers = torch.arange(count) + 1, torch.zeros(count, len(inputs.candidate_dense))
+    whole = data.sequences.queries(
+        data.sequences.label_positions("test")[:1],
+        max_history=200,
+        user_features=prepared.user_features,
+    )
+    batch = RankingBatch(whole, Jagged(rows, torch.tensor([0, count])), None, numbers)
+    of = {
+        name: [Ranker(config, inputs, prepared.catalogue).eval() for _ in range(number)]
+        for name, config, number in (("teacher", TEACHER, members), ("student", STUDENT, 1))
+    }
+    with torch.inference_mode():
+        for turn in range(320):
+            for name, models in of.items():
+                begin = time.process_time()
+                for model in models:
+                    model.score_candidates(model.reader_of(batch, 0), rows, numbers)
+                if turn >= 20:
+                    taken[name].append(1_000 * (time.process_time() - begin))
+    return {name: statistics.median(values) for name, values in taken.items()}
 
 
 def run_real(
