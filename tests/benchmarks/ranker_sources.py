@@ -147,9 +147,7 @@ def lists_of(
     """Fit sources and ask them, about the earlier events or about splits."""
     experiment = data.experiment(when, seed, device)
     sources, vectors = {}, None
-    for name in data.prepared.recipe.sources:
-        if name == "generative":
-            continue
+    for name in data.prepared.recipe.parts("blend_fast"):
         with stage(f"fit {name}, {when}"):
             fitted = FITTERS[name](experiment)
         sources[name] = fitted.source
