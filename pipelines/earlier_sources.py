@@ -118,5 +118,6 @@ def earlier_sources(
         with ProgressBar(title, visible=context.show_progress) as progress:
             model, _ = again.fit(again.train_config(), TrainingRun(kept, progress, curve))
         assert isinstance(model, RetrievalModel)
-        found[again.name] = ScoredSource(model.to("cpu").eval().score)
+        model = model.to("cpu").eval()
+        found[again.name] = ScoredSource(model.score, item_vectors=model.all_item_vectors)
     return {name: found[name] for name in names}

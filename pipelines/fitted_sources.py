@@ -45,7 +45,8 @@ def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict
     sources["two_tower"] = ScoredSource(two_tower.score)
     trained = context.inputs["train_sequence"] / order / "sequence"
     if trained.exists():
-        sources["sequence"] = ScoredSource(SequenceModel.load(trained, catalogue).score)
+        sequence = SequenceModel.load(trained, catalogue)
+        sources["sequence"] = ScoredSource(sequence.score, item_vectors=sequence.all_item_vectors)
     trained = context.inputs["train_sequence"] / order / "ensemble"
     if trained.exists():
         sources["ensemble"] = ScoredSource(SequenceModel.load(trained, catalogue).score)

@@ -26,7 +26,6 @@ from torch import Tensor
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import TopK
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.linear_items import LinearItems
 from recsys.models.ranker import Ranker
 from recsys.models.ranking_batch import RankingBatch
 from recsys.retrieval.candidate_numbers import ranking_candidates
@@ -107,11 +106,10 @@ def load_ranker(directory: Path, catalogue: ItemCatalogue) -> ProfileRanker | No
     """Read the ranker of a tie order's folder, to be measured; None where there is none."""
     if not (directory / RANKER).exists():
         return None
-    linear = LinearItems.load(directory / MEASURED)
     return ProfileRanker(
         blend=LearnedBlend.load(directory / RANKER),
         model=Ranker.load(directory / RANKER, catalogue),
-        against_history=HistoryNumbers(catalogue, linear),
+        against_history=HistoryNumbers.load(directory / MEASURED, catalogue),
         num_candidates=told_of(directory)["num_candidates"],
     )
 

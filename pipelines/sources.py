@@ -53,15 +53,39 @@ class Source(Protocol):
 class ScoredSource:
     """A model that scores every item."""
 
-    def __init__(self, score: Score, *, needs_history: bool = True) -> None:
+    def __init__(
+        self,
+        score: Score,
+        *,
+        needs_history: bool = True,
+        item_vectors: Callable[[], Tensor] | None = None,
+    ) -> None:
+        """Take a model's ``score``.
+
+        Args:
+            needs_history: Whether it can say nothing of a query without one.
+            item_vectors: Gives the model's vectors of all items, [N, F], where a ranker reads them.
+        """
         self._score = score
         self._needs_history = needs_history
+        self._item_vectors = item_vectors
+
+    @torch.no_grad()
+    def item_vectors(self) -> Tensor | None:
+        """Give the model's vectors of all items, [N, F]; None where nobody reads them."""
+        return None if self._item_vectors is None else self._item_vectors().detach().cpu()
 
     @torch.no_grad()
     def __call__(self, queries: JaggedBatch, masks: Sequence[ItemMask], k: int) -> Answer:
         scores = self._score(queries).detach()
         listed = ScoredItems(lambda _: scores, needs_history=self._needs_history)
         return Answer(scores, listed(queries, masks, k))
+
+
+def behaviour_vectors(sources: Mapping[str, Source]) -> Tensor | None:
+    """Give items as the sequence model knows them, [N, F]; None without one."""
+    source = sources.get("sequence")
+    return source.item_vectors() if isinstance(source, ScoredSource) else None
 
 
 def batches(inputs: ModelInputs, held_out: HeldOut, config: RunConfig) -> Iterator[JaggedBatch]:

@@ -44,6 +44,7 @@ from pipelines.ranking_data import (
     outcomes_of,
 )
 from pipelines.shown_lists import shown_before
+from pipelines.sources import behaviour_vectors
 from pipelines.stage import StageContext, StageRows
 from pipelines.training import Curve, ProgressBar, TrainingRun
 from recsys.data.batch import JaggedBatch
@@ -67,10 +68,10 @@ class Setting(NamedTuple):
     blend: LearnedBlend
     tasks: Tasks
 
-    def against_history(self, ends: Rows) -> HistoryNumbers:
-        """Number candidates by each user's events before an end, [U]."""
+    def against_history(self, ends: Rows, vectors: Tensor | None) -> HistoryNumbers:
+        """Number candidates by each user's events before an end, [U], and by item vectors."""
         linear = linear_items(self.inputs, ends, self.config.ranker_training.linear)
-        return HistoryNumbers(self.inputs.catalogue, linear)
+        return HistoryNumbers(self.inputs.catalogue, linear, vectors)
 
     def candidates(
         self, held_out: HeldOut, lists: Examples, numbers: HistoryNumbers
@@ -119,12 +120,20 @@ def judged(values: Tensor, before: Tensor, metric: str) -> dict[str, Any]:
 
 def earlier_asker(
     context: StageContext, inputs: ModelInputs, earlier: Earlier, order: str, names: tuple[str, ...]
-) -> Ask:
-    """Fit the earlier sources, to be asked for events that they have not seen."""
+) -> tuple[Ask, Tensor | None]:
+    """Fit the earlier sources, to be asked for events that they have not seen.
+
+    Returns:
+        What asks them, and items as their sequence model knows them, [N, F].
+    """
     sources = earlier_sources(context, earlier, order, names)
     before = earlier.inputs.sequences
     counts = before.item_counts(before.train_end, inputs.sizes.num_item_rows)
-    return lambda held_out: examples_of(sources, inputs, held_out, counts, context.config)
+
+    def ask(held_out: HeldOut) -> Examples:
+        return examples_of(sources, inputs, held_out, counts, context.config)
+
+    return ask, behaviour_vectors(sources)
 
 
 class Evidence(NamedTuple):
@@ -136,6 +145,10 @@ class Evidence(NamedTuple):
     """What sources that have not seen them say of the earlier events."""
     of_validation: Examples
     """What sources say of validation."""
+    vectors_before: Tensor | None
+    """Items as the earlier sequence model knows them, [N, F]."""
+    vectors: Tensor | None
+    """Items as the one that is fitted on train does."""
 
 
 def with_tasks_that_can_be_calibrated(
@@ -157,14 +170,14 @@ def bench_of(
 ) -> tuple[Bench, Setting]:
     """Gather what rankers learn from, the earlier events and lists, and what judges: validation."""
     config, features = context.config, context.inputs["build_features"]
-    training, (earlier, ask, lists, found) = config.ranker_training, evidence
+    training, (earlier, ask, lists, found, *_) = config.ranker_training, evidence
     held_out = HeldOut.of(inputs.sequences, "validation")
     held_out = held_out.sample(config.blend.max_queries, config.seed)
     known = [outcomes_of(features, inputs, one) for one in (earlier.held_out, held_out)]
     names, why = tasks_of(known[0], training.like_from)
     blend = learned_blend(lists, config)
     setting = Setting(inputs, config, blend, Tasks(names, why, known[0]))
-    numbers = setting.against_history(earlier.ends)
+    numbers = setting.against_history(earlier.ends, evidence.vectors_before)
     learned = setting.examples(earlier.held_out, lists, numbers)
     setting, learned = with_tasks_that_can_be_calibrated(setting, learned)
     names, why = setting.tasks.names, setting.tasks.why
@@ -176,7 +189,7 @@ def bench_of(
         asked = setting.candidates(shown.held_out, ask(shown.held_out), numbers)
         seen = ShownLists.of(*asked, shown.shown)
     of_validation = setting._replace(tasks=Tasks(names, why, known[1]))
-    numbers = setting.against_history(inputs.sequences.train_end)
+    numbers = setting.against_history(inputs.sequences.train_end, evidence.vectors)
     judging = of_validation.examples(held_out, found, numbers)
     bench = Bench(
         inputs=inputs,
@@ -253,13 +266,15 @@ def train_order(context: StageContext, order: str) -> tuple[int, int]:
     earlier = earlier_of(inputs, config.ranker_training, config.seed)
     if (reason := too_few(len(earlier.held_out.positions), config)) is not None:
         return without(reason)
-    ask = earlier_asker(context, inputs, earlier, order, names)
+    ask, vectors_before = earlier_asker(context, inputs, earlier, order, names)
     lists = ask(earlier.held_out)
     if (reason := too_few(lists.num_found(), config)) is not None:
         return without(reason)
 
     found = collect_examples({name: fitted[name] for name in names}, inputs, config)
-    bench, setting = bench_of(context, inputs, Evidence(earlier, ask, lists, found))
+    vectors = behaviour_vectors({name: fitted[name] for name in names})
+    evidence = Evidence(earlier, ask, lists, found, vectors_before, vectors)
+    bench, setting = bench_of(context, inputs, evidence)
     told |= {"tasks": list(setting.tasks.names), "tasks_because": setting.tasks.why}
     told["shown_lists"] = 0 if bench.shown is None else len(bench.shown.usable())
     curve = Curve(context.run, order, context.checkpoints / f"{order}.jsonl")
@@ -271,7 +286,7 @@ def train_order(context: StageContext, order: str) -> tuple[int, int]:
     before = measured(load_blends(blends)[FAST], found, metric, by_half=True)
     verdict = judged(bench.values(model), before, metric)
     rows = compared(context, order, bench, model, setting.tasks)
-    write(context, order, model, setting, rows)
+    write(context, order, model, setting, vectors, rows)
     curve.write(output / "curve.jsonl")
     (output / "training.json").write_text(to_json(asdict(result)))
     (output / FILE).write_text(to_json({**told, **verdict}))
@@ -281,14 +296,19 @@ def train_order(context: StageContext, order: str) -> tuple[int, int]:
 
 
 def write(
-    context: StageContext, order: str, model: Ranker, setting: Setting, rows: list[dict[str, Any]]
+    context: StageContext,
+    order: str,
+    model: Ranker,
+    setting: Setting,
+    vectors: Tensor | None,
+    rows: list[dict[str, Any]],
 ) -> None:
     """Write what is served, what it is measured with, and what became of each trunk."""
     output, sequences = context.output / order, setting.inputs.sequences
     model.save(output / RANKER)
     setting.blend.save(output / RANKER)
-    setting.against_history(sequences.offsets[1:]).linear.save(output / RANKER)
-    setting.against_history(sequences.train_end).linear.save(output / MEASURED)
+    setting.against_history(sequences.offsets[1:], vectors).save(output / RANKER)
+    setting.against_history(sequences.train_end, vectors).save(output / MEASURED)
     (output / RANKER / CALIBRATION).write_text(to_json(rows[0]))
     (output / RANKER / CANDIDATES).write_text(
         to_json({"num_candidates": setting.config.ranker_training.num_candidates})

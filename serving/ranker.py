@@ -3,6 +3,7 @@
     ranker/   config.json, ranker.safetensors      recsys/models/ranker.py
               learned_blend.json, .safetensors     merges the candidates, as when it learned
               linear_items.safetensors             recsys/models/linear_items.py
+              behaviour.safetensors                a sequence model's item vectors, where it has one
               candidates.json                      how many places it orders
               calibration.json                     what its probabilities are worth, to be read
 
@@ -29,7 +30,6 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import TopK
 from recsys.models.adapted_ranker import AdaptedRanker
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.linear_items import LinearItems
 from recsys.models.ranker import Ranker
 from recsys.models.ranking_batch import RankingBatch
 from recsys.retrieval.blend_one import MergedOne
@@ -106,7 +106,7 @@ def load_ranker(
             raise ValueError(f"num_candidates must be a whole number >= 1, got {num_candidates!r}")
     with reading(path), torch.no_grad():
         model = Ranker.load(path, items, backend="torch")
-        against_history = HistoryNumbers(items, LinearItems.load(path))
+        against_history = HistoryNumbers.load(path, items)
         # Encoded here once, so that requests in many threads only read it.
         if not bool(torch.isfinite(model.all_item_inputs()).all()):
             raise ValueError("its item vectors are not finite; train and release it again")

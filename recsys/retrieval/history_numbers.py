@@ -11,8 +11,10 @@ numbers of a candidate.
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
@@ -36,6 +38,7 @@ mean of the latest 5 and 50, largest of the latest 20; behaviour's is of a train
 vectors, 0 without. events: log of the item's training events above the mean
 of the history's, and of the latest 5. history: log of its length."""
 LATEST, FEW, MANY, SOME = 10, 5, 50, 20
+VECTORS = "behaviour.safetensors"
 BLOCK = 128
 """Queries at a time."""
 
@@ -51,15 +54,29 @@ class HistoryNumbers:
         Args:
             catalogue: May have more rows than the weights and the vectors know.
             linear: Item-to-item weights.
-            vectors: Of a model that was trained on what people took, [at most N, F], where there
-                is one.
+            vectors: Unit vectors of a model that was trained on what people took, [at most N, F],
+                where there is one.
         """
         size = len(catalogue.content)
         known = torch.zeros(size, 0) if vectors is None else vectors.detach().float().cpu()[:size]
         known = functional.pad(known, (0, 0, 0, size - len(known)))
         self.linear = linear
-        tables = (catalogue.content.float(), _category_table(catalogue), known)
-        self._tables = tuple(functional.normalize(table, dim=1) for table in tables)
+        made = (catalogue.content.float(), _category_table(catalogue))
+        self._tables = (*(functional.normalize(table, dim=1) for table in made), known)
+
+    def save(self, directory: Path) -> None:
+        """Write the weights, and the vectors where there are any; the catalogue stands apart."""
+        self.linear.save(directory)
+        vectors = self._tables[2]
+        if vectors.shape[1]:
+            save_file({"vectors": vectors.contiguous()}, directory / VECTORS)
+
+    @classmethod
+    def load(cls, directory: Path, catalogue: ItemCatalogue) -> HistoryNumbers:
+        """Read what ``save`` wrote, for a catalogue that may have grown."""
+        path = directory / VECTORS
+        vectors = load_file(path)["vectors"] if path.exists() else None
+        return cls(catalogue, LinearItems.load(directory), vectors)
 
     @property
     def tables(self) -> tuple[Tensor, ...]:

@@ -1,5 +1,7 @@
 """What a number of a candidate says: of the sources' lists, and of the history."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -62,11 +64,11 @@ def test_a_candidate_is_held_against_the_history() -> None:
 
 
 def test_behaviour_is_what_a_trained_model_says_of_items() -> None:
-    vectors = torch.tensor([[0.0, 0], [3, 0], [0, 2], [1, 1]])
+    half = 0.5**0.5
+    vectors = torch.tensor([[0.0, 0], [1, 0], [0, 1], [half, half]])
     numbers = HistoryNumbers(catalogue(), linear(), vectors)
     history, counts = Jagged.from_lists([[2, 1]]), torch.ones(7)
     found = named(numbers.numbers(history, torch.tensor([[3, 1, 6]]), counts)[0])
-    half = 0.5**0.5
     # 6 was appended behind the model's items.
     assert found["behaviour.last"] == pytest.approx([half, 1, 0])
     assert found["behaviour.few"] == pytest.approx([half, 0.5, 0])
@@ -75,6 +77,18 @@ def test_behaviour_is_what_a_trained_model_says_of_items() -> None:
     plain = named(without.numbers(history, torch.tensor([[3, 1, 6]]), counts)[0])
     assert plain["behaviour.best"] == [0, 0, 0]
     assert plain["content.best"] == found["content.best"]
+
+
+def test_numbers_are_the_same_when_read_again(tmp_path: Path) -> None:
+    half = 0.5**0.5
+    vectors = torch.tensor([[0.0, 0], [1, 0], [0, 1], [half, half]])
+    asked = (Jagged.from_lists([[2, 1]]), torch.tensor([[3, 1, 6]]), torch.ones(7))
+    for number, given in enumerate((vectors, None)):
+        folder = tmp_path / str(number)
+        made = HistoryNumbers(catalogue(), linear(), given)
+        made.save(folder)
+        loaded = HistoryNumbers.load(folder, catalogue())
+        assert torch.equal(loaded.numbers(*asked), made.numbers(*asked))
 
 
 def test_a_batch_is_numbered_as_each_query_alone() -> None:

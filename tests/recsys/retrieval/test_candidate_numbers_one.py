@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
@@ -38,7 +39,9 @@ def made(seed: int, num_counts: int):
         rows = torch.randperm(NUM_ITEM_ROWS - 1, generator=generator)[:40][None] + 1
         lists[name] = TopK(normal(1, 40).sort(descending=True).values, rows)
     lists["two"].item_rows[0, 30:] = -1
-    return blend, lists, counts, HistoryNumbers(ItemCatalogue(content, categories), linear)
+    # One item was appended behind the vectors.
+    vectors = functional.normalize(torch.randn(len(content) - 1, 5), dim=1)
+    return blend, lists, counts, HistoryNumbers(ItemCatalogue(content, categories), linear, vectors)
 
 
 @pytest.mark.parametrize("num_counts", [NUM_ITEM_ROWS, NUM_ITEM_ROWS - 20])
