@@ -366,9 +366,9 @@ def _ranked(merged: Candidates, contributions: Tensor, k: int, sources: tuple[st
     kept = min(k, scores.shape[1])
     best = merged.take(order[:, :kept])
     wide = order[:, :kept, None].expand(-1, -1, len(sources))
-    blended = no_items(len(scores), k)
-    ranks = torch.full((len(scores), k, len(sources)), ABSENT)
-    parts = torch.zeros(len(scores), k, len(sources))
+    blended = no_items(len(scores), k, scores.device)
+    ranks = torch.full((len(scores), k, len(sources)), ABSENT, device=scores.device)
+    parts = torch.zeros(len(scores), k, len(sources), device=scores.device)
     blended.scores[:, :kept] = scores[:, :kept].float()
     blended.item_rows[:, :kept] = best.item_rows
     ranks[:, :kept], parts[:, :kept] = best.ranks, contributions.gather(1, wide).float()
