@@ -157,6 +157,21 @@ def asked(client, domain):
     return [reply["items"] for reply in replies], adapter
 
 
+def test_each_request_of_a_mixed_batch_gets_what_its_domain_gets_alone(server, bundles_dir):
+    for seed, domain in enumerate(DOMAINS[:2]):
+        register(bundles_dir, domain, seed)
+    wait_for_adapters(server, set(DOMAINS[:2]))
+    alone = {domain: asked(server, domain) for domain in DOMAINS}
+    requests = [
+        {"user_id": user, "context": {"unix_time": 1_800_000_000, "domain": DOMAINS[place % 4]}}
+        for place, user in enumerate(USERS)
+    ]
+    replies = server.post("/v1/recommend:batch", json={"requests": requests}).json()["replies"]
+    for place, reply in enumerate(replies):
+        lists, adapter = alone[DOMAINS[place % 4]]
+        assert (reply["items"], reply["served_by"]["adapter"]) == (lists[place], adapter)
+
+
 def wait_for_adapters(client, expected):
     until = time.monotonic() + 20
     while client.get("/readyz").json()["adapters"].keys() != expected:
