@@ -7,6 +7,7 @@ ready (``reader_of``) and scoring its candidates by tiles (``score_candidates``)
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -123,6 +124,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of timing for each case")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    load = os.getloadavg()[0]
     rows = [
         Row(name="float32 product [300, 128] x [128, 128]", value=matmul_rate() / 1e9,
             unit="GFLOP/s")
@@ -134,7 +136,8 @@ def main() -> None:
         "One thread, plain PyTorch, not compiled. Defaults of RankerConfig: tiles of 320, so 100 "
         "candidates cost as much as 300; history of 50, full catalogue of 20,000 items encoded "
         "before. Processor time leaves out what other programs on the machine took. The query is "
-        "made ready once a request, before its candidates."
+        "made ready once a request, before its candidates. Sparse and dense trunks by folded weights "
+        f"(`ranker_folded.py`). Load average before: {load:.1f}."
     )
     write_results("ranker_latency", rows, notes=notes, device=device_name())
 
