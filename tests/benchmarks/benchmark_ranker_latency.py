@@ -136,8 +136,8 @@ def main() -> None:
         "One thread, plain PyTorch, not compiled. Defaults of RankerConfig: tiles of 320, so 100 "
         "candidates cost as much as 300; history of 50, full catalogue of 20,000 items encoded "
         "before. Processor time leaves out what other programs on the machine took. The query is "
-        "made ready once a request, before its candidates. Sparse and dense trunks by folded weights "
-        f"(`ranker_folded.py`). Load average before: {load:.1f}."
+        "made ready once a request, before its candidates. Sparse and dense trunks by folded "
+        f"weights (`ranker_folded.py`). Load average before: {load:.1f}."
     )
     write_results("ranker_latency", rows, notes=notes, device=device_name())
 
