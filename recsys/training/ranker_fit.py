@@ -59,7 +59,7 @@ class RankerFitConfig(TrainingConfig):
     warmup_share: float = 0.05
     optimizer: AdamWConfig = field(default_factory=lambda: AdamWConfig(weight_decay=0.1))
     schedule: ScheduleConfig = field(
-        default_factory=lambda: ScheduleConfig(learning_rate=2e-3, decay="linear", final_share=0.02)
+        default_factory=lambda: ScheduleConfig(learning_rate=5e-4, decay="linear", final_share=0.02)
     )
 
     def __post_init__(self) -> None:

@@ -88,9 +88,9 @@ def test_evaluation_finds_what_the_stage_judged_by(ranked: Path) -> None:
     assert told["served"] == (told["ahead"] >= -2 * told["standard_error"])
 
 
-def test_events_without_values_give_one_task_and_say_so(ranked: Path) -> None:
+def test_events_without_values_have_no_likes_and_say_so(ranked: Path) -> None:
     told = json.loads((ranked / "train_ranker/given" / FILE).read_text())
-    assert told["tasks"] == ["next"]
+    assert told["tasks"] == ["next", "click", "purchase"]
     assert "no values" in told["tasks_because"]
     calibration = json.loads((ranked / "train_ranker/given/ranker/calibration.json").read_text())
     found = calibration["tasks"]["next"]
