@@ -30,7 +30,7 @@ class AdapterConfig(TrainingConfig):
     rivals: Literal["catalogue", "domain"] = "catalogue"
     """What a domain's labels are ranked against where adapters are judged, and where a sequence
     model's learns: every item, or the domain's, for surfaces that list no others."""
-    centred: float = 0.5
+    centred: float = 1.0
     """Where the base met less than half of the domain's items: the share that the adapter takes off
     at the start of what they have in common; 0 for none."""
     dropout: float = 0.0

@@ -19,7 +19,10 @@ LAST_DAY = 47_482
 
 
 class Calendar(nn.Module):
-    """Turns unix seconds into vectors; times after all that training saw count as the last seen."""
+    """Turns unix seconds into vectors; times after all that training saw count as the last seen.
+
+    Frozen, as below an adapter, it sees no further times: the base would no longer be what it was.
+    """
 
     def __init__(self, dim: int, days: float, *, scale: float = 0.0) -> None:
         """Make the table.
@@ -43,7 +46,7 @@ class Calendar(nn.Module):
 
     def forward(self, times: Tensor) -> Tensor:
         """Place times, [M] int64 -> [M, D]."""
-        if self.training and len(times):
+        if self.training and self.vectors.weight.requires_grad and len(times):
             self.first.copy_(torch.minimum(self.first, times.min()))
             self.last.copy_(torch.maximum(self.last, times.max()))
         # Before any training nothing was seen, and every time counts as 1970.

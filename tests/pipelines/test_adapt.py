@@ -41,7 +41,8 @@ SETTINGS = AdapterConfig(rank=3, max_share=1.0, tables=(ITEM_TABLE,))
 def test_items_that_the_base_never_met_are_centred_and_those_that_it_knows_are_not() -> None:
     known, new = model_that_met(torch.arange(1, 25)), model_that_met(torch.arange(1, 15))
     alone = new.item_inputs(OWN).mean(0)
-    for settings, share in ((SETTINGS, 0.5), (replace(SETTINGS, centred=0.0), 1.0)):
+    for share in (0.0, 0.4, 1.0):
+        settings = replace(SETTINGS, centred=1 - share)
         adapter = new_adapter(task_of(settings), new)
         torch.testing.assert_close(new.item_inputs(OWN).mean(0), share * alone, rtol=0, atol=1e-6)
         assert adapter.table_correction(ITEM_TABLE).rows.tolist() == OWN.tolist()

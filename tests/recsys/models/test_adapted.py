@@ -212,3 +212,22 @@ def test_only_a_sequence_model_on_a_gpu_is_captured():
         retriever = AdaptedRetriever(with_content(kind), {})
         with pytest.raises(ValueError, match=r"on a CUDA device can be captured, got a .* on cpu"):
             CapturedQueries(retriever, num_queries=2, num_events=9)
+
+
+def test_training_an_adapter_moves_nothing_of_its_base_whatever_times_it_meets():
+    torch.manual_seed(0)
+    known, counts = ItemCatalogue.empty(NUM_ITEM_ROWS), torch.ones(NUM_ITEM_ROWS).long()
+    model = SequenceModel(replace(SEQUENCE, calendar_days=30.0), INPUTS, known, counts)
+
+    def batch(day: int) -> JaggedBatch:
+        history = Jagged.from_lists([[3, 4, 5], [9, 8]])
+        times = history._replace(values=86_400 * (day + torch.arange(5)))
+        return JaggedBatch({"history": history, "history.times": times})
+
+    model.train().loss(batch(10_000))
+    digest = digest_of_weights(model)
+    adapter = LoraAdapter(model, LoraConfig(targets=("encoder.*",), rank=2, max_share=1.0))
+    adapter.attach().train()
+    for day in (0, 20_000):
+        model.loss(batch(day)).backward()
+    assert digest_of_weights(model) == digest
