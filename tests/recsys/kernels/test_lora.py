@@ -30,7 +30,7 @@ LARGE: list[Shape] = [
     (7680, 1, 128, 384, 3, 8),
     (60, 1, 256, 128, 3, 16),
     (1000, 3, 257, 511, 40, 5),
-    (70_001, 1, 32, 48, 7, 64),
+    (20_001, 1, 32, 48, 7, 64),
 ]
 
 
@@ -67,11 +67,14 @@ def whole(made: dict[str, Tensor], bias: bool = True) -> Tensor:
 
 
 def truth(made: dict[str, Tensor], out: Tensor | None = None) -> Tensor:
+    """In float64, each row by the matrices that it gathers; row 0 of them is of none."""
     a, b = (torch.cat([made[name][:1] * 0, made[name]]).double() for name in "ab")
-    out = (made["out"] if out is None else out).double().clone()
-    for row, number in enumerate(made["numbers"].tolist()):
-        out[row] += made["inputs"][row].double() @ a[number].T @ b[number]
-    return out
+    sums = []
+    for part in torch.arange(len(made["numbers"]), device=a.device).split(4096):
+        numbers, inputs = made["numbers"][part], made["inputs"][part].double()
+        low = torch.bmm(inputs, a[numbers].transpose(1, 2))  # [X, P, r]
+        sums.append(torch.bmm(low, b[numbers]))
+    return (made["out"] if out is None else out).double() + torch.cat(sums)
 
 
 def check_close(found: Tensor, exact: Tensor) -> None:
@@ -119,11 +122,10 @@ def check_tiles(device: str, shape: Shape) -> None:
     with asking() as questions:
         check_kernel(device, shape, torch.float32)
     assert {one.kernel for one in questions} == {"lora.add", "lora.linear"}
-    halves = {name: max(16, number // 2) for name, number in questions[0].default.items()}
-    for exactly in (0, 1):
-        tile = {**halves, "num_warps": 2, "exactly": exactly}
-        with trying("lora.add", tile), trying("lora.linear", tile):
-            check_kernel(device, shape, torch.float32)
+    tile = {name: max(16, number // 2) for name, number in questions[0].default.items()}
+    tile["num_warps"] = 2
+    with trying("lora.add", tile), trying("lora.linear", tile):
+        check_kernel(device, shape, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
