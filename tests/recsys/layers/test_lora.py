@@ -138,6 +138,29 @@ def test_rows_of_one_adapter_meet_its_merged_weights():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("runs", [[(1, 5), (2, 5), (3, 5)], [(2, 5), (3, 5)], [(3, 7), (1, 5)]])
+@pytest.mark.parametrize("bias", [True, False])
+def test_short_runs_are_read_alike_told_as_runs_or_rows(runs, bias):
+    model = nn.Sequential(nn.Linear(12, 20, bias=bias))
+    adapters = {str(place): filled(model, place) for place in range(1, 4)}
+    bank, inputs = LoraBank(model, adapters), torch.randn(sum(count for _, count in runs), 12)
+    rows = torch.cat([torch.full((count,), number) for number, count in runs])
+    with bank.choose(rows):
+        found = model(inputs)
+    with bank.choosing() as choose:
+        assert not torch.equal(model(inputs), found)
+        choose(runs)
+        assert torch.equal(model(inputs), found)
+        with pytest.raises(ValueError, match=f"chosen for {len(rows)} rows, .* layer got 2"):
+            model(inputs[:2])
+    for number in set(rows.tolist()):
+        adapter = adapters[str(number)].attach()
+        own = rows == number
+        torch.testing.assert_close(found[own], model(inputs)[own], rtol=0, atol=5e-6)
+        adapter.detach()
+
+
+@torch.no_grad()
 def test_a_row_does_not_depend_on_the_adapters_of_its_neighbours():
     model = base()
     bank = LoraBank(model, {"a": filled(model, 1), "b": filled(model, 2)})
