@@ -20,7 +20,7 @@ from pipelines.stage_errors import RefusedError
 if TYPE_CHECKING:
     import torch
 
-    from pipelines.kernel_workloads import Call, Prepared, Workload
+    from pipelines.kernel_workload import Call, Prepared, Workload
     from recsys.kernels.tuning import Measured
 
 app = typer.Typer(no_args_is_help=True)

@@ -7,7 +7,7 @@ from typer.testing import CliRunner, Result
 
 from pipelines import kernel_workloads
 from pipelines.cli import app
-from pipelines.kernel_workloads import Prepared, Workload
+from pipelines.kernel_workload import Prepared, Workload
 from recsys.kernels import tuning
 from recsys.kernels.tuning import config_for
 
