@@ -73,10 +73,7 @@ _SHARED: dict[str, Seed] = {}
 def lists_by_two(
     given: argparse.Namespace, data: Data, seed: int
 ) -> tuple[dict[str, Asked], dict[str, Asked]]:
-    """Make the lists before the earlier events and those of now, in two other processes.
-
-    So this one never touches a GPU and may fork.
-    """
+    """Make the lists before the earlier events and those of now, in two other processes."""
     options = ["--arrays", given.arrays, "--seeds", seed, "--held-back", given.held_back]
     options += ["--max-queries", given.max_queries, "--splits", *given.splits]
     if given.max_epochs is not None:
@@ -101,9 +98,11 @@ def lists_by_two(
 def run_seed(given: argparse.Namespace, data: Data, seed: int, recipe: Recipe) -> None:
     """Measure every row with one seed of the sources; keep the numbers, row by row."""
     before, now = lists_by_two(given, data, seed)
-    one = Seed(data, seed, before, now, recipe, torch.device("cpu"))
+    one = Seed(data, seed, before, now, recipe, device_named("auto"))
     with stage("blends"):
         blends = one.blends()
+    # Rankers are too small for a GPU, and forked processes cannot use one.
+    one.device = torch.device("cpu")
     seeds = [seed + SEEDS_APART * number for number in range(given.rankers)]
     rows = {number: dict(blends) for number in seeds}
     told: dict[int, dict[str, Any]] = {number: {} for number in seeds}
@@ -249,6 +248,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only-keep", action="store_true", help="leave the table to another call")
     parser.add_argument("--only-collect", action="store_true", help="run no seed")
     parser.add_argument("--device-name", default=None)
+    parser.add_argument("--commit", help="that made the kept numbers; this one by default")
     given = parser.parse_args()
     if given.arrays is None and not given.only_collect:
         parser.error("--arrays says what to run on")
@@ -281,9 +281,9 @@ def main() -> None:
     for data_set, one in found.items():
         if "test" in one.splits:
             note_test_looks(data_set, [told["seed"] for told in one.told])
-        write_set(one, device)
+        write_set(one, device, given.commit)
     if len(found) > 1:
-        write_sets(found, device)
+        write_sets(found, device, given.commit)
 
 
 if __name__ == "__main__":

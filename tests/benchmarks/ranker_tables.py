@@ -23,8 +23,8 @@ from recsys.evaluation.significance import holm, sign_flip_p_values
 GOAL = 0.05
 DENSE = "dense"
 HEADER = (
-    "row", "NDCG@10", "deviation of seeds", "over the blend", "lift", "p", "over dense", "p",
-    "kFLOP", "AUC", "MaxVio", "dead experts",
+    "row", "seeds", "NDCG@10", "deviation of seeds", "over the blend", "lift", "p", "over dense",
+    "p", "kFLOP", "AUC", "MaxVio", "dead experts",
 )  # fmt: skip
 
 
@@ -35,45 +35,42 @@ class Kept:
     data_set: str
     told: list[dict[str, Any]]
     """What each seed says beside its numbers, S."""
-    values: dict[tuple[str, str], NDArray[np.float32]]
-    """By row and split, [S, U]."""
+    values: dict[tuple[str, str], dict[int, NDArray[np.float32]]]
+    """By row and split, then by seed, [U]; a seed that was cut lacks rows."""
 
     @property
     def names(self) -> list[str]:
-        return list(dict.fromkeys(name for name, _ in self.values))
+        order = (BLEND, EARLIER_BLEND, CORRECTION, *TRUNKS)
+        return sorted({name for name, _ in self.values}, key=order.index)
 
     @property
     def splits(self) -> list[str]:
         return list(dict.fromkeys(split for _, split in self.values))
 
+    def of(self, name: str, split: str, like: str | None = None) -> NDArray[np.float32]:
+        """Give a row's values, [S, U]; of the seeds that another one has too."""
+        own, other = self.values[name, split], self.values[like or name, split]
+        return np.stack([own[seed] for seed in sorted(own.keys() & other.keys())])
+
     def lift(self, name: str, split: str) -> float:
         """Say by what share of the served blend a row is ahead of it."""
-        return float(self.values[name, split].mean() / self.values[BLEND, split].mean() - 1)
+        return float(self.of(name, split).mean() / self.of(BLEND, split, name).mean() - 1)
 
 
 def read_kept(folder: Path) -> dict[str, Kept]:
-    """Read what seeds left, by data set; rows that some seed has not are left out, and said."""
-    by_set: dict[str, list[Path]] = {}
+    """Read what seeds left, by data set."""
+    found: dict[str, Kept] = {}
     for path in sorted(folder.rglob("*.json")):
         document = json.loads(path.read_text())
-        if isinstance(document, dict) and "data_set" in document and "told" in document:
-            by_set.setdefault(document["data_set"], []).append(path)
-    found = {}
-    for data_set, paths in by_set.items():
-        arrays = [np.load(path.with_suffix(".npz")) for path in paths]
-        keys = [key for key in arrays[0].files if all(key in one.files for one in arrays)]
-        if missing := {key for one in arrays for key in one.files} - set(keys):
-            print(f"{data_set}: not every seed has {sorted(missing)}")
-        found[data_set] = Kept(
-            data_set=data_set,
-            told=[json.loads(path.read_text()) for path in paths],
-            values={
-                (key.rpartition("/")[0], key.rpartition("/")[2]): np.stack(
-                    [one[key] for one in arrays]
-                )
-                for key in keys
-            },
-        )
+        if not (isinstance(document, dict) and "data_set" in document and "told" in document):
+            continue
+        name = document["data_set"]
+        kept = found.setdefault(name, Kept(data_set=name, told=[], values={}))
+        kept.told.append(document)
+        with np.load(path.with_suffix(".npz")) as file:
+            for key in file.files:
+                row, _, split = key.rpartition("/")
+                kept.values.setdefault((row, split), {})[document["seed"]] = file[key]
     return found
 
 
@@ -86,8 +83,10 @@ def against(kept: Kept, split: str, rival: str) -> dict[str, tuple[float, float,
     others = [name for name in kept.names if name not in (rival, BLEND, EARLIER_BLEND)]
     if (rival, split) not in kept.values:
         return {}
-    rivals = kept.values[rival, split]
-    table = np.stack([(kept.values[name, split] - rivals).mean(0) for name in others], axis=1)
+    table = np.stack(
+        [(kept.of(name, split, rival) - kept.of(rival, split, name)).mean(0) for name in others],
+        axis=1,
+    )
     p_values = holm(sign_flip_p_values(table))
     errors = table.std(0, ddof=1) / math.sqrt(len(table))
     return {
@@ -101,9 +100,9 @@ def table_of(kept: Kept, split: str) -> list[str]:
     rivals = [against(kept, split, rival) for rival in (BLEND, DENSE)]
     lines = ["| " + " | ".join(HEADER) + " |", "| " + " | ".join(["---"] * len(HEADER)) + " |"]
     for name in kept.names:
-        by_seed = kept.values[name, split].mean(1)
+        by_seed = kept.of(name, split).mean(1)
         spread = by_seed.std(ddof=1) if len(by_seed) > 1 else math.nan
-        cells = [name, f"{by_seed.mean():.4f}", f"{spread:.4f}"]
+        cells = [name, f"{len(by_seed)}", f"{by_seed.mean():.4f}", f"{spread:.4f}"]
         for place, rival in enumerate(rivals):
             ahead = rival.get(name)
             cells.append("" if ahead is None else f"{ahead[0]:+.4f} +- {ahead[1]:.4f}")
@@ -131,14 +130,14 @@ def rows_of(kept: Kept) -> list[Row]:
     """Hold every ranker against the goal."""
     rows = []
     for split in kept.splits:
-        blend = float(kept.values[BLEND, split].mean())
         for name in kept.names:
+            blend = float(kept.of(BLEND, split, name).mean())
             is_ranker, lift = name not in (BLEND, EARLIER_BLEND), kept.lift(name, split)
-            seeds = len(kept.told)
+            seeds = len(kept.values[name, split])
             rows.append(
                 Row(
                     name=f"{kept.data_set}, {split}, {name}: {METRIC}, mean of {seeds} seeds",
-                    value=float(kept.values[name, split].mean()),
+                    value=float(kept.of(name, split).mean()),
                     unit="",
                     peer=f"blend, served: {blend:.4f}" if is_ranker else None,
                     ratio=1 + lift if is_ranker else None,
@@ -149,25 +148,40 @@ def rows_of(kept: Kept) -> list[Row]:
     return rows
 
 
-def write_set(kept: Kept, device: str) -> None:
+def seeds_of(kept: Kept) -> str:
+    """Say what varies over the seeds."""
+    by_sources: dict[int, list[int]] = {}
+    for one in kept.told:
+        by_sources.setdefault(one["seed_of_sources"], []).append(one["seed"])
+    if all(len(seeds) == 1 for seeds in by_sources.values()):
+        return "A seed is that of sources, of events and of rankers."
+    parts = [f"{source} (rankers {sorted(seeds)})" for source, seeds in sorted(by_sources.items())]
+    return (
+        f"Seeds are of rankers, over sources and events of {len(by_sources)} seeds: "
+        f"{', '.join(parts)}. Over the same sources, the blend and the straight line are the same "
+        "for all rankers."
+    )
+
+
+def write_set(kept: Kept, device: str, commit: str | None) -> None:
     """Write one data set's result."""
     first = kept.told[0]
     text = [
         f"Learned from {first['queries']} earlier events a seed, of which "
-        f"{first['found']} have their item among the candidates (seed {first['seed']}). A seed is "
-        "that of sources, events and rankers. p: signs of the users' differences flipped at "
-        "random, each user's seeds averaged, by Holm over the rows. MaxVio and dead experts: the "
-        "largest of the seeds.",
+        f"{first['found']} have their item among the candidates (seed {first['seed']}). "
+        f"{seeds_of(kept)} p: signs of the users' differences flipped at random, each user's seeds "
+        "averaged, by Holm over the rows. A row of fewer seeds is compared over those; the others "
+        "were cut off. MaxVio and dead experts: the largest of the seeds.",
     ]
     for split in kept.splits:
-        users = kept.values[BLEND, split].shape[1]
-        text += [f"\n{kept.data_set}, {split}, {len(kept.told)} seeds, {users} users\n"]
+        users = kept.of(BLEND, split).shape[1]
+        text += [f"\n{kept.data_set}, {split}, {users} users\n"]
         text += table_of(kept, split)
     name = f"ranker_{kept.data_set.replace('-', '_')}"
-    write_results(name, rows_of(kept), notes="\n".join(text), device=device)
+    write_results(name, rows_of(kept), notes="\n".join(text), device=device, commit=commit)
 
 
-def write_sets(found: dict[str, Kept], device: str) -> None:
+def write_sets(found: dict[str, Kept], device: str, commit: str | None) -> None:
     """Write what every row gains over the blend on every data set, and the mean of validation."""
     names = [CORRECTION, *TRUNKS]
     splits = ("validation", "test")
@@ -200,7 +214,7 @@ def write_sets(found: dict[str, Kept], device: str) -> None:
                 met=mean >= GOAL,
             )
         )
-    write_results("ranker_sets", rows, notes="\n".join(text), device=device)
+    write_results("ranker_sets", rows, notes="\n".join(text), device=device, commit=commit)
 
 
 def note_test_looks(data_set: str, seeds: Sequence[int]) -> None:
