@@ -38,7 +38,7 @@ from recsys.semantic_ids.trie import Trie
 
 LIST = 100
 EVENTS = 20
-SECONDS = 12.0
+SECONDS = 8.0
 
 Answer = Callable[[], Any]
 Numbers = dict[str, Any]
