@@ -78,6 +78,8 @@ def lists_by_two(
     options += ["--max-queries", given.max_queries, "--splits", *given.splits]
     if given.max_epochs is not None:
         options += ["--max-epochs", given.max_epochs]
+    if given.sources is not None:
+        options += ["--sources", *given.sources]
     with tempfile.TemporaryDirectory() as folder:
         others = [
             subprocess.Popen(
@@ -168,6 +170,7 @@ def keep(
         "seed_of_sources": one.seed,
         "splits": list(given.splits),
         "max_epochs": given.max_epochs,
+        "asked": one.data.prepared.recipe.parts("blend_fast"),
         "told": told,
         "queries": len(one.learned.labels),
         "found": len(one.learned.found()),
@@ -228,6 +231,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--max-epochs", type=float, help="of a trained source; the recipe's if less"
     )
+    parser.add_argument("--sources", nargs="+", help="of the recipe's, these alone")
     parser.add_argument("--max-queries", type=int, default=20_000)
     parser.add_argument(
         "--linear-items",
@@ -262,6 +266,8 @@ def measure(given: argparse.Namespace) -> None:
     data = loaded(given.arrays, given.held_back, given.max_queries)
     if given.max_epochs is not None:
         data = data.with_epochs(given.max_epochs)
+    if given.sources is not None:
+        data = data.with_sources(given.sources)
     for seed in given.seeds:
         if given.lists is None:
             linear = LinearItemsConfig(max_items=given.linear_items)

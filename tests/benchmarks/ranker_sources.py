@@ -66,6 +66,18 @@ class Data:
         recipe = replace(recipe, two_tower_training=two_tower, sequence_training=sequence)
         return replace(self, prepared=replace(self.prepared, recipe=recipe))
 
+    def with_sources(self, names: Sequence[str]) -> Data:
+        """Ask these sources of the recipe alone.
+
+        Raises:
+            ValueError: If the recipe has one of them not.
+        """
+        recipe = self.prepared.recipe
+        if unknown := set(names) - set(recipe.sources):
+            raise ValueError(f"no sources {sorted(unknown)}; the recipe has {recipe.sources}")
+        recipe = replace(recipe, sources=tuple(names))
+        return replace(self, prepared=replace(self.prepared, recipe=recipe))
+
     def earlier_ends(self) -> Rows:
         """Where train ends once each user's latest events are held back, [U]."""
         lengths = self.sequences.train_end - self.sequences.offsets[:-1]
