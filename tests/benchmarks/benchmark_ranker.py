@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,8 @@ def lists_by_two(
         options += ["--max-epochs", given.max_epochs]
     if given.sources is not None:
         options += ["--sources", *given.sources]
+    if given.most_judged is not None:
+        options += ["--most-judged", given.most_judged]
     with tempfile.TemporaryDirectory() as folder:
         others = [
             subprocess.Popen(
@@ -232,6 +234,7 @@ def arguments() -> argparse.Namespace:
         "--max-epochs", type=float, help="of a trained source; the recipe's if less"
     )
     parser.add_argument("--sources", nargs="+", help="of the recipe's, these alone")
+    parser.add_argument("--most-judged", type=int, help="users of a split; all by default")
     parser.add_argument("--max-queries", type=int, default=20_000)
     parser.add_argument(
         "--linear-items",
@@ -268,6 +271,7 @@ def measure(given: argparse.Namespace) -> None:
         data = data.with_epochs(given.max_epochs)
     if given.sources is not None:
         data = data.with_sources(given.sources)
+    data = replace(data, most_judged=given.most_judged)
     for seed in given.seeds:
         if given.lists is None:
             linear = LinearItemsConfig(max_items=given.linear_items)

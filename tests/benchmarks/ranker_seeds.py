@@ -215,7 +215,8 @@ class Seed:
         for split, found in self.now.items():
             lists = dict(found.lists)
             if split == "validation":
-                merged = blended_by_halves(whole, lists, whole.question("validation"))
+                question = whole.question("validation", self.data.most_judged)
+                merged = blended_by_halves(whole, lists, question)
             else:
                 blend = self._learned(self.now["validation"])
                 merged = blended_in_parts(

@@ -51,6 +51,8 @@ class Data:
     """[E], NaN where there is none."""
     held_back: int
     max_queries: int
+    most_judged: int | None = None
+    """Users of a split, drawn by the seed; None for all."""
 
     @property
     def sequences(self) -> Sequences:
@@ -169,7 +171,7 @@ def lists_of(
     if when == "before":
         questions = {"earlier": data.earlier(seed)}
     else:
-        questions = {split: experiment.question(split).held_out for split in splits}  # type: ignore[arg-type]
+        questions = {split: experiment.question(split, data.most_judged).held_out for split in splits}  # type: ignore[arg-type]
     with stage(f"ask, {when}"):
         return {
             name: replace(asked(experiment, sources, one), vectors=vectors)
@@ -204,7 +206,7 @@ def read_lists(
         vectors = torch.from_numpy(file[VECTORS]) if VECTORS in file.files else None
         for name in ("earlier",) if when == "before" else splits:
             held_out = (
-                data.earlier(seed) if when == "before" else experiment.question(name).held_out  # type: ignore[arg-type]
+                data.earlier(seed) if when == "before" else experiment.question(name, data.most_judged).held_out  # type: ignore[arg-type]
             )
             question = experiment.question("validation")._replace(held_out=held_out)
             sources = [key.split("/")[1] for key in file.files if key.startswith(f"{name}/")]
