@@ -103,6 +103,10 @@ class Data:
             seen=ragged(np.asarray(sequences.item_rows[seen]), lengths),
         )
 
+    def judged(self, experiment: Experiment, split: str) -> HeldOut:
+        """Take a split's questions, or so many as are judged."""
+        return experiment.question(split, self.most_judged).held_out  # type: ignore[arg-type]
+
     def linear(self, ends: Rows, config: LinearItemsConfig, device: torch.device) -> LinearItems:
         """Fit item-to-item weights on each user's events before an end, [U]."""
         visible = concatenated_ranges(np.asarray(self.sequences.offsets[:-1]), ends)
@@ -171,7 +175,7 @@ def lists_of(
     if when == "before":
         questions = {"earlier": data.earlier(seed)}
     else:
-        questions = {split: experiment.question(split, data.most_judged).held_out for split in splits}  # type: ignore[arg-type]
+        questions = {split: data.judged(experiment, split) for split in splits}
     with stage(f"ask, {when}"):
         return {
             name: replace(asked(experiment, sources, one), vectors=vectors)
@@ -205,9 +209,7 @@ def read_lists(
     with np.load(path, allow_pickle=False) as file:
         vectors = torch.from_numpy(file[VECTORS]) if VECTORS in file.files else None
         for name in ("earlier",) if when == "before" else splits:
-            held_out = (
-                data.earlier(seed) if when == "before" else experiment.question(name, data.most_judged).held_out  # type: ignore[arg-type]
-            )
+            held_out = data.earlier(seed) if when == "before" else data.judged(experiment, name)
             question = experiment.question("validation")._replace(held_out=held_out)
             sources = [key.split("/")[1] for key in file.files if key.startswith(f"{name}/")]
             lists = {
