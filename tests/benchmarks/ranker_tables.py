@@ -163,12 +163,19 @@ def seeds_of(kept: Kept) -> str:
     )
 
 
+def sources_of(kept: Kept) -> str:
+    """Say which sources were asked, where it is known."""
+    asked = kept.told[0].get("asked")
+    return f"Sources: {', '.join(asked)}. " if asked else ""
+
+
 def write_set(kept: Kept, device: str, commit: str | None) -> None:
     """Write one data set's result."""
     first = kept.told[0]
     text = [
         f"Learned from {first['queries']} earlier events a seed, of which "
         f"{first['found']} have their item among the candidates (seed {first['seed']}). "
+        f"{sources_of(kept)}"
         f"{seeds_of(kept)} p: signs of the users' differences flipped at random, each user's seeds "
         "averaged, by Holm over the rows. A row of fewer seeds is compared over those; the others "
         "were cut off. MaxVio and dead experts: the largest of the seeds.",
