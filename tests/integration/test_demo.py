@@ -100,6 +100,8 @@ def test_demo_shows_two_items_whose_semantic_ids_begin_alike(shop: Path) -> None
     assert len(line) <= 100
 
 
+# Four minutes on two quiet cores, twice that beside other tests.
+@pytest.mark.timeout(1_500)
 @pytest.mark.mirror
 @pytest.mark.slow
 def test_movielens_from_raw_files_to_a_bundle(
