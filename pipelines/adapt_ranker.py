@@ -26,7 +26,7 @@ from pipelines.fit_blend import examples_of
 from pipelines.fitted_sources import READS, load_sources
 from pipelines.model_inputs import ModelInputs
 from pipelines.rankers import ProfileRanker, load_ranker, reordered
-from pipelines.ranking_data import outcomes_of
+from pipelines.ranking_data import Asked, candidates_for, outcomes_of
 from pipelines.release import bundles_dir
 from pipelines.sources import Source
 from pipelines.stage import StageContext
@@ -40,18 +40,16 @@ from recsys.layers.lora import LoraAdapter, digest_of_weights
 from recsys.models.adapted import twin_of
 from recsys.models.adapted_ranker import AdaptedRanker, ranker_targets
 from recsys.models.ranker import Ranker
-from recsys.retrieval.candidate_numbers import ranking_candidates
 from recsys.training.loop import TrainingDiverged, train
 from recsys.training.optim import adamw
 from recsys.training.progress import SilentTracker
 from recsys.training.ranker_fit import scores_of, step_losses
-from recsys.training.ranking_examples import Candidates, RankingExamples
+from recsys.training.ranking_examples import RankingExamples
 from recsys.training.ranking_examples import labels_of as labels_of_candidates
 from serving.adapters import publish_adapter, write_adapter
 from serving.delta import Link
 from serving.surfaces import HOME
 
-BLOCK = 512
 PICKS_ONE_IN = 5
 """Of the users that teach, one of so many picks the step instead."""
 LEAST_TAUGHT = 10
@@ -107,24 +105,19 @@ class Ground:
         inputs, trained, held_out = self.inputs, self.trained, queries.held_out
         told = examples_of(self.sources, inputs, held_out, queries.item_counts, self.config)
         asked = inputs.queries(held_out.positions, max_history=HOME.max_history)
-        parts = []
-        for rows in torch.split(torch.arange(len(queries)), BLOCK):
-            part = told.of(rows, trained.blend.sources)
-            made = ranking_candidates(
-                trained.blend,
-                part.lists,
-                asked["history"].take(rows),
-                part.item_counts,
-                trained.num_candidates,
-                trained.against_history,
-            )
-            parts.append((made.blended.scores, made.blended.item_rows, made.numbers))
-        scores, item_rows, numbers = (torch.cat(part) for part in zip(*parts, strict=True))
+        candidates = candidates_for(
+            Asked(held_out, told, asked),
+            trained.blend,
+            trained.against_history,
+            trained.num_candidates,
+        )
         features = self.config.workspace / "build_features"
         outcomes = outcomes_of(features, inputs, held_out)
         tasks, like_from = trained.model.inputs.tasks, self.config.ranker_training.like_from
-        labels = labels_of_candidates(item_rows, held_out.targets, outcomes, tasks, like_from)
-        return RankingExamples(asked, Candidates(TopK(scores, item_rows), numbers), labels)
+        labels = labels_of_candidates(
+            candidates.top.item_rows, held_out.targets, outcomes, tasks, like_from
+        )
+        return RankingExamples(asked, candidates, labels)
 
 
 def adapt_ranker_to(

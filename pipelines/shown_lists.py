@@ -102,14 +102,13 @@ def _shown_after(features: Path, sequences: Sequences, ends: Rows) -> pl.DataFra
     rows = pl.scan_parquet(features / FOLDER / "*.parquet")
     names = rows.collect_schema().names()
     rows = rows.with_columns(second=pl.col("event_time").dt.epoch("s"))
-    named = pl.col("request_id").is_not_null() if "request_id" in names else pl.lit(False)
-    of_request = pl.col("request_id") if "request_id" in names else pl.lit(None, dtype=pl.String)
+    of_request = [pl.col("request_id")] if "request_id" in names else []
     moment = pl.format("{} {}", "user_row", "second")
     return (
         rows.filter(pl.col("slot").is_not_null() if "slot" in names else pl.lit(True))
         .join(users.lazy(), on="user_row")
         .filter((pl.col("second") > pl.col("after")) & (pl.col("second") <= pl.col("until")))
-        .with_columns(list=pl.when(named).then(of_request).otherwise(moment))
+        .with_columns(list=pl.coalesce(*of_request, moment))
         .unique(["list", "user_row", "item_row"], keep="first", maintain_order=True)
         .collect()
     )
