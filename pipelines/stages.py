@@ -347,6 +347,7 @@ STAGES = [
             "pipelines/adapt_inputs.py",
             "pipelines/adapt_outcome.py",
             "pipelines/adapt_ranker.py",
+            "pipelines/ranking_data.py",
             "recsys/models",
             "serving/adapters.py",
         ),
