@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.point_in_time import FEATURES, UserState
-from serving.users import Users
+from serving.bundle.users import Users
 
 Rows = NDArray[np.int64]
 STALE_SECONDS = 30 * 24 * 3600

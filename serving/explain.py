@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.models.item_to_item import ItemToItem
-from serving.bundle import Bundle
+from serving.bundle.load import Bundle
 from serving.query import Query
 from serving.schemas import Source
 

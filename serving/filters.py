@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.item_mask import ItemMask
-from serving.bundle import Bundle
+from serving.bundle.load import Bundle
 from serving.query import Query
 
 Allowed = NDArray[np.bool_]

@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from serving.adapters import identity_of, served_adapters
+from serving.bundle.adapters import identity_of, served_adapters
+from serving.bundle.manifest import CURRENT, MANIFEST, Profile
 from serving.log import log
-from serving.manifest import CURRENT, MANIFEST, Profile
 from serving.recommend import Recommender
 from serving.schemas import Request
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.data.batch import Jagged, JaggedBatch
-from serving.bundle import Bundle
+from serving.bundle.load import Bundle
 from serving.context import context_rows, moment_of
 from serving.schemas import Request
 from serving.surfaces import Surface

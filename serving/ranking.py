@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.top_k import TopK
-from recsys.retrieval.blend import ABSENT, CONSTANT, Blended, reciprocal_rank_fusion
-from recsys.retrieval.blend_one import MergedOne, OneQueryBlend
+from recsys.retrieval.blend.fusion import ABSENT, CONSTANT, Blended, reciprocal_rank_fusion
+from recsys.retrieval.blend.one import MergedOne, OneQueryBlend
 from serving.schemas import Source
 
 Rows = NDArray[np.int64]

@@ -20,15 +20,15 @@ import torch
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import TopK
-from recsys.retrieval.blend_one import OneQueryBlend
-from serving.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of, served_adapters
-from serving.bundle import Bundle, load_bundle
+from recsys.retrieval.blend.one import OneQueryBlend
+from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of, served_adapters
+from serving.bundle.load import Bundle, load_bundle
+from serving.bundle.manifest import Profile
+from serving.bundle.ranker import PROFILE, CandidateRanker, LateRankerError
 from serving.explain import reasons
 from serving.filters import eligible_items
 from serving.log import log
-from serving.manifest import Profile
 from serving.query import Query, hydrate
-from serving.ranker import PROFILE, CandidateRanker, LateRankerError
 from serving.ranking import FILLER, Ranked, by_learned_weights, by_reciprocal_rank, filled_up
 from serving.schemas import Context, RecommendedItem, Reply, Request, ServedBy
 from serving.sources import LateError, SourceOptions, sources_of

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from serving.manifest import Profile
+from serving.bundle.manifest import Profile
 
 MAX_K = 1_000
 MAX_SESSION = 10_000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from serving.manifest import Profile
+from serving.bundle.manifest import Profile
 
 PREFIX = "RECSYS_"
 

@@ -16,24 +16,24 @@ from torch import Tensor
 from recsys.data.batch import JaggedBatch
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import TopK, no_items
-from recsys.layers.decode_step import Beams, Decoded
-from recsys.models.adapted import AdaptedRetriever
+from recsys.layers.codes.decode_step import Beams, Decoded
+from recsys.models.adapted.model import AdaptedRetriever
 from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.generative import GenerativeModel
+from recsys.models.generative.model import GenerativeModel
 from recsys.models.history_reader import BeamState, GenerativeContext
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
-from recsys.models.sequence import SequenceModel
+from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.beam_search import BeamSearch
+from recsys.retrieval.blend.source_lists import GeneratedItems, ScoredItems
 from recsys.retrieval.exact import exact_top_k
-from recsys.retrieval.source_lists import GeneratedItems, ScoredItems
-from serving.adapters import NO_ADAPTERS, Adapters
-from serving.bundle import Bundle
-from serving.content_neighbours import ContentNeighbours
-from serving.history_models import Generation
-from serving.manifest import Profile
+from serving.bundle.adapters import NO_ADAPTERS, Adapters
+from serving.bundle.content_neighbours import ContentNeighbours
+from serving.bundle.history_models import Generation
+from serving.bundle.load import Bundle
+from serving.bundle.manifest import Profile
+from serving.bundle.retriever import Retriever
 from serving.query import Query
-from serving.retriever import Retriever
 
 
 class CandidateSource(Protocol):

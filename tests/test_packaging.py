@@ -86,7 +86,7 @@ def test_wheel_holds_every_file_of_the_page(wheel):
 def test_wheel_brings_the_command_and_the_licence(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (entry_points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
-        assert "recsys = pipelines.cli:app" in archive.read(entry_points).decode()
+        assert "recsys = pipelines.cli.main:app" in archive.read(entry_points).decode()
         assert [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
 
 
@@ -130,4 +130,4 @@ def test_recsys_imports_with_torch_numpy_and_safetensors_alone(wheel, tmp_path):
     assert child.returncode == 0, child.stderr[-2000:]
     answer = json.loads(child.stdout.splitlines()[-1])
     assert answer["loaded"] == []
-    assert "recsys.layers.embedding" in answer["modules"]
+    assert "recsys.layers.embedding.collection" in answer["modules"]

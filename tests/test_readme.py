@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-RECSYS = [sys.executable, "-m", "pipelines.cli"]
+RECSYS = [sys.executable, "-m", "pipelines.cli.main"]
 
 
 def blocks(language: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from pipelines.config_file import toml_value
+from pipelines.config.toml import toml_value
 from pipelines.datasets.column_names import EVENT_NAMES, kind_of_file, name_score
 from pipelines.datasets.table_guesses import (
     Guess,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pipelines.config import RunConfig
+from pipelines.config.run import RunConfig
 from pipelines.presets.amazon import amazon_beauty, amazon_sports, amazon_toys
 from pipelines.presets.movielens import movielens_1m, movielens_100k
 from pipelines.presets.shop import shop

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from features.schema import SplitConfig
-from pipelines.config import (
+from pipelines.config.content import ContentConfig, SemanticIdsConfig
+from pipelines.config.run import (
     BlendConfig,
     DataConfig,
     FeatureChoice,
@@ -15,12 +16,11 @@ from pipelines.config import (
     SequenceTrainingConfig,
     TrainingConfig,
 )
-from pipelines.content_config import ContentConfig, SemanticIdsConfig
 from pipelines.presets.shop import shop
 from recsys.models.content_similarity import ContentSimilarityConfig
-from recsys.models.generative import GenerativeConfig
+from recsys.models.generative.model import GenerativeConfig
 from recsys.models.popularity import PopularityConfig
-from recsys.models.sequence import SequenceConfig
+from recsys.models.sequence.model import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.code_distillation import TeachingConfig
 from recsys.training.optim import ScheduleConfig
@@ -53,7 +53,7 @@ def amazon_beauty() -> RunConfig:
         # expects is smooth already.
         generative=GenerativeConfig(
             max_length=30,
-            items="codes and vectors",
+            items="codes_vectors",
             carries_place=True,
             dense_weight=0.0,
             dropout=0.1,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from pipelines.adapt_config import AdapterConfig
-from pipelines.config import (
+from pipelines.config.adapter import AdapterConfig
+from pipelines.config.content import SemanticIdsConfig
+from pipelines.config.ranker import RankerTrainingConfig
+from pipelines.config.run import (
     DataConfig,
     FeatureChoice,
     GenerativeTrainingConfig,
@@ -14,14 +16,12 @@ from pipelines.config import (
     SequenceTrainingConfig,
     TrainingConfig,
 )
-from pipelines.content_config import SemanticIdsConfig
 from pipelines.presets.shop import shop
-from pipelines.ranker_config import RankerTrainingConfig
-from recsys.models.generative import GenerativeConfig
+from recsys.models.generative.model import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
-from recsys.models.ranker_config import RankerConfig
-from recsys.models.sequence import SequenceConfig
+from recsys.models.ranker.config import RankerConfig
+from recsys.models.sequence.model import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.optim import AdamWConfig, ScheduleConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.config import EvaluationConfig, RunConfig, TrainingConfig
+from pipelines.config.run import EvaluationConfig, RunConfig, TrainingConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.optim import ScheduleConfig

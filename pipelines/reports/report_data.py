@@ -16,9 +16,9 @@ import numpy as np
 import polars as pl
 import torch
 
-from pipelines.analysis import Analysis, SplitAnalysis
-from pipelines.artifacts import Manifest
-from pipelines.model_inputs import tie_orders
+from pipelines.engine.artifacts import Manifest
+from pipelines.evaluation.analysis import Analysis, SplitAnalysis
+from pipelines.inputs.tensors import tie_orders
 from pipelines.reports.blends import ToldBlend, read_blends
 from pipelines.reports.curves import Curve, read_curves
 from pipelines.reports.examples import Example, read_examples

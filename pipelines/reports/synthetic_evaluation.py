@@ -19,8 +19,8 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from pipelines.analysis import Analysis
-from pipelines.artifacts import to_json
+from pipelines.engine.artifacts import to_json
+from pipelines.evaluation.analysis import Analysis
 from pipelines.reports.report_data import Places, slices_for_wins, targets_of
 from pipelines.reports.wins import RANK
 from recsys.data.batch import Jagged

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.layers.embedding import Backend, EmbeddingBags, TableConfig
-from recsys.layers.growing_vocabulary import hashed_feature, mixed
+from recsys.layers.embedding.collection import Backend, EmbeddingBags, TableConfig
+from recsys.layers.embedding.growing_vocabulary import hashed_feature, mixed
 
 NUM_HASHES = 2
 """Rows of a gram: two grams are mixed up only where both rows are the same."""

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
-from recsys.models.adapted import AdaptedRetriever
-from recsys.models.sequence import SequenceModel
+from recsys.models.adapted.model import AdaptedRetriever
+from recsys.models.sequence.model import SequenceModel
 
 
 class CapturedQueries:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recsys.layers.attention import Layout
-from recsys.layers.code_decoder import CodeBlock, DistanceBias, SharedContext
+from recsys.layers.attention.softmax import Layout
+from recsys.layers.codes.decoder import CodeBlock, DistanceBias, SharedContext
 from recsys.layers.ngram_memory import NgramMemory
-from recsys.models.generative_config import GenerativeConfig
+from recsys.models.generative.config import GenerativeConfig
 
 
 class GenerativeContext(NamedTuple):

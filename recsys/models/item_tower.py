@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.layers.embedding import Backend, EmbeddingBags, TableConfig
+from recsys.layers.embedding.collection import Backend, EmbeddingBags, TableConfig
 
 NORM_FLOOR = 1e-6
 """Smallest length a vector is divided by when it is normalised."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoTowerInputs:
+class FeatureSizes:
     """Sizes of what the model reads, from the features and content artefacts (row 0 included)."""
 
     num_item_rows: int
@@ -74,7 +74,7 @@ class ItemTowerConfig(Protocol):
 class ItemTower(nn.Module):
     """Turns an item's id, content and categories into one vector."""
 
-    def __init__(self, config: ItemTowerConfig, inputs: TwoTowerInputs) -> None:
+    def __init__(self, config: ItemTowerConfig, inputs: FeatureSizes) -> None:
         super().__init__()
         self.config, self.inputs = config, inputs
         dim = config.embedding_dim

@@ -28,13 +28,13 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.negatives import every_item, mixed_candidates, sampled_softmax_loss
-from recsys.layers.embedding import Backend, EmbeddingBags, TableConfig
+from recsys.layers.embedding.collection import Backend, EmbeddingBags, TableConfig
 from recsys.models.item_tower import (
     NORM_FLOOR,
+    FeatureSizes,
     ItemCatalogue,
     ItemTower,
     RetrievalModel,
-    TwoTowerInputs,
 )
 
 
@@ -124,7 +124,7 @@ def segment_softmax(logits: Tensor, segments: Tensor, num_segments: int) -> Tens
 class QueryTower(nn.Module):
     """Turns a history of item inputs, user features and context into one vector."""
 
-    def __init__(self, config: TwoTowerConfig, inputs: TwoTowerInputs) -> None:
+    def __init__(self, config: TwoTowerConfig, inputs: FeatureSizes) -> None:
         super().__init__()
         self.max_history = config.max_history
         dim = config.embedding_dim
@@ -183,7 +183,7 @@ class TwoTower(RetrievalModel):
     def __init__(
         self,
         config: TwoTowerConfig,
-        inputs: TwoTowerInputs,
+        inputs: FeatureSizes,
         catalogue: ItemCatalogue,
         item_counts: Tensor | None = None,
     ) -> None:
@@ -271,6 +271,6 @@ class TwoTower(RetrievalModel):
         document = json.loads((directory / "config.json").read_text())
         config = TwoTowerConfig(**document["config"])
         config = replace(config, backend=backend or config.backend)
-        model = cls(config, TwoTowerInputs(**document["inputs"]), catalogue)
+        model = cls(config, FeatureSizes(**document["inputs"]), catalogue)
         model.load_state_dict(load_file(directory / "two_tower.safetensors"))
         return model.eval()

@@ -30,7 +30,7 @@ from recsys.reproduction.fitting import Experiment
 from recsys.reproduction.ranking import Question, Ranked
 from recsys.reproduction.recipe import SOURCES
 from recsys.reproduction.run import blended_in_parts, learned
-from recsys.retrieval.learned_blend import LearnedBlendConfig
+from recsys.retrieval.blend.learned import LearnedBlendConfig
 
 Found = dict[tuple[str, str], Ranked]
 """By setting and split."""

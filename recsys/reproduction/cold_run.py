@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.generative import GenerativeModel
-from recsys.models.sequence import SequenceModel
+from recsys.models.generative.model import GenerativeModel
+from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.reproduction.cold_blend import Found, blended
 from recsys.reproduction.cold_start import (

@@ -20,11 +20,11 @@ from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
 from recsys.evaluation.ranking import distinct_targets
 from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.generative import GenerativeModel
+from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_to_item import ItemToItem, Neighbours
 from recsys.models.popularity import Popularity
-from recsys.models.sequence import SequenceConfig, SequenceModel
-from recsys.models.sequence_members import of_first
+from recsys.models.sequence.members import of_first
+from recsys.models.sequence.model import SequenceConfig, SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.reproduction.generation import GeneratedSource, codes_of, generative_inputs
 from recsys.reproduction.prepared import Codes, Prepared
@@ -319,7 +319,7 @@ class Taught(NamedTuple):
 def taught_model(experiment: Experiment) -> Taught:
     """Build the recipe's generative model, and its teacher where it has one."""
     prepared, recipe = experiment.prepared, experiment.recipe
-    reads_vectors = recipe.generative.items == "codes and vectors"
+    reads_vectors = recipe.generative.items == "codes_vectors"
     teaches = recipe.generative_teaching.share > 0
     by_behaviour = recipe.generative_ids == "sequence" and not experiment.keeps_ids
     sequence = sequence_model(experiment) if reads_vectors or teaches or by_behaviour else None

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.evaluation.ranking import list_ranks
-from recsys.models.generative import GenerativeModel
-from recsys.models.generative_config import GenerativeInputs
+from recsys.models.generative.config import GenerativeInputs
+from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_tower import ItemCatalogue
 from recsys.reproduction.prepared import Codes, Prepared
 from recsys.reproduction.ranking import Found

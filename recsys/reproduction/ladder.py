@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.dataset import Sequences
-from recsys.models.sequence import SequenceModel
+from recsys.models.sequence.model import SequenceModel
 from recsys.reproduction.fitting import Experiment, fit_sequence
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking import ScoredSource, metrics_of, rank_all

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Rows, Sequences
-from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.reproduction.recipe import Recipe, config_of
 
 DESCRIPTION = "prepared.json"
@@ -67,9 +67,9 @@ class Prepared:
     def num_item_rows(self) -> int:
         return len(self.catalogue.content)
 
-    def sizes(self) -> TwoTowerInputs:
+    def sizes(self) -> FeatureSizes:
         """Say how much there is of what models read."""
-        return TwoTowerInputs(
+        return FeatureSizes(
             num_item_rows=self.num_item_rows,
             content_dim=self.catalogue.content.shape[1],
             num_categories=self.num_categories,

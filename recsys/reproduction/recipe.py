@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
 from recsys.models.content_similarity import ContentSimilarityConfig
-from recsys.models.generative_config import GenerativeConfig
+from recsys.models.generative.config import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
-from recsys.models.sequence import SequenceConfig
+from recsys.models.sequence.model import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
-from recsys.retrieval.learned_blend import LearnedBlendConfig
+from recsys.retrieval.blend.learned import LearnedBlendConfig
 from recsys.training.code_distillation import TeachingConfig
 from recsys.training.passes import TrainingConfig
 

@@ -33,8 +33,8 @@ from recsys.reproduction.fitting import FITTERS, Experiment
 from recsys.reproduction.prepared import Codes, Prepared
 from recsys.reproduction.ranking import Question, Ranked, metrics_of, rank_all
 from recsys.reproduction.recipe import SOURCES
-from recsys.retrieval.learned_blend import LearnedBlend, LearnedBlendConfig
-from recsys.retrieval.source_lists import blended_lists, fitted_blend
+from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.blend.source_lists import blended_lists, fitted_blend
 from recsys.semantic_ids.quality import invalid_share
 
 MeasuredSplit = Literal["validation", "test"]

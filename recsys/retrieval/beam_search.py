@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import NO_ROW, TopK, no_items
-from recsys.layers.decode_step import Beams, Decoded, DecodeStep
+from recsys.layers.codes.decode_step import Beams, Decoded, DecodeStep
 from recsys.semantic_ids.trie import Restriction, Trie
 
 __all__ = ["BeamSearch", "Beams", "CapturedSearch", "DecodeStep", "Decoded", "check_scores"]
@@ -128,7 +128,7 @@ class BeamSearch(Generic[ContextT, StateT]):
             )
         live = self._live(states, level, restriction)
         logits = logits.float()
-        if decoded.rivals == "catalogue":
+        if decoded.softmax_over == "catalogue":
             known = live if restriction is None else self._live(states, level, None)
             logits = logits.masked_fill(~known, -torch.inf)
         # Behind a dead beam there is no rival and no number, and nothing lives either.

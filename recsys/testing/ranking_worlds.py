@@ -25,8 +25,8 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.ranker_config import RankerInputs
-from recsys.models.ranking_batch import Feedback, RankingBatch
+from recsys.models.ranker.batch import Feedback, RankingBatch
+from recsys.models.ranker.config import RankerInputs
 from recsys.testing.world_truth import auc
 
 TASKS = ("click", "like", "purchase")

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.models.generative_loss import Positions, TaughtCodes
-from recsys.models.sequence import SequenceModel
+from recsys.models.generative.loss import Positions, TaughtCodes
+from recsys.models.sequence.model import SequenceModel
 from recsys.training.list_distillation import LEFT_OUT, scores_after_events
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.order import BatchOrder
-from recsys.models.ranker import Ranker
-from recsys.models.ranking_batch import Feedback, RankingBatch
+from recsys.models.ranker.batch import Feedback, RankingBatch
+from recsys.models.ranker.model import Ranker
 from recsys.training.ranker_fit import NEVER, device_of, on_device
 from recsys.training.ranking_examples import RankingExamples
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from recsys.layers.moe import SparseMoe
-from recsys.layers.moe_routing import BiasedRouter, without_autocast
-from recsys.models.ranker import Ranker
+from recsys.layers.moe.layer import SparseMoe
+from recsys.layers.moe.routing import BiasedRouter, without_autocast
+from recsys.models.ranker.model import Ranker
 
 ROUNDS_AGAIN, RATE_AGAIN = 15, 0.01
 """How biases are settled that were a step ago."""

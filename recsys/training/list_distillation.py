@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.models.item_tower import CatalogueModel
-from recsys.models.sequence import SequenceModel, seen_before
+from recsys.models.sequence.model import SequenceModel, seen_before
 from recsys.models.two_tower import TwoTower
 
 LEFT_OUT = -1e4

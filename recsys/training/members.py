@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from recsys.models.sequence import SequenceConfig, SequenceModel
-from recsys.models.sequence_members import alone, side_by_side
+from recsys.models.sequence.members import alone, side_by_side
+from recsys.models.sequence.model import SequenceConfig, SequenceModel
 from recsys.training.loop import TrainResult
 
 Trained = tuple[SequenceModel, TrainResult]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from recsys.layers.embedding import EmbeddingBags, RowUpdateConfig
+from recsys.layers.embedding.collection import EmbeddingBags, RowUpdateConfig
 from recsys.training.orthogonal import Muon, block_matrices
 
 ROWS_PAY_FROM = 1 << 25

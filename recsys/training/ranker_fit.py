@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from recsys.data.order import BatchOrder
-from recsys.models.ranker import Ranker
-from recsys.models.ranker_network import Correction
-from recsys.models.ranking_batch import Feedback, RankingBatch
+from recsys.models.ranker.batch import Feedback, RankingBatch
+from recsys.models.ranker.model import Ranker
+from recsys.models.ranker.network import Correction
 from recsys.training.expert_balance import settling
 from recsys.training.optim import AdamWConfig, ScheduleConfig
 from recsys.training.passes import TrainingConfig

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import TopK
-from recsys.models.ranking_batch import RankingBatch
+from recsys.models.ranker.batch import RankingBatch
 
 NEXT, LIKE = "next", "like"
 UNOBSERVED = float("nan")

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.order import BatchOrder
-from recsys.models.ranker import Ranker
-from recsys.models.ranking_batch import Feedback
+from recsys.models.ranker.batch import Feedback
+from recsys.models.ranker.model import Ranker
 from recsys.training.ranker_fit import RankerFitConfig, on_device
 from recsys.training.ranking_examples import UNOBSERVED, Candidates, RankingExamples
 

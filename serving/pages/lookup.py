@@ -17,7 +17,7 @@ from random import Random
 import numpy as np
 import torch
 
-from serving.bundle import Bundle
+from serving.bundle.load import Bundle
 from serving.pages.title_search import END, TitleIndex
 
 MAX_CATEGORIES = 500

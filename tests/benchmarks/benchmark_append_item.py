@@ -28,7 +28,7 @@ from urllib.parse import quote
 
 from results_file import Row, write_results
 
-RECSYS = [sys.executable, "-m", "pipelines.cli"]
+RECSYS = [sys.executable, "-m", "pipelines.cli.main"]
 NEW_ITEM = {
     "item_id": "phantom",
     "title": "Star Wars: Episode I - The Phantom Menace (1999)",

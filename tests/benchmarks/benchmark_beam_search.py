@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.item_mask import ItemMask
-from recsys.models.generative import (
+from recsys.models.generative.model import (
     GenerativeConfig,
     GenerativeContext,
     GenerativeInputs,

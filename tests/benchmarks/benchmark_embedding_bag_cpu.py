@@ -30,8 +30,8 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.op import EmbeddingBags as KernelBags
 from recsys.kernels.embedding_bag.optimizer import OptimizerConfig
-from recsys.layers.embedding import Backend, EmbeddingBags, RowUpdateConfig, TableConfig
-from recsys.layers.fbgemm_updates import fbgemm_tables
+from recsys.layers.embedding.collection import Backend, EmbeddingBags, RowUpdateConfig, TableConfig
+from recsys.layers.embedding.fbgemm_updates import fbgemm_tables
 
 INPUT_SETS = 4
 ALPHAS = (0.0, 1.15)

@@ -30,14 +30,14 @@ import torch
 from results_file import Row, write_results
 from torch import Tensor
 
-from pipelines.analyse_results import Background, analyse_split
-from pipelines.config import EvaluationConfig
-from pipelines.evaluate import per_user_table
-from pipelines.model_inputs import MAX_QUERIES, ModelInputs
+from pipelines.config.run import EvaluationConfig
+from pipelines.evaluation.analyse import Background, analyse_split
+from pipelines.inputs.tensors import MAX_QUERIES, ModelInputs
+from pipelines.stages.evaluate import per_user_table
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingResult, evaluate_ranking
-from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 
 HISTORY = 20
 DIM = 16
@@ -123,7 +123,7 @@ def background(rows: Tensor, num_items: int) -> Background:
     inputs = ModelInputs(
         sequences=sequences,
         catalogue=ItemCatalogue(content, Jagged.one_each(category)),
-        sizes=TwoTowerInputs(
+        sizes=FeatureSizes(
             num_item_rows=num_items + 1,
             content_dim=CONTENT_DIM,
             num_categories=NUM_CATEGORIES + 1,

@@ -32,11 +32,11 @@ from results_file import Row, device_name, write_results
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.layers.lora import LoraAdapter, LoraConfig
-from recsys.models.adapted import AdaptedRetriever, adapted_layers
+from recsys.layers.lora.linear import LoraAdapter, LoraConfig
+from recsys.models.adapted.model import AdaptedRetriever, adapted_layers
 from recsys.models.captured_queries import CapturedQueries
-from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
-from recsys.models.sequence import SequenceConfig, SequenceModel
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.sequence.model import SequenceConfig, SequenceModel
 
 DOMAINS = ("beauty", "sports", "toys")
 NUM_ITEMS = 42_382
@@ -46,7 +46,7 @@ NUM_ITEMS = 42_382
 def model_on(device: str, blocks: int) -> SequenceModel:
     torch.manual_seed(0)
     config = SequenceConfig(num_blocks=blocks, num_heads=2, backend="torch")
-    inputs = TwoTowerInputs(num_item_rows=NUM_ITEMS + 1)
+    inputs = FeatureSizes(num_item_rows=NUM_ITEMS + 1)
     counts = torch.ones(NUM_ITEMS + 1, dtype=torch.int64)
     model = SequenceModel(config, inputs, ItemCatalogue.empty(NUM_ITEMS + 1), counts)
     return model.to(device).eval()

@@ -52,10 +52,10 @@ from torch import nn
 
 from recsys.data.dataset import Sequences
 from recsys.data.domains import domain_positions
-from recsys.layers.lora import LoraAdapter, LoraConfig
-from recsys.models.adapted import centre_items
-from recsys.models.item_tower import TwoTowerInputs
-from recsys.models.sequence import SequenceModel
+from recsys.layers.lora.linear import LoraAdapter, LoraConfig
+from recsys.models.adapted.model import centre_items
+from recsys.models.item_tower import FeatureSizes
+from recsys.models.sequence.model import SequenceModel
 
 NUM_NEW_USERS = 100
 NUM_DRAWS = 3
@@ -114,7 +114,7 @@ class Settings:
 
 def built(data: Data, settings: Settings) -> SequenceModel:
     torch.manual_seed(settings.seed)
-    inputs = TwoTowerInputs(
+    inputs = FeatureSizes(
         num_item_rows=len(data.domain_of_item),
         content_dim=data.catalogue.content.shape[1],
         num_categories=data.num_categories,

@@ -17,9 +17,9 @@ from results_file import Row, write_results
 from torch import Tensor
 
 from recsys.kernels.measure import median_ms
-from recsys.layers.moe import SparseMoe, SparseMoeConfig
-from recsys.layers.moe_experts import Experts, loop_over_experts
-from recsys.layers.moe_routing import expert_use
+from recsys.layers.moe.experts import Experts, loop_over_experts
+from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
+from recsys.layers.moe.routing import expert_use
 
 NUM_ROWS, DIM, NUM_EXPERTS, TOP_K = 16_384, 512, 32, 2
 TOLERANCE = 2e-2

@@ -17,8 +17,8 @@ from benchmark_serving import DEMO_SIZE, serving
 from playwright.sync_api import Browser, sync_playwright
 from results_file import Row, write_results
 
-from serving.manifest import publish
-from serving.synthetic_bundle import write_synthetic_bundle
+from serving.bundle.manifest import publish
+from serving.bundle.synthetic import write_synthetic_bundle
 
 FLAGS = [
     "--no-sandbox",

@@ -47,8 +47,8 @@ from ranker_tables import note_test_looks, read_kept, write_set, write_sets
 from results_file import device_name
 from torch import Tensor
 
-from recsys.models.linear_items import LinearItemsConfig
-from recsys.models.ranker_config import Trunk
+from recsys.models.ease import EaseConfig
+from recsys.models.ranker.config import Trunk
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.run import device_named
 
@@ -195,9 +195,9 @@ def prepare(name: str, directory: Path) -> None:
     """Make the arrays of a preset, with each event's value beside them; needs the whole package."""
     import polars as pl
 
-    from pipelines.reproduce_arrays import prepare as prepared_of
-    from pipelines.reproduce_arrays import recipe_of
-    from pipelines.resolve import resolve
+    from pipelines.presets.resolve import resolve
+    from pipelines.reproduction.arrays import prepare as prepared_of
+    from pipelines.reproduction.arrays import recipe_of
 
     sources = ("popularity", "item_to_item", "content", "two_tower", "sequence")
     with tempfile.TemporaryDirectory() as folder:
@@ -239,7 +239,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--linear-items",
         type=int,
-        default=LinearItemsConfig().max_items,
+        default=EaseConfig().max_items,
         help="items with linear weights, those with the most events",
     )
     parser.add_argument(
@@ -274,7 +274,7 @@ def measure(given: argparse.Namespace) -> None:
     data = replace(data, most_judged=given.most_judged)
     for seed in given.seeds:
         if given.lists is None:
-            linear = LinearItemsConfig(max_items=given.linear_items)
+            linear = EaseConfig(max_items=given.ease)
             run_seed(given, data, seed, Recipe(linear=linear))
             continue
         lists = lists_of(data, given.when, seed, given.splits, device_named("auto"))

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.evaluation.ranking import per_user_metric
-from recsys.models.ranker import Ranker
-from recsys.models.ranker_config import RankerConfig
-from recsys.models.ranking_batch import Feedback, RankingBatch
+from recsys.models.ranker.batch import Feedback, RankingBatch
+from recsys.models.ranker.config import RankerConfig
+from recsys.models.ranker.model import Ranker
 from recsys.testing.ranking_worlds import RankingWorld, RankingWorldConfig, ranking_world
 from recsys.training.distillation import (
     DistillationConfig,

@@ -18,15 +18,15 @@ from results_file import Row, device_name, write_results
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.ranker import Ranker
-from recsys.models.ranker_config import (
+from recsys.models.ranker.batch import RankingBatch
+from recsys.models.ranker.config import (
     RankerConfig,
     RankerInputs,
     Trunk,
     at_equal_compute,
     flops_of,
 )
-from recsys.models.ranking_batch import RankingBatch
+from recsys.models.ranker.model import Ranker
 
 NUM_ITEMS = 20_000
 INPUTS = RankerInputs(

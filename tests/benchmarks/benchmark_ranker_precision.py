@@ -17,8 +17,8 @@ import torch
 from benchmark_ranking_worlds import SPARSE, TEST_SHARE, moved
 from results_file import Row, write_results
 
-from recsys.models.ranker import Ranker
-from recsys.models.ranker_config import RankerConfig, at_equal_compute, flops_of
+from recsys.models.ranker.config import RankerConfig, at_equal_compute, flops_of
+from recsys.models.ranker.model import Ranker
 from recsys.testing.ranking_worlds import RankingWorld, RankingWorldConfig, ranking_world
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw, lr_at
 

@@ -27,9 +27,8 @@ import torch
 from results_file import Row, device_name, write_results
 
 from recsys.data.batch import Jagged
-from recsys.layers.moe_routing import expert_use, load_by_group, routing_information
-from recsys.models.ranker import Ranker
-from recsys.models.ranker_config import (
+from recsys.layers.moe.routing import expert_use, load_by_group, routing_information
+from recsys.models.ranker.config import (
     RankerConfig,
     RankerInputs,
     Trunk,
@@ -37,6 +36,7 @@ from recsys.models.ranker_config import (
     flops_of,
     num_fields,
 )
+from recsys.models.ranker.model import Ranker
 from recsys.testing.ranking_worlds import RankingWorld, RankingWorldConfig, ranking_world
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw

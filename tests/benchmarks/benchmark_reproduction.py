@@ -21,9 +21,9 @@ from typing import Any
 
 from results_file import RESULTS, Row, write_results
 
-from pipelines.cards.card import FOLDER, Card, card_names, read_card, read_published
-from pipelines.reproduce_page import AS_SERVED, facts_of, html_page, markdown_page, tables_of
-from pipelines.reproduce_summary import expected_toml, out_of_band, summary_of
+from pipelines.reproduction.cards.card import FOLDER, Card, card_names, read_card, read_published
+from pipelines.reproduction.page import AS_SERVED, facts_of, html_page, markdown_page, tables_of
+from pipelines.reproduction.summary import expected_toml, out_of_band, summary_of
 from recsys.reproduction.recipe import REFITTED, ROWS
 
 LEDGER = RESULTS / "test_split_ledger.jsonl"

@@ -29,14 +29,14 @@ from typing import Any
 import torch
 from results_file import RESULTS, Row, device_name, write_results
 
-from pipelines.config import RunConfig
-from pipelines.evaluate import evaluate_split
-from pipelines.model_inputs import ModelInputs
+from pipelines.candidates.sources import ScoredSource
+from pipelines.config.run import RunConfig
+from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.inputs.tensors import ModelInputs
 from pipelines.presets import PRESETS
-from pipelines.resolve import with_dataset
-from pipelines.run import pick_stages, run_stages
-from pipelines.sources import ScoredSource
-from pipelines.stages import STAGES
+from pipelines.presets.resolve import with_dataset
+from pipelines.stages.evaluate import evaluate_split
+from pipelines.stages.list import STAGES
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
 from recsys.models.two_tower import TwoTower

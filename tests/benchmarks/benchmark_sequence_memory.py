@@ -17,8 +17,8 @@ import torch
 from results_file import Row, write_results
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
-from recsys.models.sequence import SequenceConfig, SequenceModel
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.sequence.model import SequenceConfig, SequenceModel
 from recsys.training.optim import AdamWConfig, adamw
 
 GOAL_GIB = 24
@@ -58,7 +58,7 @@ def main() -> None:
         num_uniform_negatives=options.negatives,
         backend="torch",
     )
-    inputs = TwoTowerInputs(num_item_rows=num_rows, content_dim=options.content_dim)
+    inputs = FeatureSizes(num_item_rows=num_rows, content_dim=options.content_dim)
     counts = torch.ones(num_rows, dtype=torch.int64)
     model = SequenceModel(config, inputs, catalogue, counts)
     optimizer = adamw(model, AdamWConfig(tables="dense"))

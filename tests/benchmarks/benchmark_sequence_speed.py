@@ -31,11 +31,11 @@ from typing import Any
 import numpy as np
 from results_file import Row, write_results
 
-from pipelines.model_inputs import ModelInputs
+from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.inputs.tensors import ModelInputs
 from pipelines.presets import PRESETS
-from pipelines.resolve import with_dataset
-from pipelines.run import pick_stages, run_stages
-from pipelines.stages import STAGES
+from pipelines.presets.resolve import with_dataset
+from pipelines.stages.list import STAGES
 
 PEERS = Path(__file__).parent / "peers"
 GOALS = {"recbole": 10.0, "rectools": 2.0}

@@ -26,11 +26,11 @@ import numpy as np
 import torch
 from results_file import Row, write_results
 
-from serving.bundle import load_bundle
-from serving.manifest import publish
+from serving.bundle.load import load_bundle
+from serving.bundle.manifest import publish
+from serving.bundle.synthetic import SyntheticSize, write_synthetic_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
-from serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 DEMO_SIZE = SyntheticSize(
     num_items=1682,

@@ -22,8 +22,8 @@ from results_file import Row, device_name, write_results
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.layers.embedding import EmbeddingBags, RowUpdateConfig, TableConfig
-from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
+from recsys.layers.embedding.collection import EmbeddingBags, RowUpdateConfig, TableConfig
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
@@ -99,7 +99,7 @@ def model_of(case: Case, backend: str, device: torch.device) -> TwoTower:
         num_uniform_negatives=case.negatives,
         backend=backend,
     )
-    inputs = TwoTowerInputs(
+    inputs = FeatureSizes(
         num_item_rows=rows, content_dim=case.content_dim, num_categories=case.num_categories
     )
     counts = torch.ones(rows, dtype=torch.int64)

@@ -23,17 +23,17 @@ from torch import Tensor
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import TopK
 from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.generative import GenerativeModel
+from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_to_item import ItemToItem
-from recsys.models.sequence import SequenceModel
+from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.reproduction.generation import codes_of, generative_inputs
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.recipe import SOURCES
 from recsys.retrieval.beam_search import BeamSearch
-from recsys.retrieval.blend_one import OneQueryBlend
-from recsys.retrieval.learned_blend import LearnedBlend
-from recsys.retrieval.source_features import FEATURES
+from recsys.retrieval.blend.learned import LearnedBlend
+from recsys.retrieval.blend.one import OneQueryBlend
+from recsys.retrieval.blend.source_features import FEATURES
 from recsys.semantic_ids.trie import Trie
 
 LIST = 100
@@ -82,7 +82,7 @@ class Timed:
     def generative(self, k: int = LIST) -> Callable[[], TopK]:
         prepared, codes = self.prepared, codes_of(self.prepared)
         config, width = self.recipe.generative, self.recipe.sequence.embedding_dim
-        reads_vectors = config.items == "codes and vectors"
+        reads_vectors = config.items == "codes_vectors"
         model = GenerativeModel(
             config,
             generative_inputs(prepared, codes, width if reads_vectors else 0),

@@ -21,7 +21,7 @@ from recsys.data.batch import JaggedBatch
 from recsys.data.held_out import HeldOut
 from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
-from recsys.models.sequence import SequenceModel
+from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.reproduction.fitting import (
     Experiment,

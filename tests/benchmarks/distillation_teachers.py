@@ -25,8 +25,8 @@ from recsys.reproduction.fitting import FITTERS, Experiment
 from recsys.reproduction.ranking import Source, metrics_of, rank_all
 from recsys.reproduction.recipe import SOURCES
 from recsys.reproduction.run import blended_by_halves, blended_in_parts, learned, moved
-from recsys.retrieval.learned_blend import LearnedBlend
-from recsys.retrieval.source_lists import blended_lists
+from recsys.retrieval.blend.learned import LearnedBlend
+from recsys.retrieval.blend.source_lists import blended_lists
 from recsys.training.code_distillation import with_dropped_events
 from recsys.training.list_distillation import LEFT_OUT
 

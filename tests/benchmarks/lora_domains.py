@@ -20,7 +20,7 @@ from recsys.data.dataset import Sequences
 from recsys.data.domains import domain_positions
 from recsys.data.windows import window_batch
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.sequence import SequenceModel
+from recsys.models.sequence.model import SequenceModel
 from recsys.testing.worlds import WorldConfig, world
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from recsys.models.sequence import SequenceConfig
+from recsys.models.sequence.model import SequenceConfig
 
 ENCODER = ("encoder.*",)
 ENCODER_AND_CONTENT = ("encoder.*", "item_tower.content")
@@ -25,7 +25,7 @@ class Plan:
     rank: int = 8
     alpha: float = 16.0
     dropout: float = 0.0
-    rivals: Literal["catalogue", "domain"] = "domain"
+    softmax_over: Literal["catalogue", "domain"] = "domain"
     """What a label is ranked against: every item, or those of its domain."""
     average: float = 0.0
     """Decay of a running mean of the weights that is judged in their place; 0 for none."""
@@ -138,8 +138,8 @@ def told_of(plans: Plans, *, split: str, users: int | None, num_seeds: int) -> s
     return (
         f"{num_seeds} seed(s); passes of the shared model {plans.shared.epochs:g}, of own models "
         f"{own}, of fine-tuning {full}, of adapters {low}, whichever was picked; a label is ranked "
-        f"against the {some[0].rivals}; {users or 'all'} users of each domain. {judged}, ranked "
-        "among the domain's items. A new domain is one that the base was trained without."
+        f"against the {some[0].softmax_over}; {users or 'all'} users of each domain. {judged}, "
+        "ranked among the domain's items. A new domain is one that the base was trained without."
     )
 
 

@@ -20,7 +20,7 @@ from recsys.data.dataset import Sequences
 from recsys.data.domains import domain_window_batch, domain_windows
 from recsys.data.order import BatchOrder
 from recsys.data.windows import Windows, training_windows
-from recsys.models.sequence import SequenceModel
+from recsys.models.sequence.model import SequenceModel
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentTracker
@@ -41,13 +41,13 @@ class Group:
     windows: Windows
     own: NDArray[np.bool_]
     """[N] whether an item is a label here."""
-    rivals: Tensor | None
+    softmax_over: Tensor | None
     """Item rows; None is every item."""
 
     def loss(self, model: SequenceModel, chosen: NDArray[np.int64]) -> Tensor:
         starts, ends = self.windows.starts[chosen], self.windows.ends[chosen]
         batch = domain_window_batch(self.sequences, starts, ends, self.own)
-        return model.loss(batch.to(next(model.parameters()).device), self.rivals)
+        return model.loss(batch.to(next(model.parameters()).device), self.softmax_over)
 
 
 def groups_of(
@@ -56,14 +56,14 @@ def groups_of(
     """Lay out what a model of some domains learns from."""
     windows = training_windows(sequences, "train", model.config.max_length)
     device = next(model.parameters()).device
-    if plan.rivals == "catalogue":
+    if plan.softmax_over == "catalogue":
         own = np.isin(data.domain_of_item, domains)
         return [Group(sequences, domain_windows(sequences, windows, own), own, None)]
     groups = []
     for domain in domains:
         own = data.own(domain)
-        rivals = torch.from_numpy(np.flatnonzero(own)).to(device)
-        groups.append(Group(sequences, domain_windows(sequences, windows, own), own, rivals))
+        softmax_over = torch.from_numpy(np.flatnonzero(own)).to(device)
+        groups.append(Group(sequences, domain_windows(sequences, windows, own), own, softmax_over))
     return groups
 
 

@@ -17,8 +17,8 @@ import torch
 from results_file import Row
 from torch import Tensor, distributed, multiprocessing
 
-from recsys.layers.moe import SparseMoe, SparseMoeConfig
-from recsys.layers.moe_parallel import SpreadExperts
+from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
+from recsys.layers.moe.parallel import SpreadExperts
 
 NUM_ROWS, DIM, NUM_EXPERTS = 16_384, 512, 32
 REPEATS = 40

@@ -20,21 +20,21 @@ from recsys.data.dataset import Rows
 from recsys.data.top_k import TopK
 from recsys.evaluation.auc import area_under_curve
 from recsys.evaluation.ranking import list_ranks, per_user_metric
-from recsys.layers.moe_routing import expert_use
-from recsys.models.linear_items import LinearItemsConfig
-from recsys.models.ranker import Ranker
-from recsys.models.ranker_config import (
+from recsys.layers.moe.routing import expert_use
+from recsys.models.ease import EaseConfig
+from recsys.models.ranker.config import (
     RankerConfig,
     RankerInputs,
     Trunk,
     at_equal_compute,
     flops_of,
 )
+from recsys.models.ranker.model import Ranker
 from recsys.reproduction.fitting import QuietProgress
 from recsys.reproduction.run import blended_by_halves, blended_in_parts, learned, moved, on_device
-from recsys.retrieval.candidate_numbers import BASE, number_names, ranking_candidates
-from recsys.retrieval.history_numbers import HISTORY_NUMBERS, HistoryNumbers
-from recsys.retrieval.learned_blend import LearnedBlend
+from recsys.retrieval.blend.candidate_features import BASE, number_names, ranking_candidates
+from recsys.retrieval.blend.history_features import HISTORY_NUMBERS, HistoryFeatures
+from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.training.loop import train
 from recsys.training.optim import ScheduleConfig, adamw
 from recsys.training.progress import SilentTracker
@@ -83,7 +83,7 @@ class Recipe:
     ranker: RankerConfig = field(default_factory=lambda: SPARSE)
     """The sparse trunk, to which the others are made equal."""
     fit: RankerFitConfig = field(default_factory=lambda: FIT)
-    linear: LinearItemsConfig = field(default_factory=LinearItemsConfig)
+    linear: EaseConfig = field(default_factory=EaseConfig)
 
 
 def outcomes_of(data: Data, of: Asked) -> Outcomes:
@@ -95,7 +95,7 @@ def examples_of(
     data: Data,
     seen: Asked,
     blend: LearnedBlend,
-    numbers: HistoryNumbers,
+    numbers: HistoryFeatures,
     tasks: Sequence[str],
     fit: RankerFitConfig,
     device: torch.device,
@@ -199,11 +199,11 @@ class Seed:
             of.lists, of.held_out.targets, of.lengths, of.item_counts, config, self.device
         )
 
-    def _numbers(self, ends: Rows, of: Asked) -> HistoryNumbers:
+    def _numbers(self, ends: Rows, of: Asked) -> HistoryFeatures:
         linear = self.data.linear(ends, self.recipe.linear, self.device)
-        return HistoryNumbers(self.data.prepared.catalogue, linear, of.vectors)
+        return HistoryFeatures(self.data.prepared.catalogue, linear, of.vectors)
 
-    def _examples(self, of: Asked, numbers: HistoryNumbers) -> RankingExamples:
+    def _examples(self, of: Asked, numbers: HistoryFeatures) -> RankingExamples:
         return examples_of(
             self.data, of, self.blend, numbers, self.tasks, self.recipe.fit, self.device
         )

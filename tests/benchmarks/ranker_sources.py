@@ -21,8 +21,8 @@ from torch import Tensor
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.data.held_out import HeldOut, concatenated, ragged
 from recsys.data.top_k import TopK
-from recsys.models.linear_items import LinearItems, LinearItemsConfig
-from recsys.models.sequence import SequenceModel
+from recsys.models.ease import Ease, EaseConfig
+from recsys.models.sequence.model import SequenceModel
 from recsys.reproduction.fitting import FITTERS, Experiment
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking import rank_all
@@ -107,10 +107,10 @@ class Data:
         """Take a split's questions, or so many as are judged."""
         return experiment.question(split, self.most_judged).held_out  # type: ignore[arg-type]
 
-    def linear(self, ends: Rows, config: LinearItemsConfig, device: torch.device) -> LinearItems:
+    def linear(self, ends: Rows, config: EaseConfig, device: torch.device) -> Ease:
         """Fit item-to-item weights on each user's events before an end, [U]."""
         visible = concatenated_ranges(np.asarray(self.sequences.offsets[:-1]), ends)
-        return LinearItems.fit(
+        return Ease.fit(
             self.sequences.users_of(visible),
             np.asarray(self.sequences.item_rows[visible]),
             self.prepared.num_item_rows,

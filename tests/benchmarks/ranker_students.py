@@ -33,11 +33,11 @@ from torch import Tensor, nn
 
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
-from recsys.models.ranker import Ranker
-from recsys.models.ranker_config import RankerConfig, RankerInputs
-from recsys.models.ranking_batch import RankingBatch
+from recsys.models.ranker.batch import RankingBatch
+from recsys.models.ranker.config import RankerConfig, RankerInputs
+from recsys.models.ranker.model import Ranker
 from recsys.reproduction.fitting import QuietProgress
-from recsys.retrieval.candidate_numbers import BASE, number_names
+from recsys.retrieval.blend.candidate_features import BASE, number_names
 from recsys.training.distillation import DistillationConfig, taught_by_lists
 from recsys.training.loop import train
 from recsys.training.optim import adamw

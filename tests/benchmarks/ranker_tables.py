@@ -97,13 +97,13 @@ def against(kept: Kept, split: str, rival: str) -> dict[str, tuple[float, float,
 
 def table_of(kept: Kept, split: str) -> list[str]:
     """Write the rows of one split."""
-    rivals = [against(kept, split, rival) for rival in (BLEND, DENSE)]
+    baselines = [against(kept, split, rival) for rival in (BLEND, DENSE)]
     lines = ["| " + " | ".join(HEADER) + " |", "| " + " | ".join(["---"] * len(HEADER)) + " |"]
     for name in kept.names:
         by_seed = kept.of(name, split).mean(1)
         spread = by_seed.std(ddof=1) if len(by_seed) > 1 else math.nan
         cells = [name, f"{len(by_seed)}", f"{by_seed.mean():.4f}", f"{spread:.4f}"]
-        for place, rival in enumerate(rivals):
+        for place, rival in enumerate(baselines):
             ahead = rival.get(name)
             cells.append("" if ahead is None else f"{ahead[0]:+.4f} +- {ahead[1]:.4f}")
             if place == 0:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pipelines.cli import app
-from pipelines.workspace import Workspace
+from pipelines.cli.main import app
+from pipelines.engine.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "dags" / "recsys_daily.py"

@@ -7,7 +7,7 @@ from torch.nn.functional import normalize
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.item_mask import ItemMask
-from recsys.layers.embedding import EmbeddingBags, TableConfig
+from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import FaissIndex, build_index

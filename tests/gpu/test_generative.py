@@ -8,9 +8,9 @@ import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.item_mask import ItemMask
-from recsys.layers import code_decoder
-from recsys.layers.code_decoder import SharedContext, joint_attention
-from recsys.models.generative import (
+from recsys.layers.codes import decoder as code_decoder
+from recsys.layers.codes.decoder import SharedContext, joint_attention
+from recsys.models.generative.model import (
     GenerativeConfig,
     GenerativeContext,
     GenerativeInputs,

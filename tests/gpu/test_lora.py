@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.layers.lora import LoraAdapter, LoraConfig
-from recsys.models.adapted import AdaptedRetriever, adapted_layers
+from recsys.layers.lora.linear import LoraAdapter, LoraConfig
+from recsys.models.adapted.model import AdaptedRetriever, adapted_layers
 from recsys.models.captured_queries import CapturedQueries
-from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
-from recsys.models.sequence import SequenceConfig, SequenceModel
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.sequence.model import SequenceConfig, SequenceModel
 
 pytestmark = pytest.mark.gpu
 NUM_ITEM_ROWS = 200
@@ -16,7 +16,7 @@ DOMAINS = ["books", None, "films", "books"] * 40
 def retriever_on(device: str) -> AdaptedRetriever:
     torch.manual_seed(0)
     config = SequenceConfig(embedding_dim=32, hidden_dim=64, max_length=9, backend="torch")
-    inputs = TwoTowerInputs(num_item_rows=NUM_ITEM_ROWS, content_dim=8)
+    inputs = FeatureSizes(num_item_rows=NUM_ITEM_ROWS, content_dim=8)
     catalogue = ItemCatalogue(
         torch.randn(NUM_ITEM_ROWS, 8), ItemCatalogue.empty(NUM_ITEM_ROWS).categories
     )

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from recsys.layers.moe import SparseMoe, SparseMoeConfig
-from recsys.layers.moe_experts import Experts, blocked_slots, grouped_slots, loop_over_experts
+from recsys.layers.moe.experts import Experts, blocked_slots, grouped_slots, loop_over_experts
+from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
 
 pytestmark = pytest.mark.gpu
 NUM_EXPERTS, TOP_K, DIM, HIDDEN_DIM = 16, 2, 64, 96

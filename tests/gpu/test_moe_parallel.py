@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import distributed, multiprocessing
 
-from recsys.layers.moe import SparseMoe, SparseMoeConfig
-from recsys.layers.moe_parallel import SpreadExperts
+from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
+from recsys.layers.moe.parallel import SpreadExperts
 
 pytestmark = pytest.mark.gpu
 NUM_DEVICES = 2

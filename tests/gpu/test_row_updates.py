@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.layers.embedding import EmbeddingBags, RowUpdateConfig, TableConfig
+from recsys.layers.embedding.collection import EmbeddingBags, RowUpdateConfig, TableConfig
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from recsys.data.dataset import Sequences
 from recsys.data.item_mask import ItemMask
 from recsys.data.order import BatchOrder
 from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
-from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.retrieval.exact import exact_top_k
 from recsys.testing.synthetic import markov_world, sequences
@@ -35,7 +35,7 @@ SMALL = TwoTowerConfig(
     num_uniform_negatives=40,
     backend="torch",
 )
-INPUTS = TwoTowerInputs(num_item_rows=NUM_ITEMS + 1, content_dim=8, num_categories=4)
+INPUTS = FeatureSizes(num_item_rows=NUM_ITEMS + 1, content_dim=8, num_categories=4)
 # Float32 sums in another order: scores are cosines, so this is absolute.
 SCORE_TOLERANCE = 1e-5
 

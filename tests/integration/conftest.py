@@ -5,7 +5,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from pipelines.cli import app
+from pipelines.cli.main import app
 from recsys.testing.synthetic import World, markov_world, write_csv
 
 SETTINGS = """

@@ -10,11 +10,11 @@ import polars as pl
 import pytest
 from click.testing import Result
 
-from recsys.layers.lora import digest_of_weights
+from recsys.layers.lora.linear import digest_of_weights
 from recsys.testing.world_text import DOMAINS
 from recsys.testing.worlds import WorldConfig, world
-from serving.adapters import models_of, read_registered, served_adapters
-from serving.bundle import load_bundle
+from serving.bundle.adapters import models_of, read_registered, served_adapters
+from serving.bundle.load import load_bundle
 
 Recsys = Callable[..., Result]
 BOOKS, TOYS = list(DOMAINS)[:2]
@@ -134,13 +134,13 @@ def adapt(recsys: Recsys, domains: Path, workspace: Path, *more: str) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("base", "tables", "rivals"),
+    ("base", "tables", "softmax_over"),
     [("two_tower", "[]", "catalogue"), ("sequence", "['item']", "domain")],
 )
 def test_an_adapter_is_judged_registered_with_its_base_and_withdrawn(
-    recsys: Recsys, domains: Path, workspace: Path, base: str, tables: str, rivals: str
+    recsys: Recsys, domains: Path, workspace: Path, base: str, tables: str, softmax_over: str
 ) -> None:
-    wanted = {"model": base, "tables": tables, "rivals": rivals}
+    wanted = {"model": base, "tables": tables, "softmax_over": softmax_over}
     settings = [part for name in wanted for part in ("--set", f"adapter.{name}={wanted[name]}")]
     asked = ("--domain", BOOKS, *settings)
     result = adapt(recsys, domains, workspace, *asked)

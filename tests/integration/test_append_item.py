@@ -16,10 +16,10 @@ from urllib.parse import quote
 import pytest
 from click.testing import Result
 
-from pipelines.semantic_id_store import SemanticIdStore
+from pipelines.semantic_ids.store import SemanticIdStore
 from recsys.testing.synthetic import World, two_tastes
-from serving.bundle import load_bundle
-from serving.manifest import read_manifest
+from serving.bundle.load import load_bundle
+from serving.bundle.manifest import read_manifest
 from serving.recommend import Recommender
 
 pytest.importorskip("sentence_transformers", reason="needs the MiniLM encoder")
@@ -54,7 +54,7 @@ def address(workspace: Path) -> Iterator[str]:
     """A server in a process of its own, which nobody tells of anything."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "pipelines.cli", "serve", "-b", str(workspace)]
+    command = [sys.executable, "-m", "pipelines.cli.main", "serve", "-b", str(workspace)]
     process = subprocess.Popen(
         [*command, "--port", str(port)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

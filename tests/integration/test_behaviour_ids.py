@@ -12,17 +12,17 @@ import pytest
 import torch
 from click.testing import Result
 
-from pipelines.build_semantic_ids import read_behaviour
-from pipelines.generation import ItemCodes
-from pipelines.resolve import resolve
-from pipelines.semantic_id_store import SemanticIdStore
-from pipelines.stages import STAGES
+from pipelines.candidates.generation import ItemCodes
+from pipelines.presets.resolve import resolve
+from pipelines.semantic_ids.store import SemanticIdStore
+from pipelines.stages.build_semantic_ids import read_behaviour
+from pipelines.stages.list import STAGES
 from recsys.data.item_mask import ItemMask
 from recsys.semantic_ids.behaviour import behaviour_ids
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
-from serving.bundle import load_bundle
-from serving.content_neighbours import ContentNeighbours
+from serving.bundle.content_neighbours import ContentNeighbours
+from serving.bundle.load import load_bundle
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request

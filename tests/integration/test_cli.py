@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pipelines.stages import STAGES
-from pipelines.workspace import Workspace
+from pipelines.engine.workspace import Workspace
+from pipelines.stages.list import STAGES
 from recsys.testing.synthetic import World
 
 Recsys = Callable[..., Result]
@@ -198,7 +198,7 @@ def test_data_commands(recsys: Recsys, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_help_does_not_wait_for_torch() -> None:
     code = (
-        "import sys; import pipelines.cli; "
+        "import sys; import pipelines.cli.main; "
         "sys.exit('torch' in sys.modules or 'polars' in sys.modules)"
     )
     begin = time.perf_counter()

@@ -9,8 +9,7 @@ import pytest
 from click.testing import Result
 from rich.console import Console, RenderableType
 
-from pipelines.analysis import Analysis
-from pipelines.demo import (
+from pipelines.cli.demo import (
     MODEL_NAMES,
     adapter_lines,
     chosen_users,
@@ -20,6 +19,7 @@ from pipelines.demo import (
     semantic_id_line,
     where_things_are,
 )
+from pipelines.evaluation.analysis import Analysis
 from serving.recommend import Recommender
 
 MIRROR = os.environ.get("RECSYS_DATA_MIRROR")

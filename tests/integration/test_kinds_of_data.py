@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 from click.testing import Result
 
-from pipelines.config_file import merge, read_toml, to_toml
+from pipelines.config.toml import merge, read_toml, to_toml
 from recsys.testing.synthetic import World
 from serving.recommend import Recommender
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pipelines.workspace import Workspace
+from pipelines.engine.workspace import Workspace
 
 Recsys = Callable[..., Result]
 

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 from click.testing import Result
 
-from pipelines.stages import STAGES
+from pipelines.stages.list import STAGES
 from recsys.testing.synthetic import World
 from serving.recommend import Recommender
 
@@ -50,7 +50,7 @@ def test_two_runs_give_equal_bytes(shop: Path, recsys: Recsys, tmp_path: Path) -
 
 
 def run_in_child(config: Path, workspace: Path) -> "subprocess.Popen[bytes]":
-    script = "from pipelines.cli import app; app()"
+    script = "from pipelines.cli.main import app; app()"
     command = [sys.executable, "-c", script, "run", "-c", str(config), "-w", str(workspace), "-q"]
     return subprocess.Popen(command + OFTEN, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -164,7 +164,7 @@ def test_disk_full_ends_with_74_and_the_next_run_goes_on(
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
-    script = "from pipelines.cli import app; app()"
+    script = "from pipelines.cli.main import app; app()"
     command = [sys.executable, "-c", script, "run", "-c", str(config), "-w", str(workspace), "-q"]
     result = subprocess.run(
         command, capture_output=True, text=True, preexec_fn=small_files_only, env=os.environ

@@ -11,20 +11,20 @@ import torch
 from click.testing import Result
 from fastapi.testclient import TestClient
 
-from pipelines.blends import load_blends
-from pipelines.generation import GeneratedSource, ItemCodes
-from pipelines.model_inputs import ModelInputs
-from pipelines.sources import ScoredSource, Source, ask_all, lists_of
+from pipelines.candidates.blends import load_blends
+from pipelines.candidates.generation import GeneratedSource, ItemCodes
+from pipelines.candidates.sources import ScoredSource, Source, ask_all, lists_of
+from pipelines.inputs.tensors import ModelInputs
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.generative import GenerativeModel
+from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
-from recsys.models.sequence import SequenceModel
+from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.testing.synthetic import World
 from serving.app import create_app
-from serving.manifest import Profile
+from serving.bundle.manifest import Profile
 from serving.recommend import Recommender
 from serving.settings import Settings
 

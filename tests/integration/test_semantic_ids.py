@@ -12,14 +12,14 @@ import polars as pl
 import pytest
 from click.testing import Result
 
-from pipelines.build_semantic_ids import build_semantic_ids, training_pairs
-from pipelines.resolve import resolve
-from pipelines.semantic_id_store import SemanticIdStore
-from pipelines.stage import StageContext
-from pipelines.stages import STAGES
-from pipelines.workspace import Workspace
+from pipelines.engine.stage import StageContext
+from pipelines.engine.workspace import Workspace
+from pipelines.presets.resolve import resolve
+from pipelines.semantic_ids.store import SemanticIdStore
+from pipelines.stages.build_semantic_ids import build_semantic_ids, training_pairs
+from pipelines.stages.list import STAGES
 from recsys.testing.synthetic import World
-from serving.bundle import load_bundle
+from serving.bundle.load import load_bundle
 from serving.recommend import Recommender
 
 Recsys = Callable[..., Result]

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 from click.testing import Result
 
-from pipelines.config_file import to_toml
-from pipelines.report import report_path
+from pipelines.config.toml import to_toml
+from pipelines.stages.report import report_path
 from recsys.testing.worlds import WorldConfig, world
 from serving.recommend import Recommender
 from serving.schemas import Request

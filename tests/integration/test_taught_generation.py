@@ -10,12 +10,12 @@ import pytest
 import torch
 from click.testing import Result
 
-from pipelines.config import GenerativeTrainingConfig, SequenceTrainingConfig
-from pipelines.generation import ItemCodes
-from pipelines.model_inputs import load_catalogue
+from pipelines.candidates.generation import ItemCodes
+from pipelines.config.run import GenerativeTrainingConfig, SequenceTrainingConfig
+from pipelines.inputs.tensors import load_catalogue
 from pipelines.presets.shop import shop as shop_preset
-from recsys.models.generative import GenerativeConfig, GenerativeModel
-from recsys.models.sequence import SequenceModel
+from recsys.models.generative.model import GenerativeConfig, GenerativeModel
+from recsys.models.sequence.model import SequenceModel
 from recsys.training.code_distillation import TeachingConfig
 
 Recsys = Callable[..., Result]
@@ -31,7 +31,7 @@ READ = (
 TAUGHT = (
     "generative_training.teaching.share=0.8",
     "generative_training.teaching.dropped_events=0.2",
-    'generative.items="codes and vectors"',
+    'generative.items="codes_vectors"',
     "generative.carries_place=true",
     "generative.dense_weight=0.0",
     # A window has an event more, and the teacher reads all of it.
@@ -73,7 +73,7 @@ def test_vectors_are_those_of_the_sequence_model_trained_on_the_same_events(
 def test_without_a_sequence_model_nobody_teaches() -> None:
     plain = replace(shop_preset(), generative_training=GenerativeTrainingConfig(enabled=True))
     taught = replace(plain.generative_training, teaching=TeachingConfig(share=0.5))
-    reads = GenerativeConfig(items="codes and vectors")
+    reads = GenerativeConfig(items="codes_vectors")
     for changes in ({"generative_training": taught}, {"generative": reads}):
         alone = SequenceTrainingConfig(enabled=False)
         with pytest.raises(ValueError, match="needs a sequence model"):

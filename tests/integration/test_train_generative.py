@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 from click.testing import Result
 
-from pipelines.blends import FILE
-from pipelines.generation import ItemCodes
-from pipelines.report import report_path
+from pipelines.candidates.blends import FILE
+from pipelines.candidates.generation import ItemCodes
+from pipelines.stages.report import report_path
 
 Recsys = Callable[..., Result]
 READ = (

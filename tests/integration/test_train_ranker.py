@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pipelines.compare_trunks import Bench
-from pipelines.rankers import FILE, served_ranker
-from pipelines.report import report_path
+from pipelines.ranking.artefact import FILE, served_ranker
+from pipelines.ranking.compare import Bench
+from pipelines.stages.report import report_path
 from recsys.training.checkpoint import save_checkpoint
 from serving.recommend import Recommender
 from serving.schemas import Request

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from click.testing import Result
 
-from pipelines.report import report_path
+from pipelines.stages.report import report_path
 from recsys.training.checkpoint import save_checkpoint
 from serving.recommend import Recommender
 from serving.schemas import Request

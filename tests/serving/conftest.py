@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from serving.manifest import (
+from serving.bundle.manifest import (
     MANIFEST,
     FileEntry,
     digest_of_file,
     publish,
     vocabulary_digests,
 )
-from serving.synthetic_bundle import write_synthetic_bundle
+from serving.bundle.synthetic import write_synthetic_bundle
 
 
 @pytest.fixture(scope="session", autouse=True)

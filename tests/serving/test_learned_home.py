@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.retrieval.beam_search import BeamSearch
-from recsys.retrieval.learned_blend import LearnedBlend, LearnedBlendConfig
-from recsys.retrieval.source_features import FEATURES
-from recsys.retrieval.source_lists import (
+from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.blend.source_features import FEATURES
+from recsys.retrieval.blend.source_lists import (
     GeneratedItems,
     ScoredItems,
     blended_lists,
     source_lists,
     unseen,
 )
-from serving.bundle import load_bundle
+from serving.bundle.load import load_bundle
+from serving.bundle.synthetic import SyntheticSize, write_synthetic_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.surfaces import HOME
-from serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 SIZE = SyntheticSize(history_models=True)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.manifest import publish
-from serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
+from serving.bundle.manifest import publish
+from serving.bundle.synthetic import SyntheticSize, write_synthetic_bundle
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.data.batch import Jagged, JaggedBatch
-from serving.bundle import load_bundle
+from serving.bundle.load import load_bundle
 from serving.query import UnknownItemError
 from serving.recommend import Recommender
 from serving.schemas import Request

@@ -16,8 +16,8 @@ import aiohttp
 import psutil
 import pytest
 
-from serving.manifest import publish
-from serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
+from serving.bundle.manifest import publish
+from serving.bundle.synthetic import SyntheticSize, write_synthetic_bundle
 
 SECONDS = float(os.environ.get("RECSYS_SOAK_SECONDS", "12"))
 REQUESTS_PER_SECOND = 10.0

@@ -16,8 +16,8 @@ from protocol import Histories, Rows, best_unseen, serve
 from recsys.data.dataset import Sequences
 from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows, window_batch
-from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
-from recsys.models.sequence import SequenceConfig, SequenceModel
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.sequence.model import SequenceConfig, SequenceModel
 from recsys.training.optim import AdamWConfig, adamw
 
 BATCH = 64
@@ -45,7 +45,7 @@ def main() -> None:
             dropout=0.2,
             backend="torch",
         ),
-        TwoTowerInputs(num_item_rows=histories.num_items + 1, content_dim=0),
+        FeatureSizes(num_item_rows=histories.num_items + 1, content_dim=0),
         ItemCatalogue.empty(histories.num_items + 1),
         counts,
     )

@@ -7,11 +7,11 @@ import polars as pl
 import pytest
 
 from features.build import build_features
-from pipelines.build_features import features_config
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.init_file import write_config
 from pipelines.datasets.registry import DATASETS
-from pipelines.resolve import resolve
+from pipelines.presets.resolve import resolve
+from pipelines.stages.build_features import features_config
 
 START = datetime(2023, 3, 1, 10, tzinfo=UTC)
 MOMENTS = [START + timedelta(hours=7 * n) for n in range(60)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipelines.reports.report_data import Provenance, ReportData, read_report_data
-from pipelines.reports.semantic_id_data import Catalogue, ReportedIds
+from pipelines.reports.semantic_ids.data import Catalogue, ReportedIds
 from pipelines.reports.synthetic_evaluation import SyntheticEvaluation, write_synthetic_evaluation
 from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.kmeans import Centres

@@ -4,8 +4,8 @@ import torch
 from recsys.data.dataset import Sequences
 from recsys.data.domains import domain_positions, domain_window_batch, domain_windows
 from recsys.data.windows import training_windows, window_batch
-from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
-from recsys.models.sequence import SequenceConfig, SequenceModel
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.sequence.model import SequenceConfig, SequenceModel
 
 # Items 1..4 are of the domain, 5..9 are not; user 3 never is in it but at the first event.
 EVENTS = [[1, 5, 2, 6, 7], [5, 6, 7, 3], [4, 5, 6]]
@@ -44,7 +44,7 @@ def test_the_loss_counts_labels_of_the_domain_alone():
         label_smoothing=0.0, leave_out_history=False,
     )  # fmt: skip
     model = SequenceModel(
-        config, TwoTowerInputs(num_item_rows=10), ItemCatalogue.empty(10), torch.ones(10).long()
+        config, FeatureSizes(num_item_rows=10), ItemCatalogue.empty(10), torch.ones(10).long()
     )
     windows = training_windows(sequences(), "train", 8)
     counted = domain_window_batch(sequences(), windows.starts, windows.ends, OWN)

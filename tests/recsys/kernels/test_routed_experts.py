@@ -14,7 +14,7 @@ from recsys.kernels.routed_experts import reference
 from recsys.kernels.routed_experts.op import count_visits, routed_experts
 from recsys.kernels.routed_experts.router_op import Routed, can_route, route
 from recsys.kernels.tuning import asking, trying
-from recsys.layers.moe_experts import loop_over_experts
+from recsys.layers.moe.experts import loop_over_experts
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Largest error by the largest true value, gradients too."""

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged
+from recsys.layers.attention.target import TargetAttention
 from recsys.layers.cross import CrossNetwork
 from recsys.layers.examination import Examination
-from recsys.layers.target_attention import TargetAttention
 
 
 def test_cross_layers_follow_the_papers_formula():

@@ -9,7 +9,7 @@ from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.dataset import Sequences
 from recsys.data.order import BatchOrder
 from recsys.data.top_k import top_k_of_scores
-from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.testing.contracts import assert_retriever_contract, assert_same_seed_same_result
 
@@ -24,7 +24,7 @@ SMALL = TwoTowerConfig(
     num_uniform_negatives=20,
     backend="torch",
 )
-INPUTS = TwoTowerInputs(
+INPUTS = FeatureSizes(
     num_item_rows=NUM_ITEM_ROWS, content_dim=4, num_categories=3, user_features={"taste": 3}
 )
 
@@ -88,7 +88,7 @@ def test_loss_falls_on_twenty_steps(tastes: Sequences, num_uniform: int) -> None
     torch.manual_seed(1)
     model = TwoTower(
         replace(SMALL, num_uniform_negatives=num_uniform, dropout=0.0, id_dropout=0.0),
-        TwoTowerInputs(num_item_rows=NUM_ITEM_ROWS),
+        FeatureSizes(num_item_rows=NUM_ITEM_ROWS),
         ItemCatalogue.empty(NUM_ITEM_ROWS),
         torch.ones(NUM_ITEM_ROWS, dtype=torch.int64),
     )
@@ -194,7 +194,7 @@ def test_latest_keeps_the_end_of_each_example() -> None:
 def test_ids_alone_are_enough(tastes: Sequences) -> None:
     """No content, no categories, no features: the literature's sequence-only setting."""
     torch.manual_seed(1)
-    inputs = TwoTowerInputs(num_item_rows=NUM_ITEM_ROWS)
+    inputs = FeatureSizes(num_item_rows=NUM_ITEM_ROWS)
     counts = torch.ones(NUM_ITEM_ROWS, dtype=torch.int64)
     model = TwoTower(SMALL, inputs, ItemCatalogue.empty(NUM_ITEM_ROWS), counts)
     loss = model.loss(queries(tastes), tastes.labels(tastes.label_positions("test")))

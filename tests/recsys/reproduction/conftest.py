@@ -8,13 +8,13 @@ import torch
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
-from recsys.models.generative_config import GenerativeConfig
+from recsys.models.generative.config import GenerativeConfig
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.sequence import SequenceConfig
+from recsys.models.sequence.model import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.reproduction.prepared import Codes, Prepared
 from recsys.reproduction.recipe import Recipe
-from recsys.retrieval.learned_blend import LearnedBlendConfig
+from recsys.retrieval.blend.learned import LearnedBlendConfig
 from recsys.training.code_distillation import TeachingConfig
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig
@@ -67,7 +67,7 @@ def small_recipe() -> Recipe:
             num_heads=1,
             max_length=9,
             dropout=0.0,
-            items="codes and vectors",
+            items="codes_vectors",
             carries_place=True,
             dense_weight=0.0,
         ),

@@ -16,7 +16,7 @@ from recsys.reproduction.cold_start import (
     with_best_warm,
 )
 from recsys.reproduction.run import LEDGER, RunSettings
-from recsys.retrieval.learned_blend import LearnedBlendConfig
+from recsys.retrieval.blend.learned import LearnedBlendConfig
 
 SETTINGS = RunSettings(order="given", seed=3, device="cpu")
 TENTH = ColdStartConfig(cold_share=0.1, num_warm=2)

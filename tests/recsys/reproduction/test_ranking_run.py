@@ -11,7 +11,7 @@ from recsys.reproduction.ranking import rank_all
 from recsys.reproduction.ranking_run import run_once
 from recsys.reproduction.recipe import REFITTED, Recipe
 from recsys.reproduction.run import LEDGER, RunSettings, load_ranked
-from recsys.retrieval.learned_blend import LearnedBlend
+from recsys.retrieval.blend.learned import LearnedBlend
 
 SETTINGS = RunSettings(order="given", seed=0, device="cpu")
 SOURCES = ("item_to_item", "content", "sequence")

@@ -9,8 +9,8 @@ import recsys.reproduction.run as run_module
 from recsys.data.batch import Jagged
 from recsys.data.held_out import HeldOut
 from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
-from recsys.models.sequence import SequenceModel
-from recsys.models.sequence_members import alone
+from recsys.models.sequence.members import alone
+from recsys.models.sequence.model import SequenceModel
 from recsys.reproduction.fitting import FITTERS, Experiment, Fitted, trained_one
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking import ranks_of

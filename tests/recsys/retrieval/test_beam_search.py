@@ -23,7 +23,7 @@ class Tables(NamedTuple):
     """Logits of every prefix, read as a number, for each level: [B, prefixes, K] each."""
 
     logits: tuple[Tensor, ...]
-    rivals: Literal["level", "catalogue"] = "level"
+    softmax_over: Literal["level", "catalogue"] = "level"
 
 
 def decode_table(tables: Tables, beams: Beams[Tensor] | None, /) -> Decoded[Tensor]:
@@ -31,12 +31,12 @@ def decode_table(tables: Tables, beams: Beams[Tensor] | None, /) -> Decoded[Tens
     if beams is None:
         batch_size = len(tables.logits[0])
         prefixes = torch.zeros(batch_size, 1, dtype=torch.int64)
-        return Decoded(tables.logits[0], prefixes, tables.rivals)
+        return Decoded(tables.logits[0], prefixes, tables.softmax_over)
     size = tables.logits[beams.level - 1].shape[2]
     prefixes = beams.state.gather(1, beams.parents) * size + beams.codes
     logits = tables.logits[beams.level]
     wanted = prefixes[:, :, None].expand(-1, -1, logits.shape[2])
-    return Decoded(logits.gather(1, wanted), prefixes, tables.rivals)
+    return Decoded(logits.gather(1, wanted), prefixes, tables.softmax_over)
 
 
 def draw_tables(sizes: tuple[int, ...], batch_size: int, seed: int, coarse: bool) -> Tables:
@@ -57,7 +57,7 @@ def prefix_scores(tables: Tables, ids: Ids, request: int) -> dict[tuple[int, ...
         size = logits.shape[2]
         for number, prefix in enumerate([prefix for prefix in scores if len(prefix) == level]):
             row = logits[request, number]
-            if tables.rivals == "catalogue":
+            if tables.softmax_over == "catalogue":
                 following = {codes[level] for codes in ids.values() if codes[:level] == prefix}
                 is_rival = torch.tensor([code in following for code in range(size)])
                 row = row.masked_fill(~is_rival, -torch.inf)
@@ -116,7 +116,7 @@ def cases(draw: st.DrawFn) -> Case:
     rows = draw(st.permutations(range(1, NUM_ROWS)))[: len(codes)]
     batch_size = draw(st.integers(1, 3))
     tables = draw_tables(sizes, batch_size, draw(st.integers(0, 10_000)), draw(st.booleans()))
-    tables = tables._replace(rivals=draw(st.sampled_from(["level", "catalogue"])))
+    tables = tables._replace(softmax_over=draw(st.sampled_from(["level", "catalogue"])))
     share = draw(st.sampled_from([None, 0.0, 0.1, 0.5]))
     generator = np.random.default_rng(draw(st.integers(0, 1_000)))
     masks = None
@@ -262,7 +262,7 @@ def test_equal_items_are_ranked_by_their_row_also_where_the_list_ends() -> None:
 def test_probabilities_among_a_catalogue_sum_to_one_whatever_is_allowed() -> None:
     sizes = (3, 4, 5)
     ids = {4: (0, 1, 2), 9: (0, 1, 4), 2: (2, 0, 0), 6: (2, 3, 0)}
-    tables = draw_tables(sizes, 1, 0, False)._replace(rivals="catalogue")
+    tables = draw_tables(sizes, 1, 0, False)._replace(softmax_over="catalogue")
     search = BeamSearch(decode_table, trie_of(ids, sizes), beam_width=9, semantic_ids_version=None)
     found = search.search(tables, 4)
     torch.testing.assert_close(found.scores.exp().sum(), torch.tensor(1.0))

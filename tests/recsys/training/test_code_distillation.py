@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.models.generative import GenerativeConfig, GenerativeInputs, GenerativeModel
-from recsys.models.generative_loss import Positions, TaughtCodes
-from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
-from recsys.models.sequence import SequenceConfig, SequenceModel
+from recsys.models.generative.loss import Positions, TaughtCodes
+from recsys.models.generative.model import GenerativeConfig, GenerativeInputs, GenerativeModel
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.sequence.model import SequenceConfig, SequenceModel
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.semantic_ids.trie import Trie
 from recsys.training.code_distillation import CodeTeacher, TeachingConfig, with_dropped_events
@@ -46,7 +46,7 @@ def sequence_model(max_length: int = 8) -> SequenceModel:
         embedding_dim=16, hidden_dim=32, max_length=max_length, dropout=0.0, backend="torch"
     )
     torch.manual_seed(1)
-    sizes = TwoTowerInputs(num_item_rows=NUM_ITEM_ROWS)
+    sizes = FeatureSizes(num_item_rows=NUM_ITEM_ROWS)
     counts = torch.ones(NUM_ITEM_ROWS, dtype=torch.int64)
     model = SequenceModel(config, sizes, ItemCatalogue.empty(NUM_ITEM_ROWS), counts).eval()
     with torch.no_grad():

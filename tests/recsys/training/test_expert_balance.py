@@ -5,10 +5,10 @@ import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import TopK
-from recsys.layers.moe_routing import ExpertUse, expert_use
+from recsys.layers.moe.routing import ExpertUse, expert_use
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.ranker import Ranker
-from recsys.models.ranker_config import RankerConfig, RankerInputs
+from recsys.models.ranker.config import RankerConfig, RankerInputs
+from recsys.models.ranker.model import Ranker
 from recsys.training import expert_balance
 from recsys.training.expert_balance import item_router, served_items, settling
 from recsys.training.optim import AdamWConfig, adamw

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
-from recsys.models.sequence import SequenceConfig, SequenceModel
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.sequence.model import SequenceConfig, SequenceModel
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.training.list_distillation import (
     LEFT_OUT,
@@ -24,7 +24,7 @@ def sequence_model(seed=0, num_item_rows=NUM_ITEM_ROWS, num_members=1):
     config = SequenceConfig(
         embedding_dim=16, hidden_dim=32, max_length=6, num_members=num_members, backend="torch"
     )
-    inputs = TwoTowerInputs(num_item_rows=num_item_rows)
+    inputs = FeatureSizes(num_item_rows=num_item_rows)
     counts = torch.ones(num_item_rows, dtype=torch.int64)
     return SequenceModel(config, inputs, ItemCatalogue.empty(num_item_rows), counts).eval()
 
@@ -32,7 +32,7 @@ def sequence_model(seed=0, num_item_rows=NUM_ITEM_ROWS, num_members=1):
 def two_tower():
     torch.manual_seed(0)
     config = TwoTowerConfig(embedding_dim=16, hidden_dim=32, dropout=0.0, backend="torch")
-    inputs = TwoTowerInputs(num_item_rows=NUM_ITEM_ROWS)
+    inputs = FeatureSizes(num_item_rows=NUM_ITEM_ROWS)
     counts = torch.ones(NUM_ITEM_ROWS, dtype=torch.int64)
     return TwoTower(config, inputs, ItemCatalogue.empty(NUM_ITEM_ROWS), counts).eval()
 

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.models.item_tower import ItemCatalogue, TwoTowerInputs
-from recsys.models.sequence import SequenceConfig, SequenceModel
-from recsys.models.sequence_members import alone, first_members, side_by_side
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.sequence.members import alone, first_members, side_by_side
+from recsys.models.sequence.model import SequenceConfig, SequenceModel
 from recsys.training.loop import TrainResult
 from recsys.training.members import member_seed, train_members
 
 NUM_ITEM_ROWS = 31
-INPUTS = TwoTowerInputs(num_item_rows=NUM_ITEM_ROWS, content_dim=4, num_categories=3)
+INPUTS = FeatureSizes(num_item_rows=NUM_ITEM_ROWS, content_dim=4, num_categories=3)
 APART = SequenceConfig(
     embedding_dim=24,
     num_members=3,

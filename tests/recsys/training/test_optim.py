@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from recsys.layers.embedding import EmbeddingBags, TableConfig
+from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
 from recsys.training.optim import (
     AdamWConfig,
     ScheduleConfig,

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.layers.embedding import EmbeddingBags, TableConfig
+from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import (
     AdamWConfig,

@@ -6,8 +6,8 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import TopK
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.ranker import Ranker
-from recsys.models.ranker_config import RankerConfig, RankerInputs
+from recsys.models.ranker.config import RankerConfig, RankerInputs
+from recsys.models.ranker.model import Ranker
 from recsys.training.ranker_fit import RankerFitConfig
 from recsys.training.ranking_examples import Candidates
 from recsys.training.shown_lists import (

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.order import BatchOrder
-from recsys.layers.embedding import EmbeddingBags, TableConfig
+from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
 from recsys.training import checkpoint as checkpoint_module
 from recsys.training.checkpoint import Checkpoint, save_checkpoint
 from recsys.training.loop import TrainConfig, train

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from serving.bundle import write_bundle
-from serving.catalogue import Catalogue
-from serving.manifest import publish
-from serving.synthetic_bundle import SyntheticSize, synthetic_parts
-from serving.users import Users
+from serving.bundle.catalogue import Catalogue
+from serving.bundle.load import write_bundle
+from serving.bundle.manifest import publish
+from serving.bundle.synthetic import SyntheticSize, synthetic_parts
+from serving.bundle.users import Users
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 if CHROMIUM is None:

@@ -1,0 +1,116 @@
+"""The harm gate: an adapter must help its domain, no protected slice of it, and nobody else.
+
+Judged on held-out users that neither trained the adapter nor picked its step. What is compared is
+the served path: queries of all domains in mixed batches, each through its own adapter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipelines.adapters.inputs import DomainQueries
+from pipelines.config.adapter import AdapterConfig
+from recsys.data.batch import Jagged
+from recsys.evaluation.ranking import RankingResult
+from recsys.evaluation.slices import Slice, item_popularity_slices, user_activity_slices
+from serving.bundle.manifest import Verdict
+
+ONE_SIDED = 1.645
+"""Standard errors that a mean of equals falls below in one of twenty cases."""
+
+
+def harm_verdicts(
+    queries: DomainQueries, base: RankingResult, adapted: RankingResult, config: AdapterConfig
+) -> list[Verdict]:
+    """Compare an adapter with its base.
+
+    Args:
+        queries: Held-out queries of every domain, in the order of both results.
+        base: What the base alone gives.
+        adapted: What it gives with the adapter registered.
+    """
+    before, after = base.per_user(config.metric), adapted.per_user(config.metric)
+    own = torch.from_numpy(queries.domain_of_query == queries.domain)
+    verdicts = [_gain(before[own], after[own], queries.domain_name, config)]
+    owners = base.targets.segments()
+    for part in protected_slices(queries, base.targets):
+        inside = torch.zeros(len(own), dtype=torch.bool)
+        inside[owners[part.targets]] = True
+        inside &= own
+        if int(inside.sum()) >= config.min_slice_users:
+            name = f"{part.group} {part.name}"
+            verdicts.append(_no_harm(before[inside], after[inside], name, config))
+    for number, name in enumerate(queries.names):
+        if number == queries.domain:
+            continue
+        other = torch.from_numpy(queries.domain_of_query == number)
+        if int(other.sum()):
+            verdicts.append(_unchanged(base, adapted, other, name))
+    return verdicts
+
+
+def protected_slices(queries: DomainQueries, targets: Jagged) -> list[Slice]:
+    """Cut by how active users are and how popular the items are that they took."""
+    return [
+        *user_activity_slices(targets, queries.num_events),
+        *item_popularity_slices(targets, queries.item_counts),
+    ]
+
+
+def _gain(before: Tensor, after: Tensor, domain: str, config: AdapterConfig) -> Verdict:
+    base, value = float(before.mean()), float(after.mean())
+    bound = base * (1 + config.min_gain)
+    return Verdict(
+        name=f"{config.metric} of domain {domain}",
+        value=value,
+        bound=bound,
+        # Equal is no gain, and nothing is served for nothing.
+        passed=value > bound if config.min_gain == 0 else value >= bound,
+        reason=f"{len(before)} held-out users; the base alone has {base:.4f}",
+    )
+
+
+def _no_harm(before: Tensor, after: Tensor, name: str, config: AdapterConfig) -> Verdict:
+    difference = after - before
+    error = float(difference.std()) / math.sqrt(len(difference))
+    bound = -ONE_SIDED * error - config.max_drop * float(before.mean())
+    value = float(difference.mean())
+    return Verdict(
+        name=f"{config.metric} of {name}",
+        value=value,
+        bound=bound,
+        passed=value >= bound,
+        reason=f"change over {len(before)} held-out users from {float(before.mean()):.4f}; "
+        "the bound is what chance explains",
+    )
+
+
+def _unchanged(base: RankingResult, adapted: RankingResult, other: Tensor, name: str) -> Verdict:
+    same = (base.top_k.item_rows[other] == adapted.top_k.item_rows[other]).all(1)
+    return Verdict(
+        name=f"lists of domain {name} unchanged",
+        value=float(same.double().mean()),
+        bound=UNCHANGED,
+        passed=float(same.double().mean()) >= UNCHANGED,
+        reason=f"share of {int(other.sum())} held-out users",
+    )
+
+
+UNCHANGED = 1.0
+
+
+def metrics_of(
+    queries: DomainQueries, results: Mapping[str, RankingResult], metric: str
+) -> dict[str, dict[str, float]]:
+    """Give the domain's mean of a metric by model, for the register."""
+    own = np.flatnonzero(queries.domain_of_query == queries.domain)
+    rows = torch.from_numpy(own)
+    return {
+        name: {metric: float(result.per_user(metric)[rows].mean())}
+        for name, result in results.items()
+    }

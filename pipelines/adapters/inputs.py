@@ -1,0 +1,199 @@
+"""What adapting to a domain reads of a workspace: its items, its labels, held-out users.
+
+An item's domain is its column ``domain`` of the catalogue, else the one that most of its events
+name. Held-out users are cut in two by their row: even ones pick the best step, odd ones judge.
+
+Axes: N item rows, B held-out queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipelines.config.run import RunConfig
+from pipelines.inputs.tensors import ModelInputs, queries_per_batch, released_order
+from pipelines.training.run import count_items
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Rows
+from recsys.data.held_out import HeldOut
+
+NO_DOMAIN = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domains:
+    """Which domain each item is of."""
+
+    names: tuple[str, ...]
+    of_item: Rows
+    """[N] place among the names, -1 for none."""
+
+    def own_items(self, domain: int) -> NDArray[np.bool_]:
+        """Say of each item row whether it is of a domain, [N]."""
+        own: NDArray[np.bool_] = self.of_item == domain
+        return own
+
+    def place_of(self, domain: str) -> int:
+        """Number a domain.
+
+        Raises:
+            ValueError: If no item is of it; lists the domains there are.
+        """
+        if domain not in self.names:
+            raise ValueError(
+                f"no item is of domain {domain!r}; there are {', '.join(self.names[:20])}"
+            )
+        return self.names.index(domain)
+
+
+def load_domains(features: Path, num_item_rows: int) -> Domains:
+    """Read each item's domain from the artefact of build_features.
+
+    Raises:
+        ValueError: If neither items nor events have one.
+    """
+    items = pl.read_parquet(features / "items.parquet")
+    if "domain" in items.columns and items["domain"].null_count() < len(items):
+        known = items.select("item_row", "domain")
+    else:
+        events = pl.scan_parquet(features / "events" / "**" / "*.parquet")
+        if "domain" not in events.collect_schema().names():
+            raise ValueError(
+                "neither items nor events have a column domain, so there is nothing to adapt to; "
+                "name it in [data], or give the item catalogue a column domain"
+            )
+        known = (
+            events.select("item_row", "domain")
+            .drop_nulls()
+            .group_by("item_row", "domain")
+            .len()
+            .sort("item_row", "len", "domain", descending=[False, True, False])
+            .unique("item_row", keep="first", maintain_order=True)
+            .collect()
+        )
+    known = known.drop_nulls().with_columns(pl.col("domain").cast(pl.String))
+    names = tuple(sorted(known["domain"].unique()))
+    numbers = {name: number for number, name in enumerate(names)}
+    of_item = np.full(num_item_rows, NO_DOMAIN, np.int64)
+    of_item[known["item_row"].to_numpy()] = [numbers[name] for name in known["domain"]]
+    if not names:
+        raise ValueError("no item has a domain; fill the column domain of items or events")
+    return Domains(names=names, of_item=of_item)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainQueries:
+    """Held-out queries by the domain of what was taken, one domain after the other."""
+
+    domain: int
+    """The one that is adapted to."""
+    names: tuple[str, ...]
+    held_out: HeldOut
+    domain_of_query: Rows
+    """[B], ascending; of the first target."""
+    num_events: Tensor
+    """Training events of each query's user, [B]."""
+    item_counts: Tensor
+    """Training events of each item row, [N]."""
+
+    @property
+    def domain_name(self) -> str:
+        return self.names[self.domain]
+
+    @classmethod
+    def of(
+        cls, inputs: ModelInputs, domains: Domains, domain: int, half: int, limit: int, seed: int
+    ) -> DomainQueries:
+        """Take one half of the validation users, at most ``limit`` of each domain."""
+        sequences = inputs.sequences
+        whole = HeldOut.of(sequences, "validation")
+        users = sequences.users_of(whole.positions)
+        first = whole.targets.values.numpy()[whole.targets.offsets[:-1].numpy()]
+        of_query = domains.of_item[first]
+        chosen: list[Rows] = []
+        rng = np.random.default_rng([seed, half])
+        for number in range(len(domains.names)):
+            rows = np.flatnonzero((of_query == number) & (users % 2 == half))
+            chosen.append(np.sort(rng.permutation(rows)[:limit]))
+        rows = np.concatenate(chosen)
+        kept = torch.from_numpy(rows)
+        lengths = sequences.train_end - sequences.offsets[:-1]
+        return cls(
+            domain=domain,
+            names=domains.names,
+            held_out=HeldOut(
+                positions=whole.positions[rows],
+                targets=whole.targets.take(kept),
+                seen=whole.seen.take(kept),
+            ),
+            domain_of_query=of_query[rows],
+            num_events=torch.from_numpy(np.asarray(lengths[users[rows]])),
+            item_counts=count_items(inputs, "train"),
+        )
+
+    def only_domain(self) -> DomainQueries:
+        """Keep the queries of the domain that is adapted to."""
+        rows = np.flatnonzero(self.domain_of_query == self.domain)
+        kept = torch.from_numpy(rows)
+        held_out = self.held_out
+        return DomainQueries(
+            domain=self.domain,
+            names=self.names,
+            held_out=HeldOut(
+                positions=held_out.positions[rows],
+                targets=held_out.targets.take(kept),
+                seen=held_out.seen.take(kept),
+            ),
+            domain_of_query=self.domain_of_query[rows],
+            num_events=self.num_events[kept],
+            item_counts=self.item_counts,
+        )
+
+    def __len__(self) -> int:
+        return len(self.domain_of_query)
+
+    def batches(
+        self, inputs: ModelInputs, config: RunConfig, max_history: int
+    ) -> Iterator[JaggedBatch]:
+        """Build the queries, each batch of one domain, which ``domain`` names by number.
+
+        So a query of another domain is computed with the same neighbours with and without the
+        adapter, and its list is the same to the last bit or the adapter reached it.
+        """
+        size = queries_per_batch(inputs, config)
+        for number in range(len(self.names)):
+            rows = np.flatnonzero(self.domain_of_query == number)
+            for begin in range(0, len(rows), size):
+                part = rows[begin : begin + size]
+                positions = self.held_out.positions[part]
+                queries = inputs.queries(positions, max_history=max_history)
+                of_domain = Jagged.one_each(torch.full((len(part),), number))
+                yield JaggedBatch({**queries.features, "domain": of_domain})
+
+
+def inputs_there(config: RunConfig) -> None:
+    """Look whether a run was made.
+
+    Raises:
+        ValueError: If not; says what to do.
+    """
+    if not (config.workspace / "build_features" / "manifest.json").exists():
+        raise ValueError(
+            f"{config.workspace} holds no finished run; make one first: recsys run --config ..."
+        )
+
+
+def load_inputs(config: RunConfig) -> tuple[ModelInputs, Domains, str]:
+    """Read the artefacts of a run, and the order whose models are released."""
+    features, content = config.workspace / "build_features", config.workspace / "embed_items"
+    order = released_order(features)
+    inputs = ModelInputs.load(features, content if content.exists() else None, order)
+    return inputs, load_domains(features, inputs.sizes.num_item_rows), order

@@ -1,0 +1,59 @@
+"""Every model that was fit on train, read from its stage's artefact as a source of candidates."""
+
+from __future__ import annotations
+
+from pipelines.candidates.generation import GeneratedSource, ItemCodes
+from pipelines.candidates.sources import CONTENT, ScoredSource, Source
+from pipelines.engine.stage import StageContext
+from pipelines.inputs.tensors import ModelInputs
+from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.generative.model import GenerativeModel
+from recsys.models.item_to_item import ItemToItem
+from recsys.models.popularity import Popularity
+from recsys.models.sequence.model import SequenceModel
+from recsys.models.two_tower import TwoTower
+
+READS = (
+    "build_features",
+    "embed_items",
+    "build_semantic_ids",
+    "fit_baselines",
+    "train_two_tower",
+    "train_sequence",
+    "train_generative",
+)
+"""The stages whose artefacts are read."""
+
+
+def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict[str, Source]:
+    """Load the models of a tie order, by model; those that are off are left out.
+
+    Raises:
+        ValueError: The generative model speaks other semantic IDs than those of the run.
+    """
+    catalogue = inputs.catalogue
+    baselines = context.inputs["fit_baselines"] / order
+    popularity = Popularity.load(baselines / "popularity")
+    sources: dict[str, Source] = {
+        "popularity": ScoredSource(popularity.score, needs_history=False),
+        "item_to_item": ScoredSource(ItemToItem.load(baselines / "item_to_item").score),
+    }
+    if (baselines / CONTENT).exists():
+        sources["content"] = ScoredSource(ContentSimilarity.load(baselines / CONTENT).score)
+    two_tower = TwoTower.load(context.inputs["train_two_tower"] / order / "two_tower", catalogue)
+    sources["two_tower"] = ScoredSource(two_tower.score)
+    trained = context.inputs["train_sequence"] / order / "sequence"
+    if trained.exists():
+        sequence = SequenceModel.load(trained, catalogue)
+        sources["sequence"] = ScoredSource(sequence.score, item_vectors=sequence.all_item_vectors)
+    trained = context.inputs["train_sequence"] / order / "ensemble"
+    if trained.exists():
+        sources["ensemble"] = ScoredSource(SequenceModel.load(trained, catalogue).score)
+    trained = context.inputs["train_generative"] / order / "generative"
+    if trained.exists():
+        codes = ItemCodes.load(context.inputs["build_semantic_ids"], order)
+        generative = GenerativeModel.load(
+            trained, catalogue, codes.codes, semantic_ids=codes.version
+        )
+        sources["generative"] = GeneratedSource(generative, codes)
+    return sources

@@ -1,0 +1,84 @@
+"""The command ``recsys adapt``: a domain's adapter on the released base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.engine.console import log, out
+
+if TYPE_CHECKING:
+    from serving.bundle.manifest import Verdict
+
+
+def adapt(
+    config: Annotated[Path, typer.Option("--config", "-c", help="TOML file of the run.")],
+    domain: Annotated[str, typer.Option("--domain", "-d", help="As items or events name it.")],
+    workspace: Annotated[
+        Path | None, typer.Option("--workspace", "-w", help="Folder of the run's artefacts.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one key: adapter.rank=16."),
+    ] = None,
+    publish: Annotated[bool, typer.Option(help="Serve it once it is registered.")] = True,
+    withdraw: Annotated[
+        bool, typer.Option("--withdraw", help="Serve the domain by the base alone again.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
+) -> None:
+    """Train a domain's adapter on the released model and register it beside the bundle.
+
+    It is refused (exit code 3) if it does not help the domain's held-out users, or harms a
+    protected part of them or another domain. A running server takes it up; only requests with
+    that context.domain change.
+
+    [bold]Examples[/]
+
+      recsys adapt --config shop.toml --domain books
+
+      recsys adapt -c shop.toml -d books --withdraw
+    """
+    from pipelines.presets.resolve import resolve
+
+    settings = resolve(config, assignments=assignments or [], workspace=workspace)
+    if withdraw:
+        from pipelines.engine.workspace import bundles_dir
+        from serving.bundle.adapters import withdraw_adapter
+
+        withdraw_adapter(bundles_dir(settings), domain)
+        out.print(f"{domain}: the base alone answers again")
+        return
+    from pipelines.adapters.retriever import adapt as run_adapt
+
+    found = run_adapt(settings, domain, publish=publish, show_progress=not quiet)
+    out.print(verdict_table(found.verdicts))
+    log.print(
+        f"{domain}: {found.num_labels:,} labels, {found.num_steps} steps, "
+        f"{found.share:.1%} of the base's parameters, {found.seconds:.1f} s",
+        soft_wrap=True,
+    )
+    state = "served" if publish else "registered, not served"
+    log.print(f"{state}: {found.directory}", markup=False, soft_wrap=True)
+
+
+def verdict_table(verdicts: list[Verdict]) -> Table:
+    """Lay out what the harm gate found."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("check", "value", "bound", "passed", "of"):
+        table.add_column(column, justify="right" if column in ("value", "bound") else "left")
+    for one in verdicts:
+        numbers = ["" if number is None else f"{number:.4f}" for number in (one.value, one.bound)]
+        told = (one.name, *numbers, "yes" if one.passed else "no", one.reason)
+        table.add_row(*(Text(cell) for cell in told))
+    return table
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command()(adapt)

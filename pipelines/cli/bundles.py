@@ -1,0 +1,180 @@
+"""Commands on a released bundle: serve it, ask it, add items to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.engine.console import log, out
+
+if TYPE_CHECKING:
+    from serving.bundle.load import Bundle
+    from serving.schemas import Reply, Request
+
+BundlePath = Annotated[
+    Path,
+    typer.Option("--bundle", "--bundles", "-b", help="A bundle, or the link to the published one."),
+]
+Profile = Literal["fast", "full"]
+DEMO_BUNDLE = Path("runs/movielens-100k/bundles/current")
+
+
+def check_bundle(path: Path) -> Path:
+    """Accept a bundle, the folder of bundles, or a run's workspace.
+
+    Raises:
+        ValueError: If there is nothing to serve; says what to run.
+    """
+    for candidate in (path, path / "current", path / "bundles" / "current"):
+        if (candidate / "manifest.json").is_file() and candidate.name != "release":
+            return candidate
+    raise ValueError(
+        f"no bundle at {path}; make one with recsys demo or recsys run --config shop.toml, "
+        "then name its bundles/current with --bundle"
+    )
+
+
+def serve(
+    bundle: BundlePath = DEMO_BUNDLE,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    profile: Annotated[
+        Profile | None, typer.Option(help="fast, the default, or full: generate items too.")
+    ] = None,
+) -> None:
+    """Answer requests over HTTP; a newly published bundle is taken up while serving.
+
+    [bold]Examples[/]
+
+      recsys serve
+
+      recsys serve --bundle runs/shop/bundles/current --port 8080 --profile full
+
+      curl -s --json '{"user_id": "1", "k": 5}' localhost:8000/v1/recommend
+    """
+    from serving.app import serve as serve_app
+    from serving.settings import Settings
+
+    bundles = check_bundle(bundle).absolute().parent
+    serve_app(Settings.from_environment(bundles=bundles, host=host, port=port, profile=profile))
+
+
+def recommend(
+    bundle: BundlePath = DEMO_BUNDLE,
+    user: Annotated[str | None, typer.Option(help="User id.")] = None,
+    session: Annotated[
+        str | None, typer.Option(help="Item ids of this visit, oldest first: a,b,c.")
+    ] = None,
+    item: Annotated[str | None, typer.Option(help="Item id: what goes with it?")] = None,
+    category: Annotated[
+        list[str] | None, typer.Option(help="Only items in this category (repeatable).")
+    ] = None,
+    k: Annotated[int, typer.Option(help="How many.")] = 10,
+    explain: Annotated[bool, typer.Option(help="Show why.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the reply as JSON.")] = False,
+) -> None:
+    """Recommend items for a user, a session or an item, in this process.
+
+    [bold]Examples[/]
+
+      recsys recommend --user 42
+
+      recsys recommend --session 50,172,181 --k 5
+
+      recsys recommend --item 50 --category Sci-Fi
+    """
+    from serving.recommend import Recommender
+
+    request = checked_request(
+        surface="similar" if item else "home",
+        user_id=user,
+        session=session.split(",") if session else None,
+        item_id=item,
+        k=k,
+        filter={"categories": category or None},
+        explain=explain,
+    )
+    recommender = Recommender.load(check_bundle(bundle))
+    reply = recommender.answer(request)
+    if as_json:
+        import dataclasses
+        import json
+
+        out.print_json(json.dumps(dataclasses.asdict(reply)))
+        return
+    loaded = recommender.bundle
+    if user and (row := loaded.users.row_of(user)):
+        latest = loaded.users.history(row)[-5:][::-1]
+        titles = [loaded.catalogue.display_texts[int(one)] for one in latest]
+        out.print(Text(f"user {user} lately: {'; '.join(titles)}", style="dim"))
+    out.print(reply_table(reply, loaded))
+    for note in reply.degraded:
+        log.print(f"note: {note}", style="yellow", markup=False)
+
+
+def checked_request(**fields: object) -> Request:
+    """Build a request.
+
+    Raises:
+        ValueError: Names the option that serving would refuse, and what is allowed.
+    """
+    from pydantic import ValidationError
+
+    from serving.schemas import Request
+
+    try:
+        return Request.model_validate(fields)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        told = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults]
+        raise ValueError("; ".join(line.removeprefix(": ") for line in told)) from None
+
+
+def reply_table(reply: Reply, bundle: Bundle) -> Table:
+    """Lay a reply out with titles."""
+    explained = any(one.reason for one in reply.items)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("", justify="right")
+    for column in ("item", "title", "source", *(["why"] if explained else [])):
+        table.add_column(column)
+    table.add_column("score", justify="right")
+    for place, one in enumerate(reply.items, start=1):
+        row = bundle.catalogue.row_of(one.item_id)
+        title = bundle.catalogue.display_texts[row] if row else ""
+        reason = [Text(one.reason or "")] if explained else []
+        table.add_row(
+            str(place), Text(one.item_id), Text(title), one.source, *reason, f"{one.score:.4f}"
+        )
+    return table
+
+
+def append_items(
+    items: Annotated[
+        Path, typer.Argument(help="CSV, Parquet or JSONL: item_id, title, categories (a|b), ...")
+    ],
+    bundle: BundlePath = DEMO_BUNDLE,
+    publish: Annotated[bool, typer.Option(help="Point current at the delta.")] = True,
+) -> None:
+    """Add new catalogue items to a released bundle, without training.
+
+    The items are placed by their text and categories, so that they can be recommended at once; a
+    running server takes them up. The next run learns from their events.
+
+    [bold]Example[/] recsys append-items new-items.csv --bundle runs/shop/bundles/current
+    """
+    from pipelines.publishing.append_items import append
+
+    directory, number = append(items, check_bundle(bundle), publish_it=publish)
+    out.print(f"{number:,} new items in {directory}", soft_wrap=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register these commands."""
+    app.command()(serve)
+    app.command()(recommend)
+    app.command("append-items")(append_items)

@@ -1,0 +1,253 @@
+"""``recsys compare``: paired tests between runs or models; ``recsys ledger``: looks at test."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.engine.console import out
+from pipelines.engine.errors import RefusedError
+
+if TYPE_CHECKING:
+    from recsys.evaluation.significance import Comparison, EvaluatedRun
+
+Runs = Annotated[list[Path], typer.Argument(help="Workspaces or evaluate folders; baseline first.")]
+Models = Annotated[str, typer.Option(help="Models by name, with commas; baseline first.")]
+Metrics = Annotated[
+    list[str] | None, typer.Option("--metric", help="Such as ndcg@10 (repeatable).")
+]
+Split = Annotated[str, typer.Option(help="validation, or test: the look is noted in the ledger.")]
+Order = Annotated[str, typer.Option(help="Order of tied times.")]
+Correction = Annotated[
+    Literal["holm", "benjamini_hochberg"],
+    typer.Option(help="Bound the chance of one false claim, or the share of false claims."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+WorkspacePath = Annotated[Path, typer.Argument(help="Folder of a run.")]
+
+DEMO = Path("runs/movielens-100k")
+
+
+def compare(
+    runs: Runs,
+    models: Models = "blend",
+    metric: Metrics = None,
+    split: Split = "validation",
+    order: Order = "given",
+    correction: Correction = "holm",
+    as_json: AsJson = False,
+) -> None:
+    """Test runs user by user against the first one, corrected for the number of tests.
+
+    [bold]Examples[/]
+
+      recsys compare runs/a runs/b --metric ndcg@10 --metric recall@10
+
+      recsys compare runs/a --models two_tower,item_to_item
+    """
+    from recsys.evaluation.significance import ComparisonConfig, compare_runs
+
+    if split not in ("validation", "test"):
+        raise ValueError(f"--split must be validation or test, got {split!r}")
+    names = list(dict.fromkeys(name.strip() for name in models.split(",")))
+    metrics = metric or ["ndcg@10", "recall@10"]
+    folders = [path / "evaluate" if (path / "evaluate").is_dir() else path for path in runs]
+    measured = [
+        read_run(folder, model, metrics, table=f"per_user_{order}_{split}", run=run)
+        for folder, run in zip(folders, run_names(folders), strict=True)
+        for model in names
+    ]
+    if len(measured) < 2:
+        raise ValueError("nothing to compare: name two runs, or two models with --models a,b")
+    for one in measured[1:]:
+        check_same_data(measured[0], one)
+    if split == "test":
+        # Before the tests, so that a killed comparison is no look that nobody counts.
+        for folder in folders:
+            note_test_look(folder, order, [one.name for one in measured], metrics)
+    tests = compare_runs(measured[0], measured[1:], ComparisonConfig(correction=correction))
+    if as_json:
+        typer.echo(json.dumps([test._asdict() for test in tests]))
+    else:
+        out.print(comparison_table(tests, f"{split}, adjusted by {correction}"))
+
+
+def run_names(folders: Sequence[Path]) -> list[str]:
+    """Name each run by the shortest end of its path that no other run's path has.
+
+    Args:
+        folders: Artefacts of evaluate; one in a workspace is named by the workspace.
+
+    Raises:
+        ValueError: If a run is there twice.
+    """
+    places = [folder.resolve() for folder in folders]
+    runs = [place.parent if place.name == "evaluate" else place for place in places]
+    for run in runs:
+        if runs.count(run) > 1:
+            raise ValueError(
+                f"{run} is named twice; name different runs, or several models of one run with "
+                "--models a,b"
+            )
+    names = []
+    for run in runs:
+        others = [other.parts for other in runs if other != run]
+        length = 1
+        while any(parts[-length:] == run.parts[-length:] for parts in others):
+            length += 1
+        names.append(str(Path(*run.parts[-length:])))
+    return names
+
+
+def note_test_look(
+    folder: Path, order: str, compared: Sequence[str], metrics: Sequence[str]
+) -> None:
+    """Record in the run's ledger that its test split is looked at, and beside what."""
+    from pipelines.engine.artifacts import Manifest, digest_of_json
+    from pipelines.engine.workspace import Workspace
+
+    made = Manifest.load(folder)
+    Workspace(folder.parent).append_to_ledger(
+        {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "stage": "compare",
+            "split": "test",
+            "tie_order": order,
+            "config": None if made is None else digest_of_json(made.config),
+            "compared": list(compared),
+            "metrics": list(metrics),
+        }
+    )
+
+
+def read_run(folder: Path, model: str, metrics: list[str], *, table: str, run: str) -> EvaluatedRun:
+    """Read one model's ranks out of an artefact of evaluate.
+
+    Args:
+        table: Such as per_user_given_validation.
+        run: Name of the run among those compared.
+    """
+    import numpy as np
+    import polars as pl
+    import torch
+
+    from pipelines.evaluation.analysis import Analysis
+    from recsys.data.batch import Jagged
+    from recsys.evaluation.significance import EvaluatedRun
+
+    path = folder / f"{table}.parquet"
+    if not path.exists():
+        raise ValueError(f"{folder} has no {path.name}; run it first (recsys run --until evaluate)")
+    frame = pl.read_parquet(path)
+    known = [name[5:] for name in frame.columns if name.startswith("rank_")]
+    if model not in known:
+        raise ValueError(f"{folder} has no model {model!r}; it has {', '.join(known)}")
+    users, counts = np.unique(frame["user_row"].to_numpy(), return_counts=True)
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))
+    items = torch.from_numpy(frame["item_row"].to_numpy().copy())
+    ranks = torch.from_numpy(frame[f"rank_{model}"].fill_null(0).to_numpy().copy())
+    return EvaluatedRun.from_ranks(
+        torch.from_numpy(users.copy()),
+        Jagged(items, offsets),
+        Jagged(ranks, offsets),
+        metrics,
+        name=f"{run}:{model}",
+        data_digest=Analysis.load(folder).data_digest,
+    )
+
+
+def check_same_data(baseline: EvaluatedRun, other: EvaluatedRun) -> None:
+    """Refuse runs that were measured on other data, users or targets, naming both digests."""
+    for what in ("data", "users", "targets"):
+        digests = [getattr(run, f"{what}_digest") for run in (baseline, other)]
+        if digests[0] != digests[1]:
+            raise RefusedError(
+                f"{baseline.name} and {other.name} were measured on different {what}: digest "
+                f"{digests[0]} against {digests[1]}; evaluate both on the same {what}"
+            )
+
+
+def comparison_table(tests: list[Comparison], title: str) -> Table:
+    """Lay the tests out, one a row."""
+    table = Table(box=box.SIMPLE_HEAD, title=f"{title}, {tests[0].num_users:,} users")
+    for name in ("candidate - baseline", "metric", "difference", "95% interval", "adjusted p", ""):
+        table.add_column(name)
+    for test in tests:
+        table.add_row(
+            Text(f"{test.candidate} - {test.baseline}"),
+            test.metric,
+            f"{test.difference:+.4f}",
+            f"{test.low:+.4f} .. {test.high:+.4f}",
+            f"{test.adjusted_p_value:.4f}",
+            "differs" if test.significant else "",
+        )
+    return table
+
+
+def ledger(workspace: WorkspacePath = DEMO, as_json: AsJson = False) -> None:
+    """List every look at a run's test split, oldest first: the more looks, the less a best says.
+
+    [bold]Example[/] recsys ledger runs/shop
+    """
+    from pipelines.engine.workspace import Workspace
+
+    if not workspace.is_dir():
+        raise ValueError(
+            f"{workspace.absolute()} is no folder. Name the workspace of a run, or make one with "
+            "recsys run --config shop.toml"
+        )
+    looks = Workspace(workspace).ledger()
+    if as_json:
+        typer.echo(json.dumps([without_nan(look) for look in looks]))
+    elif looks:
+        out.print(ledger_table(looks))
+    else:
+        out.print("no look at a test split yet")
+
+
+def without_nan(value: Any) -> Any:
+    """Replace every NaN by None, because NaN is no JSON."""
+    if isinstance(value, dict):
+        return {name: without_nan(part) for name, part in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def ledger_table(looks: Sequence[Mapping[str, Any]]) -> Table:
+    """Lay the looks out, one a row."""
+    table = Table(box=box.SIMPLE_HEAD, title=f"looks at the test split: {len(looks):,}")
+    for name in ("time (UTC)", "stage", "tie order", "config", "what was seen"):
+        table.add_column(name, no_wrap=name == "time (UTC)")
+    for look in looks:
+        cells = (look.get("time"), look.get("stage"), look.get("tie_order"), look.get("config"))
+        time, stage, order, config = (str(cell or "?") for cell in cells)
+        table.add_row(
+            time[:19].replace("T", " "), stage, order, config[:8], Text(what_was_seen(look))
+        )
+    return table
+
+
+def what_was_seen(look: Mapping[str, Any]) -> str:
+    """Say in words what a look showed: each model's number, or what was compared."""
+    if "torn" in look:
+        return f"a line cut off by a kill: {look['torn']}"
+    if "compared" in look:
+        metrics = ", ".join(look.get("metrics", []))
+        return " against ".join(look["compared"]) + (f" by {metrics}" if metrics else "")
+    scores = {name: value for name, value in look.get("ndcg@10", {}).items() if value == value}
+    shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+    return f"ndcg@10: {shown}" if shown else ""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command()(compare)
+    app.command()(ledger)

@@ -1,0 +1,193 @@
+"""The command ``recsys``. Heavy imports wait until a command needs them, so --help is instant."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from pipelines.cli import (
+    adapters,
+    bundles,
+    compare,
+    data,
+    kernels,
+    reports,
+    reproduce,
+    semantic_ids,
+    tracking,
+)
+from pipelines.engine.console import PlainErrors, log, out
+
+if TYPE_CHECKING:
+    from pipelines.engine.runner import StageOutcome
+    from pipelines.engine.stage import Stage
+
+EXIT_CODES = """Exit codes: 0 done, 2 something to mend in the command, configuration or data,
+3 a check refused, 70 training did not stay finite, 74 the disk failed, 75 another run
+holds the workspace. Set RECSYS_TRACEBACK=1 to see where an error rose."""
+
+app = typer.Typer(
+    cls=PlainErrors,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    help="Recommender platform: raw events in, a served and evaluated recommendation out.",
+    epilog=EXIT_CODES,
+)
+app.add_typer(data.app, name="data", help="Data sets known by name.")
+app.add_typer(semantic_ids.app, name="ids", help="Semantic IDs: published versions of them.")
+app.add_typer(kernels.app, name="kernels", help="GPU kernels: time, tune, look inside.")
+adapters.add_to(app)
+bundles.add_to(app)
+compare.add_to(app)
+tracking.add_to(app)
+reports.add_to(app)
+reproduce.add_to(app)
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help='TOML file: preset = "..." and overrides.')
+]
+Preset = Annotated[str | None, typer.Option(help="Preset by name, instead of or above the file's.")]
+Workspace = Annotated[
+    Path | None, typer.Option("--workspace", "-w", help="Folder of the run's artefacts.")
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one key, for example seed=1."),
+]
+
+
+def told(outcome: StageOutcome) -> None:
+    """Print a stage's log line."""
+    style = "dim" if outcome.skipped else ""
+    log.print(outcome.log_line(), style=style, soft_wrap=True)
+
+
+@app.command()
+def run(
+    config: ConfigFile = None,
+    preset: Preset = None,
+    workspace: Workspace = None,
+    assignments: Assignments = None,
+    until: Annotated[str | None, typer.Option(help="Last stage to run.")] = None,
+    stage: Annotated[
+        list[str] | None, typer.Option(help="Run only this stage (repeatable).")
+    ] = None,
+    force: Annotated[
+        list[str] | None, typer.Option(help="Make this stage's artefact again (repeatable).")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
+) -> None:
+    """Run the stages from raw events to a released bundle.
+
+    A stage whose inputs, settings and code are unchanged is skipped; a killed run goes on where
+    it was.
+
+    [bold]Examples[/]
+
+      recsys run --preset movielens_100k
+
+      recsys run --config shop.toml --set two_tower.embedding_dim=64
+
+      recsys run -c shop.toml --until evaluate
+    """
+    from pipelines.engine.runner import pick_stages, run_stages
+    from pipelines.presets.resolve import check_places, resolve, with_dataset
+    from pipelines.stages.list import STAGES
+    from pipelines.stages.report import report_path
+
+    if config is None and preset is None:
+        raise ValueError(
+            "say what to run: --config shop.toml for your own data, or --preset movielens_100k"
+        )
+    chosen = pick_stages(STAGES, stage or [], until)
+    pick_stages(STAGES, force or [], None)
+    settings = resolve(config, preset=preset, assignments=assignments or [], workspace=workspace)
+    check_places(settings)
+    settings = with_dataset(settings)
+    begin = time.perf_counter()
+    with tracking.tracked(settings) as recorder:
+        outcomes = run_stages(
+            chosen,
+            settings,
+            force=force or [],
+            show_progress=not quiet,
+            recorder=recorder,
+            finished=told,
+        )
+    skipped = sum(outcome.skipped for outcome in outcomes)
+    log.print(
+        f"{len(outcomes) - skipped} stages run, {skipped} skipped, "
+        f"{time.perf_counter() - begin:.1f} s; artefacts in {settings.workspace}",
+        soft_wrap=True,
+    )
+    path = report_path(settings.workspace)
+    if path.exists() and any(outcome.stage == "report" for outcome in outcomes):
+        log.print(f"report: {path}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def stages(
+    markdown: Annotated[bool, typer.Option("--markdown", help="As the README's table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """List the stages in the order they run.
+
+    [bold]Example[/] recsys stages
+    """
+    from pipelines.stages.list import STAGES
+
+    if as_json:
+        typer.echo(json.dumps([{"name": one.name, "reads": one.reads} for one in STAGES]))
+    elif markdown:
+        typer.echo(stage_markdown(STAGES))
+    else:
+        out.print(stage_table(STAGES))
+
+
+def stage_cells(one: Stage) -> tuple[str, str, str, str]:
+    """Say in words what stands in a stage's row of either table."""
+    return one.name, one.description, ", ".join(one.reads) or "raw files", one.writes
+
+
+def stage_markdown(all_stages: list[Stage]) -> str:
+    """Lay the stages out as a Markdown table, each linked to its file."""
+    lines = ["| stage | what | reads | writes |", "| --- | --- | --- | --- |"]
+    for one in all_stages:
+        name, *others = stage_cells(one)
+        lines.append(" | ".join([f"| [`{name}`](pipelines/{name}.py)", *others]) + " |")
+    return "\n".join(lines)
+
+
+def stage_table(all_stages: list[Stage]) -> Table:
+    """Lay the stages out as a table: name, what it does, what it reads and writes."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("stage", "what", "reads", "writes"):
+        table.add_column(column, no_wrap=column == "stage")
+    for one in all_stages:
+        table.add_row(*stage_cells(one))
+    return table
+
+
+@app.command()
+def demo(
+    workspace: Workspace = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
+) -> None:
+    """Turn MovieLens-100K from raw files into metrics, recommendations and a bundle to serve.
+
+    [bold]Example[/] recsys demo
+    """
+    from pipelines.cli.demo import run_demo
+
+    run_demo(workspace, show_progress=not quiet, finished=told)
+
+
+if __name__ == "__main__":
+    app()

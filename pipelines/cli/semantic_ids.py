@@ -1,0 +1,355 @@
+"""``recsys ids``: train, append, align, compare, roll back and report published semantic IDs."""
+
+from __future__ import annotations
+
+import time
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from pipelines.engine.console import PlainErrors, log, out
+
+if TYPE_CHECKING:
+    from pipelines.config.run import RunConfig
+    from pipelines.engine.workspace import Workspace
+    from pipelines.semantic_ids.store import SemanticIdStore
+    from pipelines.semantic_ids.versions import Content
+    from recsys.semantic_ids.lifecycle import KeptShares
+
+SHORT = 12
+"""Characters of a version that a person is shown."""
+USED_NEXT = "the next recsys run uses it"
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="TOML file of the run whose items have IDs.")
+]
+Preset = Annotated[str | None, typer.Option(help="Preset by name, instead of or above the file's.")]
+WorkspacePath = Annotated[
+    Path | None, typer.Option("--workspace", "-w", help="Folder of the run's artefacts.")
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one key of the configuration."),
+]
+
+app = typer.Typer(cls=PlainErrors, no_args_is_help=True, rich_markup_mode="rich")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRun:
+    """A run's catalogue and the published versions of its IDs."""
+
+    config: RunConfig
+    store: SemanticIdStore
+    content: Content
+
+
+def settings_of(
+    config: Path | None,
+    preset: str | None,
+    workspace: Path | None,
+    assignments: list[str] | None,
+) -> RunConfig:
+    """Find the configuration that a command speaks of; a workspace remembers its own.
+
+    Raises:
+        ValueError: Nothing is named, or what is named is at fault.
+    """
+    from pipelines.presets.resolve import resolve
+
+    if config is None and preset is None:
+        if workspace is None:
+            raise ValueError("say whose IDs: --config shop.toml, or --workspace runs/shop")
+        config = workspace / "config.toml"
+    return resolve(config, preset=preset, assignments=assignments or [], workspace=workspace)
+
+
+@contextmanager
+def opened(config: RunConfig, *, fits: bool = False) -> Iterator[OpenRun]:
+    """Read a workspace's catalogue and its content embeddings, under the workspace's lock.
+
+    Args:
+        fits: Whether IDs are fitted, for which those of behaviour need the sequence model.
+
+    Raises:
+        ValueError: They are not there, or made from different catalogues.
+        WorkspaceBusyError: A run works there.
+    """
+    from pipelines.engine.workspace import Workspace
+    from pipelines.stages.build_semantic_ids import read_content, store_of
+
+    workspace = Workspace(config.workspace)
+    if config.semantic_ids.method == "none":
+        raise ValueError('semantic_ids.method = "none": this run has no semantic IDs')
+    with workspace.lock():
+        check_made(workspace, "embed_items", "encoded content")
+        trained = None
+        if fits and config.makes_ids_of_behaviour():
+            check_made(workspace, "train_sequence", "sequence model")
+            trained = workspace.stage("train_sequence")
+        places = (workspace.stage("build_features"), workspace.stage("embed_items"))
+        content = read_content(*places, config, trained)
+        yield OpenRun(config=config, store=store_of(config), content=content)
+
+
+def check_made(workspace: Workspace, stage: str, what: str) -> None:
+    """Refuse an artefact that is not there or of another catalogue.
+
+    Raises:
+        ValueError: Says which, and what makes it.
+    """
+    features, made = workspace.manifest("build_features"), workspace.manifest(stage)
+    place, cure = workspace.path.absolute(), f"recsys run --until {stage}"
+    if features is None or made is None:
+        raise ValueError(f"{place} has no {what}; make it with {cure}")
+    if made.inputs["build_features"] != features.output:
+        raise ValueError(
+            f"the {what} in {place} is of another catalogue than its items; bring it up to date "
+            f"with {cure}"
+        )
+
+
+def store_with_versions(config: RunConfig) -> SemanticIdStore:
+    """Open the published versions.
+
+    Raises:
+        ValueError: There is none.
+    """
+    from pipelines.stages.build_semantic_ids import store_of
+
+    store = store_of(config)
+    if store.current() is None:
+        raise ValueError(
+            f"no semantic IDs are published in {store.directory.absolute()}; recsys run publishes "
+            "them with its bundle, recsys ids train at once"
+        )
+    return store
+
+
+def kept_table(kept: KeptShares, before: KeptShares | None = None) -> Table:
+    """Lay out what items keep of their codes, level by level."""
+    title = f"what {kept.num_items:,} items of both versions keep"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    table.add_column("codes")
+    for name in ("same code", "same so far", *(["before aligning"] if before else [])):
+        table.add_column(name, justify="right")
+    for level, (own, prefix) in enumerate(zip(kept.per_level, kept.per_prefix, strict=True)):
+        more = [f"{before.per_prefix[level]:.1%}"] if before else []
+        table.add_row(f"level {level + 1}", f"{own:.1%}", f"{prefix:.1%}", *more)
+    return table
+
+
+def told(version: str, what: str, seconds: float) -> None:
+    """Say what became current."""
+    line = f"version {version[:SHORT]}: {what}; {seconds:.1f} s; {USED_NEXT}"
+    out.print(line, markup=False, soft_wrap=True)
+
+
+@app.command()
+def train(
+    config: ConfigFile = None,
+    preset: Preset = None,
+    workspace: WorkspacePath = None,
+    assignments: Assignments = None,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Start from nothing, not from the published quantiser.")
+    ] = False,
+) -> None:
+    """Fit the quantiser again on the whole catalogue and publish its IDs.
+
+    Codes take the names of the published ones, so that most items keep theirs.
+
+    [bold]Example[/] recsys ids train --config shop.toml
+    """
+    from pipelines.config.toml import plain
+    from pipelines.semantic_ids.versions import fit_again
+
+    settings, begin = settings_of(config, preset, workspace, assignments), time.perf_counter()
+    with opened(settings, fits=True) as run:
+        if not run.content.is_known().any():
+            raise ValueError(
+                "no item has content, so none can have an ID: give the catalogue texts "
+                "(content.text_columns), or a content.encoder other than none"
+            )
+        table = plain(settings.semantic_ids)
+        made = fit_again(
+            run.content, run.store, settings.semantic_ids, table, seed=settings.seed, cold=cold
+        )
+        run.store.publish(made.ids, made.quantizer, made.item_ids, made.origin)
+    levels = " x ".join(map(str, made.ids.level_sizes))
+    seconds = time.perf_counter() - begin
+    told(made.ids.version, f"{made.how}, {made.num_with_id:,} items, levels {levels}", seconds)
+    if made.kept is not None:
+        out.print(kept_table(made.kept))
+    elif made.ids.parent is not None:
+        log.print(
+            f"version {made.ids.parent[:SHORT]} had other levels: no code means the same, and "
+            "models that use the IDs start anew",
+            style="yellow",
+        )
+
+
+@app.command()
+def append(
+    config: ConfigFile = None,
+    preset: Preset = None,
+    workspace: WorkspacePath = None,
+    assignments: Assignments = None,
+) -> None:
+    """Give IDs to items of the catalogue that the published version has not; no ID moves.
+
+    [bold]Example[/] recsys ids append --config shop.toml
+    """
+    from pipelines.semantic_ids.versions import append_new
+
+    settings, begin = settings_of(config, preset, workspace, assignments), time.perf_counter()
+    with opened(settings) as run:
+        store = store_with_versions(settings)
+        previous = store.previous()
+        assert previous is not None
+        encoders = [previous.origin.get("encoder"), run.content.encoder]
+        if encoders[0] != encoders[1]:
+            raise ValueError(
+                f"the published IDs come from content of encoder {encoders[0]}, this catalogue "
+                f"was encoded by {encoders[1]}; fit again with recsys ids train"
+            )
+        made = append_new(run.content, store, previous)
+        if made.how == "appended":
+            store.publish(made.ids, made.quantizer, made.item_ids, made.origin)
+    if made.how == "kept":
+        out.print(
+            f"nothing to append: version {made.ids.version[:SHORT]} has all "
+            f"{made.num_with_id:,} items with content"
+        )
+    else:
+        seconds = time.perf_counter() - begin
+        told(made.ids.version, f"{made.num_new:,} new, no published ID moved", seconds)
+
+
+@app.command()
+def align(
+    new: Annotated[str, typer.Argument(help="Version whose codes are renamed.")],
+    old: Annotated[
+        str | None, typer.Argument(help="Version whose names they take; the current one.")
+    ] = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    workspace: WorkspacePath = None,
+    assignments: Assignments = None,
+) -> None:
+    """Rename the codes of one version after another's, and publish it so.
+
+    [bold]Example[/] recsys ids align 3f2a 91bc --config shop.toml
+    """
+    from recsys.semantic_ids.lifecycle import align as align_versions
+
+    begin = time.perf_counter()
+    store = store_with_versions(settings_of(config, preset, workspace, assignments))
+    current = store.current()
+    published = store.previous(store.named(new))
+    target = store.versions.load(None if old is None else store.named(old))
+    assert published is not None
+    made = align_versions(published.ids, published.quantizer, target)
+    store.publish(made.ids, made.quantizer, store.item_ids, published.origin, after=current)
+    seconds = time.perf_counter() - begin
+    told(made.ids.version, f"aligned to {target.version[:SHORT]}", seconds)
+    out.print(kept_table(made.kept, made.before))
+
+
+@app.command()
+def diff(
+    old: Annotated[str, typer.Argument(help="Version to compare with; a few letters do.")],
+    new: Annotated[
+        str | None, typer.Argument(help="Version that is compared; the current one.")
+    ] = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    workspace: WorkspacePath = None,
+    assignments: Assignments = None,
+    listed: Annotated[int, typer.Option("--list", min=0, help="Show so many items.")] = 10,
+) -> None:
+    """Show what changed between two versions: new, moved and missing IDs.
+
+    [bold]Example[/] recsys ids diff 3f2a --config shop.toml
+    """
+    from pipelines.semantic_ids.compare import changes_between
+    from recsys.semantic_ids.lifecycle import kept_shares
+
+    store = store_with_versions(settings_of(config, preset, workspace, assignments))
+    before = store.versions.load(store.named(old))
+    after = store.versions.load(None if new is None else store.named(new))
+    changes = changes_between(before, after)
+    counts = ", ".join(f"{len(rows):,} {what}" for what, rows in changes.items())
+    out.print(f"{before.version[:SHORT]} -> {after.version[:SHORT]}: {counts}", soft_wrap=True)
+    if before.level_sizes == after.level_sizes:
+        out.print(kept_table(kept_shares(after, before)))
+    else:
+        out.print(f"levels {before.level_sizes} became {after.level_sizes}: no code means the same")
+    shown = [(row, what) for what in ("moved", "gone", "new") for row in changes[what][:listed]]
+    if shown[:listed]:
+        table = Table(box=box.SIMPLE_HEAD)
+        for column in ("item", "what", "before", "after"):
+            table.add_column(column)
+        for row, what in shown[:listed]:
+            ids = [one.text(row) if row < one.num_item_rows else "" for one in (before, after)]
+            table.add_row(store.item_ids[row - 1], what, *(text or "-" for text in ids))
+        out.print(table)
+
+
+@app.command()
+def rollback(
+    version: Annotated[
+        str | None, typer.Argument(help="Version to go back to; the one before by default.")
+    ] = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    workspace: WorkspacePath = None,
+    assignments: Assignments = None,
+) -> None:
+    """Make an earlier version current again; bundles that are served keep theirs.
+
+    [bold]Example[/] recsys ids rollback --config shop.toml
+    """
+    store = store_with_versions(settings_of(config, preset, workspace, assignments))
+    before, begin = store.current(), time.perf_counter()
+    now = store.rollback(None if version is None else store.named(version))
+    told(now, f"current again (before: {str(before)[:SHORT]})", time.perf_counter() - begin)
+
+
+@app.command()
+def report(
+    config: ConfigFile = None,
+    preset: Preset = None,
+    workspace: WorkspacePath = None,
+    assignments: Assignments = None,
+    html: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The HTML file; its JSON lies beside it.")
+    ] = None,
+    previous: Annotated[
+        str | None, typer.Option(help="Version to compare with; the parent by default.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+) -> None:
+    """Write what the IDs are like as one HTML file that opens anywhere, and its JSON.
+
+    [bold]Example[/] recsys ids report --config shop.toml --out ids.html
+    """
+    from pipelines.reports.semantic_ids.page import write_semantic_id_report
+    from pipelines.semantic_ids.compare import reported_version
+
+    settings = settings_of(config, preset, workspace, assignments)
+    with opened(settings) as run:
+        reported = reported_version(run.content, run.store, settings, previous)
+        path = html or settings.workspace / "semantic_ids.html"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_semantic_id_report(reported, path)
+    out.print(str(path), markup=False, soft_wrap=True)
+    if show:
+        webbrowser.open(path.absolute().as_uri())

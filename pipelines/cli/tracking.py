@@ -1,0 +1,133 @@
+"""Commands around a run: doctor, what is sent to the tracking server, who is champion."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipelines.doctor.doctor import doctor
+from pipelines.engine.console import log, out
+
+if TYPE_CHECKING:
+    from pipelines.config.run import RunConfig
+    from pipelines.config.tracking import TrackingConfig
+    from pipelines.publishing.promotion import AliasChange
+    from pipelines.tracking.recorder import Recorder
+
+Bundles = Annotated[
+    Path, typer.Option("--bundles", "-b", help="Folder of the bundles (bundle-<version>, current).")
+]
+Workspace = Annotated[Path, typer.Option("--workspace", "-w", help="Folder of the run.")]
+DEMO = Path("runs/movielens-100k")
+
+
+def tracking_of(workspace: Path) -> TrackingConfig:
+    """Read how a workspace's last run was tracked; the defaults where it never ran."""
+    from pipelines.config.toml import validate
+    from pipelines.config.tracking import TrackingConfig
+
+    path = workspace / "config.toml"
+    table = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return validate(TrackingConfig, table.get("tracking", {}), str(path))
+
+
+def recorder_of(config: RunConfig) -> Recorder:
+    """Return what keeps the stages of a run where its configuration says."""
+    from pipelines.engine.workspace import bundles_dir
+    from pipelines.tracking.recorder import Recorder
+    from pipelines.tracking.tracking import open_tracking
+
+    return Recorder(
+        tracking=open_tracking(config.tracking, config.workspace),
+        bundles=bundles_dir(config),
+        model=config.tracking.model,
+    )
+
+
+@contextmanager
+def tracked(config: RunConfig) -> Iterator[Recorder]:
+    """Keep the stages that run inside; send it meanwhile, and the rest when they end or fail."""
+    from pipelines.tracking.tracking import outbox_of, sending_meanwhile, sync_outbox
+
+    if not config.tracking.enabled:
+        yield recorder_of(config)
+        return
+    outbox = outbox_of(config.workspace)
+    try:
+        with sending_meanwhile(outbox, config.tracking):
+            yield recorder_of(config)
+    except Exception:
+        sync_outbox(outbox, config.tracking)
+        raise
+    result = sync_outbox(outbox, config.tracking)
+    if result.waiting or result.refused:
+        log.print(result.log_line(), style="yellow", markup=False, soft_wrap=True)
+
+
+def sync(workspace: Workspace = DEMO) -> None:
+    """Send what waits in a workspace to its tracking server or database.
+
+    [bold]Example[/] recsys sync --workspace runs/shop
+    """
+    from pipelines.tracking.tracking import outbox_of, sync_outbox
+
+    if not workspace.is_dir():
+        raise ValueError(f"no workspace {workspace}; name one with --workspace")
+    result = sync_outbox(outbox_of(workspace), tracking_of(workspace))
+    out.print(result.log_line(), markup=False, soft_wrap=True)
+    raise typer.Exit(75 if result.waiting else 0)
+
+
+def moved(change: AliasChange, workspace: Path) -> None:
+    """Tell of a new champion, to the person and, if it can be reached, to the registry."""
+    from pipelines.tracking.tracking import outbox_of, sync_outbox
+
+    before = f" (before: {change.previous})" if change.previous else ""
+    out.print(f"champion is {change.version}{before}", markup=False, soft_wrap=True)
+    result = sync_outbox(outbox_of(workspace), tracking_of(workspace))
+    if result.waiting or result.refused:
+        log.print(result.log_line(), style="yellow", markup=False, soft_wrap=True)
+
+
+def promote(
+    version: Annotated[
+        str | None, typer.Argument(help="Version of a bundle; the challenger by default.")
+    ] = None,
+    bundles: Bundles = DEMO / "bundles",
+) -> None:
+    """Make a bundle the champion: serve it, and move its alias in the model registry.
+
+    The champion before it is remembered: [bold]recsys rollback[/] goes back to it.
+
+    [bold]Example[/] recsys promote 3f2a9c01b7de --bundles runs/shop/bundles
+    """
+    from pipelines.publishing.promotion import promote as make_champion
+    from pipelines.tracking.tracking import outbox_of
+
+    workspace = bundles.absolute().parent
+    config, outbox = tracking_of(workspace), outbox_of(workspace)
+    moved(make_champion(bundles, version, config=config, outbox=outbox), workspace)
+
+
+def rollback(bundles: Bundles = DEMO / "bundles") -> None:
+    """Go back to the champion before this one; once more goes back one further.
+
+    [bold]Example[/] recsys rollback --bundles runs/shop/bundles
+    """
+    from pipelines.publishing.promotion import rollback as go_back
+    from pipelines.tracking.tracking import outbox_of
+
+    workspace = bundles.absolute().parent
+    config, outbox = tracking_of(workspace), outbox_of(workspace)
+    moved(go_back(bundles, config=config, outbox=outbox), workspace)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register these commands."""
+    for command in (doctor, sync, promote, rollback):
+        app.command()(command)

@@ -1,0 +1,293 @@
+"""The configuration of one run: the rooms' own configurations in one tree.
+
+    preset = "shop"
+    workspace = "runs/my-shop"
+
+    [data]
+    events = "events.csv"
+
+Every key has its default where its dataclass stands; a preset is a function that returns a whole
+RunConfig, and a TOML file says what differs from a preset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from features.point_in_time import FEATURES
+from features.schema import FilterConfig, SplitConfig, TimeUnit
+from pipelines.config.adapter import AdapterConfig
+from pipelines.config.content import ContentConfig, EnrichItemsConfig, SemanticIdsConfig
+from pipelines.config.ranker import RankerTrainingConfig
+from pipelines.config.tracking import TrackingConfig
+from recsys.evaluation.ranking import RankingConfig, check_metric_name
+from recsys.models.content_similarity import ContentSimilarityConfig
+from recsys.models.generative.model import GenerativeConfig
+from recsys.models.item_to_item import ItemToItemConfig
+from recsys.models.popularity import PopularityConfig
+from recsys.models.ranker.config import RankerConfig
+from recsys.models.sequence.model import SequenceConfig
+from recsys.models.two_tower import TwoTowerConfig
+from recsys.retrieval.blend.learned import LearnedBlendConfig
+from recsys.retrieval.faiss_build import FaissIndexConfig
+from recsys.training.code_distillation import TeachingConfig
+from recsys.training.optim import ScheduleConfig
+from recsys.training.passes import TrainingConfig as TrainingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceTrainingConfig(TrainingConfig):
+    """Whether and how the sequence model is trained; its examples are windows of a user's events.
+
+    The defaults were chosen on validation of Amazon Beauty.
+    """
+
+    enabled: bool = False
+    """Whether it is trained, measured beside the others and served."""
+    batch_size: int = 256
+    """Windows of a step; every event of a window but its first is a label."""
+    max_epochs: float = 14.0
+    epochs_per_evaluation: float = 2.0
+    patience: int = 10
+    warmup_share: float = 0.05
+    schedule: ScheduleConfig = field(
+        default_factory=lambda: ScheduleConfig(learning_rate=2e-3, decay="linear", final_share=0.02)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerativeTrainingConfig(TrainingConfig):
+    """Whether and how the generative model is trained; its examples are windows as well."""
+
+    enabled: bool = False
+    """Whether it is trained, measured beside the others and served in profile ``full``."""
+    batch_size: int = 256
+    max_epochs: float = 14.0
+    validation_users: int = 1_000
+    """Users that a beam search is made for at each validation."""
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=2e-3))
+    teaching: TeachingConfig = field(default_factory=TeachingConfig)
+    """What it learns from the sequence model besides the labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlendConfig(LearnedBlendConfig):
+    """How the lists of all sources become the one that is served.
+
+    Each source is asked for as many items as the surface ``home`` asks it for. Items are told
+    apart (``item_bounds``) by their number of events.
+    """
+
+    enabled: bool = True
+    """Whether weights are learned on validation; else the surface's weights serve."""
+    min_found: int = 20
+    """Validation users with their item in any list, in each half, below which none are learned."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_found < 1:
+            raise ValueError(f"min_found must be >= 1, got {self.min_found}")
+
+    def learned(self) -> LearnedBlendConfig:
+        """Return what the weights are fitted with."""
+        return LearnedBlendConfig(
+            **{part.name: getattr(self, part.name) for part in fields(LearnedBlendConfig)}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig(RankingConfig):
+    """What is measured on the held-out events, over the full catalogue."""
+
+    exclude_history: bool = True
+    """Whether what a user already took is left out of the lists, as serving does."""
+    max_users: int | None = None
+    """Measure on at most so many users, drawn once by the seed; None takes all."""
+    max_scores: int = 1 << 24
+    """Scores that are in memory at a time: queries of a batch times items."""
+    listed: int = 20
+    """Items of each list that are kept per user."""
+    primary_metric: str = "ndcg@10"
+    """What models are chosen and slices are measured by."""
+    metrics: tuple[str, ...] = ("recall@10", "recall@50", "mrr@10", "map@10", "precision@10")
+    """Which others get an interval; recall, ndcg, hit_rate, mrr, map, precision at any length."""
+    num_resamples: int = 1000
+    """Resamples of users behind each interval; 0 leaves out the whole analysis."""
+    category_slices: int = 20
+    """How many categories are slices, those with the most held-out events."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for metric in (self.primary_metric, *self.metrics):
+            check_metric_name(metric)
+        if self.num_resamples != 0 and self.num_resamples < 100:
+            raise ValueError(
+                f"num_resamples must be 0 or at least 100, got {self.num_resamples}: the ends of "
+                "an interval are read from the outermost resamples"
+            )
+        if self.category_slices < 0:
+            raise ValueError(f"category_slices must be >= 0, got {self.category_slices}")
+
+    def interval_metrics(self) -> list[str]:
+        """Name each metric that gets an interval once, the primary one first."""
+        return list(dict.fromkeys((self.primary_metric, *self.metrics)))
+
+    def slice_metrics(self) -> list[str]:
+        """Name the metrics of slices and paired tests."""
+        return list(dict.fromkeys((self.primary_metric, "recall@10")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseConfig:
+    """Where bundles go and what one must pass before it is published."""
+
+    bundles: Path | None = None
+    """Folder of the bundles and of the link ``current``; <workspace>/bundles by default."""
+    metric: str = "ndcg@10"
+    """The number that is compared, of the served list on the test split."""
+    min_gain_over_popularity: float = 0.0
+    """Relative; 0.1 asks for a tenth more than popularity has. -1 switches the check off."""
+    max_drop_from_champion: float = 0.1
+    """Relative to the published bundle; 1 switches the check off."""
+    min_index_recall: float = 0.99
+    promote: bool = True
+    """Whether a bundle that passed is served at once, as champion; else it stays challenger until
+    ``recsys promote``. The first bundle is always champion."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_drop_from_champion <= 1:
+            raise ValueError(
+                f"max_drop_from_champion must be in [0, 1], got {self.max_drop_from_champion}"
+            )
+        if not 0 <= self.min_index_recall <= 1:
+            raise ValueError(f"min_index_recall must be in [0, 1], got {self.min_index_recall}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """How the report of an evaluation is written."""
+
+    title: str = ""
+    """Its heading; the name of the data set by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the raw tables lie and how their columns are named; ``[data]`` of a TOML file."""
+
+    dataset: str | None = None
+    """A data set known by name (recsys data list), instead of files."""
+    events: Path | tuple[Path, ...] | None = None
+    """CSV, TSV, JSONL or Parquet, one file or a list; relative to the TOML file."""
+    items: Path | None = None
+    """The catalogue: item_id, title, categories and what else is known. May be left out."""
+    users: Path | None = None
+    """What is known of users: user_id and any columns. May be left out."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Our column of the events -> the file's, for example user_id = "customer"; "" leaves out a
+    column of ours that the file has."""
+    item_columns: Mapping[str, str] = field(default_factory=dict)
+    """The same of the items."""
+    user_columns: Mapping[str, str] = field(default_factory=dict)
+    """The same of the users."""
+    separator: str = ","
+    """Between the values of a CSV file."""
+    time_unit: TimeUnit = "s"
+    """Unit of event times given as numbers; ISO texts need none."""
+    time_format: str | None = None
+    """Of times that are texts but not ISO, for example "%d.%m.%Y %H:%M"."""
+    time_zone: str = "UTC"
+    """Zone of times that carry none themselves, for example "Europe/Berlin"."""
+    list_separator: str = "|"
+    """Between the categories of one item where they are one text."""
+    decimal_comma: bool = False
+    """Whether numbers in texts are written 1.234,50."""
+
+    def event_paths(self) -> tuple[Path, ...]:
+        if self.events is None:
+            return ()
+        return (self.events,) if isinstance(self.events, Path) else self.events
+
+    def files(self) -> dict[str, Path]:
+        """Name every raw file."""
+        events = {f"events[{place}]": path for place, path in enumerate(self.event_paths())}
+        others = {"items": self.items, "users": self.users}
+        return {**events, **{name: path for name, path in others.items() if path is not None}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureChoice:
+    """Which features are made; ``[features]``."""
+
+    user_columns: tuple[str, ...] = ()
+    """User columns that the two-tower reads; numbers fall into ten equal parts."""
+    context_features: tuple[str, ...] = tuple(FEATURES)
+    catalogue_only_items: bool = False
+    """Whether catalogue items that no event names can be recommended (by their content)."""
+    write_events: bool = True
+    """Whether the kept events are written by day as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run, from raw events to a released bundle."""
+
+    workspace: Path
+    seed: int = 0
+    data: DataConfig = field(default_factory=DataConfig)
+    filters: FilterConfig = field(default_factory=FilterConfig)
+    splits: SplitConfig = field(default_factory=SplitConfig)
+    features: FeatureChoice = field(default_factory=FeatureChoice)
+    enrichment: EnrichItemsConfig = field(default_factory=EnrichItemsConfig)
+    content: ContentConfig = field(default_factory=ContentConfig)
+    semantic_ids: SemanticIdsConfig = field(default_factory=SemanticIdsConfig)
+    popularity: PopularityConfig = field(default_factory=PopularityConfig)
+    item_to_item: ItemToItemConfig = field(default_factory=ItemToItemConfig)
+    content_similarity: ContentSimilarityConfig = field(default_factory=ContentSimilarityConfig)
+    two_tower: TwoTowerConfig = field(default_factory=TwoTowerConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    sequence: SequenceConfig = field(default_factory=SequenceConfig)
+    sequence_training: SequenceTrainingConfig = field(default_factory=SequenceTrainingConfig)
+    generative: GenerativeConfig = field(default_factory=GenerativeConfig)
+    generative_training: GenerativeTrainingConfig = field(default_factory=GenerativeTrainingConfig)
+    blend: BlendConfig = field(default_factory=BlendConfig)
+    ranker: RankerConfig = field(default_factory=RankerConfig)
+    ranker_training: RankerTrainingConfig = field(default_factory=RankerTrainingConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    index: FaissIndexConfig = field(default_factory=FaissIndexConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
+    release: ReleaseConfig = field(default_factory=ReleaseConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        if self.makes_ids_of_behaviour() and not self.sequence_training.enabled:
+            raise ValueError(
+                'semantic_ids.source = "sequence" needs a sequence model: set '
+                'sequence_training.enabled = true, or semantic_ids.source = "content"'
+            )
+        if self.generation_is_taught() and not self.sequence_training.enabled:
+            raise ValueError(
+                'generative_training.teaching.share > 0 or generative.items = "codes_vectors" '
+                "needs a sequence model: set sequence_training.enabled = true, or the share to 0 "
+                'and items to "codes_tower"'
+            )
+
+    def makes_ids_of_behaviour(self) -> bool:
+        """Say whether semantic IDs are made from the sequence model's item vectors."""
+        return self.semantic_ids.method != "none" and self.semantic_ids.source == "sequence"
+
+    def generation_is_taught(self) -> bool:
+        """Say whether the generative model learns from the sequence model or reads its vectors."""
+        taught = self.generative_training.teaching.share > 0
+        reads = self.generative.items == "codes_vectors"
+        return self.generative_training.enabled and (taught or reads)
+
+    def raw_file_keys(self) -> list[str]:
+        """Name the keys that say where raw files lie, which shape no artefact."""
+        return ["data.dataset", "data.events", "data.items", "data.users", "release.bundles"]
+
+
+OWN_DATA = "Your data"

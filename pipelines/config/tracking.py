@@ -1,0 +1,37 @@
+"""TODO-DOC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Where runs are recorded; ``[tracking]``."""
+
+    enabled: bool = True
+    uri: str | None = None
+    """An MLflow server (http://host:5000) or database (sqlite:////path/mlflow.db); None is the one
+    of MLFLOW_TRACKING_URI, else SQLite in the workspace. User and password come from
+    MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
+    experiment: str = "recsys"
+    model: str = "recsys"
+    """Name of the bundles in the model registry."""
+    sync_seconds: float = 60.0
+    """How long a run may wait at its end for the store; what is not sent then is sent later."""
+    live_seconds: float = 60.0
+    """How often a run's curves are sent while it runs, in the background."""
+    request_seconds: int = 5
+    max_retries: int = 1
+
+    def __post_init__(self) -> None:
+        if self.uri is not None and urlsplit(self.uri).password:
+            raise ValueError(
+                "tracking.uri holds a password, which would be written into every run's "
+                "configuration; take it out and set MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD"
+            )
+        for name in ("sync_seconds", "live_seconds", "request_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"tracking.{name} must be > 0, got {getattr(self, name)}")

@@ -1,0 +1,31 @@
+"""TODO-DOC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["ok", "warn", "fail", "absent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """What one check found."""
+
+    name: str
+    status: Status
+    """``absent`` is something optional that is not there; only ``fail`` makes the exit code 1."""
+    found: str
+    wanted: str
+    fix: str | None = None
+    """The command that mends it; None where there is nothing to mend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What a child process found out."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    """Why it found nothing: the last line of its traceback, the signal, or the time limit."""

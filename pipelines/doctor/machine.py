@@ -1,0 +1,203 @@
+"""The checks of ``recsys doctor`` on the machine and on the optional services around it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import sys
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pipelines.doctor.check import CheckResult, Status
+from pipelines.doctor.environment import Environment
+
+MIN_PYTHON = (3, 11)
+GIB = 1 << 30
+SERVICE_SECONDS = 3.0
+
+
+def check_python(_environment: Environment) -> CheckResult:
+    """Compare the version of Python."""
+    found = ".".join(str(part) for part in sys.version_info[:3])
+    good = sys.version_info[:2] >= MIN_PYTHON
+    return CheckResult(
+        name="python",
+        status="ok" if good else "fail",
+        found=found,
+        wanted=">= 3.11",
+        fix=None if good else "make install PYTHON=python3.11",
+    )
+
+
+def read_number(path: str) -> int | None:
+    """Read a number of the kernel's; None where there is no file or no limit ("max")."""
+    try:
+        return int(Path(path).read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def check_memory(_environment: Environment) -> CheckResult:
+    """Compare the memory that this process may take with what the demo and real runs need."""
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = read_number("/sys/fs/cgroup/memory.max")
+    limit = limit or read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    total = min(size, limit) if limit else size
+    status: Status = "ok" if total >= 4 * GIB else "warn" if total >= 2 * GIB else "fail"
+    return CheckResult(
+        name="memory",
+        status=status,
+        found=f"{total / GIB:.1f} GiB",
+        wanted=">= 4 GiB; 16 GiB for ten million events",
+        fix=None if status == "ok" else "free -h",
+    )
+
+
+def check_disk(_environment: Environment) -> CheckResult:
+    """Measure what is free where runs are written by default."""
+    free = shutil.disk_usage(Path.cwd()).free
+    status: Status = "ok" if free >= 5 * GIB else "warn" if free >= GIB else "fail"
+    return CheckResult(
+        name="disk",
+        status=status,
+        found=f"{free / GIB:.1f} GiB free in {Path.cwd()}",
+        wanted=">= 5 GiB",
+        fix=None if status == "ok" else "du -xh . | sort -h | tail -20",
+    )
+
+
+def usable_cpus() -> int:
+    """Count the CPUs that this process may keep busy: its affinity, and a container's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    count = count or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(count, -(-int(quota) // int(period))))
+    except (OSError, ValueError):
+        return count
+
+
+def check_threads(_environment: Environment) -> CheckResult:
+    """Find thread counts above the CPUs that may be used: they make everything slower."""
+    cpus = usable_cpus()
+    seen = os.cpu_count() or cpus
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(asked) if asked.isdigit() else seen
+    good = threads <= cpus
+    return CheckResult(
+        name="threads",
+        status="ok" if good else "warn",
+        found=f"{threads} threads on {cpus} usable CPUs",
+        wanted=f"<= {cpus}",
+        fix=None if good else f"export OMP_NUM_THREADS={cpus} POLARS_MAX_THREADS={cpus}",
+    )
+
+
+def check_redis(_environment: Environment) -> CheckResult:
+    """Ask the Redis of RECSYS_REDIS_URL; without one, SQLite keeps the online state."""
+    wanted = "optional: RECSYS_REDIS_URL, or redis-server on PATH"
+    url = os.environ.get("RECSYS_REDIS_URL")
+    if not url:
+        program = shutil.which("redis-server")
+        return CheckResult(
+            name="redis",
+            status="ok" if program else "absent",
+            found=program or "not installed",
+            wanted=wanted,
+            fix=None if program else "apt-get install redis-server",
+        )
+    parts = urlsplit(url)
+    address = (parts.hostname or "127.0.0.1", parts.port or 6379)
+    where = f"{address[0]}:{address[1]}"
+    try:
+        with socket.create_connection(address, SERVICE_SECONDS) as connection:
+            connection.sendall(b"PING\r\n")
+            reply = connection.recv(64).decode("ascii", "replace").strip()
+    except OSError as error:
+        reply = f"no answer: {error}"
+    # One that asks for a password is there.
+    good = reply.startswith(("+PONG", "-NOAUTH"))
+    return CheckResult(
+        name="redis",
+        status="ok" if good else "warn",
+        found=f"{where}: {reply}",
+        wanted=wanted,
+        fix=None if good else f"redis-server --port {address[1]} --bind 127.0.0.1",
+    )
+
+
+def check_mlflow_server(_environment: Environment) -> CheckResult:
+    """Ask the server of MLFLOW_TRACKING_URI; without one, runs are kept in SQLite."""
+    wanted, url = "optional: MLFLOW_TRACKING_URI", os.environ.get("MLFLOW_TRACKING_URI", "")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        return CheckResult(
+            name="mlflow server", status="absent", found="none; SQLite is used", wanted=wanted
+        )
+    # Without a user's name and password, which a URL may hold.
+    where = parts.hostname or url
+    where = f"{parts.scheme}://{where}" + (f":{parts.port}" if parts.port else "")
+    try:
+        health = f"{where}{parts.path.rstrip('/')}/health"
+        with urllib.request.urlopen(health, timeout=SERVICE_SECONDS) as reply:
+            status: Status = "ok" if reply.status == 200 else "warn"
+            found = f"{where} answers"
+    except (OSError, ValueError) as error:
+        # Runs go on without it and are sent later.
+        status, found = "warn", f"{where} does not answer: {error}"
+    fix = f"mlflow server --backend-store-uri sqlite:///mlflow.db --port {parts.port or 5000}"
+    return CheckResult(
+        name="mlflow server",
+        status=status,
+        found=found,
+        wanted=wanted,
+        fix=None if status == "ok" else fix,
+    )
+
+
+def check_airflow(_environment: Environment) -> CheckResult:
+    """Look for the environment of Airflow, which cannot be this one."""
+    folder = Path(os.environ.get("RECSYS_AIRFLOW_VENV", ".venv-airflow"))
+    wanted = "optional: RECSYS_AIRFLOW_VENV or .venv-airflow"
+    found = sorted(folder.glob("lib/python*/site-packages/apache_airflow-*.dist-info"))
+    if not found:
+        python = shlex.quote(str(folder / "bin/python"))
+        return CheckResult(
+            name="airflow",
+            status="absent",
+            found=f"not in {folder}",
+            wanted=wanted,
+            fix=f"python3.11 -m venv {shlex.quote(str(folder))} && "
+            f"{python} -m pip install --no-deps -r requirements/airflow.txt",
+        )
+    number = found[0].name.removeprefix("apache_airflow-").removesuffix(".dist-info")
+    return CheckResult(name="airflow", status="ok", found=f"{number} in {folder}", wanted=wanted)
+
+
+def check_chromium(_environment: Environment) -> CheckResult:
+    """Look for a browser."""
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    return CheckResult(
+        name="chromium",
+        status="ok" if program else "absent",
+        found=program or "not installed",
+        wanted="optional: tests of the web pages",
+        fix=None if program else "apt-get install chromium",
+    )
+
+
+MACHINE_CHECKS = (
+    check_python,
+    check_memory,
+    check_disk,
+    check_threads,
+)
+SERVICE_CHECKS = (
+    check_redis,
+    check_mlflow_server,
+    check_airflow,
+    check_chromium,
+)

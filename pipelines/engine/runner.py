@@ -1,0 +1,228 @@
+"""Run stages in order: skip those whose artefact is what it would be again, resume a killed one."""
+
+from __future__ import annotations
+
+import difflib
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from pipelines.config.run import RunConfig
+from pipelines.config.toml import plain, to_toml
+from pipelines.engine.artifacts import Manifest, begin, commit, digest_of_file, write_text_durably
+from pipelines.engine.outbox import RunLog, SilentRun
+from pipelines.engine.stage import Stage, StageContext
+from pipelines.engine.workspace import Workspace
+
+
+class Recorder(Protocol):
+    """Keeps each stage that runs as one tracked run (pipelines/tracking/recorder.py)."""
+
+    def recording(self, planned: Manifest, artefact: Path) -> AbstractContextManager[RunLog]:
+        """Track what happens inside, and what the stage then made; an error fails the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOutcome:
+    """What became of one stage in one run."""
+
+    stage: str
+    skipped: bool
+    seconds: float
+    manifest: Manifest
+    peak_memory_bytes: int = 0
+
+    def log_line(self) -> str:
+        """One line: stage, rows in, rows out, seconds."""
+        rows = f"{self.manifest.rows['in']:>11,} in {self.manifest.rows['out']:>11,} out"
+        if self.skipped:
+            return f"{self.stage:<18} {rows}   unchanged, skipped"
+        memory = f"{self.peak_memory_bytes / 2**20:,.0f} MiB" if self.peak_memory_bytes else ""
+        return f"{self.stage:<18} {rows} {self.seconds:>9.1f} s  {memory}"
+
+
+def pick_stages(stages: Sequence[Stage], only: Sequence[str], until: str | None) -> list[Stage]:
+    """Choose the stages of a run by name; all of them without a choice.
+
+    Raises:
+        ValueError: If a name is none of theirs; offers the nearest.
+    """
+    names = [stage.name for stage in stages]
+    for wanted in [*only, *([until] if until else [])]:
+        if wanted not in names:
+            near = difflib.get_close_matches(wanted, names, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"no stage {wanted!r}; {hint}Stages: {', '.join(names)}")
+    last = len(names) if until is None else names.index(until) + 1
+    return [stage for stage in stages[:last] if not only or stage.name in only]
+
+
+def plan(stage: Stage, config: RunConfig, workspace: Workspace) -> Manifest:
+    """Say what the stage's artefact would be made from.
+
+    Raises:
+        ValueError: If an artefact that it reads is not there.
+    """
+    inputs = {}
+    for name, path in stage.raw_files(config).items():
+        if not path.is_file():
+            raise ValueError(f"{name}: there is no file {path.absolute()}")
+        inputs[name] = digest_of_file(path)
+    for name in stage.inputs_of(config):
+        found = workspace.manifest(name)
+        if found is None:
+            raise ValueError(
+                f"stage {stage.name} reads the artefact of {name}, which is not in "
+                f"{workspace.path.absolute()}; run that stage first (recsys run --until {name})"
+            )
+        inputs[name] = found.output
+    return Manifest(
+        stage=stage.name,
+        inputs=inputs,
+        config=stage.config_of(config),
+        versions=stage.versions(),
+        rows={},
+        files={},
+    )
+
+
+def reset_peak_memory() -> bool:
+    """Make the kernel measure this process's peak memory from here on; False where it cannot."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def peak_memory_bytes() -> int:
+    """Return the most memory this process held since the last reset."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        scale = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+@contextmanager
+def naming_disk_errors(stage: Stage) -> Iterator[None]:
+    """Raise what the disk refused as OSError, whichever library it was refused to.
+
+    Polars and safetensors have error types of their own, with the system's words inside.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise OSError(f"in stage {stage.name}: {error}") from error
+        raise
+    except Exception as error:
+        if "os error" in str(error).lower() or "no space left" in str(error).lower():
+            raise OSError(f"in stage {stage.name}: {error}") from error
+        raise
+
+
+def run_stage(
+    stage: Stage,
+    config: RunConfig,
+    workspace: Workspace,
+    *,
+    force: bool = False,
+    show_progress: bool = False,
+    recorder: Recorder | None = None,
+) -> StageOutcome:
+    """Bring one stage's artefact up to date; the caller holds the workspace's lock."""
+    planned = plan(stage, config, workspace)
+    final = workspace.stage(stage.name)
+    context = StageContext(
+        config=config,
+        workspace=workspace,
+        inputs={name: workspace.stage(name) for name in stage.inputs_of(config)},
+        output=final,
+        checkpoints=workspace.checkpoints(stage.name, planned.making),
+        making=planned.making,
+        show_progress=show_progress,
+    )
+    found = workspace.manifest(stage.name)
+    if found and not force and found.same_making(planned) and stage.outputs_exist(context):
+        return StageOutcome(stage=stage.name, skipped=True, seconds=0.0, manifest=found)
+
+    workspace.keep_only_checkpoints(stage.name, None if force else planned.making)
+    measured = reset_peak_memory()
+    started, started_at = time.perf_counter(), datetime.now(UTC)
+    recording = nullcontext(SilentRun()) if recorder is None else recorder.recording(planned, final)
+    with recording as run:
+        partial = begin(final)
+        with naming_disk_errors(stage):
+            rows = stage.function(replace(context, output=partial, run=run))
+        seconds, memory = time.perf_counter() - started, peak_memory_bytes() if measured else 0
+        manifest = commit(
+            partial,
+            final,
+            manifest=replace(planned, rows=rows.counts()),
+            run={
+                "seconds": round(seconds, 3),
+                "host": platform.node(),
+                "started": started_at.isoformat(timespec="seconds"),
+                "peak_memory_bytes": memory,
+            },
+        )
+    workspace.keep_only_checkpoints(stage.name, None)
+    return StageOutcome(
+        stage=stage.name,
+        skipped=False,
+        seconds=seconds,
+        manifest=manifest,
+        peak_memory_bytes=memory,
+    )
+
+
+def run_stages(
+    stages: Sequence[Stage],
+    config: RunConfig,
+    *,
+    force: Sequence[str] = (),
+    show_progress: bool = False,
+    recorder: Recorder | None = None,
+    started: Callable[[Stage], None] = lambda _stage: None,
+    finished: Callable[[StageOutcome], None] = lambda _outcome: None,
+) -> list[StageOutcome]:
+    """Run stages in order under the workspace's lock.
+
+    Args:
+        stages: In the order of pipelines/stages/list.py.
+        force: Names of stages to make again even if nothing changed.
+        recorder: Where the runs of stages are tracked; nowhere by default.
+        started: Told of each stage as it begins.
+        finished: Told of each stage's outcome.
+
+    Raises:
+        WorkspaceBusyError: If another run holds the workspace.
+        ValueError: If the configuration, the data or an artefact is at fault.
+        RefusedError: If a release check did not pass.
+    """
+    workspace = Workspace(config.workspace)
+    outcomes = []
+    with workspace.lock():
+        write_text_durably(workspace.path / "config.toml", to_toml(plain(config)))
+        for stage in stages:
+            started(stage)
+            outcome = run_stage(
+                stage,
+                config,
+                workspace,
+                force=stage.name in force,
+                show_progress=show_progress,
+                recorder=recorder,
+            )
+            finished(outcome)
+            outcomes.append(outcome)
+    return outcomes

@@ -1,0 +1,148 @@
+"""The folder of one run: a directory for each stage, one lock, checkpoints, and the ledger.
+
+<workspace>/
+    lock                        flock; holds the pid of the run that works here
+    config.toml                 the resolved configuration of the latest run
+    <stage>/                    an artefact: manifest.json, run.json and the stage's files
+    checkpoints/<stage>-<key>/  training states, kept until the stage's artefact is complete
+    ledger.jsonl                one line for each look at a test split
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.run import RunConfig
+from pipelines.engine.artifacts import (
+    Manifest,
+    check_files,
+    fsync,
+    sweep,
+)
+from pipelines.engine.errors import WorkspaceBusyError
+
+
+def check_writable(folder: Path, what: str, setting: str) -> None:
+    """Make a folder and prove that a file can be made in it.
+
+    Raises:
+        ValueError: Names the folder, the reason, and the setting that chooses another.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
+            probe.write(b"0")
+            probe.flush()
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {what} {folder.absolute()}: {error.strerror}. Give yourself write "
+            f"permission there, or choose another folder with {setting}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where one run keeps its artefacts."""
+
+    path: Path
+
+    def stage(self, name: str) -> Path:
+        return self.path / name
+
+    def checkpoints(self, stage: str, making: str) -> Path:
+        """Where a stage made from ``making`` keeps the states it resumes from."""
+        return self.path / "checkpoints" / f"{stage}-{making[:16]}"
+
+    def manifest(self, stage: str) -> Manifest | None:
+        """Read a stage's manifest; None unless the artefact and all of its files are there."""
+        manifest = Manifest.load(self.stage(stage))
+        if manifest is None:
+            return None
+        try:
+            check_files(self.stage(stage), manifest)
+        except ValueError:
+            return None
+        return manifest
+
+    def check_writable(self) -> None:
+        """Make the folder and prove that a file can be made in it.
+
+        Raises:
+            ValueError: Says which folder cannot be written and what to do.
+        """
+        check_writable(self.path, "the workspace", "--workspace (in the TOML file: workspace)")
+
+    @contextmanager
+    def lock(self) -> Iterator[list[str]]:
+        """Hold the workspace for one run; clears what a killed run left.
+
+        The kernel drops the lock with the process, so a killed run never leaves it locked.
+
+        Yields:
+            The names of the leftovers that were swept.
+
+        Raises:
+            WorkspaceBusyError: If another run holds it; names its process.
+        """
+        self.check_writable()
+        with (self.path / "lock").open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                holder = file.read().strip() or "an unknown process"
+                raise WorkspaceBusyError(
+                    f"workspace {self.path.absolute()} is in use by {holder}. Wait for that run "
+                    "to end, or give this one a folder of its own with --workspace"
+                ) from error
+            file.truncate(0)
+            file.write(f"process {os.getpid()}, started {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC")
+            file.flush()
+            yield sweep(self.path)
+            file.truncate(0)
+
+    def keep_only_checkpoints(self, stage: str, making: str | None) -> None:
+        """Delete a stage's training states but those of ``making``."""
+        keep = None if making is None else self.checkpoints(stage, making)
+        for folder in (self.path / "checkpoints").glob(f"{stage}-*"):
+            if folder != keep:
+                shutil.rmtree(folder)
+
+    def append_to_ledger(self, entry: Mapping[str, Any]) -> None:
+        """Record a look at a test split as one JSON line, durably."""
+        path = self.path / "ledger.jsonl"
+        # A kill in the middle of a line must not swallow the next one.
+        torn = path.exists() and not path.read_bytes().endswith(b"\n")
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n" * torn + json.dumps(entry, sort_keys=True) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fsync(self.path)
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """Read every look at a test split, oldest first; a torn line counts as {"torn": text}."""
+        path = self.path / "ledger.jsonl"
+        if not path.exists():
+            return []
+        entries = []
+        for line in filter(None, path.read_text(encoding="utf-8").splitlines()):
+            try:
+                entries.append(json.loads(line))
+            except json.JSONDecodeError:
+                entries.append({"torn": line})
+        return entries
+
+
+def bundles_dir(config: RunConfig) -> Path:
+    """Return the folder of the bundles and of ``current``."""
+    return config.release.bundles or config.workspace / "bundles"

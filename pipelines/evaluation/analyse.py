@@ -1,0 +1,251 @@
+"""Analyse what evaluate measured: intervals, slices, measures beyond accuracy, paired tests.
+
+Popularity, activity and the histories that lists are held against are those of training, the same
+for both splits. Scores of these models are no probabilities, so there is no curve of calibration
+of scores to draw: what is measured is whether a list has its user's mix of categories.
+
+Axes: U users, M targets, N item rows, C category rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from pipelines.config.run import EvaluationConfig
+from pipelines.evaluation.analysis import ModelAnalysis, SplitAnalysis
+from pipelines.inputs.tensors import ModelInputs, concatenated, ragged
+from recsys.data.batch import Jagged
+from recsys.data.item_mask import ItemMask
+from recsys.evaluation.beyond_accuracy import (
+    average_popularity,
+    catalogue_coverage,
+    category_diversity,
+    gini_of_exposure,
+    intra_list_diversity,
+    item_popularity,
+    novelty,
+    popularity_lift,
+)
+from recsys.evaluation.bootstrap import BootstrapConfig, bootstrap_intervals
+from recsys.evaluation.calibration import list_miscalibration
+from recsys.evaluation.ranking import RankingResult, per_user_metric
+from recsys.evaluation.significance import (
+    Comparison,
+    ComparisonConfig,
+    EvaluatedRun,
+    compare_runs,
+)
+from recsys.evaluation.slices import (
+    Slice,
+    category_slices,
+    history_length_slices,
+    item_popularity_slices,
+    slice_metrics,
+    user_activity_slices,
+)
+
+MAX_LENGTH = 10
+"""Of the lists whose coverage, novelty and diversity are measured."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Background:
+    """What lists and targets are held against, of one tie order."""
+
+    inputs: ModelInputs
+    histories: Jagged
+    """Training events of every user row."""
+    popularity: Tensor
+    """Users who have each item in training, [N]."""
+    num_users: int
+    """Users with a training event."""
+    category_names: Sequence[str]
+    """Name of each category row, [C]; row 0 is none."""
+    data_digest: str
+    domains: Jagged | None = None
+    """Domain row of each item row, [N]; None where the catalogue has no domains."""
+    domain_names: Sequence[str] = ()
+    """Name of each domain row; row 0 is none."""
+
+    @classmethod
+    def of(cls, inputs: ModelInputs, features: Path, data_digest: str) -> Background:
+        """Collect it from the features artefact."""
+        sequences = inputs.sequences
+        starts = np.asarray(sequences.offsets[:-1])
+        lengths = np.asarray(sequences.train_end) - starts
+        rows = np.asarray(sequences.item_rows)[concatenated(starts, lengths)]
+        histories = ragged(rows, lengths)
+        domains, domain_names = item_domains(features, inputs.sizes.num_item_rows)
+        return cls(
+            inputs=inputs,
+            histories=histories,
+            popularity=item_popularity(histories, inputs.sizes.num_item_rows),
+            num_users=max(1, int((histories.lengths() > 0).sum())),
+            category_names=category_names(features, inputs.sizes.num_categories),
+            data_digest=data_digest,
+            domains=domains,
+            domain_names=domain_names,
+        )
+
+
+def category_names(features: Path, num_categories: int) -> list[str]:
+    """Read the name of each category row, "" for a row without one."""
+    names = [""] * num_categories
+    path = features / "vocabularies" / "categories.parquet"
+    if path.exists():
+        for row, name in pl.read_parquet(path).select("row", "id").iter_rows():
+            names[row] = name
+    return names
+
+
+def item_domains(features: Path, num_item_rows: int) -> tuple[Jagged | None, list[str]]:
+    """Number the domains that the catalogue's items are in, by name."""
+    path = features / "items.parquet"
+    if not path.exists() or "domain" not in pl.read_parquet_schema(path):
+        return None, []
+    items = pl.read_parquet(path, columns=["item_row", "domain"]).drop_nulls("domain")
+    names = ["", *items["domain"].cast(pl.String).unique().sort()]
+    row_of = {name: row for row, name in enumerate(names)}
+    rows = torch.zeros(num_item_rows, dtype=torch.int64)
+    rows[items["item_row"].to_torch()] = torch.tensor(
+        [row_of[name] for name in items["domain"].cast(pl.String)], dtype=torch.int64
+    )
+    return Jagged.one_each(rows), names
+
+
+def cut(
+    result: RankingResult, known: Background, config: EvaluationConfig, lengths: Tensor
+) -> list[Slice]:
+    """Cut a split's targets by item popularity, activity, history length, domain and category.
+
+    Args:
+        lengths: Events of each user before the split, [U].
+    """
+    targets = result.targets
+    num_events = known.histories.lengths()[result.user_rows]
+    slices = [
+        *item_popularity_slices(targets, known.popularity),
+        *user_activity_slices(targets, num_events),
+        *history_length_slices(targets, lengths),
+    ]
+    if known.domains is not None:
+        slices += category_slices(targets, "domain", known.domains, known.domain_names)
+    categories = known.inputs.catalogue.categories
+    by_category = category_slices(targets, "category", categories, known.category_names)
+    by_category.sort(key=lambda part: -int(part.targets.sum()))
+    return [*slices, *by_category[: config.category_slices]]
+
+
+def beyond_accuracy(
+    result: RankingResult, known: Background, config: EvaluationConfig
+) -> dict[str, float]:
+    """Measure a model's lists; what is undefined is absent.
+
+    The catalogue is every item row, cold ones included.
+    """
+    k = min(MAX_LENGTH, max(config.ks))
+    lists = result.top_k.item_rows
+    catalogue = known.inputs.catalogue
+    histories = known.histories.take(result.user_rows)
+    everything = ItemMask.all(known.inputs.sizes.num_item_rows)
+    per_user = {
+        "novelty": novelty(lists, k, known.popularity, known.num_users),
+        "average_popularity": average_popularity(lists, k, known.popularity),
+    }
+    if catalogue.content.shape[1]:
+        per_user["intra_list_diversity"] = intra_list_diversity(lists, k, catalogue.content)
+    if len(catalogue.categories.values):
+        num_categories = known.inputs.sizes.num_categories
+        per_user["category_diversity"] = category_diversity(
+            lists, k, catalogue.categories, num_categories
+        )
+        per_user["miscalibration"] = list_miscalibration(
+            lists, k, histories, catalogue.categories, num_categories
+        )
+    values = {
+        "coverage": catalogue_coverage(lists, k, everything),
+        "gini": gini_of_exposure(lists, k, everything),
+        **{name: float(value.nanmean()) for name, value in per_user.items()},
+    }
+    lift = popularity_lift(lists, k, histories, known.popularity)
+    if "lift" in lift:
+        values["popularity_lift"] = lift["lift"]
+    return {f"{name}@{k}": value for name, value in values.items() if np.isfinite(value)}
+
+
+def best_single(
+    results: Mapping[str, RankingResult], metric: str, blends: Sequence[str] = ()
+) -> str:
+    """Name the best model that is no blend; called with the validation split alone."""
+    single = [name for name in results if name not in blends] or list(results)
+    return max(
+        single, key=lambda name: float(per_user_metric(results[name].ranks, metric).nanmean())
+    )
+
+
+def analyse_split(
+    results: Mapping[str, RankingResult],
+    known: Background,
+    config: EvaluationConfig,
+    *,
+    lengths: Tensor,
+    baseline: str,
+    seed: int,
+) -> SplitAnalysis:
+    """Analyse all models on one split.
+
+    Args:
+        lengths: Events of each user before the split, [U].
+        baseline: Model that the others are tested against.
+        seed: Of the resamples.
+    """
+    resamples = BootstrapConfig(num_resamples=config.num_resamples, seed=seed)
+    first = next(iter(results.values()))
+    slices = cut(first, known, config, lengths)
+    models = {}
+    for name, result in results.items():
+        values = {
+            metric: per_user_metric(result.ranks, metric) for metric in config.interval_metrics()
+        }
+        models[name] = ModelAnalysis(
+            intervals=bootstrap_intervals(values, resamples),
+            beyond_accuracy=beyond_accuracy(result, known, config),
+            slices=tuple(slice_metrics(result.ranks, slices, config.slice_metrics(), resamples)),
+        )
+    return SplitAnalysis(
+        num_users=first.num_users,
+        num_targets=len(first.targets.values),
+        models=models,
+        comparisons=tuple(paired_tests(results, known, config, baseline, resamples)),
+    )
+
+
+def paired_tests(
+    results: Mapping[str, RankingResult],
+    known: Background,
+    config: EvaluationConfig,
+    baseline: str,
+    resamples: BootstrapConfig,
+) -> list[Comparison]:
+    """Test every other model against the baseline, all tests corrected together."""
+    runs = {
+        name: EvaluatedRun.from_ranks(
+            result.user_rows,
+            result.targets,
+            result.ranks,
+            config.slice_metrics(),
+            name=name,
+            data_digest=known.data_digest,
+        )
+        for name, result in results.items()
+    }
+    others = [run for name, run in runs.items() if name != baseline]
+    settings = ComparisonConfig(intervals=resamples, seed=resamples.seed)
+    return compare_runs(runs[baseline], others, settings) if others else []

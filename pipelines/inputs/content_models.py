@@ -1,0 +1,114 @@
+"""The configured encoder and language model, where their files lie, and where answers are kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.content import (
+    ENCODERS,
+    LANGUAGE_MODELS,
+    ContentConfig,
+    EnrichItemsConfig,
+)
+from pipelines.engine.artifacts import files_under
+from recsys.content.encoder import (
+    Encoder,
+    HashEncoder,
+    MiniLMEncoder,
+    SentenceTransformerEncoder,
+)
+from recsys.content.endpoint import Endpoint
+from recsys.content.endpoint_encoder import EndpointEncoder
+from recsys.content.joined_encoder import JoinedEncoder, WordEncoder
+from recsys.content.language_model import (
+    MODEL_ENDINGS,
+    LocalLanguageModel,
+    model_digest,
+    packaged_smollm2,
+)
+from recsys.content.prompt import LanguageModel
+from recsys.content.text import item_text
+from recsys.content.transformer_encoder import TransformerEncoder
+
+
+def cache_dir(name: str) -> Path:
+    """Return a folder shared by all workspaces: RECSYS_DATA_CACHE/<name>."""
+    root = Path(os.environ.get("RECSYS_DATA_CACHE", "~/.cache/recsys")).expanduser()
+    return root / name
+
+
+def make_encoder(config: ContentConfig) -> Encoder | None:
+    """Build the configured encoder; None where text is left out."""
+    if config.encoder == "none":
+        return None
+    if config.encoder == "minilm":
+        return MiniLMEncoder()
+    if config.encoder == "minilm+words":
+        return JoinedEncoder(MiniLMEncoder(), WordEncoder(), weight=config.word_weight)
+    if config.encoder == "hash":
+        return HashEncoder()
+    if config.encoder == "endpoint":
+        assert config.endpoint is not None
+        return EndpointEncoder(config.endpoint)
+    path = packaged_smollm2() if config.encoder == "smollm2" else Path(config.encoder)
+    if (path / "modules.json").is_file():
+        return SentenceTransformerEncoder(path, name=f"{path.name}-{model_digest(path)}")
+    return TransformerEncoder(path, pooling=config.pooling, max_tokens=config.max_tokens)
+
+
+def make_language_model(config: EnrichItemsConfig) -> LanguageModel | None:
+    """Build the configured language model; None where enrichment is off."""
+    if config.model == "none":
+        return None
+    if config.model == "endpoint":
+        assert config.endpoint is not None
+        return Endpoint(config.endpoint)
+    path = packaged_smollm2() if config.model == "smollm2" else Path(config.model)
+    return LocalLanguageModel(path, batch_size=config.batch_size, device=config.device)
+
+
+def encoder_files(config: ContentConfig) -> Mapping[str, Path]:
+    """Name the files of an encoder that is given by path: a change of them is a change of it."""
+    return {} if config.encoder in ENCODERS else model_files("content.encoder", config.encoder)
+
+
+def language_model_files(config: EnrichItemsConfig) -> Mapping[str, Path]:
+    """Name the files of a language model that is given by path."""
+    named = config.model in LANGUAGE_MODELS
+    return {} if named else model_files("enrichment.model", config.model)
+
+
+def model_files(key: str, value: str) -> dict[str, Path]:
+    """List the weights and settings of a model.
+
+    Raises:
+        ValueError: If there is no such file or folder.
+    """
+    path = Path(value)
+    if not path.exists():
+        raise ValueError(f"{key}: there is no file or folder {path.absolute()}")
+    files = [path] if path.is_file() else files_under(path)
+    return {
+        f"{key}/{file.relative_to(path.parent)}": file
+        for file in files
+        if file.suffix in MODEL_ENDINGS
+    }
+
+
+TEXT_PARTS = ("title", "description", "brand", "categories")
+
+
+def text_of(item: Mapping[str, Any], config: ContentConfig) -> str:
+    """Say in one line what a catalogue row is."""
+    known = {name: item.get(name) for name in config.text_columns}
+    further = [str(value) for name, value in known.items() if value and name not in TEXT_PARTS]
+    return item_text(
+        known.get("title"),
+        description=known.get("description"),
+        brand=known.get("brand"),
+        categories=known.get("categories") or (),
+        further=further,
+    )

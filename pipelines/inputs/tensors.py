@@ -1,0 +1,122 @@
+"""What models read out of the features and content artefacts, as tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pipelines.config.run import RunConfig
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Sequences
+from recsys.data.held_out import HeldOut as HeldOut
+from recsys.data.held_out import concatenated as concatenated
+from recsys.data.held_out import ragged as ragged
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from serving.surfaces import HOME
+
+Rows = NDArray[np.int64]
+CONTENT_FILE = "content.npy"
+GIVEN = "given"
+MAX_QUERIES = 512
+"""Scored at a time; more is no faster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInputs:
+    """One tie order of the features artefact with the catalogue beside it."""
+
+    sequences: Sequences
+    catalogue: ItemCatalogue
+    sizes: FeatureSizes
+    user_features: dict[str, Rows]
+    tie_order: str = GIVEN
+
+    @classmethod
+    def load(cls, features: Path, content: Path | None, tie_order: str) -> ModelInputs:
+        """Read the artefacts of build_features and, where there is one, embed_items."""
+        described = json.loads((features / "features.json").read_text(encoding="utf-8"))
+        catalogue = load_catalogue(features, content)
+        user_features = {
+            feature["name"]: load_rows(features / "user_features" / f"{feature['name']}.npy")
+            for feature in described["user_features"]
+        }
+        sizes = FeatureSizes(
+            num_item_rows=described["num_item_rows"],
+            content_dim=catalogue.content.shape[1],
+            num_categories=described["num_categories"],
+            user_features={
+                feature["name"]: feature["cardinality"] for feature in described["user_features"]
+            },
+            context_features={
+                feature["name"]: feature["cardinality"] for feature in described["context_features"]
+            },
+        )
+        return cls(
+            sequences=Sequences.load(features / "sequences" / tie_order),
+            catalogue=catalogue,
+            sizes=sizes,
+            user_features=user_features,
+            tie_order=tie_order,
+        )
+
+    def queries(self, positions: Rows, *, max_history: int) -> JaggedBatch:
+        """Build what was known before each event at ``positions``, user features included."""
+        return self.sequences.queries(
+            positions, max_history=max_history, user_features=self.user_features
+        )
+
+
+def queries_per_batch(inputs: ModelInputs, config: RunConfig) -> int:
+    """Choose how many queries to score at a time, so that the scores fit into memory."""
+    fitting = config.evaluation.max_scores // inputs.sizes.num_item_rows
+    return max(1, min(MAX_QUERIES, fitting))
+
+
+def tie_orders(features: Path) -> list[str]:
+    """List the orders of tied times that the artefact has, the released one first.
+
+    Without times nothing is tied, and only the given order is there.
+    """
+    present = {path.name for path in (features / "sequences").iterdir()}
+    return sorted(present, key=lambda order: (order != GIVEN, order))
+
+
+def released_order(features: Path) -> str:
+    """Name the order whose models are released."""
+    return tie_orders(features)[0]
+
+
+def load_rows(path: Path) -> Rows:
+    """Memory-map an array of rows."""
+    rows: Rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    return rows
+
+
+def load_catalogue(features: Path, content: Path | None) -> ItemCatalogue:
+    """Read categories and content embeddings of every item row."""
+    values = torch.from_numpy(np.array(load_rows(features / "item_categories" / "values.npy")))
+    offsets = torch.from_numpy(np.array(load_rows(features / "item_categories" / "offsets.npy")))
+    categories = Jagged(values, offsets)
+    if content is None:
+        return ItemCatalogue(torch.empty(categories.batch_size, 0), categories)
+    vectors = np.load(content / CONTENT_FILE, allow_pickle=False)
+    return ItemCatalogue(torch.from_numpy(vectors), categories)
+
+
+def batches(inputs: ModelInputs, held_out: HeldOut, config: RunConfig) -> Iterator[JaggedBatch]:
+    """Build the split's queries; ``seen`` carries the whole history, which no list repeats."""
+    size = queries_per_batch(inputs, config)
+    for begin in range(0, len(held_out.positions), size):
+        positions = held_out.positions[begin : begin + size]
+        queries = inputs.queries(positions, max_history=HOME.max_history)
+        rows = torch.arange(begin, begin + len(positions))
+        seen = held_out.seen.take(rows)
+        if not config.evaluation.exclude_history:
+            seen = Jagged(seen.values[:0], torch.zeros_like(seen.offsets))
+        yield JaggedBatch({**queries.features, "seen": seen})

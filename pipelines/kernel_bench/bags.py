@@ -1,0 +1,146 @@
+"""The embedding bags as ``recsys kernels`` runs them, beside PyTorch's and FBGEMM's.
+
+Axes: B bags a feature, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+from pipelines.kernel_bench.workload import (
+    NUM_SETS,
+    Call,
+    Prepared,
+    distance,
+)
+from recsys.data.batch import Jagged
+from recsys.layers.embedding.fbgemm_updates import FbgemmRowUpdates
+from recsys.layers.embedding.row_updates import KernelRowUpdates, RowUpdateConfig, TorchRowUpdates
+from recsys.layers.embedding.tables import TableConfig
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Sizes of an embedding case: every table is one feature's."""
+
+    tables: int
+    rows: int
+    dim: int
+    batch: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.tables} x {self.rows:,} x {self.dim}, batch {self.batch}, {self.length} ids"
+
+
+class BagCase:
+    """Tables of one case in one backend, with equal weights in each."""
+
+    def __init__(self, bags: Bags, kind: type, device: torch.device) -> None:
+        generator = torch.Generator(device).manual_seed(0)
+        self.tables = [
+            TableConfig(
+                name=f"t{place}",
+                num_rows=bags.rows,
+                embedding_dim=bags.dim,
+                features=(f"f{place}",),
+            )
+            for place in range(bags.tables)
+        ]
+        self.weights = {
+            table.name: nn.Parameter(
+                torch.empty(bags.rows, bags.dim, device=device).uniform_(
+                    -0.05, 0.05, generator=generator
+                )
+            )
+            for table in self.tables
+        }
+        rule = RowUpdateConfig(rule="rowwise_adagrad")
+        self.updates = kind(self.tables, self.weights, rule)
+        self.updates.begin(0.01)
+        self.bags = bags
+
+    def look_up(self, ids: Tensor, offsets: Tensor) -> Tensor:
+        """Sum the rows of each bag, [B, sum of D]."""
+        if isinstance(self.updates, KernelRowUpdates):
+            found: Tensor = self.updates.bags(ids, offsets)
+            return found
+        if isinstance(self.updates, FbgemmRowUpdates):
+            pooled: Tensor = self.updates.tbe(ids, offsets)
+            return pooled
+        ends = offsets[: self.bags.batch + 1]
+        values = {
+            f"f{place}": Jagged(part, ends)
+            for place, part in enumerate(ids.view(self.bags.tables, -1))
+        }
+        return torch.cat(list(self.updates.pool(values, None).values()), dim=1)
+
+    def lookups(self, batches: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Call]:
+        def look(ids: Tensor, offsets: Tensor) -> Tensor:
+            with torch.no_grad():
+                return self.look_up(ids, offsets)
+
+        return [partial(look, ids, offsets) for ids, offsets, _ in batches]
+
+    def steps(self, batches: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Call]:
+        def step(ids: Tensor, offsets: Tensor, grad: Tensor) -> None:
+            self.look_up(ids, offsets).backward(grad)  # type: ignore[no-untyped-call]
+
+        return [partial(step, *batch) for batch in batches]
+
+
+def bag_batches(bags: Bags, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Draw ids, offsets and gradients of the results."""
+    generator = torch.Generator(device).manual_seed(1)
+    count = bags.tables * bags.batch
+    offsets = torch.arange(count + 1, device=device) * bags.length
+    return [
+        (
+            torch.randint(bags.rows, (count * bags.length,), generator=generator, device=device),
+            offsets,
+            torch.randn(bags.batch, bags.tables * bags.dim, generator=generator, device=device),
+        )
+        for _ in range(NUM_SETS)
+    ]
+
+
+def prepare_bags(bags: Bags, device: torch.device, *, backward: bool) -> Prepared:
+    """Forward alone, or forward and the backward with row-wise Adagrad inside."""
+    batches = bag_batches(bags, device)
+    kinds: dict[str, type] = {"ours": KernelRowUpdates, "torch": TorchRowUpdates}
+    if find_spec("fbgemm_gpu") and bags.dim % 4 == 0:
+        kinds["FBGEMM"] = FbgemmRowUpdates
+    cases = {name: BagCase(bags, kind, device) for name, kind in kinds.items()}
+    calls = {
+        name: case.steps(batches) if backward else case.lookups(batches)
+        for name, case in cases.items()
+    }
+
+    def error() -> float:
+        ours, truth = (
+            BagCase(bags, KernelRowUpdates, device),
+            BagCase(bags, TorchRowUpdates, device),
+        )
+        if backward:
+            for case in (ours, truth):
+                case.steps(batches)[0]()
+        ids, offsets, _ = batches[0]
+        with torch.no_grad():
+            return distance(ours.look_up(ids, offsets), truth.look_up(ids, offsets))
+
+    ids, _, grad = batches[0]
+    first = torch.arange(bags.tables, device=device)[:, None] * bags.rows
+    touched = len(torch.unique(ids.view(bags.tables, -1) + first))
+    row_bytes, out = touched * bags.dim * 4, grad.numel() * 4
+    moved = row_bytes + out + ids.numel() * 8
+    if backward:
+        moved += 2 * row_bytes + 8 * touched + out + ids.numel() * 8
+    return Prepared(
+        ours=calls.pop("ours"), peers=calls, error=error, tolerance=1e-5, num_bytes=moved
+    )

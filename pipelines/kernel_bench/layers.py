@@ -1,0 +1,205 @@
+"""Kernels of layers as ``recsys kernels`` runs them: attention, norms, experts, adapters.
+
+Axes: M rows, D width, H heads, L events of a sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pipelines.kernel_bench.workload import (
+    NUM_SETS,
+    Prepared,
+    distance,
+    results,
+    worst,
+)
+from recsys.kernels.gated_norm.op import gated_norm
+from recsys.kernels.gated_norm.reference import dropout_mask, kept_scale
+from recsys.kernels.hstu_attention.op import hstu_attention
+from recsys.kernels.hstu_attention.reference import reference_attention
+from recsys.kernels.lora.op import Corrections
+from recsys.kernels.lora.reference import add_corrections
+from recsys.kernels.routed_experts.op import routed_experts
+from recsys.layers.moe.experts import loop_over_experts
+
+
+def prepare_attention(
+    sizes: tuple[int, int, int, int], device: torch.device, *, backward: bool
+) -> Prepared:
+    """Attend within sequences of one length, without biases; bf16 on a GPU.
+
+    Args:
+        sizes: Sequences, their length, heads, and the heads' width.
+        backward: Whether gradients of queries, keys and values are taken too.
+    """
+    num_sequences, length, heads, dim = sizes
+    generator = torch.Generator(device).manual_seed(3)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    offsets = torch.arange(num_sequences + 1, device=device) * length
+
+    def part() -> Tensor:
+        shape = (num_sequences * length, heads, dim)
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    sets = [[part() for _ in range(4)] for _ in range(2)]
+
+    def ours(ends: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return hstu_attention(q, k, v, ends, length)
+
+    def by_torch(ends: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return reference_attention(q, k, v, ends, length, None, None, None)
+
+    def error() -> float:
+        few = [one[: 2 * length] for one in sets[0]]
+        found = results(partial(ours, offsets[:3]), *few, backward=backward)
+        truth = [one.float() for one in few]
+        return worst(found, results(partial(by_torch, offsets[:3]), *truth, backward=backward))
+
+    return Prepared(
+        ours=[partial(results, partial(ours, offsets), *one, backward=backward) for one in sets],
+        peers={
+            "torch": [
+                partial(results, partial(by_torch, offsets), *one, backward=backward)
+                for one in sets
+            ]
+        },
+        error=error,
+        tolerance=1e-2 if dtype == torch.bfloat16 else 1e-5,
+        # Two products over the lower half of L x L, five more backward.
+        num_flops=(7 if backward else 2) * num_sequences * heads * length * length * dim,
+    )
+
+
+def prepare_gated_norm(
+    num_rows: int, width: int, device: torch.device, *, backward: bool
+) -> Prepared:
+    """Norm, gate and drop a fifth; bf16 on a GPU. Torch draws other numbers to drop."""
+    generator = torch.Generator(device).manual_seed(4)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    seed = torch.tensor([7], device=device)
+
+    def part(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    rows = (num_rows, width)
+    sets = [
+        (part(*rows), part(*rows), part(width), part(width), part(*rows)) for _ in range(NUM_SETS)
+    ]
+
+    def ours(x: Tensor, u: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return gated_norm(x, u, weight, bias, dropout=0.2, seed=seed)
+
+    def by_torch(x: Tensor, u: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        normed = functional.layer_norm(x, x.shape[1:], weight, bias, 1e-6)
+        return functional.dropout(normed * u, 0.2)
+
+    def exact(x: Tensor, u: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        normed = functional.layer_norm(x, x.shape[1:], weight, bias, 1e-6)
+        kept = dropout_mask(x.shape[0], x.shape[1], int(seed), 0.2, x.device)
+        return normed * u * kept * kept_scale(0.2)
+
+    def error() -> float:
+        x, u, weight, bias, grad = sets[0]
+        few = (x[:1024], u[:1024], weight, bias, grad[:1024])
+        truth = results(exact, *(one.double() for one in few), backward=backward)
+        return worst(results(ours, *few, backward=backward), truth)
+
+    return Prepared(
+        ours=[partial(results, ours, *one, backward=backward) for one in sets],
+        peers={"torch": [partial(results, by_torch, *one, backward=backward) for one in sets]},
+        error=error,
+        tolerance=1e-2 if dtype == torch.bfloat16 else 1e-5,
+        # Two tensors read and one written; backward three and two.
+        num_bytes=(8 if backward else 3) * num_rows * width * dtype.itemsize,
+    )
+
+
+def prepare_routed_experts(
+    sizes: tuple[int, int, int], device: torch.device, *, backward: bool
+) -> Prepared:
+    """Rows that visit two of 32 experts each, by their number, width and inner width."""
+    generator = torch.Generator(device).manual_seed(5)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    num_rows, dim, hidden_dim = sizes
+    top_k, shapes = 2, [(num_rows, dim), (32, hidden_dim, dim), (32, dim, hidden_dim)]
+
+    def part(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device) / math.sqrt(shape[-1])
+
+    sets = []
+    for _ in range(2):
+        experts = part(num_rows, 32).topk(top_k, dim=1).indices
+        tensors = [part(*shape).to(dtype) for shape in [*shapes, shapes[0]]]
+        sets.append((experts, [*tensors[:3], part(num_rows, top_k).sigmoid(), tensors[3]]))
+
+    def run(mix: Callable[..., Tensor], experts: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+        return results(
+            lambda rows, up, down, weights: mix(rows, up, down, experts, weights),
+            *tensors,
+            backward=backward,
+        )
+
+    def error() -> float:
+        experts, tensors = sets[0]
+        truth = run(loop_over_experts, experts, [one.double() for one in tensors])
+        return worst(run(routed_experts, experts, tensors), truth)
+
+    return Prepared(
+        ours=[partial(run, routed_experts, *one) for one in sets],
+        peers={"torch, a loop": [partial(run, loop_over_experts, *one) for one in sets]},
+        error=error,
+        tolerance=1e-2 if dtype == torch.bfloat16 else 1e-5,
+        # Two products of each visit, two more of each backward.
+        num_flops=(3 if backward else 1) * 4 * num_rows * top_k * dim * hidden_dim,
+    )
+
+
+def prepare_lora(sizes: tuple[int, int, int], device: torch.device, *, whole: bool) -> Prepared:
+    """Rows of three adapters of rank 8, by their number and the layer's widths."""
+    generator = torch.Generator(device).manual_seed(6)
+    num_rows, width_in, width_out = sizes
+
+    def part(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device) / math.sqrt(shape[-1])
+
+    numbers = torch.arange(num_rows, device=device) // 20 % 3 + 1
+    a, b, bias = part(3, 8, width_in), part(3, 8, width_out), part(width_out)
+    weight = part(width_out, width_in)
+    sets = [(part(num_rows, width_in), part(num_rows, width_out)) for _ in range(NUM_SETS)]
+
+    def ours(inputs: Tensor, out: Tensor) -> Tensor:
+        # Made anew, so that it asks for its tiles anew.
+        corrections = Corrections(a, b)
+        if whole:
+            return corrections.linear(inputs, numbers, weight, bias)
+        corrections.add(out, inputs, numbers)
+        return out
+
+    def gathered(inputs: Tensor, out: Tensor) -> Tensor:
+        base = functional.linear(inputs, weight, bias) if whole else out
+        low = torch.bmm(inputs[:, None], a[numbers - 1].transpose(1, 2))
+        return base + torch.bmm(low, b[numbers - 1])[:, 0]
+
+    def error() -> float:
+        inputs, out = sets[0]
+        truth = out.double()
+        if whole:
+            truth = functional.linear(inputs.double(), weight.double(), bias.double())
+        truth = truth.clone()
+        add_corrections(truth, inputs, numbers, a, b)
+        return distance(ours(inputs, out.clone()), truth)
+
+    return Prepared(
+        ours=[partial(ours, *one) for one in sets],
+        peers={"torch": [partial(gathered, *one) for one in sets]},
+        error=error,
+        tolerance=1e-5,
+        num_flops=2 * num_rows * (whole * width_in * width_out + 8 * (width_in + width_out)),
+    )

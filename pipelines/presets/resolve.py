@@ -1,0 +1,128 @@
+"""From a TOML file, a preset's name and ``--set`` to the whole configuration of one run."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.run import RunConfig
+from pipelines.config.toml import merge, parse_assignment, plain, read_toml, validate
+from pipelines.datasets.fetch import fetch
+from pipelines.datasets.registry import find_dataset
+from pipelines.engine.workspace import check_writable
+from pipelines.presets import PRESETS
+
+DEFAULT_PRESET = "shop"
+FILE_KEYS = {"data": ("events", "items", "users")}
+MODEL_KEYS = {"content": "encoder", "enrichment": "model"}
+
+
+def preset_named(name: object, source: str) -> RunConfig:
+    """Build a preset's configuration.
+
+    Raises:
+        ValueError: If there is none of that name; offers the nearest.
+    """
+    if isinstance(name, str) and name in PRESETS:
+        return PRESETS[name]()
+    near = difflib.get_close_matches(str(name).replace("-", "_"), PRESETS, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ValueError(f"{source}: no preset {name!r}; {hint}Presets: {', '.join(PRESETS)}")
+
+
+def beside(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Read a TOML file's relative paths as relative to that file."""
+    moved = dict(table)
+    for section, keys in FILE_KEYS.items():
+        below = table.get(section)
+        if isinstance(below, dict):
+            found = {key: below[key] for key in keys if key in below}
+            moved[section] = below | {key: moved_to(folder, found[key]) for key in found}
+    for section, key in MODEL_KEYS.items():
+        below = table.get(section)
+        value = below.get(key) if isinstance(below, dict) else None
+        # What has no slash is a model's name, or a mistake that its check explains.
+        if isinstance(value, str) and "/" in value:
+            place = (folder / Path(value).expanduser()).absolute()
+            moved[section] = {**moved[section], key: str(place)}
+    return moved
+
+
+def moved_to(folder: Path, value: object) -> object:
+    """Read a path, or each of a list, as relative to a folder."""
+    if isinstance(value, list):
+        return [moved_to(folder, one) for one in value]
+    return str(folder / value) if isinstance(value, str) else value
+
+
+def resolve(
+    path: Path | None = None,
+    *,
+    preset: str | None = None,
+    assignments: Sequence[str] = (),
+    workspace: Path | None = None,
+) -> RunConfig:
+    """Build the configuration of one run; later sources win.
+
+    Args:
+        path: A TOML file: ``preset = "..."`` and overrides.
+        preset: Name of a preset; wins over the file's.
+        assignments: ``a.b=c`` overrides.
+        workspace: Folder of the run.
+
+    Raises:
+        ValueError: Names the file, key, value and what is allowed.
+    """
+    source = str(path) if path else f"preset {preset or DEFAULT_PRESET}"
+    table = beside(read_toml(path), path.parent) if path else {}
+    name = table.pop("preset", DEFAULT_PRESET)
+    below = plain(preset_named(preset or name, source))
+    table = merge(below, table)
+    config = validate(RunConfig, table, source)
+    for assignment in assignments:
+        table = merge(table, parse_assignment(assignment))
+    if assignments:
+        config = validate(RunConfig, table, f"{source} with --set {' --set '.join(assignments)}")
+    return replace(config, workspace=workspace) if workspace else config
+
+
+def check_places(config: RunConfig) -> None:
+    """Find out at the start whether the folders of a run can be written.
+
+    Raises:
+        ValueError: Says which cannot and what to do.
+    """
+    check_writable(config.workspace, "the workspace", "--workspace (in the TOML file: workspace)")
+    if config.release.bundles is not None:
+        check_writable(config.release.bundles, "the folder of bundles", "release.bundles")
+
+
+def with_dataset(config: RunConfig) -> RunConfig:
+    """Fetch the data set that the configuration names, and point its files at the tables.
+
+    Raises:
+        ValueError: If no source has it, or neither a data set nor a file of events is named.
+    """
+    if config.data.dataset is None:
+        if not config.data.event_paths():
+            raise ValueError(
+                'no data: set data.events = "my-events.csv" (or .parquet) in the [data] table, '
+                'or data.dataset = "movielens-100k" (see recsys data list)'
+            )
+        return config
+    if config.data.events is not None:
+        raise ValueError(
+            f"both data.dataset = {config.data.dataset!r} and data.events = "
+            f"{str(config.data.events)!r} are set; keep one of them"
+        )
+    fetched = fetch(find_dataset(config.data.dataset))
+    data = replace(
+        config.data,
+        events=fetched.table("events"),
+        items=fetched.table("items"),
+        users=fetched.table("users"),
+    )
+    return replace(config, data=data)

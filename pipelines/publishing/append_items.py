@@ -1,0 +1,239 @@
+"""New catalogue rows as a delta of a released bundle: no training, vectors from their content."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from pipelines.config.content import ContentConfig, EnrichItemsConfig
+from pipelines.config.toml import validate
+from pipelines.engine.console import log
+from pipelines.inputs.content_models import cache_dir, make_encoder, make_language_model, text_of
+from pipelines.semantic_ids.append import published_ids
+from recsys.content.attributes import PROMPT_VERSION, enriched_text
+from recsys.content.embedding_cache import encode_cached
+from recsys.content.encoder import Encoder
+from recsys.content.enrichment import enrich
+from recsys.content.prompt import EndpointError
+from recsys.data.batch import Jagged, JaggedBatch
+from serving.bundle.delta import NewItem, write_delta
+from serving.bundle.load import Bundle, load_bundle
+from serving.bundle.manifest import CURRENT, publish, read_manifest
+
+Vectors = NDArray[np.float32]
+CATEGORY_SEPARATOR = "|"
+
+
+def read_items(path: Path) -> pl.DataFrame:
+    """Read new items: a column item_id, and what else is known.
+
+    Raises:
+        ValueError: Names the file, the column or the row at fault.
+    """
+    readers = {
+        ".csv": lambda: pl.read_csv(path, infer_schema=False),
+        ".parquet": lambda: pl.read_parquet(path),
+        ".jsonl": lambda: pl.read_ndjson(path),
+    }
+    if path.suffix not in readers:
+        raise ValueError(f"{path} must end in {', '.join(readers)}")
+    if not path.is_file():
+        raise ValueError(f"there is no file {path.absolute()}")
+    try:
+        items = readers[path.suffix]()
+    # A broken Parquet file makes Polars panic, which is not an Exception.
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        raise ValueError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+    if "item_id" not in items.columns:
+        raise ValueError(
+            f"{path} has no column item_id; its columns are {', '.join(items.columns)}"
+        )
+    items = items.with_columns(pl.col("item_id").cast(pl.String))
+    if items["item_id"].null_count() or (items["item_id"] == "").any():
+        row = (items["item_id"].is_null() | (items["item_id"] == "")).arg_max()
+        raise ValueError(f"{path}, row {row}: item_id is empty; give every item an id")
+    if items["item_id"].is_duplicated().any():
+        twice = items.filter(pl.col("item_id").is_duplicated())["item_id"][0]
+        raise ValueError(f"{path} names item_id {twice!r} more than once; keep one row of it")
+    if items.schema.get("categories") == pl.String:
+        items = items.with_columns(pl.col("categories").str.split(CATEGORY_SEPARATOR))
+    return items
+
+
+def content_config(bundle: Bundle, directory: Path) -> ContentConfig:
+    """Tell how the text of the bundle's items became vectors.
+
+    Raises:
+        ValueError: If the bundle does not say, or has no two-tower to place new items with.
+    """
+    if bundle.retriever is None:
+        raise ValueError(f"{directory} has no two-tower, so new items have no vectors in it")
+    made = bundle.manifest.content
+    if made is None:
+        raise ValueError(
+            f"{directory} does not say which encoder made its content embeddings; release it again"
+        )
+    fields = made.settings or {"encoder": made.encoder, "text_columns": made.text_columns}
+    return validate(ContentConfig, fields, f"{directory}/manifest.json content")
+
+
+def check_encoder(encoder: Encoder, bundle: Bundle, directory: Path) -> None:
+    """Refuse an encoder whose vectors cannot stand beside the bundle's.
+
+    Raises:
+        ValueError: If the model was exchanged since the release.
+    """
+    made = bundle.manifest.content
+    assert made is not None
+    if made.name and made.name != encoder.name:
+        raise ValueError(
+            f"{directory} was encoded by {made.name}, but {made.encoder} is now {encoder.name}; "
+            "put the old model back or run the pipeline again"
+        )
+
+
+def described(texts: list[str], bundle: Bundle, directory: Path) -> list[str]:
+    """Add to each text what a language model says of it, if the bundle's items were described so.
+
+    Raises:
+        ValueError: If that model is not there, is another one now, or does not answer.
+    """
+    assert bundle.manifest.content is not None
+    made = bundle.manifest.content.enrichment
+    if made is None:
+        return texts
+    before = f"the items of {directory} were described by {made.model} before they were encoded"
+    config = validate(EnrichItemsConfig, made.settings, f"{directory}/manifest.json enrichment")
+    try:
+        model = make_language_model(config)
+        if model is None or model.name != made.model:
+            found = "no model" if model is None else model.name
+            raise ValueError(f"{config.model} is now {found}")
+        if made.prompt_version != PROMPT_VERSION:
+            raise ValueError(f"with prompt {made.prompt_version}, this version asks otherwise")
+        # One request without an answer is enough: a delta is made again more easily than mended.
+        strict = replace(config, max_unreachable=1)
+        result = enrich(texts, model, cache_dir("enrichment"), strict)
+    except (EndpointError, ImportError, ValueError) as error:
+        raise ValueError(
+            f"{before}, new ones must be too, and it cannot be asked: {error}. Put the model back, "
+            "or run the pipeline again with the new items in the catalogue"
+        ) from error
+    if missing := sum(one is None for one in result.attributes):
+        why = next(reason for reason in result.reasons if reason)
+        log.print(
+            f"note: {missing} of {len(texts)} items are not described ({why}); their own text "
+            "stands for them",
+            style="yellow",
+        )
+    return [
+        enriched_text(text, {name: value.value for name, value in (one or {}).items()})
+        for text, one in zip(texts, result.attributes, strict=True)
+    ]
+
+
+def content_of(
+    rows: list[dict[str, Any]], config: ContentConfig, bundle: Bundle, directory: Path
+) -> Vectors:
+    """Encode new catalogue rows as the bundle's were, [R, F]; F = 0 where text is left out."""
+    encoder = make_encoder(config)
+    if encoder is None:
+        return np.zeros((len(rows), 0), np.float32)
+    check_encoder(encoder, bundle, directory)
+    texts = described([text_of(row, config) for row in rows], bundle, directory)
+    return encode_cached(texts, encoder, cache_dir("embeddings"))
+
+
+def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, int]:
+    """Write and publish a delta with the items of a file.
+
+    Returns:
+        The delta's directory and its number of items.
+
+    Raises:
+        ValueError: If the file is at fault, an item is known already, the bundle has no two-tower
+            to place new items with, or another bundle was published meanwhile.
+    """
+    items = read_items(path)
+    directory = bundle_path.resolve()
+    bundles, served = directory.parent, served_in(directory.parent)
+    bundle = load_bundle(directory)
+    config = content_config(bundle, directory)
+    if known := [one for one in items["item_id"] if bundle.catalogue.row_of(one)]:
+        raise ValueError(
+            f"{path}: {len(known)} items are in the bundle already, the first is {known[0]!r}; "
+            "leave them out, the next run updates them"
+        )
+    rows = list(items.iter_rows(named=True))
+    content = content_of(rows, config, bundle, directory)
+    new = [
+        NewItem(
+            item_id=row["item_id"],
+            display_text=str(row.get("title") or row.get("description") or row["item_id"]),
+            categories=[name for name in row.get("categories") or [] if name],
+        )
+        for row in rows
+    ]
+    vectors = item_vectors(bundle, new, content)
+    with one_writer(bundles):
+        if publish_it and (now := served_in(bundles)) != served:
+            raise ValueError(
+                f"while the new items were encoded, {bundles / CURRENT} moved from {served} to "
+                f"{now}; nothing was written. Run the command again"
+            )
+        ids = None
+        if bundle.semantic_ids is not None:
+            ids = published_ids(bundle, bundles, items["item_id"].to_list(), content)
+        delta = write_delta(
+            bundles,
+            bundle.version,
+            new,
+            content=content,
+            item_vectors=vectors,
+            semantic_ids=ids,
+        )
+        if publish_it:
+            publish(bundles, read_manifest(delta)[0].version)
+    return delta, len(new)
+
+
+def served_in(bundles: Path) -> str | None:
+    """Name the bundle that ``current`` points at; None without one."""
+    link = bundles / CURRENT
+    return link.readlink().name if link.is_symlink() else None
+
+
+@contextmanager
+def one_writer(bundles: Path) -> Iterator[None]:
+    """Let appends to the same bundles wait for each other; the kernel ends it with the process."""
+    with (bundles / ".append-items.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def item_vectors(bundle: Bundle, items: list[NewItem], content: Vectors) -> Vectors:
+    """Encode items that no model has met, by content and the categories it knows, [R, D]."""
+    assert bundle.retriever is not None
+    names = bundle.catalogue.category_names
+    trained = bundle.retriever.model.inputs.num_categories
+    found = [[names.row_of(name) or 0 for name in item.categories] for item in items]
+    categories = Jagged.from_lists([[row for row in rows if 0 < row < trained] for rows in found])
+    batch = JaggedBatch(
+        {
+            "item": Jagged.one_each(torch.zeros(len(items), dtype=torch.int64)),
+            "item.categories": categories,
+        }
+    )
+    with torch.inference_mode():
+        vectors = bundle.retriever.model.item_vectors(batch, torch.from_numpy(content))
+    encoded: Vectors = vectors.numpy()
+    return encoded

@@ -1,0 +1,86 @@
+"""What a bundle must pass before it is published; each check gives one verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from pipelines.candidates.blends import BLEND, BLEND_FAST
+from pipelines.config.run import ReleaseConfig
+from pipelines.ranking.artefact import RANKED
+from serving.bundle.manifest import Verdict
+
+Metrics = Mapping[str, Mapping[str, float]]
+
+
+def verdict(name: str, value: float, bound: float, reason: str) -> Verdict:
+    """Pass if the value reaches the bound; a value that is not a number never does."""
+    finite = math.isfinite(value)
+    return Verdict(
+        name=name,
+        value=value if finite else None,
+        bound=bound,
+        passed=finite and value >= bound,
+        reason=reason if finite else f"{reason}; the value is {value}",
+    )
+
+
+def value_of(metrics: Metrics, model: str, metric: str) -> float:
+    """Look up a model's metric.
+
+    Raises:
+        ValueError: If that metric was not measured; lists those that were.
+    """
+    values = metrics[model]
+    if metric not in values:
+        raise ValueError(
+            f"release.metric = {metric!r} was not measured; it must be one of "
+            f"{', '.join(sorted(values))} (see evaluation.ks)"
+        )
+    return values[metric]
+
+
+def served_row(metrics: Metrics) -> str:
+    """Name the row of what is served by default: ranked, or else profile ``fast``, where it is."""
+    return next(name for name in (RANKED, BLEND_FAST, BLEND) if name in metrics or name == BLEND)
+
+
+def release_verdicts(
+    metrics: Metrics, index_recall: float, champion: Metrics | None, config: ReleaseConfig
+) -> list[Verdict]:
+    """Check the challenger.
+
+    Args:
+        metrics: Test metrics by model, of a ranker where it is served.
+        index_recall: Share of the exact top list that the index finds.
+        champion: Test metrics of the published bundle, None where there is none.
+    """
+    served = served_row(metrics)
+    blend = value_of(metrics, served, config.metric)
+    popularity = value_of(metrics, "popularity", config.metric)
+    verdicts = [
+        verdict(
+            f"{config.metric} above popularity",
+            blend,
+            popularity * (1 + config.min_gain_over_popularity),
+            f"the served list against popularity's {popularity:.4f}",
+        ),
+        verdict(
+            "index recall",
+            index_recall,
+            config.min_index_recall,
+            "share of the exact nearest items that the index finds",
+        ),
+    ]
+    before_row = "" if champion is None else served_row(champion)
+    if champion is not None and config.metric in champion.get(before_row, {}):
+        before = champion[before_row][config.metric]
+        verdicts.append(
+            verdict(
+                f"{config.metric} against the champion",
+                blend,
+                before * (1 - config.max_drop_from_champion),
+                f"the published bundle has {before:.4f}",
+            )
+        )
+    return verdicts

@@ -1,0 +1,123 @@
+"""The sources of candidates as they would have been before each user's latest train events.
+
+A source has seen the events it was fitted on, so what it says of them teaches nobody how far to
+trust it. Fitted again on what came before, it has not seen the latest train events, and each of
+these is a question with a known answer, asked with the history up to it. Validation and test stay
+untouched. A trained source makes as many steps as validation chose for it.
+
+Axes: U user rows, P positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from pipelines.candidates.sources import ScoredSource, Source
+from pipelines.config.ranker import RankerTrainingConfig
+from pipelines.engine.stage import StageContext
+from pipelines.inputs.tensors import HeldOut, ModelInputs, concatenated, ragged
+from pipelines.training.baselines import fit_models
+from pipelines.training.refits import trainings
+from pipelines.training.run import Curve, ProgressBar, TrainingRun
+from recsys.data.dataset import Rows, Sequences, concatenated_ranges
+from recsys.models.item_tower import RetrievalModel
+from recsys.models.sequence.members import of_first
+
+MIN_EVENTS = 3
+"""Train events of a user, below which none is held back."""
+TRAINED = ("two_tower", "sequence")
+
+
+class Earlier(NamedTuple):
+    """What was known before, and what came next."""
+
+    inputs: ModelInputs
+    """With the events before, all of them in train."""
+    ends: Rows
+    """Where each user's events end there, [U]."""
+    held_out: HeldOut
+    """One query for each event that was held back, in the order of events."""
+
+
+def earlier_ends(sequences: Sequences, config: RankerTrainingConfig) -> Rows:
+    """Say where train ends once each user's latest events are held back, [U]."""
+    lengths = sequences.train_end - sequences.offsets[:-1]
+    held = np.minimum(config.max_held_back, (lengths * config.share_held_back).astype(np.int64))
+    held = np.where(lengths >= MIN_EVENTS, np.maximum(held, 1), 0)
+    ends: Rows = np.asarray(sequences.train_end - held)
+    return ends
+
+
+def events_before(sequences: Sequences, ends: Rows) -> Sequences:
+    """Keep each user's events before an end, all of them in train."""
+    kept = concatenated_ranges(np.asarray(sequences.offsets[:-1]), ends)
+    offsets = np.zeros_like(sequences.offsets)
+    np.cumsum(ends - sequences.offsets[:-1], out=offsets[1:])
+    return Sequences(
+        item_rows=np.asarray(sequences.item_rows[kept]),
+        offsets=offsets,
+        train_end=offsets[1:],
+        validation_end=offsets[1:],
+        times=None if sequences.times is None else np.asarray(sequences.times[kept]),
+        context={name: np.asarray(values[kept]) for name, values in sequences.context.items()},
+    )
+
+
+def asked_at(sequences: Sequences, positions: Rows) -> HeldOut:
+    """Ask one query for each position [P], whose event is the target."""
+    users = sequences.users_of(positions)
+    lengths = positions - sequences.offsets[users]
+    seen = concatenated(sequences.offsets[users], lengths)
+    return HeldOut(
+        positions=positions,
+        targets=ragged(np.asarray(sequences.item_rows[positions]), np.ones_like(positions)),
+        seen=ragged(np.asarray(sequences.item_rows[seen]), lengths),
+    )
+
+
+def earlier_of(inputs: ModelInputs, config: RankerTrainingConfig, seed: int) -> Earlier:
+    """Hold back each user's latest train events; ask at most ``max_queries`` of them."""
+    sequences = inputs.sequences
+    ends = earlier_ends(sequences, config)
+    positions = concatenated_ranges(ends, np.asarray(sequences.train_end))
+    if len(positions) > config.max_queries:
+        rng = np.random.default_rng([seed, len(positions)])
+        positions = np.sort(rng.choice(positions, config.max_queries, replace=False))
+    before = replace(inputs, sequences=events_before(sequences, ends))
+    return Earlier(before, ends, asked_at(sequences, positions))
+
+
+def earlier_sources(
+    context: StageContext, earlier: Earlier, order: str, names: tuple[str, ...]
+) -> dict[str, Source]:
+    """Fit sources on the events before; a killed training resumes.
+
+    Args:
+        context: Of a stage that reads what trained them first.
+        earlier: The events.
+        order: Of tied times.
+        names: Models, as ``load_sources`` names them; all but generation.
+    """
+    config = context.config
+    # Further members are no source of profile fast, whose candidates are ranked.
+    config = replace(config, sequence=of_first(config.sequence))
+    context = replace(context, config=config)
+    found: dict[str, Source] = {
+        name: ScoredSource(model.score, needs_history=name != "popularity")
+        for name, model in fit_models(earlier.inputs, config, "all").items()
+    }
+    for again in trainings(context, earlier.inputs, order):
+        if again.name not in TRAINED or again.name not in names:
+            continue
+        kept = context.checkpoints / order / f"earlier_{again.name}"
+        curve = Curve(context.run, f"{order}/earlier_{again.name}")
+        title = f"{again.name.replace('_', '-')} ({order}, before)"
+        with ProgressBar(title, visible=context.show_progress) as progress:
+            model, _ = again.fit(again.train_config(), TrainingRun(kept, progress, curve))
+        assert isinstance(model, RetrievalModel)
+        model = model.to("cpu").eval()
+        found[again.name] = ScoredSource(model.score, item_vectors=model.all_item_vectors)
+    return {name: found[name] for name in names}

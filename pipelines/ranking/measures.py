@@ -1,0 +1,156 @@
+"""What a ranker's probabilities are worth on validation, and which experts candidates go to.
+
+Axes: U queries, k candidates of each, M candidates, T tasks, E experts, G groups of candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from pipelines.inputs.tensors import ModelInputs
+from recsys.data.batch import Jagged
+from recsys.evaluation.auc import area_under_curve
+from recsys.evaluation.calibration import expected_calibration_error, reliability_curve
+from recsys.layers.moe.routing import expert_use, load_by_group
+from recsys.models.ranker.model import Ranker
+from recsys.training.ranker_fit import logits_of
+from recsys.training.ranking_examples import RankingExamples
+
+BLOCK = 64
+"""Queries whose candidates are routed at a time."""
+MAX_QUERIES = 500
+"""Queries whose candidates' experts are counted."""
+NUM_BINS = 10
+SHOWN_CATEGORIES = 8
+TIERS = ("rarely taken", "middling", "often taken")
+
+
+class Grouping(NamedTuple):
+    """Candidates cut into groups."""
+
+    name: str
+    groups: tuple[str, ...]
+    of_item: Tensor
+    """[N] group of each item row, -1 for none."""
+
+
+def measures_of(
+    model: Ranker, examples: RankingExamples, inputs: ModelInputs, features: Path
+) -> dict[str, Any]:
+    """Measure probabilities of every task, and the use of experts where the trunk has a router."""
+    everyone = torch.arange(len(examples.labels))
+    there = examples.candidates.top.item_rows > 0
+    logits, labels = logits_of(model, examples, everyone), examples.labels[there]
+    chances = model.calibrated(logits)
+    tasks = {
+        name: of_task(logits[:, place], chances[:, place], labels[:, place])
+        for place, name in enumerate(model.inputs.tasks)
+    }
+    counts = inputs.sequences.item_counts(inputs.sequences.train_end, inputs.sizes.num_item_rows)
+    groupings = groupings_of(inputs, counts, features)
+    routing = routing_of(model, examples, everyone[:MAX_QUERIES], groupings)
+    return {"method": "platt", "tasks": tasks, "trunk": model.config.trunk, "routing": routing}
+
+
+def of_task(logits: Tensor, chances: Tensor, labels: Tensor) -> dict[str, Any]:
+    """Tell AUC and calibration of one task over candidates [M]; NaN labels are left out."""
+    known = ~labels.isnan()
+    own, truth = chances[known], labels[known]
+    curve = reliability_curve(own, truth, num_bins=NUM_BINS, equal_counts=True)
+    auc = area_under_curve(logits[known], truth)
+    return {
+        "auc": None if math.isnan(auc) else auc,
+        "predicted": float(own.double().mean()),
+        "observed": float(truth.double().mean()),
+        "calibration_error": expected_calibration_error(curve),
+        "num_labels": int(known.sum()),
+        "bins": [
+            {"predicted": float(predicted), "observed": float(observed), "count": int(count)}
+            for predicted, observed, count in zip(*curve, strict=True)
+        ],
+    }
+
+
+def groupings_of(inputs: ModelInputs, item_counts: Tensor, features: Path) -> list[Grouping]:
+    """Cut items by domain where they have one, by how often they are taken, by first category."""
+    found = []
+    items = pl.read_parquet(features / "items.parquet").sort("item_row")
+    if "domain" in items.columns and items["domain"].null_count() < len(items):
+        names = sorted(items["domain"].drop_nulls().cast(pl.String).unique())
+        found.append(Grouping("domain", tuple(names), _numbered(items["domain"], names)))
+    ranks = item_counts.argsort(stable=True).argsort(stable=True)
+    tiers = (ranks * len(TIERS)) // len(ranks)
+    found.append(Grouping("popularity", TIERS, tiers))
+    categories = inputs.catalogue.categories
+    if len(categories.values):
+        known = pl.read_parquet(features / "vocabularies" / "categories.parquet").sort("row")
+        found.append(_by_category(categories, item_counts, known["id"].to_list()))
+    return found
+
+
+def _numbered(column: pl.Series, names: Sequence[str]) -> Tensor:
+    numbers = {name: number for number, name in enumerate(names)}
+    values = [-1, *(numbers.get(str(value), -1) for value in column)]
+    return torch.tensor(values)
+
+
+def _by_category(categories: Jagged, item_counts: Tensor, names: Sequence[str]) -> Grouping:
+    """Group by an item's first category, those of the most events alone."""
+    first = torch.full((categories.batch_size,), -1)
+    has = categories.lengths() > 0
+    first[has] = categories.values[categories.offsets[:-1][has]]
+    weight = torch.zeros(len(names) + 1, dtype=torch.float64)
+    weight.index_add_(0, first[has], item_counts[: len(has)][has].double())
+    shown = weight.argsort(descending=True, stable=True)[:SHOWN_CATEGORIES].tolist()
+    shown = [row for row in shown if row > 0 and float(weight[row]) > 0]
+    place = torch.full((len(names) + 2,), -1)
+    place[torch.tensor(shown, dtype=torch.int64)] = torch.arange(len(shown))
+    # Category rows count from 1; the last place stands for items without one.
+    return Grouping("category", tuple(names[row - 1] for row in shown), place[first])
+
+
+def routed(model: Ranker, examples: RankingExamples, chosen: Tensor) -> Iterator[Tensor]:
+    """Route candidates of queries, [M, K] experts at a time; nothing without a router."""
+    for part in torch.split(chosen, BLOCK):
+        batch = examples.whole_batch(part)
+        with torch.no_grad():
+            routing = model(batch).routing
+        if routing is None:
+            return
+        yield routing.experts
+
+
+def routing_of(
+    model: Ranker, examples: RankingExamples, chosen: Tensor, groupings: Sequence[Grouping]
+) -> dict[str, Any] | None:
+    """Tell how evenly experts are used, and by whom; None for a trunk without a router."""
+    parts = list(routed(model, examples, chosen))
+    if not parts:
+        return None
+    experts, num_experts = torch.cat(parts), model.config.num_experts
+    rows = examples.candidates.top.item_rows[chosen]
+    rows = rows[rows > 0]
+    use = expert_use(experts, num_experts)
+    by = []
+    for grouping in groupings:
+        group = grouping.of_item[rows]
+        known = group >= 0
+        load = load_by_group(experts[known], group[known], num_experts, len(grouping.groups))
+        by.append({"name": grouping.name, "groups": grouping.groups, "load": load.tolist()})
+    return {
+        "num_experts": num_experts,
+        "top_k": model.config.top_k,
+        "num_candidates": len(experts),
+        "load": use.load.tolist(),
+        "entropy": use.entropy,
+        "max_violation": use.max_violation,
+        "dead_experts": use.dead_experts,
+        "by": by,
+    }

@@ -1,0 +1,132 @@
+"""From a card's configuration to the arrays that its models train on: the data's side of a card.
+
+The stages up to the semantic IDs run in a workspace of their own, so a second call finds them done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import torch
+
+from pipelines.config.run import RunConfig
+from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.inputs.tensors import ModelInputs, tie_orders
+from pipelines.presets.resolve import with_dataset
+from pipelines.stages.list import STAGES
+from recsys.reproduction.prepared import Codes, Prepared
+from recsys.reproduction.recipe import Recipe
+from recsys.semantic_ids.codes import NO_CODE, SemanticIds
+from recsys.training.passes import TrainingConfig
+from serving.surfaces import HOME
+
+PREPARING = ("build_features", "enrich_items", "embed_items", "build_semantic_ids")
+DIGITS = 16
+ORDER_COLUMNS = ("sequence_index", "event_time")
+
+
+def events_digest(path: Path) -> str:
+    """Name the raw events by who took what in which order, whatever file they came in.
+
+    Args:
+        path: The table of events that a data set's parser wrote (Parquet).
+    """
+    events = pl.read_parquet(path)
+    order = [name for name in ORDER_COLUMNS if name in events.columns]
+    kept = events.select("user_id", "item_id", *order).sort("user_id", *order, "item_id")
+    text = kept.select(pl.all().cast(pl.String)).write_csv(include_header=False, null_value="")
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) -> Recipe:
+    """Take what shapes the models out of a run's configuration.
+
+    Args:
+        config: The run's.
+        rows: What is shown.
+        sources: What a blend merges.
+    """
+    sequence, generative = config.sequence, config.generative
+    if not config.evaluation.exclude_history:
+        sequence = replace(sequence, leave_out_history=False)
+        generative = replace(generative, leave_out_history=False)
+    return Recipe(
+        rows=tuple(rows),
+        sources=tuple(sources),
+        popularity=config.popularity,
+        item_to_item=config.item_to_item,
+        content=config.content_similarity,
+        two_tower=config.two_tower,
+        two_tower_training=only_training(config.training),
+        sequence=sequence,
+        sequence_training=only_training(config.sequence_training),
+        generative=generative,
+        generative_training=only_training(config.generative_training),
+        generative_ids=config.semantic_ids.source,
+        generative_teaching=config.generative_training.teaching,
+        beam_width=HOME.beam_width,
+        blend=config.blend.learned(),
+        num_candidates=HOME.num_candidates,
+        max_history=HOME.max_history,
+        exclude_history=config.evaluation.exclude_history,
+    )
+
+
+def only_training(training: TrainingConfig) -> TrainingConfig:
+    """Leave out whether a stage is switched on."""
+    return TrainingConfig(
+        **{field.name: getattr(training, field.name) for field in fields(TrainingConfig)}
+    )
+
+
+def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool) -> Prepared:
+    """Run the preparing stages and gather what they made.
+
+    Args:
+        name: Of the data set, as numbers are labelled.
+        config: The card's; its workspace is where the stages write.
+        recipe: What will be trained and measured.
+        show_progress: Whether stages draw bars.
+    """
+    # IDs of behaviour come from the sequence model that is trained on the arrays.
+    settings = replace(config.semantic_ids, source="content")
+    config = with_dataset(replace(config, semantic_ids=settings))
+    events = config.data.event_paths()
+    run_stages(pick_stages(STAGES, PREPARING, None), config, show_progress=show_progress)
+    features, content = (config.workspace / stage for stage in ("build_features", "embed_items"))
+    orders = tie_orders(features)
+    inputs = {order: ModelInputs.load(features, content, order) for order in orders}
+    first = inputs[orders[0]]
+    encoder = json.loads((content / "content.json").read_text(encoding="utf-8"))["encoder"]
+    return Prepared(
+        name=name,
+        data_digest=events_digest(events[0]),
+        recipe=recipe,
+        orders={order: part.sequences for order, part in inputs.items()},
+        catalogue=first.catalogue,
+        num_categories=first.sizes.num_categories,
+        user_features={name: np.asarray(rows) for name, rows in first.user_features.items()},
+        cardinalities=dict(first.sizes.user_features),
+        codes=read_codes(config, first.sizes.num_item_rows),
+        about={"encoder": encoder, "split": config.splits.kind, "seed": config.seed},
+    )
+
+
+def read_codes(config: RunConfig, num_item_rows: int) -> Codes | None:
+    """Lay a run's semantic IDs out by item row; None where there are none."""
+    artefact = config.workspace / "build_semantic_ids"
+    if not (artefact / "semantic_ids.json").exists():
+        return None
+    ids = SemanticIds.load(artefact)
+    rows = torch.from_numpy(np.load(artefact / "id_rows.npy", allow_pickle=False))
+    codes = torch.full((num_item_rows, ids.num_levels), NO_CODE, dtype=torch.int32)
+    known = rows > 0
+    codes[: len(rows)][known] = ids.codes[rows[known]]
+    columns = config.semantic_ids.content_columns
+    return Codes(codes=codes, level_sizes=ids.level_sizes, content_columns=columns)

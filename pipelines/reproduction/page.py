@@ -1,0 +1,221 @@
+"""The results page of a card: our rows beside the literature's, as JSON, Markdown and HTML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from markupsafe import escape
+
+from pipelines.reproduction.cards.card import Card, PublishedRow
+from pipelines.reproduction.summary import OutOfBand, expected_toml, published_beside
+from recsys.reproduction.recipe import REFITTED
+
+NAMES = {
+    "popularity": "popularity",
+    "item_to_item": "item-to-item",
+    "content": "content similarity",
+    "two_tower": "two-tower",
+    "sequence": "sequence model",
+    "ensemble": "its members of profile full together",
+    "generative": "generative, semantic IDs alone",
+    "blend_fast": "blend, profile fast",
+    "blend": "blend, profile full",
+    "sequence_refit": "sequence model, refitted",
+    "blend_refit": "blend of profile fast, refitted",
+}
+AS_SERVED = "refitted with the validation event, as served"
+STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse;margin:1rem 0}td,th{text-align:left;
+padding:.3rem .7rem;border-bottom:1px solid #8884}
+td.number{text-align:right;font-variant-numeric:tabular-nums}
+tr.published{color:#777}caption{text-align:left;font-weight:600}
+:root{color-scheme:light dark}"""
+
+
+class Table(NamedTuple):
+    """A table of texts."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    faint: list[bool]
+    """Whether a row is another's number."""
+
+
+def tables_of(
+    card: Card, summary: Mapping[str, Any], published: Sequence[PublishedRow]
+) -> list[Table]:
+    """Lay out one table an order, the literature beside the first, and one of goals."""
+    tables = []
+    beside = published_beside(card, published)
+    for order, rows in summary["orders"].items():
+        title = f"{summary['split'].capitalize()}, tied times in {order} order"
+        header = ["model", *summary["shown"], "source"]
+        lines = [
+            [model, *written(numbers, len(summary["shown"])), source]
+            for model, source, numbers in beside
+        ]
+        faint = [True] * len(lines)
+        strict, refitted = (
+            measured(rows, summary["shown"], refitted=refitted) for refitted in (False, True)
+        )
+        lines += strict
+        tables.append(Table(title, header, lines, faint + [False] * len(strict)))
+        if refitted:
+            tables.append(Table(f"{title}: {AS_SERVED}", header, refitted, [False] * len(refitted)))
+        beside = []
+    if summary["goals"]:
+        lines = [
+            [
+                NAMES.get(goal["row"], goal["row"]),
+                goal["metric"],
+                f">= {goal['goal']}",
+                f"{goal['value']:.4f}",
+                "yes" if goal["met"] else "no",
+            ]
+            for goal in summary["goals"]
+        ]
+        header = ["model", "metric", "goal", "measured", "met"]
+        tables.append(Table("Goals", header, lines, [False] * len(lines)))
+    return tables
+
+
+def measured(rows: Mapping[str, Any], shown: Sequence[str], *, refitted: bool) -> list[list[str]]:
+    """Write what was measured here, either the strict rows or those of refitted models."""
+    return [
+        [
+            NAMES.get(row, row),
+            *(with_deviation(metrics[name]) if name in metrics else "" for name in shown),
+            "measured here",
+        ]
+        for row, metrics in rows.items()
+        if (row in REFITTED) == refitted
+    ]
+
+
+def written(numbers: Sequence[float], places: int) -> list[str]:
+    """Write published numbers, empty where none is reported."""
+    texts = [f"{number:.4f}" for number in numbers[:places]]
+    return texts + [""] * (places - len(texts))
+
+
+def with_deviation(metric: Mapping[str, Any]) -> str:
+    """Write a mean, and its deviation over seeds where there are several."""
+    if metric["deviation"] is None:
+        return f"{metric['mean']:.4f}"
+    return f"{metric['mean']:.4f} \u00b1 {metric['deviation']:.4f}"
+
+
+def facts_of(summary: Mapping[str, Any], wrong: Sequence[OutOfBand]) -> list[str]:
+    """Say what the tables are of."""
+    seeds = ", ".join(str(seed) for seed in summary["seeds"])
+    total = sum(summary["seconds"].values())
+    facts = [
+        f"Data {summary['data_set']}, digest {summary['data_digest']}; recipe "
+        f"{summary['recipe']}; seeds {seeds}.",
+        f"{'; '.join(summary['device'])}; {total / 60:.1f} minutes of training and evaluation in "
+        f"{len(summary['seconds'])} runs, {max(summary['seconds'].values()):.0f} s the longest.",
+        "Full catalogue, hits on items, means over users; \u00b1 is the deviation over seeds.",
+    ]
+    if summary["invalid_ids"] is not None:
+        facts.append(
+            f"Semantic IDs generated that name no item: {summary['invalid_ids']:.2%} (the search "
+            "walks a trie of valid ones)."
+        )
+    if "num_targets" in summary:
+        facts.append(
+            f"{summary['num_targets']['test']:,} events of items that training never met are the "
+            "targets of test. Told: the cold items and the 20 best warm ones are ranked, as LIGER "
+            "does; not told: the full catalogue, and nothing says which items are cold, not even "
+            "counts of events; counted: the full catalogue, and a blend reads how many events its "
+            "models were fitted on, as what is served does; cold alone: the cold items only. Told "
+            "warm, warm, counted warm: what the same weights give on the last events of warm "
+            "items when told, not told and counted."
+        )
+    if any(row in REFITTED for rows in summary["orders"].values() for row in rows):
+        facts.append(
+            "Refitted: trained again for as many passes as validation chose, with the validation "
+            "event among the labels, as what is released is; blended by the weights of before. "
+            "Goals and published numbers are of models that never saw that event."
+        )
+    if fewer := rows_of_fewer_seeds(summary):
+        facts.append(f"Means over fewer seeds: {', '.join(fewer)}.")
+    if summary["missing"]:
+        facts.append(f"Not measured yet: {', '.join(summary['missing'])}.")
+    facts += [f"Out of band: {one.told()}." for one in wrong]
+    return facts
+
+
+def rows_of_fewer_seeds(summary: Mapping[str, Any]) -> list[str]:
+    """Name the rows that not every seed of their order has, since some were cut short."""
+    named = []
+    for order, rows in summary["orders"].items():
+        counts = {row: len(next(iter(one.values()))["values"]) for row, one in rows.items()}
+        most = max(counts.values(), default=0)
+        named += [f"{row} {n} ({order} order)" for row, n in counts.items() if n < most]
+    return named
+
+
+def markdown_page(title: str, facts: Sequence[str], tables: Sequence[Table]) -> str:
+    """Write the page as Markdown."""
+    lines = [f"# {title}", "", *(f"- {fact}" for fact in facts)]
+    for table in tables:
+        lines += ["", f"## {table.title}", "", "| " + " | ".join(table.header) + " |"]
+        lines.append("| --- " * len(table.header) + "|")
+        lines += ["| " + " | ".join(row) + " |" for row in table.rows]
+    return "\n".join(lines) + "\n"
+
+
+def html_page(title: str, facts: Sequence[str], tables: Sequence[Table]) -> str:
+    """Write the page as one HTML file that needs nothing else."""
+    parts = [f"<h1>{escape(title)}</h1>", "<ul>"]
+    parts += [f"<li>{escape(fact)}</li>" for fact in facts]
+    parts.append("</ul>")
+    for table in tables:
+        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.header)
+        parts.append(
+            f"<table><caption>{escape(table.title)}</caption><thead><tr>{head}</tr></thead><tbody>"
+        )
+        for row, faint in zip(table.rows, table.faint, strict=True):
+            cells = "".join(
+                f"<td{' class=number' if cell[:1] in '.0123456789' and cell else ''}>"
+                f"{escape(cell)}</td>"
+                for cell in row
+            )
+            parts.append(f"<tr{' class=published' if faint else ''}>{cells}</tr>")
+        parts.append("</tbody></table>")
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n{body}\n"
+        "</body></html>\n"
+    )
+
+
+def write_page(
+    folder: Path,
+    card: Card,
+    summary: Mapping[str, Any],
+    published: Sequence[PublishedRow],
+    wrong: Sequence[OutOfBand],
+) -> Path:
+    """Write results.json, .md and .html, and the bands they would set; return the HTML's place."""
+    facts, tables = facts_of(summary, wrong), tables_of(card, summary, published)
+    document = {
+        **summary,
+        "published": [
+            {"model": model, "source": source, "numbers": list(numbers)}
+            for model, source, numbers in published_beside(card, published)
+        ],
+        "out_of_band": [one.told() for one in wrong],
+    }
+    (folder / "results.json").write_text(json.dumps(document, indent=2) + "\n")
+    (folder / "results.md").write_text(markdown_page(card.title, facts, tables))
+    (folder / "bands.toml").write_text(expected_toml(summary))
+    path = folder / "results.html"
+    path.write_text(html_page(card.title, facts, tables), encoding="utf-8")
+    return path

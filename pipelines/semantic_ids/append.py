@@ -1,0 +1,158 @@
+"""IDs for items that are appended to a bundle: no ID that was ever published moves.
+
+Axes: M new items, L levels, F width of content embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipelines.engine.console import log
+from pipelines.semantic_ids.store import FOLDER, Published, SemanticIdStore
+from recsys.semantic_ids.codes import NO_CODE, SemanticIds
+from recsys.semantic_ids.collisions import rows_with_content
+from recsys.semantic_ids.lifecycle import append
+from serving.bundle.load import Bundle
+from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, with_codes
+
+
+class Beside(NamedTuple):
+    """The store beside a bundle, and what is current in it."""
+
+    store: SemanticIdStore
+    published: Published
+
+
+def published_ids(
+    bundle: Bundle, bundles: Path, item_ids: Sequence[str], content: NDArray[np.float32]
+) -> NewIds:
+    """Give IDs to new items of a bundle and publish them in the store beside it, where it is.
+
+    Args:
+        content: Content embeddings of the new items, [M, F].
+
+    Raises:
+        ValueError: No free ID is left, or a part is damaged.
+    """
+    assert bundle.semantic_ids is not None
+    beside = store_beside(bundles, bundle)
+    new = give_ids(bundle.semantic_ids, item_ids, content, beside)
+    if beside is not None:
+        publish_ids(item_ids, new, beside)
+    return new
+
+
+def store_beside(bundles: Path, bundle: Bundle) -> Beside | None:
+    """Open the store of published IDs beside the bundles, if the bundle's IDs are of its kind.
+
+    It may be ahead of the bundle (a challenger, a rollback), but its codes and id rows must mean
+    the same; else the bundle goes on alone, which is said.
+
+    Raises:
+        ValueError: The store is damaged.
+    """
+    own, directory = bundle.semantic_ids, bundles / FOLDER
+    if own is None or not directory.is_dir():
+        return None
+    store = SemanticIdStore(directory)
+    published = store.previous()
+    if published is None:
+        return None
+    if published.ids.quantizer_digest == own.ids.quantizer_digest and _same_rows(store, bundle):
+        return Beside(store, published)
+    log.print(
+        f"note: the semantic IDs in {directory} come from another quantiser than the bundle's; the "
+        "new items' IDs hold in this bundle, the next run gives them others",
+        style="yellow",
+    )
+    return None
+
+
+def _same_rows(store: SemanticIdStore, bundle: Bundle) -> bool:
+    """Whether store and bundle number the same items alike."""
+    own, known = bundle.semantic_ids, store.item_ids
+    assert own is not None
+    if own.ids.num_item_rows > len(known) + 1:
+        return False
+    pairs = zip(own.id_rows.tolist(), bundle.catalogue.item_ids, strict=True)
+    return all(known[row - 1] == item_id for row, item_id in pairs if row)
+
+
+def give_ids(
+    own: ItemSemanticIds,
+    item_ids: Sequence[str],
+    content: NDArray[np.float32],
+    beside: Beside | None,
+) -> NewIds:
+    """Give IDs to items that the bundle does not have; without content they get none.
+
+    An item that the bundle's or the store's version knows from before has its ID again. Codes of
+    retired items, and of items that only the store has, stay reserved.
+
+    Args:
+        own: The bundle's IDs.
+        content: Content embeddings, [M, F]; the quantiser reads the first columns.
+        beside: As ``store_beside`` gives it.
+
+    Raises:
+        ValueError: No free ID is left, or the quantiser is not the one that made the IDs.
+    """
+    vectors = torch.from_numpy(content)[:, : own.quantizer.dim]
+    can_have = rows_with_content(vectors)
+    id_rows = np.zeros(len(item_ids), np.int64)
+    num_given = own.ids.num_item_rows - 1
+    if beside is not None:
+        id_rows, num_given = beside.store.id_rows_of(item_ids), len(beside.store.item_ids)
+    unknown = (id_rows == 0) & can_have.numpy()
+    id_rows[unknown] = num_given + 1 + np.arange(int(unknown.sum()))
+
+    rows = torch.from_numpy(id_rows)
+    codes, reserved = _codes_of(own.ids, rows), None
+    if beside is not None:
+        ids = beside.published.ids
+        codes = torch.where(codes == NO_CODE, _codes_of(ids, rows), codes)
+        reserved = ids.codes[ids.item_rows]
+        if (retired := beside.store.reserved()).numel():
+            reserved = torch.cat([reserved, retired])
+    fresh = (codes[:, 0] == NO_CODE) & can_have
+    if bool(fresh.any()):
+        child = append(
+            own.ids, own.quantizer, vectors[fresh], item_rows=rows[fresh], reserved=reserved
+        )
+        codes[fresh] = child.codes[rows[fresh]]
+    has_id = (codes[:, 0] != NO_CODE).numpy()
+    return NewIds(codes, np.where(has_id, id_rows, 0))
+
+
+def _codes_of(ids: SemanticIds, rows: Tensor) -> Tensor:
+    """Look up id rows, [M, L]; -1 for row 0 and rows that the version does not have."""
+    codes = torch.full((len(rows), ids.num_levels), NO_CODE, dtype=torch.int32)
+    inside = rows < ids.num_item_rows
+    codes[inside] = ids.codes[rows[inside]]
+    return codes
+
+
+def publish_ids(item_ids: Sequence[str], new: NewIds, beside: Beside) -> None:
+    """Add the IDs of new items to what the store has, so that the next run keeps them.
+
+    Raises:
+        ValueError: Another run published meanwhile.
+    """
+    store, published = beside
+    given = new.id_rows > 0
+    rows = torch.from_numpy(new.id_rows[given])
+    child = with_codes(published.ids, rows, new.codes[torch.from_numpy(given)])
+    if child is published.ids:
+        return
+    named = list(store.item_ids)
+    for row, item_id in sorted(zip(new.id_rows.tolist(), item_ids, strict=True)):
+        if row > len(named):
+            named.append(item_id)
+    store.publish(child, published.quantizer, named, published.origin)

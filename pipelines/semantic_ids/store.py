@@ -1,0 +1,193 @@
+"""Published semantic IDs beside the bundles, over id rows: a numbering of items that never moves.
+
+<bundles>/semantic_ids/
+    item_ids.json         the items that ever had an ID; place + 1 is the id row, 0 is none
+    versions/, current    recsys.semantic_ids.version_store; codes stand by id row
+
+Item rows may change from one run to the next, because the vocabulary is made anew. A published ID
+must not, so versions are kept by id row, and item_ids.json only ever grows: it is replaced before a
+version is published, so a kill in between leaves numbers that nobody has yet.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipelines.engine.artifacts import write_text_durably
+from recsys.semantic_ids.codes import FILE_NAME, Quantizer, SemanticIds
+from recsys.semantic_ids.quantizers import load_quantizer
+from recsys.semantic_ids.tensor_file import read_description
+from recsys.semantic_ids.version_store import VersionStore
+
+FOLDER = "semantic_ids"
+ITEM_IDS = "item_ids.json"
+LOCK = "lock"
+SHORT = 12
+"""Characters of a version that a person is shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """One version, what made it, and how."""
+
+    ids: SemanticIds
+    """Over id rows."""
+    quantizer: Quantizer
+    origin: Mapping[str, Any]
+    """``encoder``, ``dim`` and ``settings`` (the [semantic_ids] table) of what fitted it."""
+
+
+def read_item_ids(path: Path) -> list[str]:
+    """Read the items by id row; place + 1 is the row. Empty where there is no file.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    if not path.exists():
+        return []
+    try:
+        item_ids = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}); put a copy of it back, for published IDs mean nothing "
+            "without it"
+        ) from error
+    if not isinstance(item_ids, list) or len(set(map(str, item_ids))) != len(item_ids):
+        raise ValueError(f"{path} must be a list of different item ids; put a copy of it back")
+    return [str(item_id) for item_id in item_ids]
+
+
+class SemanticIdStore:
+    """Versions of semantic IDs by item_id. Writers exclude each other; readers need no lock."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.versions = VersionStore(directory)
+        self.item_ids: Sequence[str] = read_item_ids(directory / ITEM_IDS)
+
+    def id_rows_of(self, item_ids: Sequence[str]) -> NDArray[np.int64]:
+        """Look up id rows, [M]; 0 for an item that never had one."""
+        known = {item_id: row for row, item_id in enumerate(self.item_ids, start=1)}
+        return np.array([known.get(item_id, 0) for item_id in item_ids], np.int64)
+
+    def current(self) -> str | None:
+        """Name the current version; None where nothing was published."""
+        history = self.versions.history()
+        return history[-1] if history else None
+
+    def has(self, version: str) -> bool:
+        """Whether a version was ever published."""
+        return version in self.versions.versions()
+
+    def named(self, beginning: str) -> str:
+        """Find the version that a few first letters of its digest mean.
+
+        Raises:
+            ValueError: None begins so, or several do.
+        """
+        versions = self.versions.versions()
+        found = [version for version in versions if version.startswith(beginning)]
+        if len(found) != 1 or not beginning:
+            short = ", ".join(version[:SHORT] for version in (found or versions)) or "no version"
+            raise ValueError(
+                f"{'several versions begin' if found else 'no version begins'} with {beginning!r}; "
+                f"{self.directory} has {short}"
+            )
+        return found[0]
+
+    def rollback(self, version: str | None = None) -> str:
+        """Make an earlier version current, the one before by default; return its name.
+
+        Raises:
+            ValueError: There is none before, or it is not here or damaged.
+        """
+        if self.current() is None:
+            raise ValueError(f"{self.directory} has no published semantic IDs")
+        with self._locked():
+            return self.versions.rollback(version)
+
+    def leads_from(self, version: str) -> bool:
+        """Whether the current version is this one, or this one with items appended."""
+        reached, made_by = self.current(), None
+        while reached is not None and self.has(reached):
+            described = read_description(self.versions.path_of(reached), FILE_NAME)
+            made_by = made_by or described["quantizer_digest"]
+            if described["quantizer_digest"] != made_by:
+                return False
+            if reached == version:
+                return True
+            reached = described["parent"]
+        return False
+
+    def previous(self, version: str | None = None) -> Published | None:
+        """Read a version, or the current one; None where nothing was published.
+
+        Raises:
+            ValueError: The version is not here, or a part of it is damaged.
+        """
+        if version is None and self.current() is None:
+            return None
+        return Published(
+            ids=self.versions.load(version),
+            quantizer=load_quantizer(self.versions.quantizer_path(version)),
+            origin=self.versions.origin(version),
+        )
+
+    def reserved(self) -> Tensor:
+        """Collect IDs that items had once and nobody may inherit, [R, L] int32."""
+        return self.versions.retired_codes()
+
+    def publish(
+        self,
+        ids: SemanticIds,
+        quantizer: Quantizer,
+        item_ids: Sequence[str],
+        origin: Mapping[str, Any],
+        *,
+        after: str | None = None,
+    ) -> None:
+        """Make a version current.
+
+        Args:
+            item_ids: Of all id rows from 1 on; begins with those the store has.
+            after: Version that was current when this one was made; its parent by default.
+
+        Raises:
+            ValueError: Another run published meanwhile, so that an ID would move.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            self._check_follows(ids, item_ids, after or ids.parent)
+            if list(item_ids) != self.item_ids:
+                text = json.dumps(list(item_ids), ensure_ascii=False, indent=0) + "\n"
+                write_text_durably(self.directory / ITEM_IDS, text)
+                self.item_ids = list(item_ids)
+            self.versions.publish(ids, quantizer, origin)
+
+    def _check_follows(self, ids: SemanticIds, item_ids: Sequence[str], before: str | None) -> None:
+        """Refuse a version that does not know what has been published."""
+        self.item_ids = read_item_ids(self.directory / ITEM_IDS)
+        known, current = len(self.item_ids), self.current()
+        is_child = current is None or current in (ids.version, before)
+        if not is_child or list(item_ids[:known]) != self.item_ids:
+            raise ValueError(
+                f"semantic IDs {ids.version[:12]} follow version {(before or 'none')[:12]}, "
+                f"but {self.directory} is at {(current or 'none')[:12]} with {known:,} items: "
+                "IDs were published meanwhile; run again to keep them"
+            )
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.directory / LOCK).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield

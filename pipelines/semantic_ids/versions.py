@@ -1,0 +1,350 @@
+"""The next version of a catalogue's semantic IDs: as published, with new items, or fitted again.
+
+Axes: N item rows (row 0 is padding), I id rows (row 0 is none), D width, P pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipelines.config.content import SemanticIdsConfig
+from pipelines.semantic_ids.store import Published, SemanticIdStore
+from recsys.semantic_ids.behaviour import BehaviourIds, behaviour_ids
+from recsys.semantic_ids.codes import NO_CODE, Quantizer, SemanticIds
+from recsys.semantic_ids.collisions import (
+    NoFreeIdError,
+    assign_semantic_ids,
+    rows_with_content,
+)
+from recsys.semantic_ids.kmeans import KMeansConfig
+from recsys.semantic_ids.lifecycle import KeptShares, align, append
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+from recsys.semantic_ids.rq_vae import RqVae, RqVaeConfig
+from recsys.semantic_ids.tensor_file import digest_of
+
+How = Literal["trained", "appended", "aligned", "kept"]
+FULL = 0.8
+"""Codes chosen by catalogue size are chosen anew once so many of all possible IDs are given: new
+items would find none near their content."""
+SPARE = 2
+"""Times the codes that a level against collisions needs, so that items can be appended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What a catalogue's items are told apart by."""
+
+    item_ids: Sequence[str]
+    """Of item rows 1 .. N - 1."""
+    vectors: Tensor
+    """[N, D]; a zero row has no content."""
+    encoder: str
+    """Identity of the vectors."""
+    pairs: Tensor | None = None
+    """Item rows that people took one after the other, [P, 2]; for an RQ-VAE."""
+    behaviour: Tensor | None = None
+    """Item vectors of a sequence model, [N, D']; where IDs are made from them."""
+
+    def is_known(self) -> Tensor:
+        """Say which item rows have content, [N] bool."""
+        found = rows_with_content(self.vectors)
+        found[0] = False
+        return found
+
+    def origin(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Say what a quantiser fitted on this is made of."""
+        made = self._identity(settings)
+        if self.behaviour is not None:
+            digest = digest_of({}, {"item_vectors": self.behaviour})
+            made["behaviour"] = {"dim": self.behaviour.shape[1], "item_vectors": digest}
+        return made
+
+    def goes_on(self, origin: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+        """Whether published IDs of this origin stay: behaviour is another one every day."""
+        identity = self._identity(settings)
+        return {name: origin.get(name) for name in identity} == identity
+
+    def _identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        dim = self.vectors.shape[1]
+        return {"encoder": self.encoder, "dim": dim, "settings": dict(settings)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextVersion:
+    """A version that can be published."""
+
+    ids: SemanticIds
+    """Over id rows."""
+    quantizer: Quantizer
+    item_ids: Sequence[str]
+    """By id row, from 1 on."""
+    id_rows: NDArray[np.int64]
+    """Id row of each item row, [N]; 0 without an ID."""
+    origin: Mapping[str, Any]
+    how: How
+    kept: KeptShares | None = None
+    """Against the version before; None where there is none, or its levels are others."""
+    num_new: int = 0
+
+    @property
+    def num_with_id(self) -> int:
+        return int((self.id_rows > 0).sum())
+
+
+def next_version(
+    content: Content,
+    store: SemanticIdStore,
+    config: SemanticIdsConfig,
+    settings: Mapping[str, Any],
+    *,
+    seed: int = 0,
+) -> NextVersion | None:
+    """Keep what is published and add what is new, where encoder and settings are the same.
+
+    Otherwise, and where the published levels are full, everything is fitted again.
+
+    Args:
+        settings: ``config`` as a table, which versions are held against.
+
+    Returns:
+        None where no item has content.
+
+    Raises:
+        ValueError: There are fewer items than codes, or a part of the store is damaged.
+    """
+    if not bool(content.is_known().any()):
+        return None
+    previous = store.previous()
+    if previous is not None and content.goes_on(previous.origin, settings):
+        try:
+            appended = append_new(content, store, previous)
+        except NoFreeIdError:
+            if config.codes_per_level is not None and config.resolution == "nearest_free":
+                raise
+        else:
+            num_given = len(appended.ids.item_rows)
+            is_full = num_given > FULL * prod(previous.ids.level_sizes)
+            if config.codes_per_level is not None or appended.how == "kept" or not is_full:
+                return appended
+    return fit_again(content, store, config, settings, seed=seed)
+
+
+def _numbered(
+    content: Content, store: SemanticIdStore, wanted: Tensor
+) -> tuple[list[str], NDArray[np.int64]]:
+    """Give id rows to wanted item rows that never had one; return all numbered items too."""
+    id_rows = np.concatenate([[0], store.id_rows_of(content.item_ids)])
+    new = (id_rows == 0) & wanted.numpy()
+    id_rows[new] = len(store.item_ids) + 1 + np.arange(int(new.sum()))
+    names = [content.item_ids[row - 1] for row in np.flatnonzero(new).tolist()]
+    return [*store.item_ids, *names], id_rows
+
+
+def _codes_at(ids: SemanticIds, id_rows: Tensor) -> Tensor:
+    """Say which id rows have an ID, [N] bool."""
+    inside = id_rows < ids.num_item_rows
+    found = torch.zeros(len(id_rows), dtype=torch.bool)
+    found[inside] = ids.codes[id_rows[inside], 0] != NO_CODE
+    return found
+
+
+def append_new(content: Content, store: SemanticIdStore, previous: Published) -> NextVersion:
+    """Give IDs to the items that have none; nothing published moves.
+
+    Raises:
+        ValueError: The vectors are of another width, or no free ID is left.
+    """
+    item_ids, numbers = _numbered(content, store, content.is_known())
+    rows = torch.from_numpy(numbers)
+    missing = content.is_known() & ~_codes_at(previous.ids, rows)
+    ids = previous.ids
+    if bool(missing.any()):
+        reserved = store.reserved()
+        ids = append(
+            previous.ids,
+            previous.quantizer,
+            content.vectors[missing],
+            item_rows=rows[missing],
+            reserved=reserved if reserved.numel() else None,
+        )
+    return NextVersion(
+        ids=ids,
+        quantizer=previous.quantizer,
+        item_ids=item_ids,
+        id_rows=np.where(_codes_at(ids, rows).numpy(), numbers, 0),
+        origin=previous.origin,
+        how="appended" if bool(missing.any()) else "kept",
+        num_new=int(missing.sum()),
+    )
+
+
+def fit_again(
+    content: Content,
+    store: SemanticIdStore,
+    config: SemanticIdsConfig,
+    settings: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    cold: bool = False,
+) -> NextVersion:
+    """Fit a quantiser on the catalogue; its codes take the names of the published ones.
+
+    It starts from the published quantiser where encoder, kind and levels are the same.
+
+    Args:
+        cold: Start from nothing all the same.
+
+    Raises:
+        ValueError: There are fewer items than codes.
+    """
+    wanted = content.is_known()
+    item_ids, numbers = _numbered(content, store, wanted)
+    rows = torch.from_numpy(numbers)
+    previous, origin = store.previous(), content.origin(settings)
+    table = _by_id_row(content.vectors, wanted, rows, len(item_ids) + 1)
+    quantizer: Quantizer
+    if config.source == "sequence":
+        behaviour = _by_id_row(behaviour_of(content), wanted, rows, len(item_ids) + 1)
+        start = None if cold or previous is None else previous.ids
+        ids, quantizer = fit_behaviour(behaviour, table, config, seed=seed, start=start)
+    else:
+        sizes = config.level_sizes(int(wanted.sum()))
+        started = None if cold else _start(previous, origin, config, sizes)
+        quantizer = _fit(content, config, sizes, started, seed)
+        ids = assign_semantic_ids(quantizer, table, method=config.resolution)
+    if config.resolution == "extra_level":
+        *content_levels, needed = ids.level_sizes
+        ids = replace(ids, level_sizes=(*content_levels, SPARE * needed))
+    made = NextVersion(
+        ids=ids,
+        quantizer=quantizer,
+        item_ids=item_ids,
+        id_rows=np.where(_codes_at(ids, rows).numpy(), numbers, 0),
+        origin=origin,
+        how="trained",
+        num_new=len(item_ids) - len(store.item_ids),
+    )
+    return made if previous is None else _aligned(made, previous, config)
+
+
+def behaviour_of(content: Content) -> Tensor:
+    """Return what IDs of source "sequence" are made from.
+
+    Raises:
+        ValueError: There is no sequence model.
+    """
+    if content.behaviour is None:
+        raise ValueError(
+            'semantic_ids.source = "sequence" makes IDs from a sequence model, and there is none; '
+            'set sequence_training.enabled = true, or semantic_ids.source = "content"'
+        )
+    return content.behaviour
+
+
+def fit_behaviour(
+    behaviour: Tensor,
+    content: Tensor,
+    config: SemanticIdsConfig,
+    *,
+    seed: int,
+    start: SemanticIds | None = None,
+) -> BehaviourIds:
+    """Give IDs by behaviour [N, D'] to rows with content [N, D], as the configuration says."""
+    num_items = int(rows_with_content(content[1:]).sum())
+    residual = _residual_config(config, config.level_sizes(num_items), seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    vectors, placed = behaviour.to(device), content.to(device)
+    made = behaviour_ids(vectors, placed, residual, method=config.resolution, start=start)
+    return made._replace(quantizer=made.quantizer.to("cpu"))
+
+
+def _by_id_row(values: Tensor, wanted: Tensor, rows: Tensor, size: int) -> Tensor:
+    """Lay what wanted item rows have out by id row, [size, D]; zeros elsewhere."""
+    table = torch.zeros(size, values.shape[1])
+    table[rows[wanted]] = values[wanted].float()
+    return table
+
+
+def _start(
+    previous: Published | None,
+    origin: Mapping[str, Any],
+    config: SemanticIdsConfig,
+    sizes: tuple[int, ...],
+) -> Quantizer | None:
+    """Return the published quantiser if the new one can start from it."""
+    if previous is None:
+        return None
+    kind = RqVae if config.method == "rq_vae" else ResidualKMeans
+    quantizer = previous.quantizer
+    same_content = all(previous.origin.get(name) == origin[name] for name in ("encoder", "dim"))
+    fits = isinstance(quantizer, kind) and quantizer.level_sizes == sizes
+    return quantizer if same_content and fits else None
+
+
+def _dense_pairs(content: Content, wanted: Tensor) -> Tensor | None:
+    """Number the pairs by place among the items with content."""
+    if content.pairs is None:
+        return None
+    places = wanted.cumsum(0) - 1
+    pairs = content.pairs[wanted[content.pairs].all(1)]
+    return places[pairs] if len(pairs) else None
+
+
+def _fit(
+    content: Content,
+    config: SemanticIdsConfig,
+    sizes: tuple[int, ...],
+    start: Quantizer | None,
+    seed: int,
+) -> Quantizer:
+    """Fit a quantiser of content on the items that have any."""
+    wanted = content.is_known()
+    vectors = content.vectors[wanted].to("cuda" if torch.cuda.is_available() else "cpu")
+    if config.method == "rq_vae":
+        vae = RqVaeConfig(
+            level_sizes=sizes,
+            num_steps=config.num_steps,
+            contrastive_weight=config.contrastive_weight,
+            seed=seed,
+        )
+        pairs = _dense_pairs(content, wanted)
+        return RqVae.fit(vectors, vae, start=start, pairs=pairs).to("cpu")
+    residual = _residual_config(config, sizes, seed)
+    return ResidualKMeans.fit(vectors, residual, start=start).to("cpu")
+
+
+def _residual_config(
+    config: SemanticIdsConfig, sizes: tuple[int, ...], seed: int
+) -> ResidualKMeansConfig:
+    kmeans = KMeansConfig(balanced=config.balances())
+    return ResidualKMeansConfig(level_sizes=sizes, kmeans=kmeans, seed=seed)
+
+
+def _aligned(made: NextVersion, previous: Published, config: SemanticIdsConfig) -> NextVersion:
+    """Take over the published names of codes, as far as the levels are the same."""
+    ids, old = made.ids, previous.ids
+    if (
+        config.resolution == "extra_level"
+        and ids.level_sizes[:-1] == old.level_sizes[:-1]
+        and ids.level_sizes[-1] <= SPARE * old.level_sizes[-1]
+    ):
+        # The published level against collisions has room enough, so that IDs stay comparable.
+        ids = replace(ids, level_sizes=old.level_sizes)
+    if ids.level_sizes != old.level_sizes:
+        return replace(made, ids=replace(ids, parent=old.version))
+    alignment = align(ids, made.quantizer, old)
+    return replace(
+        made,
+        ids=alignment.ids,
+        quantizer=alignment.quantizer,
+        how="aligned",
+        kept=alignment.kept,
+    )

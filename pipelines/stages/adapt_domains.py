@@ -1,0 +1,61 @@
+"""Stage adapt_domains: an adapter of the released model for each domain of ``adapter.domains``.
+
+Off unless a domain is named. An adapter that the harm gate refuses is told of and its domain is
+answered by the base; the release stands. Adapters of a challenger are registered but not served.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipelines.adapters.retriever import adapt_to
+from pipelines.engine.artifacts import to_json
+from pipelines.engine.errors import RefusedError
+from pipelines.engine.stage import StageContext, StageRows
+from pipelines.engine.workspace import bundles_dir
+from serving.bundle.adapters import domain_directory
+from serving.bundle.manifest import CURRENT, bundle_directory
+
+
+def are_registered(context: StageContext) -> bool:
+    """Whether every adapter that was registered is there yet."""
+    told = json.loads((context.output / "adapters.json").read_text(encoding="utf-8"))
+    folder = bundles_dir(context.config)
+    return all(
+        (domain_directory(folder, one["domain"]) / one["adapter"]).is_dir()
+        for one in told
+        if one["adapter"] is not None
+    )
+
+
+def adapt_domains(context: StageContext) -> StageRows:
+    """Train, judge and register; a running server takes up what is published."""
+    config = context.config
+    folder = bundles_dir(config)
+    released = json.loads((context.inputs["release"] / "release.json").read_text(encoding="utf-8"))
+    bundle = bundle_directory(folder, released["version"])
+    current = folder / CURRENT
+    published = current.exists() and current.resolve() == bundle.resolve()
+    told: list[dict[str, Any]] = []
+    for domain in config.adapter.domains:
+        try:
+            found = adapt_to(
+                config, domain, bundle, publish=published, show_progress=context.show_progress
+            )
+        except RefusedError as error:
+            told.append({"domain": domain, "adapter": None, "refused": str(error)})
+            continue
+        told.append(
+            {
+                "domain": domain,
+                "adapter": found.directory.name,
+                "refused": None,
+                "metrics": found.metrics,
+                "verdicts": [verdict.model_dump() for verdict in found.verdicts],
+            }
+        )
+    Path(context.output / "adapters.json").write_text(to_json(told))
+    num_served = sum(one["adapter"] is not None for one in told)
+    return StageRows(rows_in=len(told), rows_out=num_served)

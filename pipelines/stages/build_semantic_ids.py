@@ -1,0 +1,193 @@
+"""Stage build_semantic_ids: each item as a short sequence of codes, versioned.
+
+Codes group items of like content, or (``semantic_ids.source = "sequence"``) items that the sequence
+model of train_sequence finds alike. What is published stays: a run with the same encoder and
+settings gives IDs to new items only, by their content.
+
+Behaviour tells of the events it was learned from, so each further order of tied times is measured
+with IDs of its own (``orders/<order>``), which are never published.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from pipelines.config.run import RunConfig
+from pipelines.config.toml import plain
+from pipelines.engine.artifacts import to_json
+from pipelines.engine.stage import StageContext, StageRows
+from pipelines.inputs.tensors import CONTENT_FILE, load_catalogue, released_order, tie_orders
+from pipelines.semantic_ids.artefact import ID_ROWS, ORDERS, QUANTIZER, REPORT, read_version
+from pipelines.semantic_ids.store import FOLDER, ITEM_IDS, SemanticIdStore, read_item_ids
+from pipelines.semantic_ids.versions import (
+    Content,
+    NextVersion,
+    behaviour_of,
+    fit_behaviour,
+    next_version,
+)
+from recsys.data.dataset import Sequences, concatenated_ranges
+from recsys.models.sequence.model import SequenceModel
+from recsys.semantic_ids.codes import NO_CODE
+from recsys.semantic_ids.collisions import rows_with_content
+from recsys.semantic_ids.quality import quality_report
+from serving.bundle.semantic_ids import CONTENT_CODES
+
+
+def store_of(config: RunConfig) -> SemanticIdStore:
+    """Open the published versions beside a run's bundles."""
+    return SemanticIdStore((config.release.bundles or config.workspace / "bundles") / FOLDER)
+
+
+def read_content(
+    features: Path, embedded: Path, config: RunConfig, trained: Path | None = None
+) -> Content:
+    """Read what IDs are made from; ``trained`` is the artefact of train_sequence, if it counts."""
+    items = pl.read_parquet(features / "items.parquet", columns=["item_row", "item_id"])
+    made = json.loads((embedded / "content.json").read_text(encoding="utf-8"))
+    settings = config.semantic_ids
+    wants_pairs = settings.method == "rq_vae" and settings.contrastive_weight > 0
+    vectors = np.load(embedded / CONTENT_FILE, allow_pickle=False)
+    return Content(
+        item_ids=items.sort("item_row")["item_id"].to_list(),
+        vectors=torch.from_numpy(vectors[:, : settings.content_columns].copy()),
+        encoder=made["encoder"],
+        pairs=training_pairs(features) if wants_pairs else None,
+        behaviour=(
+            None
+            if trained is None
+            else read_behaviour(features, embedded, trained, released_order(features))
+        ),
+    )
+
+
+def read_behaviour(features: Path, embedded: Path, trained: Path, order: str) -> Tensor | None:
+    """Read the sequence model's item vectors, [N, D]; None where it was not trained."""
+    place = trained / order / "sequence"
+    if not place.exists():
+        return None
+    model = SequenceModel.load(place, load_catalogue(features, embedded))
+    return model.eval().all_item_vectors()
+
+
+def training_pairs(features: Path) -> Tensor | None:
+    """Pair items that a user took one after the other, [P, 2]; no held-out event counts."""
+    sequences = Sequences.load(features / "sequences" / released_order(features))
+    starts, ends = sequences.offsets[:-1], sequences.visible_end("train")
+    first = concatenated_ranges(starts, np.maximum(ends - 1, starts))
+    rows = np.asarray(sequences.item_rows)
+    pairs = np.stack([rows[first], rows[first + 1]], axis=1)
+    pairs = pairs[(pairs > 0).all(axis=1) & (pairs[:, 0] != pairs[:, 1])]
+    return torch.from_numpy(pairs) if len(pairs) else None
+
+
+def build_semantic_ids(context: StageContext) -> StageRows:
+    """Write the next version of the catalogue's semantic IDs, or why there is none."""
+    config, inputs = context.config, context.inputs
+    features, embedded = inputs["build_features"], inputs["embed_items"]
+    content = read_content(features, embedded, config, inputs.get("train_sequence"))
+    store = store_of(config)
+    num_items = len(content.item_ids)
+    made = None
+    if config.semantic_ids.method != "none":
+        settings = plain(config.semantic_ids)
+        made = next_version(content, store, config.semantic_ids, settings, seed=config.seed)
+    if made is None:
+        reason = "no item has content" if config.semantic_ids.method != "none" else "switched off"
+        (context.output / REPORT).write_text(to_json({"method": "none", "reason": reason}))
+        return StageRows(rows_in=num_items, rows_out=0)
+    report = write_version(context.output, made, content)
+    if config.makes_ids_of_behaviour():
+        np.save(context.output / CONTENT_CODES, content_codes(made, content).numpy())
+        for order in tie_orders(features)[1:]:
+            write_measured_order(context, content, order)
+    quality = report["quality"]
+    counts = {"new": made.num_new, "collisions_left": quality["collisions_after"]}
+    if not config.makes_ids_of_behaviour():
+        counts["collisions_resolved"] = quality["collisions_before"]
+    return StageRows(rows_in=num_items, rows_out=made.num_with_id, more=counts)
+
+
+def content_codes(made: NextVersion, content: Content) -> Tensor:
+    """Code items with an ID by their content alone, as new ones are, [N, L] int32; -1 without."""
+    known = content.is_known() & torch.from_numpy(made.id_rows > 0)
+    codes = torch.full((len(known), len(made.quantizer.level_sizes)), NO_CODE, dtype=torch.int32)
+    codes[known] = made.quantizer.encode(content.vectors[known].float()).cpu()
+    return codes
+
+
+def write_measured_order(context: StageContext, content: Content, order: str) -> None:
+    """Write IDs, by item row, from the sequence model of an order that is only measured."""
+    config, inputs = context.config, context.inputs
+    places = (inputs["build_features"], inputs["embed_items"], inputs["train_sequence"])
+    own = replace(content, behaviour=read_behaviour(*places, order))
+    vectors = torch.where(content.is_known()[:, None], content.vectors, 0)
+    made = fit_behaviour(behaviour_of(own), vectors, config.semantic_ids, seed=config.seed)
+    made.ids.save(context.output / ORDERS / order)
+
+
+def write_version(directory: Path, made: NextVersion, content: Content) -> dict[str, Any]:
+    """Write the artefact's files; return what the report says."""
+    made.ids.save(directory)
+    made.quantizer.save(directory / QUANTIZER)
+    np.save(directory / ID_ROWS, made.id_rows)
+    (directory / ITEM_IDS).write_text(to_json(list(made.item_ids)), encoding="utf-8")
+    report = {
+        "method": made.origin["settings"]["method"],
+        "source": made.origin["settings"]["source"],
+        "how": made.how,
+        "version": made.ids.version,
+        "parent": made.ids.parent,
+        "origin": dict(made.origin),
+        "num_items": len(content.item_ids),
+        "num_with_id": made.num_with_id,
+        "num_without_content": int((~rows_with_content(content.vectors[1:])).sum()),
+        "num_new": made.num_new,
+        "kept": None if made.kept is None else asdict(made.kept),
+        "quality": _quality(made, content),
+    }
+    (directory / REPORT).write_text(to_json(report), encoding="utf-8")
+    return report
+
+
+def _quality(made: NextVersion, content: Content) -> dict[str, Any]:
+    """Measure the IDs of the catalogue's items that have content."""
+    rows = torch.from_numpy(made.id_rows)
+    measured = content.is_known() & (rows > 0)
+    vectors = torch.zeros(made.ids.num_item_rows, content.vectors.shape[1])
+    vectors[rows[measured]] = content.vectors[measured].float()
+    report = quality_report(made.quantizer, vectors, made.ids, item_rows=rows[measured])
+    return report.as_json()
+
+
+def is_newest(context: StageContext) -> bool:
+    """Whether the artefact's IDs are published still, or next to be.
+
+    Items that were appended to them meanwhile (recsys append-items) change none; IDs that were
+    fitted again elsewhere or rolled back do.
+    """
+    report = json.loads((context.output / REPORT).read_text(encoding="utf-8"))
+    store = store_of(context.config)
+    if "version" not in report or store.current() is None:
+        return True
+    if store.has(report["version"]):
+        return store.leads_from(report["version"])
+    return bool(store.current() == report["parent"])
+
+
+def publish_version(artefact: Path, store: SemanticIdStore) -> str | None:
+    """Make the version of an artefact current in the store; return it, None without one."""
+    version = read_version(artefact)
+    if version is None:
+        return None
+    item_ids = read_item_ids(artefact / ITEM_IDS)
+    store.publish(version.ids, version.quantizer, item_ids, version.origin)
+    return version.ids.version

@@ -1,0 +1,66 @@
+"""Stage embed_items: the text of every catalogue item as a vector, cached by the text's hash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from pipelines.config.run import RunConfig
+from pipelines.engine.artifacts import to_json
+from pipelines.engine.console import log
+from pipelines.engine.stage import StageContext, StageRows
+from pipelines.inputs.content_models import cache_dir, encoder_files, make_encoder, text_of
+from pipelines.inputs.tensors import CONTENT_FILE
+from pipelines.stages.enrich_items import load_enrichment
+from recsys.content.attributes import enriched_text
+from recsys.content.embedding_cache import encode_cached
+
+
+def raw_files(config: RunConfig) -> Mapping[str, Path]:
+    """Name the files of an encoder that is given by path."""
+    return encoder_files(config.content)
+
+
+def described_by(folder: Path) -> dict[str, str]:
+    """Name the language model and the prompt behind the attributes of items."""
+    summary = json.loads((folder / "enrichment.json").read_text())
+    return {name: summary[name] for name in ("model", "prompt_version")}
+
+
+def embed_items(context: StageContext) -> StageRows:
+    """Write [num_item_rows, D] float32; row 0 and items without text are zeros.
+
+    An item's text gains the topics, summary and queries that enrichment found for it.
+    """
+    config = context.config.content
+    items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")
+    known = load_enrichment(context.inputs["enrich_items"])
+    encoder = make_encoder(config)
+    texts = [
+        enriched_text(text_of(item, config), known.get(item["item_row"]))
+        for item in items.iter_rows(named=True)
+    ]
+    vectors = np.zeros((len(texts) + 1, encoder.dim if encoder else 0), np.float32)
+    if encoder is not None:
+
+        def told(done: int, total: int) -> None:
+            if context.show_progress and log.is_terminal:
+                log.print(f"  {done:,} of {total:,} texts", style="dim")
+
+        vectors[1:] = encode_cached(texts, encoder, cache_dir("embeddings"), progress=told)
+    np.save(context.output / CONTENT_FILE, vectors)
+    num_texts = sum(bool(text) for text in texts)
+    summary = {
+        "encoder": encoder.name if encoder else "none",
+        "dim": vectors.shape[1],
+        "num_items": len(texts),
+        "num_texts": num_texts,
+        "num_enriched": len(known),
+        "described_by": described_by(context.inputs["enrich_items"]) if known else None,
+    }
+    (context.output / "content.json").write_text(to_json(summary))
+    return StageRows(rows_in=len(texts), rows_out=num_texts)

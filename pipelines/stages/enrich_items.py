@@ -1,0 +1,109 @@
+"""Stage enrich_items: what a language model says about each item; off unless a model is named.
+
+enrichment.parquet      item_row, item_id, attribute, values, model, prompt_version, time
+not_enriched.parquet    item_row, item_id, reason
+enrichment.json         model, counts, tokens and cost of all runs on these items
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from pipelines.config.run import RunConfig
+from pipelines.engine.artifacts import to_json
+from pipelines.engine.console import log
+from pipelines.engine.stage import StageContext, StageRows
+from pipelines.inputs.content_models import (
+    cache_dir,
+    language_model_files,
+    make_language_model,
+    text_of,
+)
+from recsys.content.attributes import PROMPT_VERSION, SCHEMA, Value
+from recsys.content.enrichment import Enrichment, enrich
+
+ENRICHMENT_FILE = "enrichment.parquet"
+ATTRIBUTE_COLUMNS: dict[str, Any] = {
+    "item_row": pl.Int64,
+    "item_id": pl.String,
+    "attribute": pl.String,
+    "values": pl.List(pl.String),
+    "model": pl.String,
+    "prompt_version": pl.String,
+    "time": pl.String,
+}
+MISSING_COLUMNS: dict[str, Any] = {"item_row": pl.Int64, "item_id": pl.String, "reason": pl.String}
+
+
+def raw_files(config: RunConfig) -> Mapping[str, Path]:
+    """Name the files of a local model that is given by path."""
+    return language_model_files(config.enrichment)
+
+
+def load_enrichment(folder: Path) -> dict[int, dict[str, Value]]:
+    """Read the attributes of each item row that has any."""
+    found: dict[int, dict[str, Value]] = {}
+    rows = pl.read_parquet(folder / ENRICHMENT_FILE).select("item_row", "attribute", "values")
+    for item_row, name, values in rows.iter_rows():
+        is_list = SCHEMA["properties"][name]["type"] == "array"
+        found.setdefault(item_row, {})[name] = tuple(values) if is_list else values[0]
+    return found
+
+
+def enrich_items(context: StageContext) -> StageRows:
+    """Describe every item with text, within the budget; without a model, write empty tables."""
+    config = context.config.enrichment
+    items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")
+    model = make_language_model(config)
+    if model is None:
+        return write_enrichment(context.output, items.clear(), None, {"model": "none"})
+    texts = [text_of(item, context.config.content) for item in items.iter_rows(named=True)]
+
+    def told(done: int, total: int) -> None:
+        if context.show_progress and log.is_terminal and (done % 100 == 0 or done == total):
+            log.print(f"  {done:,} of {total:,} items", style="dim")
+
+    result = enrich(texts, model, cache_dir("enrichment"), config, told)
+    if result.budget_reached:
+        log.print(
+            f"  the enrichment budget is spent ({result.spent.total:,} tokens); items without "
+            "attributes keep their own text. Raise enrichment.token_budget or cost_budget for more",
+            style="yellow",
+        )
+    summary = {
+        "model": model.name,
+        "prompt_version": PROMPT_VERSION,
+        "cost": config.cost(result.spent),
+        "budget_reached": result.budget_reached,
+        **result.spent._asdict(),
+    }
+    return write_enrichment(context.output, items, result, summary)
+
+
+def write_enrichment(
+    folder: Path, items: pl.DataFrame, result: Enrichment | None, summary: Mapping[str, Any]
+) -> StageRows:
+    """Write the two tables and the summary."""
+    known: list[tuple[Any, ...]] = []
+    missing: list[tuple[Any, ...]] = []
+    for place, (row, item_id) in enumerate(items.select("item_row", "item_id").iter_rows()):
+        assert result is not None
+        attributes = result.attributes[place]
+        if attributes is None:
+            missing.append((row, item_id, result.reasons[place]))
+            continue
+        for name, (value, made) in attributes.items():
+            values = [value] if isinstance(value, str) else list(value)
+            known.append((row, item_id, name, values, *made))
+    pl.DataFrame(known, ATTRIBUTE_COLUMNS, orient="row").write_parquet(folder / ENRICHMENT_FILE)
+    pl.DataFrame(missing, MISSING_COLUMNS, orient="row").write_parquet(
+        folder / "not_enriched.parquet"
+    )
+    num_enriched = len(items) - len(missing)
+    counts = {"num_items": len(items), "num_enriched": num_enriched}
+    (folder / "enrichment.json").write_text(to_json({**summary, **counts}))
+    return StageRows(rows_in=len(items), rows_out=num_enriched)

@@ -1,0 +1,257 @@
+"""Stage evaluate: every model and the served blends on validation and test, full catalogue.
+
+What merges the lists was fitted on validation, so there each half of the users is measured by the
+weights of the other half; on test everyone by what is served.
+
+Writes per tie order and split: metrics of each model, their analysis (analysis.json), and one
+Parquet file with a row for each user and held-out item: its rank by each model, and each model's
+list. A look at a test split goes into the workspace's ledger.
+
+Axes: B queries of a batch, N item rows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from pipelines.candidates.blends import ProfileBlend, dense, fold_of_users, load_blends, row_names
+from pipelines.candidates.generation import ItemCodes
+from pipelines.candidates.load import load_sources
+from pipelines.candidates.sources import Answer, Source, ask_all, lists_of
+from pipelines.config.run import RunConfig
+from pipelines.config.toml import plain
+from pipelines.engine.artifacts import Manifest, digest_of_json, to_json
+from pipelines.engine.stage import StageContext, StageRows
+from pipelines.evaluation.analyse import Background, analyse_split, best_single
+from pipelines.evaluation.analysis import Analysis, SplitAnalysis
+from pipelines.inputs.tensors import HeldOut, ModelInputs, batches, tie_orders
+from pipelines.ranking.artefact import RANKED, ProfileRanker, load_ranker
+from recsys.data.batch import JaggedBatch
+from recsys.data.dataset import Sequences
+from recsys.evaluation.ranking import RankingResult, evaluate_ranking, joined_results
+from serving.bundle.manifest import Profile
+
+SPLITS: tuple[Literal["validation", "test"], ...] = ("validation", "test")
+GENERATIVE = "generative"
+
+
+class Blending(NamedTuple):
+    """What merges the lists of a split."""
+
+    profiles: Mapping[Profile, ProfileBlend]
+    item_counts: Tensor
+    """Events of each item that the sources were fitted on, [N]."""
+    folds: Tensor | None
+    """Half of each user row where the weights were fitted on this split, [num_user_rows]."""
+    ranker: ProfileRanker | None = None
+    """What orders the first places of profile ``fast``, where it was trained."""
+
+    @classmethod
+    def of(
+        cls,
+        profiles: Mapping[Profile, ProfileBlend],
+        inputs: ModelInputs,
+        split: Literal["validation", "test"],
+        seed: int,
+        ranker: ProfileRanker | None = None,
+    ) -> Blending:
+        """Prepare a split; on validation each half is measured by the weights of the other."""
+        sequences, num_item_rows = inputs.sequences, inputs.sizes.num_item_rows
+        counts = sequences.item_counts(sequences.train_end, num_item_rows)
+        halves = fold_of_users(sequences.num_user_rows, seed)
+        return cls(profiles, counts, halves if split == "validation" else None, ranker)
+
+    def scores(self, queries: JaggedBatch, answers: Mapping[str, Answer]) -> dict[str, Tensor]:
+        """Score every item by each list that could be served, by row of the metrics, [B, N]."""
+        lists, names = lists_of(answers), row_names(self.profiles)
+        folds = None if self.folds is None else self.folds[queries["user"].values]
+        lengths = queries["history"].lengths()
+        tops = {
+            names[profile]: blend.lists(lists, lengths, self.item_counts, folds)
+            for profile, blend in self.profiles.items()
+        }
+        if self.ranker is not None:
+            tops[RANKED] = self.ranker.lists(lists, queries, self.item_counts)
+        return {name: dense(top, len(self.item_counts)) for name, top in tops.items()}
+
+
+def per_user_table(results: Mapping[str, RankingResult], listed: int, run: str) -> pl.DataFrame:
+    """Lay out one row for each user and held-out item.
+
+    Args:
+        results: By model.
+        listed: Items of each list to keep.
+        run: Digest of what the results were made from.
+
+    Returns:
+        user_row, item_row (the held-out one), ``rank_<model>`` from 1 (null where the model
+        cannot recommend it), ``top_k_<model>`` item rows best first, run.
+    """
+    first = next(iter(results.values()))
+    queries = first.targets.segments().numpy()
+    columns: dict[str, pl.Series] = {
+        "user_row": pl.Series(first.user_rows.numpy()[queries]),
+        "item_row": pl.Series(first.targets.values.numpy()),
+    }
+    for name, result in results.items():
+        ranks = result.ranks.values.numpy()
+        columns[f"rank_{name}"] = pl.Series(ranks).replace(0, None)
+    for name, result in results.items():
+        lists = result.top_k.item_rows[:, :listed].numpy()[queries]  # [M, K], -1 where short
+        columns[f"top_k_{name}"] = (
+            pl.Series(lists, dtype=pl.Array(pl.Int64, lists.shape[1]))
+            .arr.to_list()
+            .list.eval(pl.element().filter(pl.element() >= 0))
+        )
+    table = pl.DataFrame(columns).with_columns(pl.lit(run).alias("run"))
+    return table.sort("user_row", "item_row")
+
+
+def evaluate_split(
+    sources: Mapping[str, Source],
+    inputs: ModelInputs,
+    split: Literal["validation", "test"],
+    config: RunConfig,
+    blending: Blending | None = None,
+) -> dict[str, RankingResult]:
+    """Rank the full catalogue for the split's users by each model, and by what merges their lists.
+
+    Every model answers once; its list goes into the blends.
+    """
+    held_out = HeldOut.of(inputs.sequences, split)
+    if config.evaluation.max_users is not None:
+        held_out = held_out.sample(config.evaluation.max_users, config.seed)
+    if len(held_out.positions) == 0:
+        raise ValueError(
+            f"no user has a held-out event in the {split} split; users need 3 or more events "
+            "for leave_one_out, and global_time needs events after its cut. Look at "
+            "build_features/report.json for what was filtered out"
+        )
+    parts: dict[str, list[RankingResult]] = defaultdict(list)
+    begin = 0
+    for queries in batches(inputs, held_out, config):
+        rows = torch.arange(begin, begin := begin + queries.batch_size)
+        answers = ask_all(sources, queries, inputs.sizes.num_item_rows)
+        scores = {name: answer.scores for name, answer in answers.items()}
+        if blending is not None:
+            scores |= blending.scores(queries, answers)
+        for name, values in scores.items():
+            parts[name].append(
+                evaluate_ranking(
+                    partial(ready, values),
+                    [queries],
+                    held_out.targets.take(rows),
+                    config.evaluation,
+                    exclude=queries["seen"],
+                )
+            )
+    return {name: joined_results(found, config.evaluation) for name, found in parts.items()}
+
+
+def ready(scores: Tensor, _: JaggedBatch) -> Tensor:
+    """Return scores that were made before."""
+    return scores
+
+
+def evaluate(context: StageContext) -> StageRows:
+    """Measure and analyse all models on both splits in each tie order."""
+    config, features = context.config, context.inputs["build_features"]
+    metrics: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    analyses: dict[str, dict[str, SplitAnalysis]] = {}
+    data_digest = features_digest(features)
+    num_users = num_rows = 0
+    for order in tie_orders(features):
+        inputs = ModelInputs.load(features, context.inputs.get("embed_items"), order)
+        sources = load_sources(context, inputs, order)
+        profiles = load_blends(context.inputs["fit_blend"] / order)
+        trained = context.inputs["train_ranker"] / order
+        ranker = load_ranker(trained, inputs.catalogue)
+        known = Background.of(inputs, features, data_digest)
+        baseline = ""
+        metrics[order], analyses[order] = {}, {}
+        for split in SPLITS:
+            blending = Blending.of(profiles, inputs, split, config.seed, ranker)
+            results = evaluate_split(sources, inputs, split, config, blending)
+            metrics[order][split] = {name: dict(result.metrics) for name, result in results.items()}
+            if GENERATIVE in results:
+                codes = ItemCodes.load(context.inputs["build_semantic_ids"], order)
+                rate = codes.invalid_rate(results[GENERATIVE].top_k.item_rows)
+                metrics[order][split][GENERATIVE]["invalid_id_rate"] = rate
+            num_users += next(iter(results.values())).num_users
+            table = per_user_table(results, config.evaluation.listed, context.making)
+            table.write_parquet(context.output / f"per_user_{order}_{split}.parquet")
+            num_rows += table.height
+            # Validation comes first and chooses; the test split chooses nothing.
+            blends = (*row_names(profiles).values(), RANKED)
+            baseline = baseline or best_single(results, config.evaluation.primary_metric, blends)
+            if config.evaluation.num_resamples:
+                analyses[order][split] = analyse_split(
+                    results,
+                    known,
+                    config.evaluation,
+                    lengths=lengths_before(inputs.sequences, split, results),
+                    baseline=baseline,
+                    seed=config.seed,
+                )
+        note_test_look(context, order, metrics[order]["test"])
+    (context.output / "metrics.json").write_text(to_json(metrics))
+    if config.evaluation.num_resamples:
+        Analysis(
+            orders=analyses,
+            data_digest=data_digest,
+            protocol=protocol_of(config),
+            primary_metric=config.evaluation.primary_metric,
+        ).save(context.output)
+    return StageRows(rows_in=num_users, rows_out=num_rows)
+
+
+def lengths_before(
+    sequences: Sequences,
+    split: Literal["validation", "test"],
+    results: Mapping[str, RankingResult],
+) -> Tensor:
+    """Count the events of each measured user before the split, [U]."""
+    ends = sequences.train_end if split == "validation" else sequences.validation_end
+    lengths = np.asarray(ends) - np.asarray(sequences.offsets[:-1])
+    return torch.from_numpy(lengths)[next(iter(results.values())).user_rows]
+
+
+def features_digest(features: Path) -> str:
+    """Return the digest of the features artefact, by which runs are comparable."""
+    manifest = Manifest.load(features)
+    return "" if manifest is None else manifest.output
+
+
+def protocol_of(config: RunConfig) -> str:
+    """Say in words what was measured on."""
+    lists = "without" if config.evaluation.exclude_history else "with"
+    sampled = config.evaluation.max_users
+    users = "all users" if sampled is None else f"at most {sampled} users"
+    return f"{config.splits.kind}, full catalogue, {users}, lists {lists} the user's history"
+
+
+def note_test_look(
+    context: StageContext, order: str, metrics: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Record that the test split was seen, by what, and what came out."""
+    context.workspace.append_to_ledger(
+        {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "stage": "evaluate",
+            "split": "test",
+            "tie_order": order,
+            "making": context.making,
+            "config": digest_of_json(plain(context.config)),
+            "ndcg@10": {name: values.get("ndcg@10", np.nan) for name, values in metrics.items()},
+        }
+    )

@@ -1,0 +1,234 @@
+"""Stage release: check the challenger, write it as a bundle, and publish it in one rename.
+
+With ``release.promote = false`` it is written and stays challenger until ``recsys promote``.
+
+A challenger that fails a check is not written: the champion goes on serving, the verdicts lie in
+``refused.json`` of the workspace, and the command ends with code 3.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from pipelines.candidates.blends import served_blends
+from pipelines.candidates.sources import CONTENT
+from pipelines.config.run import RunConfig
+from pipelines.config.toml import plain
+from pipelines.engine.artifacts import digest_of_json, to_json, write_text_durably
+from pipelines.engine.errors import RefusedError
+from pipelines.engine.stage import StageContext, StageRows
+from pipelines.engine.workspace import bundles_dir
+from pipelines.inputs.tensors import ModelInputs, released_order
+from pipelines.publishing.checks import Metrics, release_verdicts
+from pipelines.publishing.promotion import note_release
+from pipelines.ranking.artefact import RANKED, served_ranker
+from pipelines.semantic_ids.artefact import read_version
+from pipelines.stages.build_semantic_ids import publish_version, store_of
+from serving.bundle.catalogue import Catalogue
+from serving.bundle.delta import chain_of
+from serving.bundle.load import BundleParts, write_bundle
+from serving.bundle.manifest import (
+    CURRENT,
+    ContentSource,
+    EnrichmentSource,
+    Verdict,
+    bundle_directory,
+    read_manifest,
+)
+from serving.bundle.retriever import TwoTowerParts
+from serving.bundle.semantic_ids import SemanticIdParts
+from serving.bundle.users import Users
+
+REFUSED = "refused.json"
+
+
+def version_of(making: str) -> str:
+    """Name a bundle by what it is made from: equal inputs give the same name."""
+    return making[:12]
+
+
+def is_published(context: StageContext) -> bool:
+    """Whether the bundle and the IDs of this artefact are there and some bundle is served."""
+    folder = bundles_dir(context.config)
+    directory = bundle_directory(folder, version_of(context.making))
+    semantic_ids = read_json(context.output / "release.json")["semantic_ids"]
+    has_ids = semantic_ids is None or store_of(context.config).leads_from(semantic_ids)
+    return directory.is_dir() and (folder / CURRENT).is_dir() and has_ids
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of an artefact."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def champion_metrics(folder: Path, challenger: str) -> Metrics | None:
+    """Read the test metrics of the published bundle; None without one, or if it is this one."""
+    if not (folder / CURRENT).exists():
+        return None
+    base = chain_of((folder / CURRENT).resolve())[0].manifest
+    return None if base.version == challenger else base.metrics
+
+
+def digest_of_config(config: RunConfig) -> str:
+    """Hash what shapes the bundle: everything but where files lie and runs are tracked."""
+    table: dict[str, Any] = plain(config)
+    table.pop("workspace")
+    table.pop("tracking")
+    for where in config.raw_file_keys():
+        section, _, key = where.partition(".")
+        table[section].pop(key, None)
+    return digest_of_json(table)
+
+
+def content_source(context: StageContext) -> ContentSource:
+    """Tell how item text became vectors, so that new items can be treated alike."""
+    config = context.config
+    made = read_json(context.inputs["embed_items"] / "content.json")
+    enrichment = None
+    if made["described_by"] is not None:
+        settings = plain(config.enrichment)
+        enrichment = EnrichmentSource(settings=settings, **made["described_by"])
+    return ContentSource(
+        encoder=config.content.encoder,
+        text_columns=list(config.content.text_columns),
+        settings=plain(config.content),
+        name=made["encoder"],
+        enrichment=enrichment,
+    )
+
+
+def present(directory: Path) -> Path | None:
+    """Return a model's folder, None where the model was not fitted."""
+    return directory if directory.exists() else None
+
+
+def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
+    """Gather what a request needs from the artefacts."""
+    features = context.inputs["build_features"]
+    items = pl.read_parquet(features / "items.parquet").sort("item_row")
+    users = pl.read_parquet(features / "vocabularies" / "users.parquet").sort("row")
+    categories = pl.read_parquet(features / "vocabularies" / "categories.parquet").sort("row")
+    sequences = inputs.sequences
+    described = read_json(features / "features.json")
+    semantic_ids = context.inputs["build_semantic_ids"]
+    return BundleParts(
+        catalogue=Catalogue.from_lists(
+            item_ids=items["item_id"].to_list(),
+            display_texts=items["display_text"].fill_null("").to_list(),
+            category_names=categories["id"].to_list(),
+            category_values=inputs.catalogue.categories.values.numpy(),
+            category_offsets=inputs.catalogue.categories.offsets.numpy(),
+        ),
+        users=Users.from_lists(
+            user_ids=users["id"].to_list(),
+            features=inputs.user_features,
+            item_rows=np.asarray(sequences.item_rows),
+            offsets=np.asarray(sequences.offsets),
+            times=None if sequences.times is None else np.asarray(sequences.times),
+        ),
+        popularity=context.inputs["refit"] / "popularity",
+        item_to_item=context.inputs["refit"] / "item_to_item",
+        two_tower=TwoTowerParts(
+            model=context.inputs["refit"] / "two_tower",
+            index=context.inputs["build_index"] / "items.faiss",
+            content=inputs.catalogue.content.numpy(),
+            item_vectors=np.load(
+                context.inputs["build_index"] / "item_vectors.npy", allow_pickle=False
+            ),
+            content_source=content_source(context),
+        ),
+        semantic_ids=SemanticIdParts(directory=semantic_ids)
+        if read_version(semantic_ids)
+        else None,
+        content_similarity=present(context.inputs["refit"] / CONTENT),
+        sequence=present(context.inputs["refit"] / "sequence"),
+        ensemble=present(context.inputs["refit"] / "ensemble"),
+        generative=present(context.inputs["refit"] / "generative"),
+        blends=served_blends(context.inputs["fit_blend"] / released_order(features)),
+        ranker=served_ranker(context.inputs["train_ranker"] / released_order(features)),
+        user_features={
+            feature["name"]: feature["cardinality"] for feature in described["user_features"]
+        },
+        context_features={
+            feature["name"]: feature["cardinality"] for feature in described["context_features"]
+        },
+    )
+
+
+def refuse(context: StageContext, verdicts: list[Verdict], metrics: Metrics) -> None:
+    """Write down a refusal and raise it.
+
+    Raises:
+        RefusedError: Always; names each failed check with its value and bound.
+    """
+    path = context.workspace.path / REFUSED
+    document = {
+        "challenger": version_of(context.making),
+        "verdicts": [verdict.model_dump() for verdict in verdicts],
+        "metrics": metrics,
+    }
+    write_text_durably(path, to_json(document))
+    failed = [
+        f"  {verdict.name}: {verdict.value} is below {verdict.bound:.4f} ({verdict.reason})"
+        for verdict in verdicts
+        if not verdict.passed
+    ]
+    folder = bundles_dir(context.config)
+    current = folder / CURRENT
+    kept = f"{current.resolve().name} goes on serving" if current.exists() else "nothing is served"
+    raise RefusedError(
+        "the new bundle is refused and was not published; "
+        + f"{kept}.\n"
+        + "\n".join(failed)
+        + f"\nAll verdicts: {path}. The bounds are in [release]."
+    )
+
+
+def release(context: StageContext) -> StageRows:
+    """Write the refitted models as a bundle if every check passes, and publish it."""
+    config, order = context.config, released_order(context.inputs["build_features"])
+    folder, version = bundles_dir(config), version_of(context.making)
+    folder.mkdir(parents=True, exist_ok=True)
+    metrics: Metrics = read_json(context.inputs["evaluate"] / "metrics.json")[order]["test"]
+    if served_ranker(context.inputs["train_ranker"] / order) is None:
+        # What is not served is no reason to publish.
+        metrics = {name: values for name, values in metrics.items() if name != RANKED}
+    recall = read_json(context.inputs["build_index"] / "recall.json")["recall"]
+    verdicts = release_verdicts(metrics, recall, champion_metrics(folder, version), config.release)
+    if not all(verdict.passed for verdict in verdicts):
+        refuse(context, verdicts, metrics)
+
+    inputs = ModelInputs.load(
+        context.inputs["build_features"], context.inputs.get("embed_items"), order
+    )
+    directory = bundle_directory(folder, version)
+    # A run that was killed after the bundle was written, but before its own artefact was, left it.
+    if directory.exists():
+        shutil.rmtree(directory)
+    write_bundle(
+        folder,
+        make_parts(context, inputs),
+        version=version,
+        metrics=metrics,
+        verdicts=verdicts,
+        config_digest=digest_of_config(config),
+    )
+    semantic_ids = publish_version(context.inputs["build_semantic_ids"], store_of(config))
+    alias = note_release(folder, version, promoted=config.release.promote)
+    _, digest = read_manifest(directory)
+    (context.workspace.path / REFUSED).unlink(missing_ok=True)
+    document = {
+        "version": version,
+        "digest": digest,
+        "alias": alias,
+        "semantic_ids": semantic_ids,
+        "verdicts": [verdict.model_dump() for verdict in verdicts],
+    }
+    (context.output / "release.json").write_text(to_json(document))
+    return StageRows(rows_in=len(metrics), rows_out=inputs.sizes.num_item_rows - 1)

@@ -1,0 +1,118 @@
+"""Stage report: what the evaluation found, as one HTML file that opens anywhere.
+
+Writes report.html, and report.json with the numbers that it shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from pipelines.config.run import OWN_DATA, RunConfig
+from pipelines.config.toml import plain, to_toml
+from pipelines.engine.artifacts import Manifest, to_json
+from pipelines.engine.stage import StageContext, StageRows, installed_version
+from pipelines.engine.workspace import Workspace
+from pipelines.evaluation.analysis import ANALYSIS
+
+HTML = "report.html"
+NUMBERS = "report.json"
+SECTIONS = (
+    "data",
+    "data.dataset",
+    "filters",
+    "splits",
+    "features",
+    "content",
+    "enrichment",
+    "popularity",
+    "item_to_item",
+    "content_similarity",
+    "two_tower",
+    "training",
+    "sequence",
+    "sequence_training",
+    "generative",
+    "generative_training",
+    "blend",
+    "ranker",
+    "ranker_training",
+    "evaluation",
+    "report",
+    "seed",
+)
+LIBRARIES = ("recsys-platform", "torch", "polars", "numpy", "altair", "vl-convert-python", "jinja2")
+WITHOUT_ANALYSIS = (
+    "there is no report, because evaluation.num_resamples = 0 leaves out what it shows; set it to "
+    "1000 or leave it away"
+)
+
+
+def settings_of(config: RunConfig) -> str:
+    """Write what shapes the numbers as the TOML of a run; where things lie is left out."""
+    sections = {name for name in SECTIONS if "." not in name}
+    table = {name: value for name, value in plain(config).items() if name in sections}
+    for key in ("events", "items", "users"):
+        table["data"].pop(key, None)
+    return to_toml(table)
+
+
+def num_test_looks(workspace: Workspace) -> int:
+    """Count the evaluations in the ledger that read the test split; its tie orders are one."""
+    looks = Counter(str(entry.get("tie_order")) for entry in workspace.ledger())
+    return max(looks.values(), default=0)
+
+
+def report(context: StageContext) -> StageRows:
+    """Write the report of the evaluation."""
+    # Altair and the template engine are worth importing only where a report is made.
+    from pipelines.reports.page import report_html
+    from pipelines.reports.report_data import Places, Provenance, raw_digests, read_report_data
+
+    config, inputs = context.config, context.inputs
+    if not (inputs["evaluate"] / ANALYSIS).exists():
+        (context.output / NUMBERS).write_text(to_json({"absent": WITHOUT_ANALYSIS}))
+        return StageRows(rows_in=0, rows_out=0)
+    manifests = {name: Manifest.load(inputs[name]) for name in ("build_features", "evaluate")}
+    digests = {name: found.output if found else "" for name, found in manifests.items()}
+    data = read_report_data(
+        Places(
+            features=inputs["build_features"],
+            evaluation=inputs["evaluate"],
+            two_tower=inputs["train_two_tower"],
+            sequence=inputs["train_sequence"],
+            generative=inputs["train_generative"],
+            blend=inputs["fit_blend"],
+            ranker=inputs["train_ranker"],
+        ),
+        title=config.report.title or config.data.dataset or OWN_DATA,
+        split_kind=config.splits.kind,
+        excludes_history=config.evaluation.exclude_history,
+        provenance=Provenance(
+            data_digest=digests["build_features"],
+            evaluation_digest=digests["evaluate"],
+            raw_files=raw_digests(inputs["build_features"]),
+            versions={name: installed_version(name) for name in LIBRARIES[:4]},
+            settings=settings_of(config),
+            dataset=config.data.dataset,
+            num_test_looks=num_test_looks(context.workspace),
+        ),
+    )
+    (context.output / HTML).write_text(report_html(data), encoding="utf-8")
+    (context.output / NUMBERS).write_text(to_json(data.as_json()), encoding="utf-8")
+    return StageRows(rows_in=data.wins.num_targets, rows_out=len(data.examples))
+
+
+def tells_all_looks(context: StageContext) -> bool:
+    """Whether the report there is counts the looks at the test split as the ledger does."""
+    numbers = json.loads((context.output / NUMBERS).read_text(encoding="utf-8"))
+    if "absent" in numbers:
+        return True
+    told: int = numbers["provenance"]["num_test_looks"]
+    return told == num_test_looks(context.workspace)
+
+
+def report_path(workspace: Path) -> Path:
+    """Where a workspace's report lies once it is made."""
+    return workspace / "report" / HTML

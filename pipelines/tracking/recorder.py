@@ -1,0 +1,176 @@
+"""What tracking keeps of a finished stage: read from its artefact, so that stages know no tracking.
+
+Only a training's curve is told by the stage itself, while it runs. Metrics are named
+<tie order>/<split>/<model>/<metric>, curves <tie order>/<number>.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines.engine.artifacts import MANIFEST, RUN, Manifest
+from pipelines.engine.outbox import RunLog, RunStart, SilentTracking, Tracking
+from pipelines.evaluation.analysis import ANALYSIS, Analysis
+from serving.bundle.manifest import bundle_directory
+
+
+def numbers_of(table: Mapping[str, Any], above: str = "") -> dict[str, float]:
+    """Collect the numbers of nested tables by path; what is no number is left out."""
+    values: dict[str, float] = {}
+    for name, value in table.items():
+        key = f"{above}/{name}" if above else name
+        if isinstance(value, Mapping):
+            values |= numbers_of(value, key)
+        elif isinstance(value, (int, float)):
+            values[key] = float(value)
+    return values
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of an artefact."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def record_training(run: RunLog, artefact: Path) -> None:
+    """Tell how each training ended; its curve was told while it ran."""
+    for ending in sorted(artefact.glob("**/training.json")):
+        above = ending.parent.relative_to(artefact).as_posix()
+        run.metrics(numbers_of(read_json(ending), "" if above == "." else above))
+
+
+def record_documents(run: RunLog, artefact: Path) -> None:
+    """Tell the numbers of each JSON document at the artefact's top."""
+    for path in sorted(artefact.glob("*.json")):
+        if path.name not in (MANIFEST, RUN):
+            document = read_json(path)
+            if isinstance(document, dict):
+                above = "" if path.stem in ("metrics", "recall") else path.stem
+                run.metrics(numbers_of(document, above))
+            run.artifact(path)
+
+
+def record_release(run: RunLog, artefact: Path, bundles: Path, model: str) -> None:
+    """Enter the released bundle into the registry, as champion or challenger."""
+    document = read_json(artefact / "release.json")
+    version = document["version"]
+    run.register(
+        model,
+        bundle_directory(bundles, version).absolute(),
+        version=version,
+        digest=document["digest"],
+        tags=told_release(bundles, document),
+    )
+    run.alias(model, document["alias"], version, action="release")
+
+
+def numbers_of_analysis(analysis: Analysis) -> dict[str, float]:
+    """Collect the ends of intervals, the slices and the measures beyond accuracy."""
+    numbers: dict[str, float] = {}
+    for order, splits in analysis.orders.items():
+        for split, part in splits.items():
+            for model, found in part.models.items():
+                for name, value in found.intervals.items():
+                    numbers[f"{order}/{split}/{model}/{name}/low"] = value.low
+                    numbers[f"{order}/{split}/{model}/{name}/high"] = value.high
+                for name, number in found.beyond_accuracy.items():
+                    numbers[f"{order}/{split}/{model}/{name}"] = number
+                for cut in found.slices:
+                    for name, value in cut.metrics.items():
+                        key = "/".join((order, split, model, "slices", cut.group, cut.name, name))
+                        numbers[key] = value.mean
+    return numbers
+
+
+def record_evaluation(run: RunLog, artefact: Path) -> None:
+    """Tell each model's metrics, their intervals, and those of its slices."""
+    run.metrics(numbers_of(read_json(artefact / "metrics.json")))
+    run.artifact(artefact / "metrics.json")
+    if (artefact / ANALYSIS).exists():
+        run.metrics(numbers_of_analysis(Analysis.load(artefact)))
+        run.artifact(artefact / ANALYSIS)
+
+
+RECORDERS: dict[str, Callable[[RunLog, Path], None]] = {
+    "train_two_tower": record_training,
+    "train_sequence": record_training,
+    "train_generative": record_training,
+    "refit": record_training,
+    "evaluate": record_evaluation,
+    "build_index": record_documents,
+}
+
+
+def report_of(release: Path) -> Path | None:
+    """Find the report of the very evaluation that a release was checked by.
+
+    There is none of an evaluation without analysis.
+    """
+    folder = release.parent / "report"
+    path = folder / "report.html"
+    manifests = [Manifest.load(folder), Manifest.load(release)]
+    digests = {manifest.inputs.get("evaluate") if manifest else None for manifest in manifests}
+    of_this_evaluation = len(digests) == 1 and None not in digests
+    return path if of_this_evaluation and path.exists() else None
+
+
+def record_stage(run: RunLog, stage: str, artefact: Path, *, bundles: Path, model: str) -> None:
+    """Tell what a stage made, after its artefact was committed.
+
+    Args:
+        artefact: The stage's directory.
+        bundles: Folder of the released bundles.
+        model: Name of the bundles in the registry.
+    """
+    run.metrics(numbers_of(read_json(artefact / MANIFEST)["rows"], "rows"))
+    run.metrics(numbers_of(read_json(artefact / RUN), "run"))
+    if stage in RECORDERS:
+        RECORDERS[stage](run, artefact)
+    if stage == "release":
+        record_release(run, artefact, bundles, model)
+        if (report := report_of(artefact)) is not None:
+            run.artifact(report, "reports")
+    run.artifact(artefact / MANIFEST)
+    for report in sorted(artefact.rglob("*.html")):
+        run.artifact(report, "reports")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorder:
+    """Keeps each stage that runs as one tracked run; by default nowhere."""
+
+    tracking: Tracking = field(default_factory=SilentTracking)
+    bundles: Path = Path("bundles")
+    model: str = "recsys"
+
+    @contextmanager
+    def recording(self, planned: Manifest, artefact: Path) -> Iterator[RunLog]:
+        """Track what happens inside, and what the stage then made; an error fails the run.
+
+        Args:
+            planned: What the stage is made from.
+            artefact: Where the stage stands when it is done.
+        """
+        start = RunStart(
+            stage=planned.stage,
+            key=planned.making,
+            config=planned.config,
+            digests=planned.inputs,
+            versions=planned.versions,
+        )
+        with self.tracking.start_run(start) as run:
+            yield run
+            record_stage(run, planned.stage, artefact, bundles=self.bundles, model=self.model)
+            settings = artefact.parent / "config.toml"
+            if settings.exists():
+                run.artifact(settings)
+
+
+def told_release(bundles: Path, document: dict[str, Any]) -> dict[str, str]:
+    """Return the tags that a released bundle has in the registry."""
+    verdicts = {f"verdict.{one['name']}": str(one["value"]) for one in document["verdicts"]}
+    return {"bundles": str(bundles.absolute()), **verdicts}

@@ -1,0 +1,355 @@
+"""The only door to MLflow: sends what an outbox holds to a store, in a process of its own.
+
+Sending is idempotent and goes on where it was after a kill of either side: a run is found again by
+its tag, a bundle by its digest; equal metric points are one point. Nothing is ever loaded from
+MLflow. A registry entry says where a bundle lies; bundles are verified and loaded by
+``serving.bundle.load`` alone.
+
+``pipelines.tracking.tracking`` starts it as ``python -m pipelines.tracking.sender OUTBOX CONFIG``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.tracking import TrackingConfig
+from pipelines.engine.artifacts import to_json, write_text_durably
+from pipelines.engine.outbox import REFUSED, Outbox, read_lines, store_name
+from pipelines.tracking.tracking import SyncResult, is_server, store_uri
+
+RUN_TAG = "recsys.run"
+DIGEST_TAG = "bundle_digest"
+# MLflow takes at most so many a request.
+MAX_METRICS = 1000
+MAX_PARAMS = 100
+MAX_PARAM_CHARACTERS = 6000
+MAX_TAG_CHARACTERS = 5000
+# Sent again they would be refused again.
+NEVER = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST"}
+GONE = "RESOURCE_DOES_NOT_EXIST"
+
+
+def mlflow_client(uri: str, config: TrackingConfig) -> Any:
+    """Import MLflow, quiet and bounded, and return its client.
+
+    Must be called in a process that ends with the sending: it changes the environment.
+    """
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    os.environ["DO_NOT_TRACK"] = "true"
+    os.environ["GIT_PYTHON_REFRESH"] = "quiet"
+    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(config.request_seconds)
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = str(config.max_retries)
+    os.environ["MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR"] = "1"
+    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def answers(uri: str, seconds: float) -> bool:
+    """Ask a server whether it is there, before the seconds that importing MLflow takes."""
+    try:
+        with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=seconds) as reply:
+            return bool(reply.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
+class OutOfTime(Exception):
+    """The time for sending is over; the rest is sent later."""
+
+
+class Sender:
+    """Sends the lines of one outbox to one store."""
+
+    def __init__(self, outbox: Outbox, config: TrackingConfig, deadline: float) -> None:
+        self.outbox = outbox
+        self.config = config
+        self.uri = store_uri(config, outbox)
+        self.client = mlflow_client(self.uri, config)
+        self.deadline = deadline
+        self.num_sent = 0
+        self.num_refused = 0
+        self._experiment: str | None = None
+
+    def experiment(self) -> str:
+        """Return the experiment's id; makes it where there is none."""
+        if self._experiment is None:
+            found = self.client.get_experiment_by_name(self.config.experiment)
+            if found is not None:
+                self._experiment = str(found.experiment_id)
+            else:
+                # A server chooses the place itself.
+                place = (self.outbox.path.parent / "artifacts").absolute().as_uri()
+                self._experiment = str(
+                    self.client.create_experiment(
+                        self.config.experiment,
+                        artifact_location=None if is_server(self.uri) else place,
+                    )
+                )
+        return self._experiment
+
+    def send_file(self, path: Path) -> None:
+        """Send what one file holds beyond what was sent; put it away when it is whole."""
+        state = self.outbox.state(path)
+        if state.get("uri") != self.uri:
+            state = {"uri": self.uri, "offset": 0, "run_id": None}
+        ended = False
+        lines = read_lines(path, state["offset"])
+        while batch := list(islice(lines, MAX_METRICS)):
+            for offset, events in grouped(batch):
+                if time.monotonic() > self.deadline:
+                    raise OutOfTime
+                self.send(events, state, path)
+                state["offset"] = offset
+                self.num_sent += len(events)
+                write_text_durably(path.with_suffix(".state.json"), to_json(state))
+                ended = ended or events[-1]["event"] == "end"
+        if ended or self.was_ended(path, state):
+            self.put_away(path)
+
+    def was_ended(self, path: Path, state: Mapping[str, Any]) -> bool:
+        """Whether all was sent before a kill came between the last line and putting it away."""
+        events = [event["event"] for _, event in read_lines(path)]
+        return bool(events) and events[-1] == "end" and state["offset"] >= path.stat().st_size
+
+    def put_away(self, path: Path) -> None:
+        """Move a run that the store has whole out of the way."""
+        sent = self.outbox.path / "sent"
+        sent.mkdir(exist_ok=True)
+        shutil.rmtree(self.outbox.files(path), ignore_errors=True)
+        path.with_suffix(".state.json").unlink(missing_ok=True)
+        path.replace(sent / path.name)
+
+    def send(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
+        """Send events of one kind; what the store will never take is written down and passed."""
+        from mlflow.exceptions import MlflowException
+
+        kind = events[0]["event"]
+        verbs: dict[str, Callable[[list[dict[str, Any]], dict[str, Any], Path], None]] = {
+            "start": self.start,
+            "metrics": self.metrics,
+            "tags": self.tags,
+            "artifact": self.artifact,
+            "register": self.register,
+            "alias": self.alias,
+            "end": self.end,
+        }
+        try:
+            verbs[kind](events, state, path)
+        except KeyError as error:
+            self.refuse(events, path, f"the record lacks {error}")
+        except MlflowException as error:
+            if error.error_code not in NEVER:
+                raise
+            self.refuse(events, path, str(error))
+
+    def refuse(self, events: list[dict[str, Any]], path: Path, reason: str) -> None:
+        """Keep what the store will never take, with the reason."""
+        self.num_refused += len(events)
+        with (self.outbox.path / REFUSED).open("a", encoding="utf-8") as file:
+            for event in events:
+                file.write(json.dumps({"run": path.stem, "reason": reason, **event}) + "\n")
+
+    def start(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
+        from mlflow.entities import Param
+
+        event = events[0]
+        found = self.client.search_runs(
+            [self.experiment()], f"tags.`{RUN_TAG}` = '{path.stem}'", max_results=1
+        )
+        run = found[0] if found else None
+        if run is None:
+            run = self.client.create_run(
+                self.experiment(),
+                start_time=event["time"],
+                run_name=event["stage"],
+                tags={RUN_TAG: path.stem},
+            )
+        state["run_id"] = run.info.run_id
+        self.tags([{"values": event["tags"]}], state, path)
+        params = [
+            Param(store_name(name), value[:MAX_PARAM_CHARACTERS])
+            for name, value in event["params"].items()
+        ]
+        for begin in range(0, len(params), MAX_PARAMS):
+            self.client.log_batch(state["run_id"], params=params[begin : begin + MAX_PARAMS])
+
+    def metrics(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
+        from mlflow.entities import Metric
+
+        points = [
+            Metric(store_name(name), float(value), event["time"], event["step"])
+            for event in events
+            for name, value in event["values"].items()
+        ]
+        for begin in range(0, len(points), MAX_METRICS):
+            self.client.log_batch(state["run_id"], metrics=points[begin : begin + MAX_METRICS])
+
+    def tags(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
+        from mlflow.entities import RunTag
+
+        tags = [
+            RunTag(store_name(name), str(value)[:MAX_TAG_CHARACTERS])
+            for event in events
+            for name, value in event["values"].items()
+        ]
+        for begin in range(0, len(tags), MAX_PARAMS):
+            self.client.log_batch(state["run_id"], tags=tags[begin : begin + MAX_PARAMS])
+
+    def artifact(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
+        for event in events:
+            file = self.outbox.files(path) / event["file"]
+            if file.is_file():
+                self.client.log_artifact(state["run_id"], str(file), event["folder"] or None)
+            else:
+                self.refuse([event], path, f"{file} is gone")
+
+    def register(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
+        from mlflow.exceptions import MlflowException
+
+        for event in events:
+            try:
+                self.client.create_registered_model(event["model"])
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            if self.registered(event["model"], event["version"], event["digest"]):
+                continue
+            # A server refuses file: sources outside its own artefacts.
+            scheme = "bundle" if is_server(self.uri) else "file"
+            self.client.create_model_version(
+                event["model"],
+                source=f"{scheme}://{event['bundle']}",
+                run_id=state["run_id"],
+                tags={
+                    **{store_name(name): value for name, value in event["tags"].items()},
+                    "bundle": event["version"],
+                    DIGEST_TAG: event["digest"],
+                },
+                await_creation_for=0,
+            )
+
+    def registered(self, model: str, version: str, digest: str | None = None) -> str | None:
+        """Return the registry's number of a bundle; None where it is not entered."""
+        for found in self.client.search_model_versions(f"name = '{model}'"):
+            same = found.tags.get("bundle") == version
+            if same and digest in (None, found.tags.get(DIGEST_TAG)):
+                return str(found.version)
+        return None
+
+    def alias(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
+        from mlflow.exceptions import MlflowException
+
+        for event in events:
+            if event["version"] is None:
+                try:
+                    self.client.delete_registered_model_alias(event["model"], event["alias"])
+                except MlflowException as error:
+                    if error.error_code != GONE:
+                        raise
+                continue
+            number = self.registered(event["model"], event["version"])
+            if number is None:
+                reason = f"bundle {event['version']} is not in the registry"
+                self.refuse([event], path, reason)
+                continue
+            self.client.set_registered_model_alias(event["model"], event["alias"], number)
+            when = store_name(f"{event['alias']} {event['when']}")
+            self.client.set_model_version_tag(event["model"], number, when, event["action"])
+
+    def end(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
+        if state["run_id"] is not None:
+            self.client.set_terminated(state["run_id"], events[0]["status"], events[0]["time"])
+
+
+def grouped(
+    lines: list[tuple[int, dict[str, Any]]],
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Join neighbouring metric lines into one request; others go alone."""
+    group: list[dict[str, Any]] = []
+    last = 0
+    for offset, event in lines:
+        if group and not (group[0]["event"] == event.get("event") == "metrics"):
+            yield last, group
+            group = []
+        group.append({"event": "", **event})
+        last = offset
+    if group:
+        yield last, group
+
+
+@contextmanager
+def sole_sender(outbox: Outbox) -> Iterator[bool]:
+    """Hold the outbox for sending; False where another process does."""
+    with (outbox.path / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def send_outbox(outbox: Outbox, config: TrackingConfig) -> SyncResult:
+    """Send in this process; MLflow stays imported afterwards."""
+    deadline = time.monotonic() + config.sync_seconds
+    uri = store_uri(config, outbox)
+    if not outbox.waiting():
+        return SyncResult()
+    with sole_sender(outbox) as alone:
+        if not alone:
+            return SyncResult(waiting=outbox.num_waiting(), problem="another process is sending")
+        if is_server(uri) and not answers(uri, config.request_seconds):
+            return SyncResult(waiting=outbox.num_waiting(), problem=f"no answer from {uri}")
+        sender, problem = None, None
+        try:
+            sender = Sender(outbox, config, deadline)
+            for path in outbox.waiting():
+                send_whole(sender, path)
+        except OutOfTime:
+            problem = f"not done in {config.sync_seconds:g} s"
+        except Exception as error:
+            # Whatever a server, a database or a network can raise: the lines wait.
+            problem = f"{type(error).__name__}: {error}"
+        return SyncResult(
+            sent=sender.num_sent if sender else 0,
+            waiting=outbox.num_waiting(),
+            refused=sender.num_refused if sender else 0,
+            problem=problem,
+        )
+
+
+def send_whole(sender: Sender, path: Path) -> None:
+    """Send a file; from its start where the store has lost the run that was begun there."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        sender.send_file(path)
+    except MlflowException as error:
+        if error.error_code != GONE or not path.with_suffix(".state.json").exists():
+            raise
+        path.with_suffix(".state.json").unlink()
+        sender.send_file(path)
+
+
+def main() -> None:
+    """Send the outbox named by the arguments; the last line is the result as JSON."""
+    outbox, config = Outbox(Path(sys.argv[1])), TrackingConfig(**json.loads(sys.argv[2]))
+    sys.stdout.write(f"\n{json.dumps(asdict(send_outbox(outbox, config)))}\n")
+
+
+if __name__ == "__main__":
+    main()

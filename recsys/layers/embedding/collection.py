@@ -1,0 +1,327 @@
+"""Embedding tables and their pooled lookups: TorchRec and FBGEMM, our Triton kernels, plain torch.
+
+The one place that knows TorchRec. All backends keep their weights in modules of the
+same shape and name, so a state dict has exactly one ``[num_rows, embedding_dim]`` tensor per table,
+under ``collection.embedding_bags.<table>.weight``, and loads into any of them.
+
+Tables train in one of two ways. *Dense*: autograd makes a gradient as large as the table, for an
+optimizer that moves every row. *By rows* (``update_rows``): the backward itself moves the rows that
+occurred, which is what large tables need.
+
+Row 0 of every table stands for "unknown". It starts at zero, so a value never met in training
+adds nothing, and it learns like any other row where training data holds unknown values. Ragged
+batches have no padding; whoever pads with row 0 for ``lookup`` masks those places.
+
+Axes: B examples, M values of one feature in the whole batch, D width.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.layers.embedding.fbgemm_updates import FbgemmRowUpdates, fbgemm_can
+from recsys.layers.embedding.row_updates import (
+    KernelRowUpdates,
+    RowUpdateConfig,
+    RowUpdates,
+    TorchRowUpdates,
+    load_named_state,
+    named_state,
+)
+from recsys.layers.embedding.tables import (
+    PlainCollection,
+    TableConfig,
+    check_rows,
+    check_tables,
+    pooling_weights,
+)
+
+if TYPE_CHECKING:
+    from torchrec import EmbeddingBagCollection
+
+__all__ = ["Backend", "EmbeddingBags", "RowUpdateConfig", "TableConfig", "check_rows"]
+
+Backend = Literal["auto", "torchrec", "triton", "torch"]
+
+
+def torchrec_collection(tables: Sequence[TableConfig]) -> EmbeddingBagCollection:
+    """Build TorchRec's collection; importing it takes about two seconds."""
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+
+    # TorchRec 1.8 calls a function that torch 2.13 warns about, once per process, to no one's use.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    configs = [
+        EmbeddingBagConfig(
+            name=table.name,
+            num_embeddings=table.num_rows,
+            embedding_dim=table.embedding_dim,
+            feature_names=list(table.features),
+            pooling=PoolingType.SUM,
+        )
+        for table in tables
+    ]
+    return EmbeddingBagCollection(configs, is_weighted=True, device=torch.device("meta"))
+
+
+def check_on_cpu(values: Mapping[str, Jagged], features: Sequence[tuple[str, TableConfig]]) -> None:
+    """Refuse ids outside their table where looking waits for no device."""
+    for feature, table in features:
+        if values[feature].values.device.type == "cpu":
+            check_rows(feature, values[feature].values, table.num_rows)
+
+
+class EmbeddingBags(nn.Module):
+    """Several embedding tables, looked up and pooled for all their features at once.
+
+    Backends agree to 1e-6 in float32, forward, gradients and row updates. Weighted and mean pooling
+    are both a weighted sum (on CPU it costs no more than a plain one), so one collection serves a
+    batch whether or not its features carry weights.
+
+    Args:
+        tables: The tables; every feature belongs to exactly one.
+        backend: ``torchrec`` looks up by TorchRec, which is what sharded training needs, and moves
+            rows by FBGEMM. ``triton`` moves rows by our kernels; lookups with dense gradients are
+            plain torch's. ``auto`` is what was measured fastest: ``triton`` for tables on CUDA
+            where it is installed, else plain torch, with rows moved by FBGEMM on a CPU where that
+            is installed and can (``tests/benchmarks/results/embedding_bag_cpu.md``).
+
+    Raises:
+        ValueError: If two tables share a name or a feature, or a backend is asked for and absent.
+    """
+
+    def __init__(self, tables: Sequence[TableConfig], backend: Backend = "auto") -> None:
+        super().__init__()
+        check_tables(tables)
+        if backend not in get_args(Backend):
+            raise ValueError(f"backend is one of {get_args(Backend)}, got {backend!r}")
+        if backend == "torchrec" and not (find_spec("torchrec") or find_spec("fbgemm_gpu")):
+            raise ValueError(
+                "backend 'torchrec' needs TorchRec, which is not installed; install the extra "
+                "torchrec-cpu or torchrec-gpu, or take backend 'torch'"
+            )
+        self.tables = {table.name: table for table in tables}
+        self._features = [(feature, table) for table in tables for feature in table.features]
+        self._wanted: Backend = backend
+        self.updates: RowUpdates | None = None
+        self._looked_up = False
+        self._by_torchrec = backend == "torchrec" and find_spec("torchrec") is not None
+        self.collection: nn.Module = (
+            torchrec_collection(tables) if self._by_torchrec else PlainCollection(tables)
+        )
+        # Made on the meta device and filled here: equal seeds then give equal weights, and leave
+        # the generator in the same state, whatever the backend.
+        self.collection.to_empty(device="cpu")
+        self.reset_parameters()
+
+    @property
+    def backend(self) -> str:
+        """The backend in use where the tables are; ``auto`` depends on their device."""
+        if self._wanted != "auto":
+            return self._wanted
+        on_kernels = next(self.parameters()).is_cuda and find_spec("triton")
+        return "triton" if on_kernels else "torch"
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw rows of expected length 1, row 0 zero."""
+        for name, table in self.tables.items():
+            weight = self.weight(name)
+            nn.init.normal_(weight, std=1 / math.sqrt(table.embedding_dim))
+            weight[0].zero_()
+
+    def weight(self, table: str) -> nn.Parameter:
+        """Return the weights of a table, [num_rows, embedding_dim]."""
+        bags = cast("nn.ModuleDict", self.collection.embedding_bags)
+        if table not in bags:
+            raise ValueError(f"no table {table!r}; there are {sorted(self.tables)}")
+        return cast("nn.Parameter", bags[table].weight)
+
+    def lookup(self, table: str, rows: Tensor) -> Tensor:
+        """Take rows of a table one by one, [...] -> [..., embedding_dim].
+
+        Raises:
+            ValueError: If there is no such table or, on CPU, a row lies outside it; or if the
+                tables move by rows and a gradient is asked for.
+        """
+        weight = self.weight(table)
+        if self.updates is not None and torch.is_grad_enabled():
+            raise ValueError(
+                f"rows of table {table!r} move inside the backward of forward(); give this lookup "
+                "a feature of its own, or train the tables dense"
+            )
+        if rows.device.type == "cpu":
+            check_rows(table, rows, len(weight))
+        return functional.embedding(rows, weight)
+
+    def forward(self, batch: JaggedBatch) -> dict[str, Tensor]:
+        """Pool every feature of the tables, feature name -> [B, embedding_dim].
+
+        An example without values of a feature has zeros. Features that no table names are left
+        alone. Ids are checked on CPU; elsewhere the check would wait for the device, so check
+        with ``check_rows`` before moving a batch that is not trusted.
+
+        Raises:
+            KeyError: If the batch lacks a feature.
+            ValueError: If, on CPU, an id lies outside its table; or if tables that move by rows
+                are looked up twice in one step.
+        """
+        features = self._features
+        values = {feature: batch[feature] for feature, _ in features}
+        updates = self.updates if torch.is_grad_enabled() else None
+        with self._naming_wrong_ids(values, features):
+            if updates is not None:
+                return self._pool_by_rows(updates, values, features)
+            return self._pool_dense(values, features)
+
+    def joined(self, batch: JaggedBatch) -> Tensor:
+        """Pool every feature as ``forward`` does, side by side, [B, sum of embedding_dim].
+
+        Features stand in the order of their tables. Where rows move, nothing is copied that
+        ``forward`` would cut apart, neither here nor in the backward.
+        """
+        features = self._features
+        values = {feature: batch[feature] for feature, _ in features}
+        updates = self.updates if torch.is_grad_enabled() else None
+        plain = all(
+            table.pooling == "sum" and values[feature].weights is None
+            for feature, table in features
+        )
+        if updates is None or not plain:
+            pooled = self(batch)
+            return torch.cat([pooled[feature] for feature, _ in features], dim=1)
+        with self._naming_wrong_ids(values, features):
+            self._look_up_once()
+            return updates.pool_joined(values, None)
+
+    @contextmanager
+    def _naming_wrong_ids(
+        self, values: dict[str, Jagged], features: Sequence[tuple[str, TableConfig]]
+    ) -> Iterator[None]:
+        """Check ids where the lookup inside does not; else say which one it refused."""
+        if self.updates is not None and torch.is_grad_enabled() and not self.updates.refuses_ids:
+            check_on_cpu(values, features)
+        try:
+            yield
+        except RuntimeError:
+            # Lookups on a CPU look at every id themselves; this only says which one it was.
+            self._looked_up = False
+            check_on_cpu(values, features)
+            raise
+
+    def _pool_dense(
+        self, values: dict[str, Jagged], features: Sequence[tuple[str, TableConfig]]
+    ) -> dict[str, Tensor]:
+        by_torchrec = self._by_torchrec and self.updates is None
+        for feature, table in features:
+            if by_torchrec or table.pooling == "mean" or values[feature].weights is not None:
+                dtype = self.weight(table.name).dtype
+                weights = pooling_weights(values[feature], table.pooling, dtype)
+                values[feature] = values[feature]._replace(weights=weights)
+        if by_torchrec:
+            return self._pool_by_torchrec(values)
+        return {
+            feature: functional.embedding_bag(
+                values[feature].values,
+                self.weight(table.name),
+                values[feature].offsets,
+                mode="sum",
+                per_sample_weights=values[feature].weights,
+                include_last_offset=True,
+            )
+            for feature, table in features
+        }
+
+    def _pool_by_torchrec(self, values: Mapping[str, Jagged]) -> dict[str, Tensor]:
+        from torchrec import KeyedJaggedTensor
+
+        keyed = KeyedJaggedTensor(
+            keys=list(values),
+            values=torch.cat([value.values for value in values.values()]),
+            weights=torch.cat([cast("Tensor", value.weights) for value in values.values()]),
+            lengths=torch.cat([value.lengths() for value in values.values()]),
+        )
+        pooled: dict[str, Tensor] = self.collection(keyed).to_dict()
+        return pooled
+
+    def _look_up_once(self) -> None:
+        if self._looked_up:
+            raise ValueError(
+                "these tables move by rows and were looked up twice in one step, which would move "
+                "them twice; join the rows in one batch, call begin_step() before each step, or "
+                "train them dense (AdamWConfig(tables='dense'))"
+            )
+        self._looked_up = True
+
+    def _pool_by_rows(
+        self,
+        updates: RowUpdates,
+        values: dict[str, Jagged],
+        features: Sequence[tuple[str, TableConfig]],
+    ) -> dict[str, Tensor]:
+        self._look_up_once()
+        if any(value.weights is not None for value in values.values()):
+            weights = [
+                pooling_weights(values[name], table.pooling, torch.float32)
+                for name, table in features
+            ]
+            return updates.pool(values, torch.cat(weights))
+        pooled = updates.pool(values, None)
+        for name, table in features:
+            if table.pooling == "mean":
+                # Of the result, not of each value: then no value needs a weight.
+                lengths = values[name].lengths().clamp(min=1)
+                pooled[name] = pooled[name] / lengths[:, None]
+        return pooled
+
+    def update_rows(self, config: RowUpdateConfig | None) -> None:
+        """Move rows inside the backward from here on, or with None give dense gradients again.
+
+        Call ``begin_step`` before each forward and ``may_move`` before each backward, as the
+        training loop does. State starts at zero. Move the layer to its device first.
+        """
+        self.updates, self._looked_up = None, False
+        if config is None:
+            return
+        kinds: dict[str, Any] = {"torchrec": FbgemmRowUpdates, "triton": KernelRowUpdates}
+        weights = {name: self.weight(name) for name in self.tables}
+        kind = kinds.get(self.backend, TorchRowUpdates)
+        tables = list(self.tables.values())
+        if self._wanted == "auto" and kind is TorchRowUpdates:
+            on_cpu = next(self.parameters()).device.type == "cpu"
+            kind = FbgemmRowUpdates if on_cpu and fbgemm_can(tables, config) else kind
+        self.updates = kind(tables, weights, config)
+
+    def begin_step(self, learning_rate: float) -> None:
+        """Tell row updates the learning rate of the step that begins."""
+        assert self.updates is not None
+        self._looked_up = False
+        self.updates.begin(learning_rate)
+
+    def may_move(self, loss: Tensor) -> bool:
+        """Say whether the backward may run; a loss that is not finite will move no row."""
+        assert self.updates is not None
+        return self.updates.may_move(loss)
+
+    def update_state(self) -> dict[str, Tensor]:
+        """Name the row updates' tensors as an optimizer's: ``<slot>/<parameter>``, and the step."""
+        return {} if self.updates is None else named_state(self.updates)
+
+    @torch.no_grad()
+    def load_update_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what ``update_state`` gave, of any backend, or a dense optimizer's same slots.
+
+        Raises:
+            ValueError: If a tensor is missing or of another shape, as another rule's is.
+        """
+        assert self.updates is not None
+        load_named_state(self.updates, tensors)

@@ -1,0 +1,318 @@
+"""Low-rank adapters: a small correction of a frozen model for one domain, or for one row each.
+
+LoRA (arXiv:2106.09685). A targeted layer y = W x + c becomes
+
+    y = W x + c + (alpha / rank) B A x        A [r, I], B [O, r], B starts at zero
+
+An adapter reaches the base through forward hooks: the base keeps its names, its state dict and
+its digest, and without an adapter it computes what it always did, to the last bit.
+
+Rows of embedding tables are corrected likewise (``layers/lora_table.py``).
+
+``LoraAdapter`` holds the matrices of one domain, to train, merge and save; ``LoraBank`` stacks
+those of several for one forward of rows of many domains (``layers/lora_bank.py``).
+
+Axes: X rows of a layer's input, I and O a layer's inputs and outputs, r rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
+
+from recsys.data.batch import JaggedBatch
+from recsys.layers.embedding.collection import EmbeddingBags
+from recsys.layers.lora.table import LowRankRows, Table, checked_rows, targeted_tables
+
+Hook = Callable[[nn.Module, tuple[Tensor], Tensor], Tensor | None]
+Pooled = dict[str, Tensor]
+TableHook = Callable[[nn.Module, tuple[JaggedBatch], Pooled], Pooled | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Size and place of an adapter."""
+
+    targets: tuple[str, ...]
+    """Patterns of the names of nn.Linear layers, such as ``encoder.*``; * matches dots too."""
+    tables: tuple[str, ...] = ()
+    """Embedding tables of which the domain's rows are corrected, such as ``item``."""
+    rank: int = 8
+    alpha: float = 16.0
+    """The correction is multiplied by alpha / rank."""
+    dropout: float = 0.0
+    """Of what the adapter reads, in training."""
+    max_share: float = 0.05
+    """Of the base's parameters that an adapter may have."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank must be >= 1, got {self.rank}")
+        if not self.targets or isinstance(self.targets, str):
+            raise ValueError(f"targets must be a tuple of name patterns, got {self.targets!r}")
+        if isinstance(self.tables, str):
+            raise ValueError(f"tables must be a tuple of names, got {self.tables!r}")
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise ValueError(f"alpha must be > 0 and finite, got {self.alpha}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if not 0 < self.max_share <= 1:
+            raise ValueError(f"max_share must be in (0, 1], got {self.max_share}")
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+def digest_of_weights(model: nn.Module) -> str:
+    """Hash names, types, shapes and bytes of a model's state dict (sha256, hex)."""
+    hasher = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        plain = tensor.detach().cpu().contiguous()
+        hasher.update(plain.reshape(-1).view(torch.uint8).numpy())
+    return hasher.hexdigest()
+
+
+def targeted_layers(base: nn.Module, patterns: tuple[str, ...]) -> dict[str, nn.Linear]:
+    """Find the linear layers that patterns name, in the model's order.
+
+    Raises:
+        ValueError: If a pattern names none; lists the layers there are.
+    """
+    linear = {name: one for name, one in base.named_modules() if isinstance(one, nn.Linear)}
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in linear):
+            raise ValueError(
+                f"target {pattern!r} names no linear layer of {type(base).__name__}; it has "
+                f"{', '.join(linear) or 'none'}"
+            )
+    return {
+        name: layer
+        for name, layer in linear.items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def freeze(base: nn.Module) -> None:
+    """Let no gradient reach a model's weights; tables that moved by rows no longer do."""
+    base.requires_grad_(False)
+    for module in base.modules():
+        if isinstance(module, EmbeddingBags):
+            module.update_rows(None)
+
+
+class LowRank(nn.Module):
+    """The correction of one layer."""
+
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
+        super().__init__()
+        device = layer.weight.device
+        self.a = nn.Parameter(torch.empty(rank, layer.in_features, device=device))
+        self.b = nn.Parameter(torch.zeros(layer.out_features, rank, device=device))
+        nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Correct inputs [..., I] -> [..., O], before the scale."""
+        return functional.linear(functional.linear(inputs, self.a), self.b)
+
+
+class LoraAdapter(nn.Module):
+    """Low-rank corrections of one model's layers.
+
+    The base is no submodule: parameters, state dict and checkpoints are the adapter's alone, so
+    the training loop trains and keeps it like any model. ``train()`` and ``eval()`` reach the base
+    too.
+    """
+
+    def __init__(
+        self,
+        base: nn.Module,
+        config: LoraConfig,
+        *,
+        base_digest: str | None = None,
+        rows: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Freeze a base and make corrections that change nothing yet.
+
+        Args:
+            base_digest: Of the base where it is known; hashing a large one takes seconds.
+            rows: Of each of ``config.tables``, those of the domain.
+
+        Raises:
+            ValueError: If a target is no linear layer, a table is none or has no row of the domain,
+                the rank is larger than a layer, or the adapter has more parameters than
+                ``max_share`` of the base's.
+        """
+        super().__init__()
+        layers = targeted_layers(base, config.targets)
+        tables = targeted_tables(base, config.tables)
+        own = {name: checked_rows(name, table, rows or {}) for name, table in tables.items()}
+        _check_size(base, layers, {name: (tables[name], own[name]) for name in tables}, config)
+        self.config = config
+        self.base_digest = base_digest or digest_of_weights(base)
+        self._outside = (base, layers, tables)
+        # A dot cannot be part of a submodule's name.
+        self.corrections = nn.ModuleDict(
+            {name.replace(".", "/"): LowRank(layer, config.rank) for name, layer in layers.items()}
+        )
+        self.table_corrections = nn.ModuleDict(
+            {name: LowRankRows(table, own[name], config.rank) for name, table in tables.items()}
+        )
+        self._hooks: list[RemovableHandle] = []
+        self._before_merge: dict[str, Tensor] = {}
+        freeze(base)
+
+    @property
+    def base(self) -> nn.Module:
+        return self._outside[0]
+
+    @property
+    def layers(self) -> dict[str, nn.Linear]:
+        """The base's layers that are corrected, by name."""
+        return self._outside[1]
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The base's tables of which rows are corrected, by name."""
+        return self._outside[2]
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @property
+    def share(self) -> float:
+        """Parameters as a share of the base's."""
+        return self.num_parameters / sum(one.numel() for one in self.base.parameters())
+
+    def correction(self, name: str) -> LowRank:
+        """Give the matrices of a layer."""
+        found = self.corrections[name.replace(".", "/")]
+        assert isinstance(found, LowRank)
+        return found
+
+    def table_correction(self, name: str) -> LowRankRows:
+        """Give the matrices of a table."""
+        found = self.table_corrections[name]
+        assert isinstance(found, LowRankRows)
+        return found
+
+    def attach(self) -> LoraAdapter:
+        """Correct every forward of the base from here on."""
+        if not self._hooks:
+            for name, layer in self.layers.items():
+                self._hooks.append(layer.register_forward_hook(self._hook(name)))
+            for name, table in self.tables.items():
+                self._hooks.append(table.layer.register_forward_hook(self.table_hook(name)))
+            self._forget()
+        return self
+
+    def detach(self) -> None:
+        """Leave the base alone again; what was merged stays merged."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._forget()
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Add the corrections to the base's own weights, so that they cost nothing.
+
+        Raises:
+            ValueError: If they are merged already.
+        """
+        if self._before_merge:
+            raise ValueError("this adapter is merged already; call unmerge() first")
+        for name, layer in self.layers.items():
+            one = self.correction(name)
+            self._before_merge[name] = layer.weight.detach().clone()
+            layer.weight += self.config.scale * (one.b @ one.a)
+        for name, table in self.tables.items():
+            rows = self.table_correction(name)
+            self._before_merge[table.parameter] = table.weight.detach()[rows.rows].clone()
+            table.weight[rows.rows] += self.config.scale * (rows.b @ rows.a)
+        self._forget()
+
+    @torch.no_grad()
+    def unmerge(self) -> None:
+        """Put the base's weights back, the same bits; subtracting would not give them."""
+        if self._before_merge:
+            for name, layer in self.layers.items():
+                layer.weight.copy_(self._before_merge[name])
+            for name, table in self.tables.items():
+                rows = self.table_correction(name).rows
+                table.weight[rows] = self._before_merge[table.parameter]
+        self._before_merge = {}
+        self._forget()
+
+    def train(self, mode: bool = True) -> LoraAdapter:
+        """Switch the mode of adapter and base."""
+        super().train(mode)
+        self.base.train(mode)
+        return self
+
+    def _hook(self, name: str) -> Hook:
+        one, config = self.correction(name), self.config
+
+        def correct(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
+            if self._before_merge:
+                return None
+            read = functional.dropout(inputs[0], config.dropout, self.training)
+            corrected: Tensor = output + config.scale * one(read)
+            return corrected
+
+        return correct
+
+    def table_hook(self, name: str) -> TableHook:
+        """Make a forward hook for the embedding layer that holds a table."""
+        one, features = self.table_correction(name), self.tables[name].features
+
+        def correct(_: nn.Module, inputs: tuple[JaggedBatch], pooled: Pooled) -> Pooled | None:
+            if self._before_merge:
+                return None
+            scale = self.config.scale
+            return pooled | {
+                feature: pooled[feature] + scale * one.pooled(inputs[0][feature])
+                for feature in features
+            }
+
+        return correct
+
+    def _forget(self) -> None:
+        # Models that keep what they encoded forget it when their mode is set.
+        self.base.train(self.base.training)
+
+
+def _check_size(
+    base: nn.Module,
+    layers: dict[str, nn.Linear],
+    tables: dict[str, tuple[Table, Tensor]],
+    config: LoraConfig,
+) -> None:
+    for name, layer in layers.items():
+        if config.rank > min(layer.in_features, layer.out_features):
+            raise ValueError(
+                f"rank {config.rank} is larger than layer {name} ({layer.out_features} x "
+                f"{layer.in_features}) has; it must be <= "
+                f"{min(layer.in_features, layer.out_features)}, or leave the layer out of targets"
+            )
+    sizes = [one.in_features + one.out_features for one in layers.values()]
+    sizes += [len(rows) + table.weight.shape[1] for table, rows in tables.values()]
+    wanted = config.rank * sum(sizes)
+    there = sum(parameter.numel() for parameter in base.parameters())
+    if wanted > config.max_share * there:
+        fitting = int(config.rank * config.max_share * there / wanted)
+        raise ValueError(
+            f"an adapter of rank {config.rank} has {wanted:,} parameters, {wanted / there:.1%} of "
+            f"the base's {there:,}; at most {config.max_share:.1%} are allowed (max_share): take "
+            f"rank <= {fitting} or fewer targets"
+        )

@@ -1,0 +1,93 @@
+"""A ranker whose candidates are judged through the adapter of their query's domain.
+
+An adapter corrects what reads a candidate as one row: the cross layers, a dense trunk and the
+hidden layers of the heads. Items, histories and the experts of a sparse trunk are the base's, so a
+query is made ready once, whatever its domain.
+
+Axes: B queries, C candidates of a query, M candidates of a batch, T tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from recsys.layers.lora.bank import LoraBank
+from recsys.layers.lora.linear import LoraAdapter
+from recsys.models.ranker.batch import RankingBatch
+from recsys.models.ranker.model import Ranker
+from recsys.models.ranker.network import Reader
+
+ROW_LAYERS = ("cross.*", "trunk.body.[0-9]", "heads.*.0")
+
+
+def ranker_targets(model: Ranker) -> tuple[str, ...]:
+    """Give the targets of a ranker's adapters, those of ``ROW_LAYERS`` that it has."""
+    linear = [name for name, one in model.named_modules() if isinstance(one, nn.Linear)]
+    return tuple(
+        pattern for pattern in ROW_LAYERS if any(fnmatchcase(name, pattern) for name in linear)
+    )
+
+
+def check_row_layers(adapter: LoraAdapter) -> None:
+    """Look whether an adapter corrects only what reads candidates row by row.
+
+    Raises:
+        ValueError: If not; names the layer.
+    """
+    for name in (*adapter.layers, *adapter.tables):
+        if not any(fnmatchcase(name, pattern) for pattern in ROW_LAYERS):
+            raise ValueError(
+                f"an adapter corrects {name!r}, which does not read candidates row by row; a "
+                f"ranker's adapter may correct {', '.join(ROW_LAYERS)}: train it with those targets"
+            )
+
+
+class AdaptedRanker:
+    """A ranker and the adapters of several domains, as one ranker of mixed batches."""
+
+    def __init__(self, model: Ranker, adapters: Mapping[str, LoraAdapter]) -> None:
+        """Put adapters into a ranker; without a domain it ranks as before.
+
+        Args:
+            adapters: By domain, made for this ranker.
+
+        Raises:
+            ValueError: If an adapter is for another base, or corrects a layer that does not read
+                candidates row by row.
+        """
+        for adapter in adapters.values():
+            check_row_layers(adapter)
+        self.model = model
+        self.bank = LoraBank(model, adapters)
+
+    def knows(self, domain: str | None) -> bool:
+        """Say whether a domain has an adapter here."""
+        return self.bank.number(domain) > 0
+
+    @torch.no_grad()
+    def logits(self, batch: RankingBatch, domains: Sequence[str | None]) -> Tensor:
+        """Predict the candidates of queries of many domains in one forward, [M, T].
+
+        Args:
+            domains: Of each query; an unknown one, or None, is judged by the base alone.
+        """
+        if len(domains) != batch.queries.batch_size:
+            raise ValueError(f"{len(domains)} domains for {batch.queries.batch_size} queries")
+        segments = batch.candidates.segments()
+        numbers = [self.bank.number(domain) for domain in domains]
+        of_query = torch.tensor(numbers, dtype=torch.int64, device=segments.device)
+        with self.bank.choose(of_query[segments], keep_base=0 in numbers):
+            logits: Tensor = self.model(batch).logits
+        return logits
+
+    @torch.no_grad()
+    def score_candidates(
+        self, reader: Reader, rows: Tensor, dense: Tensor | None, domain: str | None
+    ) -> Tensor:
+        """Score candidates of one query by tiles, [C] -> [C]; arguments as of the ranker."""
+        with self.bank.choose_one(self.bank.number(domain)):
+            return self.model.score_candidates(reader, rows, dense)

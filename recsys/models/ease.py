@@ -1,0 +1,187 @@
+"""Linear item-to-item weights in closed form (EASE, Steck, arXiv:1905.03375).
+
+An item's score is the sum of learned weights from each item of the history. The weights are a ridge
+regression of every item on all others, so what two items share through a third is not counted
+twice, as it is where pairs are counted one by one.
+
+Weights are dense among the items with the most events; others neither give nor get any.
+
+Axes: E events, N item rows, K items with weights, B queries, k candidates of a query.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from recsys.data.batch import Jagged
+
+FILE = "ease.safetensors"
+FEW = 64
+"""Items of a user up to which pairs are counted one by one; beyond, by products of matrices."""
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EaseConfig:
+    """Settings of Ease."""
+
+    l2: float = 200.0
+    """Pulls weights towards 0; in events of an item."""
+    max_items: int = 4096
+    """Items with weights, those with the most events; memory and time grow by its square and its
+    cube: 64 MiB and 3 seconds."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.l2 < float("inf"):
+            raise ValueError(f"l2 must be > 0 and finite, got {self.l2}")
+        if self.max_items < 1:
+            raise ValueError(f"max_items must be >= 1, got {self.max_items}")
+
+
+class Ease:
+    """Scores candidates by the weights of the history's items."""
+
+    def __init__(self, item_rows: Tensor, weights: Tensor, num_item_rows: int) -> None:
+        """Take fitted weights.
+
+        Args:
+            item_rows: Items with weights, [K] int64, ascending, none twice.
+            weights: From each (row) to each (column), [K, K] float32.
+            num_item_rows: Of the catalogue.
+        """
+        if weights.shape != (len(item_rows), len(item_rows)):
+            raise ValueError(
+                f"weights must be [{len(item_rows)}, {len(item_rows)}] for as many items, got "
+                f"{tuple(weights.shape)}"
+            )
+        if not bool(weights.isfinite().all()):
+            raise ValueError("weights must be finite; fit them again with a larger l2")
+        # The last row and column stand for items without weights.
+        self.weights = functional.pad(weights, (0, 1, 0, 1))
+        self.item_rows = item_rows
+        self.places = torch.full((num_item_rows,), len(item_rows))
+        self.places[item_rows] = torch.arange(len(item_rows))
+
+    def to(self, device: torch.device) -> Ease:
+        """Copy to where histories and candidates are."""
+        there = copy.copy(self)
+        there.weights, there.item_rows, there.places = (
+            part.to(device) for part in (self.weights, self.item_rows, self.places)
+        )
+        return there
+
+    @classmethod
+    def fit(
+        cls,
+        user_rows: Rows,
+        item_rows: Rows,
+        num_item_rows: int,
+        config: EaseConfig,
+        device: torch.device | None = None,
+    ) -> Ease:
+        """Regress every item on the others; an item that a user took twice counts once.
+
+        Args:
+            user_rows: Of each event, [E].
+            item_rows: Of each event, [E]; row 0 is no item.
+            num_item_rows: Of the catalogue.
+            config: Regularisation and size.
+            device: Where it is computed; the weights come back to the host.
+        """
+        counts = np.bincount(item_rows, minlength=num_item_rows)
+        counts[0] = 0
+        order = np.lexsort((np.arange(num_item_rows), -counts))[: config.max_items]
+        kept = np.sort(order[counts[order] > 0])
+        place = np.full(num_item_rows, -1)
+        place[kept] = np.arange(len(kept))
+        known = place[item_rows] >= 0
+        users = np.unique(user_rows[known], return_inverse=True)[1]
+        pairs = np.unique(users * np.int64(max(1, len(kept))) + place[item_rows[known]])
+        gram = _gram(torch.from_numpy(pairs).to(device or "cpu"), len(kept))
+        gram.diagonal().add_(config.l2)
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
+        weights = -inverse / inverse.diagonal()[None, :]
+        weights.fill_diagonal_(0)
+        return cls(torch.from_numpy(kept), weights.float().cpu(), num_item_rows)
+
+    def score(self, history: Jagged, candidates: Tensor) -> Tensor:
+        """Sum the weights from each history to its candidates, [B, k].
+
+        Args:
+            history: Item rows of B queries.
+            candidates: Item rows, [B, k]; what is no item, or was appended, scores 0.
+        """
+        return self.everything(history).gather(1, self.places_of(candidates))
+
+    def everything(self, history: Jagged) -> Tensor:
+        """Sum the weights from each history to every item with weights, and to none, [B, K + 1]."""
+        return functional.embedding_bag(
+            self.places_of(history.values), self.weights, history.offsets[:-1], mode="sum"
+        )
+
+    def places_of(self, rows: Tensor) -> Tensor:
+        """Find items among those with weights; the last place is of all others."""
+        inside = (rows >= 0) & (rows < len(self.places))
+        return torch.where(inside, self.places[torch.where(inside, rows, 0)], len(self.item_rows))
+
+    def save(self, directory: Path) -> None:
+        """Write the weights."""
+        directory.mkdir(parents=True, exist_ok=True)
+        state = {
+            "weights": self.weights[:-1, :-1].contiguous(),
+            "item_rows": self.item_rows,
+            "num_item_rows": torch.tensor(len(self.places)),
+        }
+        save_file(state, directory / FILE)
+
+    @classmethod
+    def load(cls, directory: Path) -> Ease:
+        """Read what ``save`` wrote."""
+        state = load_file(directory / FILE)
+        return cls(state["item_rows"], state["weights"], int(state["num_item_rows"]))
+
+
+def _gram(pairs: Tensor, num_items: int) -> Tensor:
+    """Count users of each pair of items, [K, K] float64.
+
+    Args:
+        pairs: ``user * K + place`` of what each user took, ascending.
+    """
+    users, places = pairs // max(1, num_items), pairs % max(1, num_items)
+    gram = torch.zeros(num_items, num_items, device=pairs.device)
+    lengths = torch.bincount(users)
+    few = lengths[users] <= FEW
+    _add_pairs(gram, users[few], places[few])
+    # Blocks of users, so that memory is that of the weights.
+    users, places, size = torch.unique(users[~few], return_inverse=True)[1], places[~few], 1024
+    last = int(users[-1]) if len(users) else -1
+    blocks = torch.arange(0, last + 1 + size, size, device=pairs.device)
+    bounds = torch.searchsorted(users, blocks).tolist()
+    for block, (begin, end) in enumerate(pairwise(bounds)):
+        taken = torch.zeros(size, num_items, device=pairs.device)
+        taken[users[begin:end] - block * size, places[begin:end]] = 1
+        gram += taken.T @ taken
+    # Counts are exact in float32.
+    return gram.double()
+
+
+def _add_pairs(gram: Tensor, users: Tensor, places: Tensor) -> None:
+    """Count the pairs of users with few items one by one, users [P] ascending."""
+    lengths = torch.bincount(users)
+    ends = lengths.cumsum(0)
+    times = lengths[users]  # [P], as often as each event is the first of a pair
+    before = times.cumsum(0) - times
+    place = torch.arange(int(times.sum()), device=users.device)
+    second = place + ((ends - lengths)[users] - before).repeat_interleave(times)
+    codes = places.repeat_interleave(times) * len(gram) + places[second]
+    gram.view(-1).index_add_(0, codes, torch.ones(len(codes), device=users.device))

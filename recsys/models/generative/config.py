@@ -1,0 +1,194 @@
+"""Settings of the generative model, and the sizes of what it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from recsys.layers.chunked_softmax import MAX_SCORES
+from recsys.layers.codes.decoder import CodeBlockConfig
+from recsys.layers.embedding.collection import Backend
+from recsys.models.item_tower import FeatureSizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerativeConfig:
+    """Settings of GenerativeModel; the defaults were chosen on validation of Amazon Beauty."""
+
+    architecture: Literal["encoder_decoder", "decoder_only"] = "decoder_only"
+    """An encoder of its own, to whose places the decoder attends across; or the decoder's blocks
+    read the history too, and codes follow it as in a language model."""
+    encoder_reads: Literal["past", "bidirectional"] = "past"
+    """What an event is read with in an encoder: the events before it, so that one pass trains all
+    prefixes; or every event, so that each prefix is a pass."""
+    embedding_dim: int = 128
+    max_length: int = 50
+    """Events of a history that are read."""
+    num_encoder_layers: int = 1
+    num_layers: int = 2
+    """Blocks of the decoder."""
+    num_heads: int = 2
+    hidden_dim: int = 256
+    """Width inside a block's feed-forward layer."""
+    position_buckets: int = 32
+    """Distances between places that have a bias of their own."""
+    dropout: float = 0.3
+    items: Literal["codes", "codes_tower", "codes_vectors"] = "codes_tower"
+    """What an event is made of: codes alone, or also the item's id, content and categories, or also
+    a vector of the item that another model has made, which is read as it is."""
+    carries_place: bool = False
+    """Whether tokens also carry the state of the place that they stand behind, so that attention
+    need not find what was read last."""
+    id_dropout: float = 0.05
+    """Share of items whose id is hidden in a training step, so that content learns to stand in."""
+    content_weight: float = 3.0
+    id_init_scale: float = 0.3
+    prefix_rows: int = 0
+    """Rows of a hashed table of ID prefixes, read by events and the decoder; 0 for none."""
+    memory_orders: tuple[int, ...] = ()
+    """Lengths of the runs of IDs that a hashed memory holds; none without."""
+    memory_rows: int = 1 << 16
+    """Rows of the memory's table of each length."""
+    code_temperature: float | None = None
+    """Divides cosines between state and codes; None scores codes by a linear layer."""
+    softmax_over: Literal["level", "catalogue"] = "catalogue"
+    """What a code's probability is shared among: all codes of the level, or those that lead to an
+    item of the catalogue."""
+    label_smoothing: float = 0.1
+    """Share of a code's target spread over the other codes of its softmax."""
+    first_weight: float = 0.1
+    """How much a sequence's first event counts, which follows on nothing."""
+    num_prefixes: int | None = None
+    """Positions trained of a sequence, drawn at random, on average; None is all. For encoders that
+    read both sides, where each is a pass."""
+    dense_weight: float = 1.0
+    """Weight of the dense head's loss beside the codes'; 0 for no such head."""
+    temperature: float = 0.07
+    """Divides the dense head's cosine before the softmax."""
+    dense_label_smoothing: float = 0.2
+    num_uniform_negatives: int | None = None
+    """Uniform draws per step that the dense head ranks beside the batch's labels; None is all."""
+    leave_out_history: bool = True
+    """Whether items that a position has seen do not stand against its label in the dense head."""
+    max_scores: int = MAX_SCORES
+    """Dense scores that training holds at a time."""
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("architecture", ("encoder_decoder", "decoder_only")),
+            ("encoder_reads", ("past", "bidirectional")),
+            ("items", ("codes", "codes_tower", "codes_vectors")),
+            ("softmax_over", ("level", "catalogue")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is one of {allowed}, got {getattr(self, name)!r}")
+        for name in ("dropout", "id_dropout", "label_smoothing", "dense_label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        for name in ("num_layers", "num_encoder_layers", "max_length", "position_buckets"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.temperature <= 0 or (self.code_temperature or 1.0) <= 0:
+            raise ValueError(
+                f"temperatures must be > 0, got {self.temperature} and {self.code_temperature}"
+            )
+        if self.memory_orders and min(self.memory_orders) < 1:
+            raise ValueError(f"memory_orders must be >= 1, got {self.memory_orders}")
+        self.block_config(cross_attention=False)
+
+    @property
+    def has_encoder(self) -> bool:
+        return self.architecture == "encoder_decoder"
+
+    @property
+    def bidirectional(self) -> bool:
+        return self.has_encoder and self.encoder_reads == "bidirectional"
+
+    @property
+    def reads_items(self) -> bool:
+        """Whether there is an item tower: for events, for the dense head, or for both."""
+        return self.items == "codes_tower" or self.dense_weight > 0
+
+    def block_config(self, *, cross_attention: bool) -> CodeBlockConfig:
+        """Give the sizes of a block."""
+        return CodeBlockConfig(
+            dim=self.embedding_dim,
+            num_heads=self.num_heads,
+            hidden_dim=self.hidden_dim,
+            dropout=self.dropout,
+            cross_attention=cross_attention,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerativeInputs:
+    """Sizes of what the model reads, from the artefacts it is trained on (row 0 included)."""
+
+    num_item_rows: int
+    level_sizes: tuple[int, ...]
+    """Codes of each level of the semantic IDs."""
+    semantic_ids: str
+    """Version of the semantic IDs."""
+    content_dim: int = 0
+    """Width of the content embeddings, 0 without."""
+    num_categories: int = 0
+    vector_dim: int = 0
+    """Width of the items' vectors, 0 without."""
+
+    def tower(self, wanted: bool) -> FeatureSizes:
+        """Give the item tower's sizes; of one row where none is wanted."""
+        if not wanted:
+            return FeatureSizes(num_item_rows=1)
+        return FeatureSizes(
+            num_item_rows=self.num_item_rows,
+            content_dim=self.content_dim,
+            num_categories=self.num_categories,
+        )
+
+    def check_version(self, semantic_ids: str) -> None:
+        """Refuse semantic IDs of another version.
+
+        Raises:
+            ValueError: Naming both.
+        """
+        if semantic_ids != self.semantic_ids:
+            raise ValueError(
+                f"the model speaks semantic IDs {self.semantic_ids}, the codes are of "
+                f"{semantic_ids}; give it the codes it was trained on or train it again"
+            )
+
+    def check_vectors(self, vectors: Tensor) -> None:
+        """Refuse vectors that are not one of the width for each item row.
+
+        Raises:
+            ValueError: Another shape.
+        """
+        if vectors.shape != (self.num_item_rows, self.vector_dim):
+            raise ValueError(
+                f"item vectors {tuple(vectors.shape)} must be one row for each of "
+                f"{self.num_item_rows} item rows, of the width {self.vector_dim}"
+            )
+
+    def check_codes(self, codes: Tensor, num_item_rows: int) -> None:
+        """Refuse codes [N, L] that are not one ID or none for each row of the catalogue.
+
+        Raises:
+            ValueError: Another shape, or codes out of range.
+        """
+        if codes.shape != (num_item_rows, len(self.level_sizes)) or codes.is_floating_point():
+            raise ValueError(
+                f"codes {tuple(codes.shape)} {codes.dtype} must be whole numbers, one row for each "
+                f"of the catalogue's {num_item_rows} item rows and a column for each of the levels "
+                f"{self.level_sizes}"
+            )
+        limits = codes.new_tensor(self.level_sizes)
+        wrong = ~(((codes >= 0) & (codes < limits)).all(1) | (codes == -1).all(1))
+        if wrong.any():
+            row = int(wrong.int().argmax())
+            raise ValueError(
+                f"item row {row} has codes {codes[row].tolist()}; each must be in "
+                f"[0, {self.level_sizes}), or all -1 where the item has no ID"
+            )

@@ -1,0 +1,409 @@
+"""Generative model: reads a history and says the next item's semantic ID, code by code.
+
+TIGER (arXiv:2305.05065) with one place per event instead of one per code: an event is the sum of
+its codes' embeddings and, where wanted, its item tower's vector. The decoder stands behind every
+event of a sequence at once, so that all prefixes are trained in one pass. A code's probability is
+shared among the codes that lead to an item of the catalogue, so the probabilities of all IDs sum to
+one. A dense head on the decoder's first token, trained beside the codes, scores
+items as a SequenceModel does: one model that generates and scores.
+
+Axes: B sequences, T places (a start and the events), W beams, P positions trained, L levels, K
+codes of a level, N item rows, R distinct items, J blocks, H heads, D width.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recsys.data.batch import Jagged, JaggedBatch, latest
+from recsys.layers.attention.softmax import Layout
+from recsys.layers.codes.children import CodeChildren
+from recsys.layers.codes.decode_step import Beams, Decoded
+from recsys.layers.codes.decoder import CodeBlock, OwnTokens
+from recsys.layers.codes.tokens import CodeTokens
+from recsys.layers.embedding.collection import Backend
+from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
+from recsys.models.generative.loss import (
+    DenseRanking,
+    Positions,
+    TaughtCodes,
+    Teacher,
+    code_loss,
+    cut_alike,
+    shortest_first,
+)
+from recsys.models.history_reader import BeamState, GenerativeContext, HistoryReader
+from recsys.models.item_tower import NORM_FLOOR, ItemCatalogue, ItemTower, RetrievalModel
+from recsys.models.sequence.model import Ranked, sampled_items
+
+__all__ = ["GenerativeConfig", "GenerativeContext", "GenerativeInputs", "GenerativeModel"]
+
+
+class GenerativeModel(RetrievalModel):
+    """History reader and code decoder, and the item tower with its catalogue."""
+
+    codes: Tensor
+
+    def __init__(
+        self,
+        config: GenerativeConfig,
+        inputs: GenerativeInputs,
+        codes: Tensor,
+        catalogue: ItemCatalogue,
+        item_counts: Tensor | None = None,
+        vectors: Tensor | None = None,
+    ) -> None:
+        """Build the model.
+
+        Args:
+            config: Sizes and the loss.
+            inputs: Sizes of what is read, and the version of the semantic IDs.
+            codes: Semantic ID of each item row of the catalogue, [N, L]; -1 where there is none.
+            catalogue: Content and categories of every item row.
+            item_counts: Training events of each item, [num_item_rows]: items without any count as
+                never met. A loaded model has its own.
+            vectors: Of each item, [num_item_rows, vector_dim], where the config reads them; row 0
+                stands for items that came later. A loaded model has its own.
+
+        Raises:
+            ValueError: The codes do not fit the catalogue or the levels, or the vectors the sizes.
+        """
+        super().__init__(catalogue)
+        inputs.check_codes(codes, self.num_item_rows)
+        self.config, self.inputs = config, inputs
+        dim, sizes = config.embedding_dim, inputs.level_sizes
+        self.register_buffer("codes", codes.long(), persistent=False)
+        self.code_children = CodeChildren(self.codes, sizes)
+        self.tokens = CodeTokens(dim, sizes, config.prefix_rows)
+        self.reader = HistoryReader(config)
+        self.decoder = nn.ModuleList(
+            CodeBlock(config.block_config(cross_attention=config.has_encoder))
+            for _ in range(config.num_layers)
+        )
+        self.decoder_norm = nn.LayerNorm(dim)
+        self.heads = nn.ModuleList(nn.Linear(dim, size) for size in sizes)
+        self.dense = nn.Linear(dim, dim) if config.dense_weight else None
+        if config.items == "codes_vectors":
+            self._take_vectors(vectors)
+        # Codes alone need no tower; one of one row stands in.
+        self.item_tower = ItemTower(config, inputs.tower(config.reads_items))
+        if item_counts is not None and config.reads_items:
+            self.item_tower.item_counts.copy_(item_counts)
+
+    def _take_vectors(self, vectors: Tensor | None) -> None:
+        width, dim = self.inputs.vector_dim, self.config.embedding_dim
+        if vectors is None:
+            vectors = torch.zeros(self.inputs.num_item_rows, width)
+        self.inputs.check_vectors(vectors)
+        self.vectors: Tensor
+        self.register_buffer("vectors", vectors.detach().clone())
+        self.of_vectors = nn.Linear(width, dim)
+        if width == dim:
+            nn.init.eye_(self.of_vectors.weight)
+        elif width:
+            nn.init.orthogonal_(self.of_vectors.weight)
+        nn.init.zeros_(self.of_vectors.bias)
+
+    def _from_vectors(self, rows: Tensor) -> Tensor:
+        """Read what another model made of items, [M] -> [M, D]."""
+        known = torch.where(rows < len(self.vectors), rows, 0)
+        read: Tensor = self.of_vectors(self.vectors[known])
+        return read
+
+    def blocks(self) -> list[CodeBlock]:
+        """List the decoder's blocks."""
+        return cast("list[CodeBlock]", list(self.decoder))
+
+    def _history(self, batch: JaggedBatch, limit: int) -> Jagged:
+        """Take the latest events; rows that are no items become the unknown item."""
+        return self._known(latest(batch["history"], limit))
+
+    def _known(self, history: Jagged) -> Jagged:
+        inside = (history.values >= 0) & (history.values < self.num_item_rows)
+        return Jagged(torch.where(inside, history.values, 0), history.offsets)
+
+    def _places(
+        self, history: Jagged, layout: Layout, from_tower: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Lay out what the reader reads, and what its memory holds of it, [B, T, D] each."""
+        codes = self.codes[history.values]
+        inputs = self.tokens.events(codes)
+        if self.config.items == "codes_vectors":
+            inputs = inputs + self._from_vectors(history.values)
+        if from_tower is not None:
+            inputs = inputs + from_tower
+        found = self.reader.found(self.tokens.ids(codes), layout)
+        return self.reader.places_of(inputs, layout), found
+
+    @torch.no_grad()
+    def context(self, queries: JaggedBatch) -> GenerativeContext:
+        """Read histories, once for all beams.
+
+        Args:
+            queries: ``history`` (item rows, oldest first); empty ones are read as the start alone.
+        """
+        history = self._history(queries, self.config.max_length)
+        layout = Layout.of(history.offsets, history.segments(), self.config.max_length, None)
+        from_tower = None
+        if self.config.items == "codes_tower":
+            from_tower = self.all_item_inputs()[history.values]
+        places, found = self._places(history, layout, from_tower)
+        seen = history.lengths()
+        keys, values, states = self.reader(places, found, seen, self.blocks())
+        bias = self.reader.bias(seen, places.shape[1])[:, :, None]  # [B, H, 1, T]
+        carried = states[torch.arange(len(seen), device=seen.device), seen][:, None]
+        return GenerativeContext(keys, values, bias.to(keys.dtype), carried)
+
+    def _logits(self, hidden: Tensor, level: int) -> Tensor:
+        """Score the codes of a level, [..., D] -> [..., K]."""
+        head: nn.Linear = self.heads[level]  # type: ignore[assignment]
+        if self.config.code_temperature is None:
+            logits: Tensor = head(hidden)
+            return logits
+        directions = functional.normalize(head.weight, dim=1, eps=NORM_FLOOR)
+        asked = functional.normalize(hidden, dim=-1, eps=NORM_FLOOR)
+        return functional.linear(asked, directions) / self.config.code_temperature + head.bias
+
+    def decode_step(
+        self, context: GenerativeContext, beams: Beams[BeamState] | None, /
+    ) -> Decoded[BeamState]:
+        """Score the next code of every beam, see ``recsys.layers.codes.decode_step``."""
+        softmax_over = self.config.softmax_over
+        if beams is None:
+            prefixes = torch.zeros(
+                context.keys.shape[1], 1, dtype=torch.int64, device=context.keys.device
+            )
+            token = self._token(context, 0, prefixes, prefixes)
+            hidden, state = self._decode(context, token, None)
+            return Decoded(self._logits(hidden, 0), BeamState(*state, prefixes), softmax_over)
+        batch = torch.arange(len(beams.parents), device=beams.parents.device)[:, None]
+        keys, values, prefixes = beams.state
+        prefixes = prefixes.gather(1, beams.parents)
+        past = BeamState(
+            keys[:, batch, beams.parents],
+            values[:, batch, beams.parents],
+            self.tokens.step(prefixes, beams.codes, beams.level - 1),
+        )
+        token = self._token(context, beams.level, beams.codes, past.prefixes)
+        hidden, state = self._decode(context, token, past)
+        logits = self._logits(hidden, beams.level)
+        return Decoded(logits, BeamState(*state, past.prefixes), softmax_over)
+
+    def _decode(
+        self, context: GenerativeContext, token: Tensor, past: BeamState | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Decode one token of each beam, [B, W, D] -> [B, W, D] and keys and values of all."""
+        hidden, owns = token[:, :, None], []
+        for index, block in enumerate(self.blocks()):
+            own = None if past is None else OwnTokens(past.keys[index], past.values[index])
+            hidden, own = block.decode(hidden, context.block(index), own)
+            owns.append(own)
+        keys, values = zip(*owns, strict=True)
+        return self.decoder_norm(hidden[:, :, 0]), (torch.stack(keys), torch.stack(values))
+
+    def _queries(self, hidden: Tensor) -> Tensor:
+        """Turn the decoder's first tokens into unit vectors, [..., D] -> [..., D]."""
+        assert self.dense is not None
+        return functional.normalize(self.dense(hidden).float(), dim=-1, eps=NORM_FLOOR)
+
+    @torch.no_grad()
+    def query_vectors(self, queries: JaggedBatch) -> Tensor:
+        """Encode queries for the dense head as unit vectors, [B, D].
+
+        Raises:
+            ValueError: The model has no dense head.
+        """
+        if self.dense is None:
+            raise ValueError(
+                "the model was built with dense_weight 0 and has no dense head; generate by a beam "
+                "search or train it with one"
+            )
+        context = self.context(queries)
+        return self._queries(self._decode(context, self._first_token(context), None)[0][:, 0])
+
+    def _first_token(self, context: GenerativeContext) -> Tensor:
+        """Ask for the first code of one beam for each request, [B, 1, D]."""
+        nothing = context.bias.new_zeros(context.keys.shape[1], 1, dtype=torch.int64)
+        return self._token(context, 0, nothing, nothing)
+
+    def _token(
+        self, context: GenerativeContext, level: int, taken: Tensor, prefixes: Tensor
+    ) -> Tensor:
+        """Ask for a code of a level, [B, W] -> [B, W, D]."""
+        token = self.tokens.token(level, taken, prefixes)
+        return token + context.carried if self.config.carries_place else token
+
+    def loss(self, batch: JaggedBatch, teacher: Teacher | None = None) -> Tensor:
+        """Negative log-probability of every event's ID, and the dense head's softmax loss.
+
+        Args:
+            batch: ``history``, whole sequences of at most max_length + 1 events (longer ones are
+                cut to the latest), and whatever else of each event a teacher reads.
+            teacher: Says how likely every code is, instead of the event's ID; the dense head
+                learns the event.
+        """
+        config = self.config
+        # A sequence's last event is read by no position, but to take it out a GPU would wait.
+        if teacher is None:
+            batch = JaggedBatch({"history": batch["history"]})
+        batch = shortest_first(batch, config.max_length + 1)
+        history = self._known(batch["history"])
+        asked = Positions.of(history, config)
+        ranked, rows, inputs = self._tower_inputs(asked.labels, history.values)
+        parts = [
+            (self._training_context(*part, rows, inputs), part[1])
+            for part in cut_alike(history, asked)
+        ]
+        codes = self.codes[asked.labels]  # [P, L]
+        weights = asked.weights * (codes[:, 0] >= 0)
+        taught = TaughtCodes(codes, ()) if teacher is None else teacher(batch, asked)
+        hidden = self._forced(parts, taught.forced.clamp(min=0))  # [P, L, D]
+        loss = self._code_loss(hidden, taught, weights)
+        if ranked is None:
+            return loss
+        items = functional.embedding(torch.searchsorted(rows, ranked.rows), inputs)
+        dense = DenseRanking(config, ranked, items, history, asked)
+        return loss + config.dense_weight * dense.loss(self._queries(hidden[:, 0]))
+
+    def _tower_inputs(self, labels: Tensor, read: Tensor) -> tuple[Ranked | None, Tensor, Tensor]:
+        """Encode items by the tower, each once.
+
+        Returns:
+            The items that the dense head ranks, None without one; all that are encoded, [R] rows,
+            ascending; and their vectors, [R, D].
+        """
+        num_item_rows, draws = self.inputs.num_item_rows, self.config.num_uniform_negatives
+        if self.dense is None:
+            rows = torch.unique(read) if self.config.reads_items else read[:0]
+            return None, rows, self.item_inputs(rows)
+        if draws is None or draws >= num_item_rows - 1:
+            rows = torch.arange(num_item_rows, device=labels.device)
+            return Ranked(rows[1:], None), rows, self._every_item(rows)
+        ranked = sampled_items(labels, draws, self.item_tower.item_counts)
+        rows = torch.unique(torch.cat([ranked.rows, read]))
+        return ranked, rows, self.item_inputs(rows)
+
+    def _every_item(self, rows: Tensor) -> Tensor:
+        """Encode all items with an id, [R] -> [R, D]; a GPU need not count their categories."""
+        if len(rows) < self.num_item_rows:
+            return self.item_inputs(rows)
+        categories = Jagged(self._category_rows, self._category_offsets)
+        items = JaggedBatch({"item": Jagged.one_each(rows), "item.categories": categories})
+        inputs: Tensor = self.item_tower(items, self._content)
+        return inputs
+
+    def _training_context(
+        self, history: Jagged, asked: Positions, rows: Tensor, inputs: Tensor
+    ) -> GenerativeContext:
+        """Read histories for all positions; each position reads up to its place."""
+        from_tower = None
+        if self.config.items == "codes_tower":
+            from_tower = functional.embedding(torch.searchsorted(rows, history.values), inputs)
+        length = self.config.max_length + 1
+        layout = Layout.of(history.offsets, history.segments(), length, None)
+        places, found = self._places(history, layout, from_tower)
+        if self.config.bidirectional:
+            places = places[asked.sequences]
+            found = None if found is None else found[asked.sequences]
+            bias = self.reader.bias(asked.places, places.shape[1])[:, :, None]  # [P, H, 1, T]
+        else:
+            every = torch.arange(places.shape[1], device=places.device)
+            bias = self.reader.bias(every, len(every)).transpose(0, 1)[None]  # [1, H, T, T]
+        keys, values, states = self.reader(places, found, asked.places, self.blocks())
+        if self.config.bidirectional:
+            each = torch.arange(len(states), device=states.device)
+            states = states[each, asked.places][:, None]  # [P, 1, D]
+        return GenerativeContext(keys, values, bias, states)
+
+    def _forced(self, parts: list[tuple[GenerativeContext, Positions]], codes: Tensor) -> Tensor:
+        """Decode behind given codes, [P, L], the tokens of each position: [P, L, D]."""
+        sizes = [len(asked.places) for _, asked in parts]
+        hidden = [
+            self._forced_part(*part, some)
+            for part, some in zip(parts, torch.split(codes, sizes), strict=True)
+        ]
+        return cast("Tensor", self.decoder_norm(torch.cat(hidden)))
+
+    def _forced_part(self, context: GenerativeContext, asked: Positions, codes: Tensor) -> Tensor:
+        if self.config.bidirectional:
+            grid = codes[:, None]  # every position is a row of the context
+        else:
+            shape = (context.keys.shape[1], context.keys.shape[3], codes.shape[1])
+            grid = codes.new_zeros(shape).index_put((asked.sequences, asked.places), codes)
+        tokens, prefixes = [], torch.zeros_like(grid[..., 0])
+        for level in range(codes.shape[1]):
+            taken = grid[..., max(0, level - 1)]
+            if level > 0:
+                prefixes = self.tokens.step(prefixes, taken, level - 1)
+            tokens.append(self._token(context, level, taken, prefixes))
+        hidden = torch.stack(tokens, dim=2)  # [B, W, L, D]
+        for index, block in enumerate(self.blocks()):
+            hidden, _ = block.decode(hidden, context.block(index), None)
+        if self.config.bidirectional:
+            return hidden[:, 0]
+        return hidden[asked.sequences, asked.places]
+
+    def _code_loss(self, hidden: Tensor, taught: TaughtCodes, weights: Tensor) -> Tensor:
+        """Sum the levels' losses, the mean over positions whose label has an ID."""
+        share, codes = weights / weights.sum().clamp(min=1e-12), taught.forced.clamp(min=0)
+        loss, prefixes = torch.zeros((), device=hidden.device), torch.zeros_like(codes[:, 0])
+        for level in range(codes.shape[1]):
+            softmax_over = None
+            if self.config.softmax_over == "catalogue":
+                softmax_over = self.code_children(prefixes, level)
+            logits = self._logits(hidden[:, level], level)
+            target = taught.targets[level] if taught.targets else None
+            loss = loss + code_loss(
+                logits, codes[:, level], softmax_over, share, self.config.label_smoothing, target
+            )
+            prefixes = self.tokens.step(prefixes, codes[:, level], level)
+        return loss
+
+    def save(self, directory: Path) -> None:
+        """Write weights and settings; catalogue and semantic IDs belong to their own artefacts."""
+        directory.mkdir(parents=True, exist_ok=True)
+        state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        save_file(state, directory / "generative.safetensors")
+        document = {"config": asdict(self.config), "inputs": asdict(self.inputs)}
+        (directory / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path,
+        catalogue: ItemCatalogue,
+        codes: Tensor,
+        *,
+        semantic_ids: str,
+        backend: Backend | None = None,
+    ) -> GenerativeModel:
+        """Read a saved model, in evaluation mode, over a catalogue that may have grown.
+
+        Args:
+            codes: Semantic ID of each item row of the catalogue, [N, L]; -1 where there is none.
+            semantic_ids: Version of these codes; where the caller knows that items were appended
+                to the model's version, that one.
+            backend: Of the embedding tables; None is the one it was trained with.
+
+        Raises:
+            ValueError: The codes are of another version than the model's, both named.
+        """
+        document = json.loads((directory / "config.json").read_text())
+        settings, sizes = document["config"], document["inputs"]
+        settings["memory_orders"] = tuple(settings["memory_orders"])
+        sizes["level_sizes"] = tuple(sizes["level_sizes"])
+        inputs = GenerativeInputs(**sizes)
+        inputs.check_version(semantic_ids)
+        config = GenerativeConfig(**settings)
+        config = replace(config, backend=backend or config.backend)
+        model = cls(config, inputs, codes, catalogue)
+        model.load_state_dict(load_file(directory / "generative.safetensors"))
+        return model.eval()

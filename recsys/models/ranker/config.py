@@ -1,0 +1,227 @@
+"""Settings of the ranker, what a candidate costs, and trunks of equal cost to compare.
+
+A cost is counted in floating-point operations of matrix products for one candidate (two for each
+multiply-add); what is done once for a query, or once for the catalogue, is not in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+from recsys.layers.embedding.collection import Backend
+from recsys.models.item_tower import FeatureSizes
+
+Trunk = Literal["sparse", "dense", "shared_bottom", "mmoe", "ple"]
+CHOICES = {
+    "trunk": get_args(Trunk),
+    "router": ("sigmoid", "softmax", "noisy"),
+    "routed_by": ("item", "fields"),
+    "task_weighting": ("uncertainty", "fixed"),
+    "combination": ("sum", "product"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankerInputs:
+    """Sizes of what the ranker reads, and the tasks it predicts (row 0 of every id included)."""
+
+    num_item_rows: int
+    tasks: tuple[str, ...] = ("click",)
+    content_dim: int = 0
+    num_categories: int = 0
+    user_features: Mapping[str, int] = field(default_factory=dict)
+    """Name to cardinality of each ``user.<name>`` feature of a query."""
+    context_features: Mapping[str, int] = field(default_factory=dict)
+    """Name to cardinality of each ``context.<name>`` feature of a query."""
+    query_dense: tuple[str, ...] = ()
+    """Names of the numbers that describe a query."""
+    candidate_dense: tuple[str, ...] = ()
+    """Names of the numbers that describe a candidate of a query, such as sources' scores."""
+    base_number: str = ""
+    """Which of them every task's logit starts from, untrained, such as the score of a blend that is
+    to be corrected; without, logits start from nothing."""
+    num_slots: int = 0
+    """Places of a shown list, for training that divides examination from relevance; 0 for none."""
+
+    def __post_init__(self) -> None:
+        if not self.tasks or len(set(self.tasks)) != len(self.tasks):
+            raise ValueError(f"tasks must be one or more distinct names, got {self.tasks}")
+        if self.num_item_rows < 2 or self.num_slots < 0:
+            raise ValueError(
+                "num_item_rows must be >= 2 (row 0 is unknown) and num_slots >= 0, got "
+                f"{self.num_item_rows} and {self.num_slots}"
+            )
+        if self.base_number and self.base_number not in self.candidate_dense:
+            raise ValueError(
+                f"base_number must be one of candidate_dense {self.candidate_dense}, got "
+                f"{self.base_number!r}"
+            )
+
+    def item_inputs(self) -> FeatureSizes:
+        """Give what the item tower reads."""
+        return FeatureSizes(
+            num_item_rows=self.num_item_rows,
+            content_dim=self.content_dim,
+            num_categories=self.num_categories,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankerConfig:
+    """Settings of Ranker."""
+
+    embedding_dim: int = 32
+    """Width of each field: item, user, context, what was read of the history, dense numbers."""
+    key_dim: int = 32
+    """Width of target attention's keys."""
+    max_history: int = 50
+    num_cross_layers: int = 2
+    cross_rank: int = 0
+    """Width inside a cross layer; 0 is a full matrix."""
+    trunk: Trunk = "sparse"
+    hidden_dim: int = 48
+    """Inner width of an expert, or of the one network of a dense trunk."""
+    num_experts: int = 8
+    top_k: int = 2
+    """Experts that a candidate visits in a sparse trunk."""
+    num_shared_experts: int = 0
+    """Experts beside those that every candidate visits, in a sparse trunk."""
+    num_task_experts: int = 1
+    """Experts of each task of its own, in trunk ``ple``."""
+    router: Literal["sigmoid", "softmax", "noisy"] = "softmax"
+    routed_by: Literal["item", "fields"] = "item"
+    """What the router reads: the candidate's own field, by which items that belong together share
+    experts whoever asks, or all fields."""
+    bias_rate: float = 0.01
+    dense_steps: int = 0
+    """Training steps at the start in which candidates visit every expert."""
+    router_loss_weight: float = 0.01
+    router_certainty: float = 0.0
+    """Weight of an entropy by which candidates choose one expert plainly, for ``top_k`` 1: 0.1 lets
+    a router find groups of items by themselves."""
+    router_evenness: float = 0.0
+    """Weight of an entropy by which groups take experts of their own, beside ``router_certainty``
+    and no smaller."""
+    head_dim: int = 32
+    """Inner width of each task's head."""
+    task_weighting: Literal["uncertainty", "fixed"] = "uncertainty"
+    """``uncertainty`` learns a weight for each task (Kendall et al., arXiv:1705.07115)."""
+    task_weights: Mapping[str, float] = field(default_factory=dict)
+    """Weight of each task's loss where they are fixed; 1 where not named."""
+    combination: Literal["sum", "product"] = "sum"
+    """One score of all tasks: sum of value * probability, or product of probability ** value."""
+    task_values: Mapping[str, float] = field(default_factory=dict)
+    """Value of each task in the score; 1 where not named."""
+    dropout: float = 0.0
+    id_dropout: float = 0.05
+    """Share of items whose id is hidden in a training step, so that content learns to stand in; at
+    1 the model knows content and categories alone, in serving too."""
+    content_weight: float = 1.0
+    id_init_scale: float = 0.3
+    tile_rows: int = 320
+    """Candidates scored at a time, whatever their number, so that a score has the same bits alone
+    and among others; a multiple of 32."""
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        self._check_names_and_sizes()
+        if not 1 <= self.top_k <= self.num_experts:
+            raise ValueError(
+                f"top_k must be in [1, num_experts = {self.num_experts}], got {self.top_k}"
+            )
+        if self.tile_rows % 32:
+            raise ValueError(
+                "tile_rows must be a multiple of 32, or what is left over of vector registers has "
+                f"other bits, got {self.tile_rows}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if not 0 <= self.id_dropout <= 1:
+            raise ValueError(f"id_dropout must be in [0, 1], got {self.id_dropout}")
+        for name in ("task_weights", "task_values"):
+            for task, value in getattr(self, name).items():
+                if not (math.isfinite(value) and value >= 0):
+                    raise ValueError(f"{name} of {task!r} must be >= 0 and finite, got {value}")
+
+    def _check_names_and_sizes(self) -> None:
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is one of {allowed}, got {getattr(self, name)!r}")
+        sizes = ("embedding_dim", "key_dim", "max_history", "hidden_dim", "head_dim", "tile_rows")
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+
+
+def num_fields(inputs: RankerInputs) -> int:
+    """Count the fields that are crossed: item, history, and what else there is."""
+    user = bool(inputs.user_features or inputs.query_dense)
+    return 2 + user + bool(inputs.context_features) + bool(inputs.candidate_dense)
+
+
+def flops_of(config: RankerConfig, inputs: RankerInputs) -> dict[str, int]:
+    """Count the operations of one candidate by part, ``total`` among them."""
+    dim, num_tasks = config.embedding_dim, len(inputs.tasks)
+    width = num_fields(inputs) * dim
+    places = config.max_history + 1
+    cross = 2 * width * config.cross_rank if config.cross_rank else width * width
+    parts = {
+        "attention": 2 * (dim * config.key_dim + places * (config.key_dim + dim)),
+        "dense": 2 * len(inputs.candidate_dense) * dim,
+        "cross": 2 * config.num_cross_layers * cross,
+        "trunk": _trunk_flops(config, width, num_tasks),
+        "heads": 2 * num_tasks * config.head_dim * (width + 1),
+        "correction": 2 * num_tasks * len(inputs.candidate_dense) if inputs.base_number else 0,
+    }
+    return {**parts, "total": sum(parts.values())}
+
+
+def _trunk_flops(config: RankerConfig, width: int, num_tasks: int) -> int:
+    expert = 4 * width * config.hidden_dim
+    if config.trunk == "sparse":
+        visited = config.top_k + config.num_shared_experts
+        read = config.embedding_dim if config.routed_by == "item" else width
+        return 2 * read * config.num_experts + visited * expert
+    if config.trunk in ("mmoe", "ple"):
+        own = config.num_task_experts if config.trunk == "ple" else 0
+        total = config.num_experts + num_tasks * own
+        # A gate's row and the weighted sum cost the same.
+        return total * (expert + 4 * num_tasks * width)
+    return expert
+
+
+def at_equal_compute(config: RankerConfig, inputs: RankerInputs, trunk: Trunk) -> RankerConfig:
+    """Give a configuration of another trunk whose candidate costs as near as can be the same.
+
+    A dense trunk has one network of what widths the experts' cost allows; MMoE and PLE narrower
+    experts (four, and one shared by all beside one for each task), all of which are visited; a
+    shared bottom has one network of the size of an expert and spends the rest in its heads.
+
+    Raises:
+        ValueError: If even the smallest such trunk costs more.
+    """
+    target = flops_of(config, inputs)["total"]
+    other = replace(config, trunk=trunk)
+    if trunk == config.trunk:
+        return other
+    if trunk == "mmoe":
+        other = replace(other, num_experts=4, top_k=1)
+    if trunk == "ple":
+        other = replace(other, num_experts=1, top_k=1, num_task_experts=1)
+    grows: Literal["head_dim", "hidden_dim"] = (
+        "head_dim" if trunk == "shared_bottom" else "hidden_dim"
+    )
+
+    def cost(size: int) -> int:
+        return flops_of(replace(other, **{grows: size}), inputs)["total"]  # type: ignore[arg-type]
+
+    size = 1 + round((target - cost(1)) / (cost(2) - cost(1)))
+    if size < 1:
+        raise ValueError(
+            f"a {trunk} trunk costs at least {cost(1)} operations a candidate, the given one "
+            f"{target}; give it more"
+        )
+    return replace(other, **{grows: size})  # type: ignore[arg-type]

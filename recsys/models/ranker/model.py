@@ -1,0 +1,397 @@
+"""Multi-task ranker: reads a user, a candidate and what ties them, predicts several feedbacks.
+
+Candidates and events go through the item tower (id, content, categories); a candidate reads the
+user's history (target attention); the fields cross (DCN-v2); a trunk follows, by default a sparse
+mixture of experts, of which each candidate visits a few; a small head for each task ends it. Over a
+score that is given (``base_number``) the model learns a correction: at first it is that score.
+Trunks to compare are settings of the same model (``ranker_config.at_equal_compute``).
+
+Training: cross entropy of each task, weighed by fixed or learned weights, behind what position adds
+(``layers/examination.py``). Serving: probabilities, calibrated once fitted, and one score of them,
+computed for candidates of one query in tiles of one size, so that bits do not depend on the batch.
+
+Axes: B queries, C candidates of a query, M candidates of a batch, D width of a field, W width of
+all fields, T tasks, E experts, K experts of each candidate, N item rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recsys.data.batch import JaggedBatch, latest
+from recsys.layers.attention.target import TargetAttention
+from recsys.layers.calibrator import Calibrator, Method
+from recsys.layers.cross import CrossNetwork
+from recsys.layers.embedding.collection import Backend
+from recsys.layers.examination import Examination
+from recsys.layers.moe.routing import Routing
+from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower
+from recsys.models.ranker.batch import Feedback, RankingBatch, check_batch
+from recsys.models.ranker.config import RankerConfig, RankerInputs, num_fields
+from recsys.models.ranker.folded import FoldedRanker, folded
+from recsys.models.ranker.network import Correction, Heads, QueryFields, Ranked, Reader, Trunk
+
+Finish = Callable[[Tensor], Tensor]
+
+
+def _per_query(batch: RankingBatch) -> list[tuple[int, Tensor, Tensor | None]]:
+    bounds = batch.candidates.offsets.tolist()
+    numbers = batch.candidate_dense
+    return [
+        (
+            query,
+            batch.candidates.values[begin:end],
+            None if numbers is None else numbers[begin:end],
+        )
+        for query, (begin, end) in enumerate(pairwise(bounds))
+        if end > begin
+    ]
+
+
+class Ranker(CatalogueModel):
+    """Ranks candidates of queries by the feedback to be expected."""
+
+    _task_weights: Tensor
+    _task_values: Tensor
+
+    def __init__(
+        self,
+        config: RankerConfig,
+        inputs: RankerInputs,
+        catalogue: ItemCatalogue,
+        item_counts: Tensor | None = None,
+    ) -> None:
+        """Build the model.
+
+        Args:
+            config: Sizes, the loss and the score.
+            inputs: Sizes of what is read, and the tasks.
+            catalogue: Content and categories of every item row.
+            item_counts: Training events of each item, [num_item_rows]; items without count as
+                never met. A loaded model has its own; without, every item counts as met.
+
+        Raises:
+            ValueError: If a weight or a value is given for a task that there is not.
+        """
+        super().__init__(catalogue)
+        for name in ("task_weights", "task_values"):
+            if unknown := set(getattr(config, name)) - set(inputs.tasks):
+                raise ValueError(f"{name} names {sorted(unknown)}; tasks are {inputs.tasks}")
+        self.config, self.inputs = config, inputs
+        dim, num_tasks = config.embedding_dim, len(inputs.tasks)
+        width = num_fields(inputs) * dim
+        self.item_tower = ItemTower(config, inputs.item_inputs())
+        counts = torch.ones(inputs.num_item_rows) if item_counts is None else item_counts
+        # What nobody took counts as never met.
+        self.item_tower.item_counts.copy_(counts * (config.id_dropout < 1))
+        self.item_norm = nn.LayerNorm(dim)
+        self.query_fields = QueryFields(config, inputs)
+        self.attention = TargetAttention(dim, config.key_dim, config.max_history)
+        numbers = len(inputs.candidate_dense)
+        self.candidate_dense = nn.Linear(numbers, dim) if numbers else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.cross = CrossNetwork(width, config.num_cross_layers, config.cross_rank)
+        self.trunk = Trunk(config, width, num_tasks)
+        self._routed: tuple[Tensor, Routing | None] | None = None
+        self._folded: tuple[Tensor, FoldedRanker | None] | None = None
+        self.heads = Heads(width, config.head_dim, num_tasks)
+        self.correction = Correction(inputs, num_tasks) if inputs.base_number else None
+        if self.correction is not None:
+            # Untrained, the model is its base.
+            self.heads.start_from_nothing()
+        self.examination = Examination(inputs.num_slots) if inputs.num_slots else None
+        # Over a base, shown lists are learned from beside candidates that nobody was shown, of
+        # which few are taken; this is the difference in log-odds, and no part of serving.
+        both = bool(inputs.num_slots and inputs.base_number)
+        self.shown_level = nn.Parameter(torch.zeros(num_tasks)) if both else None
+        self.log_variances = (
+            nn.Parameter(torch.zeros(num_tasks)) if config.task_weighting == "uncertainty" else None
+        )
+        for kind in ("task_weights", "task_values"):
+            given = getattr(config, kind)
+            of_tasks = torch.tensor([float(given.get(task, 1.0)) for task in inputs.tasks])
+            self.register_buffer(f"_{kind}", of_tasks, persistent=False)
+        self.calibrator = Calibrator(num_tasks)
+
+    def item_inputs(self, rows: Tensor) -> Tensor:
+        """Encode rows of the catalogue as one field, [R] -> [R, D]."""
+        normed: Tensor = self.item_norm(super().item_inputs(rows))
+        return normed
+
+    def read(self, batch: RankingBatch, vectors: Tensor, places: Tensor) -> Reader:
+        """Make queries ready for their candidates.
+
+        Args:
+            vectors: Fields of some items, [R, D].
+            places: Which of them each event is.
+        """
+        history = latest(batch.queries["history"], self.config.max_history)
+        ready = self.attention.prepare(history, functional.embedding(places, vectors))
+        return Reader(ready, self.query_fields(batch.queries, batch.query_dense))
+
+    def rank(
+        self,
+        reader: Reader,
+        items: Tensor,
+        dense: Tensor | None,
+        kept: Tensor | None,
+        routing: Routing | None = None,
+    ) -> Ranked:
+        """Run the network on candidates.
+
+        Args:
+            items: Fields of the candidates of each query, [B, C, D].
+            dense: Their numbers, [B, C, numbers].
+            kept: Which of the B * C are candidates, [M]; all by default.
+            routing: Where they go; by default the router says.
+        """
+        fields = [items, self.attention(items, reader.history)]
+        fields.append(reader.fields[:, None].expand(-1, items.shape[1], -1))
+        corrected = None
+        if self.correction is not None and dense is not None:
+            base, dense = self.correction.base(dense), self.correction.standardised(dense)
+            corrected = (base + self.correction(dense)).flatten(0, 1)  # [B * C, T]
+        if self.candidate_dense is not None and dense is not None:
+            fields.append(self.candidate_dense(dense))
+        together = torch.cat(fields, dim=2).flatten(0, 1)  # [B * C, W]
+        if kept is not None:
+            together = together.index_select(0, kept)
+        together = self.dropout(together)
+        each, routing = self.trunk(self.cross(together), together, routing)
+        logits: Tensor = self.heads(each)
+        if corrected is not None:
+            logits = logits + (corrected if kept is None else corrected.index_select(0, kept))
+        return Ranked(logits.float(), routing)
+
+    def forward(self, batch: RankingBatch) -> Ranked:
+        """Predict every candidate of a batch at once; the way of training."""
+        check_batch(batch, self.inputs)
+        history = latest(batch.queries["history"], self.config.max_history)
+        candidates = batch.candidates
+        rows = self._known(torch.cat([candidates.values, history.values]))
+        distinct, place = torch.unique(rows, return_inverse=True)
+        vectors = self.item_inputs(distinct)  # [R, D]
+        reader = self.read(batch, vectors, place[len(candidates.values) :])
+        segments, lengths = candidates.segments(), candidates.lengths()
+        most = int(lengths.max()) if len(lengths) else 0
+        column = torch.arange(len(segments), device=segments.device) - candidates.offsets[segments]
+        kept = segments * most + column  # [M]
+        padded = place.new_zeros(len(lengths) * most)
+        padded[kept] = place[: len(segments)]
+        items = functional.embedding(padded.view(-1, most), vectors)  # [B, C, D]
+        dense = None
+        if batch.candidate_dense is not None:
+            dense = batch.candidate_dense.new_zeros(len(padded), batch.candidate_dense.shape[1])
+            dense = dense.index_copy(0, kept, batch.candidate_dense).view(*items.shape[:2], -1)
+        return self.rank(reader, items, dense, None if len(kept) == len(padded) else kept)
+
+    def loss(self, batch: RankingBatch, feedback: Feedback) -> Tensor:
+        """Weighted cross entropy of all tasks, and what the router adds; see ``loss_of``."""
+        return self.loss_of(self(batch), feedback)
+
+    def loss_of(self, ranked: Ranked, feedback: Feedback) -> Tensor:
+        """Loss of what was predicted.
+
+        Raises:
+            ValueError: If there are slots and the model was built without, or the reverse; one
+                that corrects a base learns from both.
+        """
+        labels, slots = feedback
+        unseen = slots is None and self.shown_level is not None
+        if (slots is None) != (self.examination is None) and not unseen:
+            raise ValueError(
+                f"the model was built with num_slots = {self.inputs.num_slots} and slots were "
+                f"{'not ' if slots is None else ''}given; give both or neither"
+            )
+        observed = ~labels.isnan()
+        truth = torch.where(observed, labels, 0.0).to(ranked.logits.dtype)
+        if self.examination is not None and slots is not None:
+            level = 0.0 if self.shown_level is None else self.shown_level
+            losses = self.examination(ranked.logits + level, slots, truth)
+        else:
+            losses = functional.binary_cross_entropy_with_logits(
+                ranked.logits, truth, reduction="none"
+            )
+        per_task = (losses * observed).sum(0) / observed.sum(0).clamp(min=1)  # [T]
+        total = self._weighted(per_task)
+        return total if ranked.routing is None else total + ranked.routing.loss
+
+    def _weighted(self, losses: Tensor) -> Tensor:
+        if self.log_variances is not None:
+            return (torch.exp(-self.log_variances) * losses + self.log_variances / 2).sum()
+        return (losses * self._task_weights).sum()
+
+    def logits(self, batch: RankingBatch) -> Tensor:
+        """Predict by tiles, [M, T]: a row's bits depend on its query and itself alone."""
+        return self._of_batch(batch, lambda logits: logits, (len(self.inputs.tasks),))
+
+    def probabilities(self, batch: RankingBatch) -> Tensor:
+        """Chance of each feedback on an examined candidate, [M, T]; calibrated once fitted."""
+        return self._of_batch(batch, self.calibrated, (len(self.inputs.tasks),))
+
+    def score(self, batch: RankingBatch) -> Tensor:
+        """Give each candidate one number, higher is better, [M]."""
+        return self._of_batch(batch, self._score_of_logits, ())
+
+    @torch.no_grad()
+    def reader_of(self, batch: RankingBatch, query: int) -> Reader:
+        """Make one query of a batch ready; what a server does once for a request."""
+        features = dict(batch.queries.features)
+        if batch.queries.batch_size > 1:
+            number = torch.tensor([query], device=self._content.device)
+            features = {name: value.take(number) for name, value in features.items()}
+        dense = None if batch.query_dense is None else batch.query_dense[query : query + 1]
+        one = RankingBatch(JaggedBatch(features), batch.candidates, dense)
+        history = latest(features["history"], self.config.max_history)
+        return self.read(one, self.all_item_inputs(), self._known(history.values))
+
+    @torch.no_grad()
+    def score_candidates(self, reader: Reader, rows: Tensor, dense: Tensor | None) -> Tensor:
+        """Score candidates of one query by tiles, the same bits as ``score``, [C] -> [C].
+
+        Args:
+            reader: Of ``reader_of``.
+            rows: Item rows.
+            dense: Numbers of the candidates, [C, numbers], finite.
+        """
+        return self._of_tiles(reader, rows, dense, self._score_of_logits)
+
+    def _of_batch(self, batch: RankingBatch, finish: Finish, shape: tuple[int, ...]) -> Tensor:
+        check_batch(batch, self.inputs)
+        with torch.no_grad():
+            parts = [
+                self._of_tiles(self.reader_of(batch, query), rows, dense, finish)
+                for query, rows, dense in _per_query(batch)
+            ]
+        return torch.cat([torch.empty(0, *shape, device=self._content.device), *parts])
+
+    def _of_tiles(
+        self, reader: Reader, rows: Tensor, dense: Tensor | None, finish: Finish
+    ) -> Tensor:
+        """Run whole tiles to the end: even a sigmoid has other bits in a shorter tensor."""
+        size, count = self.config.tile_rows, len(rows)
+        missing = -count % size if count else size
+        places = self._known(rows)
+        if missing:
+            places = functional.pad(places, (0, missing))
+            dense = None if dense is None else functional.pad(dense, (0, 0, 0, missing))
+        logits_of = self._tile_logits(reader)
+        tiles = [
+            finish(logits_of(own, None if dense is None else dense[begin : begin + size]))
+            for begin, own in zip(
+                range(0, len(places), size), torch.split(places, size), strict=True
+            )
+        ]
+        return tiles[0][:count] if len(tiles) == 1 else torch.cat(tiles)[:count]
+
+    def _tile_logits(self, reader: Reader) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """Choose how a query's tiles are predicted, by rows [C] and numbers: folded if it can."""
+        inputs, routing = self.all_item_inputs(), self.all_item_routing()
+        if not self.training and (self._folded is None or self._folded[0] is not inputs):
+            self._folded = (inputs, folded(self, inputs, routing))
+        laid_out = None if self._folded is None or self.training else self._folded[1]
+        if laid_out is not None and laid_out.is_bare():
+            return partial(laid_out.logits, laid_out.read(reader))
+
+        def logits(rows: Tensor, dense: Tensor | None) -> Tensor:
+            routed = None if routing is None else routing.of_rows(rows)
+            numbers = None if dense is None else dense[None]
+            items = inputs.index_select(0, rows)[None]
+            return self.rank(reader, items, numbers, None, routed).logits
+
+        return logits
+
+    @torch.no_grad()
+    def all_item_routing(self) -> Routing | None:
+        """Route the whole catalogue; kept as all_item_inputs is.
+
+        None where there is no router, it reads more than items, or it is in training.
+        """
+        if self.training:
+            return None
+        inputs = self.all_item_inputs()
+        if self._routed is None or self._routed[0] is not inputs:
+            self._routed = (inputs, self.trunk.routing_of_items(inputs))
+        return self._routed[1]
+
+    def _score_of_logits(self, logits: Tensor) -> Tensor:
+        return self.combined(self.calibrated(logits))
+
+    def calibrated(self, logits: Tensor) -> Tensor:
+        """Turn logits into probabilities, [M, T] -> [M, T]."""
+        if not self.calibrator.fitted:
+            return torch.sigmoid(logits)
+        chances: Tensor = self.calibrator(logits)
+        return chances
+
+    def combined(self, probabilities: Tensor) -> Tensor:
+        """Join the tasks as the config declares, [M, T] -> [M]."""
+        weights = self._task_values
+        if self.config.combination == "sum":
+            # Not a matrix product, whose bits might depend on the number of rows.
+            return (probabilities * weights).sum(1)
+        return (probabilities.clamp(min=1e-9).log() * weights).sum(1).exp()
+
+    def fit_calibration(self, logits: Tensor, labels: Tensor, method: Method = "isotonic") -> None:
+        """Fit probabilities to validation feedback, which the model did not train on.
+
+        Position is no input of serving, so give feedback as served: of examined items, or of a
+        first slot.
+
+        Args:
+            logits: Of ``logits``, [P, T].
+            labels: [P, T], NaN where not observed.
+
+        Raises:
+            ValueError: If a task has labels of one class only; it is named.
+        """
+        for task, name in enumerate(self.inputs.tasks):
+            own = labels[:, task]
+            own = own[~own.isnan()]
+            if not 0 < int(own.sum()) < len(own):
+                raise ValueError(
+                    f"task {name!r} has {int(own.sum())} positive of {len(own)} labels; "
+                    "calibration needs both classes: give more validation data or drop the task"
+                )
+        self.calibrator.fit(logits, labels, method=method)
+
+    def _known(self, rows: Tensor) -> Tensor:
+        """Take rows that are no items as the unknown item."""
+        return torch.where((rows >= 0) & (rows < self.num_item_rows), rows, 0)
+
+    def save(self, directory: Path) -> None:
+        """Write weights and settings; the catalogue belongs to its own artefact."""
+        directory.mkdir(parents=True, exist_ok=True)
+        state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        save_file(state, directory / "ranker.safetensors")
+        document = {"config": asdict(self.config), "inputs": asdict(self.inputs)}
+        (directory / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+
+    @classmethod
+    def load(
+        cls, directory: Path, catalogue: ItemCatalogue, *, backend: Backend | None = None
+    ) -> Ranker:
+        """Read a saved model, in evaluation mode, over a catalogue that may have grown.
+
+        Args:
+            backend: Of the embedding tables; None is the one it was trained with.
+        """
+        document = json.loads((directory / "config.json").read_text())
+        config = RankerConfig(**document["config"])
+        inputs = document["inputs"]
+        for name in ("tasks", "query_dense", "candidate_dense"):
+            inputs[name] = tuple(inputs[name])
+        config = replace(config, backend=backend or config.backend)
+        model = cls(config, RankerInputs(**inputs), catalogue)
+        model.load_state_dict(load_file(directory / "ranker.safetensors"))
+        return model.eval()

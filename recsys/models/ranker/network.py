@@ -1,0 +1,236 @@
+"""Parts of the ranker: fields of a query, and the trunk between crossed fields and heads.
+
+Axes: B queries, M candidates of a batch, D width of a field, W width of all fields, T tasks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from recsys.data.batch import JaggedBatch
+from recsys.layers.attention.target import ReadableHistory
+from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
+from recsys.layers.moe.layer import SoftMoe, SparseMoe, SparseMoeConfig
+from recsys.layers.moe.routing import Routing
+from recsys.layers.wide_linear import WideLinear, wide_product
+from recsys.models.ranker.config import RankerConfig, RankerInputs
+
+SMALLEST_DEVIATION = 1e-4
+"""What numbers that hardly differ are divided by."""
+FARTHEST = 5.0
+"""Deviations from the mean beyond which a number says no more."""
+
+
+class Reader(NamedTuple):
+    """What is known of queries, ready for any candidates."""
+
+    history: ReadableHistory
+    fields: Tensor
+    """User and context, [B, fields * D]."""
+
+
+class Ranked(NamedTuple):
+    """What the network says of candidates."""
+
+    logits: Tensor
+    """[M, T], of feedback on an examined item."""
+    routing: Routing | None
+    """Who went where, of a sparse trunk."""
+
+
+class QueryFields(nn.Module):
+    """One field of all a user's features, one of all the context's."""
+
+    def __init__(self, config: RankerConfig, inputs: RankerInputs) -> None:
+        super().__init__()
+        dim = config.embedding_dim
+        self.kinds = [
+            (kind, [f"{kind}.{name}" for name in features])
+            for kind, features in (
+                ("user", inputs.user_features),
+                ("context", inputs.context_features),
+            )
+            if features or (kind == "user" and inputs.query_dense)
+        ]
+        tables = [
+            TableConfig(
+                name=f"{kind}_{name}",
+                num_rows=rows,
+                embedding_dim=dim,
+                features=(f"{kind}.{name}",),
+            )
+            for kind, features in (
+                ("user", inputs.user_features),
+                ("context", inputs.context_features),
+            )
+            for name, rows in features.items()
+        ]
+        self.tables = EmbeddingBags(tables, config.backend) if tables else None
+        self.dense = nn.Linear(len(inputs.query_dense), dim) if inputs.query_dense else None
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in self.kinds)
+
+    def forward(self, queries: JaggedBatch, dense: Tensor | None) -> Tensor:
+        """Encode queries, [B, fields * D]."""
+        pooled = {} if self.tables is None else self.tables(queries)
+        fields = []
+        for (kind, names), norm in zip(self.kinds, self.norms, strict=True):
+            parts = [pooled[name] for name in names]
+            if kind == "user" and self.dense is not None and dense is not None:
+                parts.append(self.dense(dense))
+            fields.append(norm(sum(parts)))
+        if not fields:
+            return queries["history"].offsets.new_zeros(queries.batch_size, 0).float()
+        return torch.cat(fields, dim=1)
+
+
+class Correction(nn.Module):
+    """A given score, and what the other numbers of a candidate add to it in a straight line."""
+
+    means: Tensor
+    scales: Tensor
+
+    def __init__(self, inputs: RankerInputs, num_tasks: int) -> None:
+        super().__init__()
+        self.column = inputs.candidate_dense.index(inputs.base_number)
+        count = len(inputs.candidate_dense)
+        self.register_buffer("means", torch.zeros(count))
+        self.register_buffer("scales", torch.ones(count))
+        self.weight = nn.Parameter(torch.zeros(num_tasks, count))
+        self.bias = nn.Parameter(torch.zeros(num_tasks))
+
+    @torch.no_grad()
+    def fit_scale(self, numbers: Tensor) -> None:
+        """Learn what brings numbers [M, count] to mean 0 and deviation 1.
+
+        Raises:
+            ValueError: If one is not finite.
+        """
+        if not bool(numbers.isfinite().all()):
+            raise ValueError("a number of a candidate is not finite; fill missing values first")
+        self.means.copy_(numbers.double().mean(0))
+        self.scales.copy_(1 / numbers.double().std(0, correction=0).clamp(min=SMALLEST_DEVIATION))
+
+    def standardised(self, numbers: Tensor) -> Tensor:
+        """Bring numbers [..., count] to their scale, the farthest ones nearer."""
+        return ((numbers - self.means) * self.scales).clamp(-FARTHEST, FARTHEST)
+
+    def base(self, numbers: Tensor) -> Tensor:
+        """Take the given score as it is, [..., 1]."""
+        return numbers[..., self.column : self.column + 1]
+
+    def forward(self, standardised: Tensor) -> Tensor:
+        """Add up what numbers say of each task, [..., count] -> [..., T]."""
+        # No matrix product: a row's bits must not depend on its place.
+        products = standardised[..., None, :] * self.weight
+        return products.sum(-1) + self.bias
+
+
+class Heads(nn.ModuleList):
+    """A small network for each task."""
+
+    def __init__(self, width: int, hidden_dim: int, num_tasks: int) -> None:
+        super().__init__(
+            nn.Sequential(nn.Linear(width, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, 1))
+            for _ in range(num_tasks)
+        )
+        self.hidden_dim = hidden_dim
+
+    def forward(self, each: list[Tensor]) -> Tensor:
+        """Give logits, T times [M, W] -> [M, T]."""
+        layers = list(zip(self.linear(0), self.linear(2), strict=True))
+        # Adapters correct layers by hooks, or in place of their forward.
+        alone = any(
+            layer._forward_hooks or "forward" in vars(layer) for pair in layers for layer in pair
+        )
+        if alone or torch.is_grad_enabled() or any(own is not each[0] for own in each):
+            return torch.cat([head(own) for head, own in zip(self, each, strict=True)], dim=1)
+        # One wide product serves in half the time of narrow ones.
+        weight = torch.cat([first.weight for first, _ in layers])
+        bias = torch.cat([first.bias for first, _ in layers])
+        hidden = torch.split(wide_product(each[0], weight, bias).relu_(), self.hidden_dim, 1)
+        return torch.cat([last(own) for (_, last), own in zip(layers, hidden, strict=True)], dim=1)
+
+    def start_from_nothing(self) -> None:
+        """Let every untrained head say 0."""
+        for last in self.linear(2):
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+
+    def linear(self, place: int) -> list[nn.Linear]:
+        """Give one layer of every head: 0 the hidden one, 2 the last."""
+        return [cast("nn.Sequential", head)[place] for head in self]  # type: ignore[misc]
+
+
+class Trunk(nn.Module):
+    """What stands between the crossed fields and the heads, added to what it reads."""
+
+    def __init__(self, config: RankerConfig, width: int, num_tasks: int) -> None:
+        super().__init__()
+        self.num_tasks = num_tasks
+        # A third of a layer norm's time on a CPU.
+        self.norm = nn.RMSNorm(width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.routed_dim = config.embedding_dim if config.routed_by == "item" else width
+        self.body: nn.Module
+        if config.trunk == "sparse":
+            self.body = SparseMoe(
+                SparseMoeConfig(
+                    dim=width,
+                    hidden_dim=config.hidden_dim,
+                    num_experts=config.num_experts,
+                    top_k=config.top_k,
+                    num_shared_experts=config.num_shared_experts,
+                    router=config.router,
+                    router_dim=self.routed_dim,
+                    bias_rate=config.bias_rate,
+                    dense_steps=config.dense_steps,
+                    loss_weight=config.router_loss_weight,
+                    certainty_weight=config.router_certainty,
+                    evenness_weight=config.router_evenness,
+                )
+            )
+        elif config.trunk in ("mmoe", "ple"):
+            own = config.num_task_experts if config.trunk == "ple" else 0
+            self.body = SoftMoe(
+                width,
+                config.hidden_dim,
+                num_experts=config.num_experts,
+                num_tasks=num_tasks,
+                num_task_experts=own,
+            )
+        else:
+            self.body = nn.Sequential(
+                WideLinear(width, config.hidden_dim),
+                nn.ReLU(),
+                WideLinear(config.hidden_dim, width),
+            )
+
+    def routing_of_items(self, items: Tensor) -> Routing | None:
+        """Route items by their fields [N, D]; None where there is no router, or it reads more."""
+        if not isinstance(self.body, SparseMoe) or self.routed_dim != items.shape[1]:
+            return None
+        routing: Routing = self.body.router(items)
+        return routing
+
+    def forward(
+        self, crossed: Tensor, fields: Tensor, routing: Routing | None = None
+    ) -> tuple[list[Tensor], Routing | None]:
+        """Give each task's input, T times [M, W].
+
+        Args:
+            crossed: [M, W].
+            fields: The same before they were crossed, the candidate's own first; by these a router
+                knows groups sooner.
+            routing: Where rows go, of ``routing_of_items``; by default the router says.
+        """
+        normed = self.norm(crossed)
+        if isinstance(self.body, SparseMoe):
+            mixed, routing = self.body(normed, fields[:, : self.routed_dim], routing)
+        else:
+            mixed = self.body(normed)
+        if mixed.ndim == 2:
+            return [crossed + self.dropout(mixed)] * self.num_tasks, routing
+        return [crossed + self.dropout(own) for own in mixed], routing

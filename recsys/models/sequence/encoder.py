@@ -1,0 +1,149 @@
+"""Encoders of histories: causal blocks over a user's events, alone or several side by side.
+
+Axes: B sequences, M events of a batch, R distinct items, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recsys.data.batch import Jagged
+from recsys.layers.attention.hstu import HstuBlock
+from recsys.layers.attention.softmax import AttentionBlock, BlockConfig, Layout
+from recsys.layers.calendar import Calendar
+from recsys.models.item_tower import NORM_FLOOR
+
+Block = Literal["attention", "hstu"]
+
+
+class EncoderConfig(Protocol):
+    """What encoders read of a model's settings."""
+
+    @property
+    def num_members(self) -> int: ...
+    @property
+    def max_length(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def calendar_days(self) -> float: ...
+    @property
+    def absolute_positions(self) -> bool: ...
+    @property
+    def dropout(self) -> float: ...
+
+    def block_config(self) -> BlockConfig:
+        """Give the sizes of each block of a member."""
+        ...
+
+    def blocks_of(self, number: int) -> Block:
+        """Name the kind of a member's blocks."""
+        ...
+
+
+class Encoder(nn.Module):
+    """Turns the events of each sequence into what is expected after each of them."""
+
+    def __init__(self, config: EncoderConfig, number: int = 0) -> None:
+        """Build a member by its number."""
+        super().__init__()
+        dim = config.block_config().dim
+        self.max_length = config.max_length
+        self.no_history = nn.Parameter(torch.randn(dim) / math.sqrt(dim))
+        self.places = nn.Embedding(config.max_length, dim) if config.absolute_positions else None
+        if self.places is not None:
+            nn.init.normal_(self.places.weight, std=0.3 / math.sqrt(dim))
+        self.read_at = self.asked_at = None
+        if config.calendar_days:
+            self.read_at = Calendar(dim, config.calendar_days, scale=0.1)
+            self.asked_at = Calendar(dim, config.calendar_days)
+        self.dropout = nn.Dropout(config.dropout)
+        kind = AttentionBlock if config.blocks_of(number) == "attention" else HstuBlock
+        self.blocks = nn.ModuleList(kind(config.block_config()) for _ in range(config.num_blocks))
+        self.output_norm = nn.LayerNorm(dim)
+
+    def forward(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> Tensor:
+        """Encode as unit vectors, [M, D].
+
+        Args:
+            inputs: The item tower's input of each event, [M, D].
+            history: At most max_length events of each sequence, oldest first.
+            times: [M] unix seconds, where there are times.
+        """
+        state, layout = self._read(inputs, history, times)
+        for block in self.blocks:
+            state = block(state, layout)
+        return self._expected(state, times)
+
+    def only_last(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> Tensor:
+        """Encode each sequence's last event alone, [B, D], which takes less; none is empty."""
+        state, layout = self._read(inputs, history, times)
+        for block in self.blocks[:-1]:
+            state = block(state, layout)
+        block, ends = self.blocks[-1], history.offsets[1:] - 1
+        if isinstance(block, AttentionBlock):
+            state = block.last(state, layout)
+        else:
+            state = block(state, layout)[ends]
+        return self._expected(state, None if times is None else times[ends])
+
+    def _read(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> tuple[Tensor, Layout]:
+        """Prepare what the first block reads, [M, D], and where it lies."""
+        layout = Layout.of(history.offsets, history.segments(), self.max_length, times)
+        if self.places is not None:
+            inputs = inputs + self.places(layout.places)
+        if self.read_at is not None and times is not None:
+            inputs = inputs + self.read_at(times)
+        return self.dropout(inputs), layout
+
+    def _expected(self, state: Tensor, times: Tensor | None) -> Tensor:
+        """Turn what the last block wrote into unit vectors."""
+        if self.asked_at is not None and times is not None:
+            state = state + self.asked_at(times)
+        return functional.normalize(self.output_norm(state).float(), dim=1, eps=NORM_FLOOR)
+
+
+class Encoders(nn.Module):
+    """The members, each reading and writing its own share of the width."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(Encoder(config, n) for n in range(config.num_members))
+
+    def forward(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> Tensor:
+        """Encode as unit vectors, [M, D]; arguments as of ``Encoder``."""
+        shares = inputs.chunk(len(self.members), dim=1)
+        encoded = [
+            member(share, history, times)
+            for member, share in zip(self.members, shares, strict=True)
+        ]
+        return torch.cat(encoded, dim=1) / math.sqrt(len(self.members))
+
+    def only_last(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> Tensor:
+        """Encode each sequence's last event alone, [B, D]; none is empty."""
+        shares = inputs.chunk(len(self.members), dim=1)
+        encoded = [
+            cast("Encoder", member).only_last(share, history, times)
+            for member, share in zip(self.members, shares, strict=True)
+        ]
+        return torch.cat(encoded, dim=1) / math.sqrt(len(self.members))
+
+    def last(self, encoded: Tensor, history: Jagged) -> Tensor:
+        """Take each sequence's last event, [M, D] -> [B, D]; empty ones have a learned vector."""
+        empty = torch.cat([cast("Encoder", member).no_history for member in self.members])
+        padded = torch.cat([unit_shares(empty[None], len(self.members)), encoded])
+        return padded[torch.where(history.lengths() > 0, history.offsets[1:], 0)]
+
+
+def unit_shares(vectors: Tensor, num_members: int) -> Tensor:
+    """Give each member's share of vectors [R, D] the same length, so that the whole has length 1.
+
+    The cosine of two such vectors is the mean of the members' cosines.
+    """
+    shares = vectors.float().view(len(vectors), num_members, vectors.shape[1] // num_members)
+    return functional.normalize(shares, dim=2, eps=NORM_FLOOR).flatten(1) / math.sqrt(num_members)

@@ -1,0 +1,365 @@
+"""Sequence model: causal blocks over a user's events predict the next item at every position.
+
+Blocks are SASRec's attention (arXiv:1808.09781) or HSTU (arXiv:2402.17152), with learned biases by
+distance and, where events have times, by elapsed time and by date. Items go through the item tower
+(id, content, categories), both as events and as what is ranked, so an item that training never met
+is placed by its content. Scores are cosines; training divides them by a temperature.
+
+Training: every position of a sequence at once, softmax over the whole catalogue or over shared
+samples (the batch's labels and uniform draws, each item once, corrected for how likely it is among
+them), scored in blocks (``layers/chunked_softmax.py``).
+
+Axes: B sequences, M events of a batch, P positions, R distinct items, N item rows, C candidates,
+D width.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from recsys.data.batch import Jagged, JaggedBatch, latest
+from recsys.data.windows import next_events
+from recsys.layers.attention.softmax import BlockConfig
+from recsys.layers.calendar import LAST_DAY
+from recsys.layers.chunked_softmax import MAX_SCORES, SoftmaxCandidates, softmax_loss
+from recsys.layers.embedding.collection import Backend
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue, ItemTower, RetrievalModel
+from recsys.models.sequence.encoder import Block, Encoders, unit_shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceConfig:
+    """Settings of SequenceModel; the defaults were chosen on validation of Amazon Beauty."""
+
+    embedding_dim: int = 128
+    """Width of the vectors, of all members together."""
+    num_members: int = 1
+    """Encoders side by side, each with its own share of the width and a loss of its own. The mean
+    of their cosines ranks, as of models trained apart, but it is one model with one vector."""
+    trained_apart: bool = False
+    """Whether members are trained one by one and then joined (training/members.py), with batches,
+    noise and a best step of their own, or all at once."""
+    fast_members: int | None = None
+    """How many members, from the first on, are the source ``sequence`` of every profile; with all
+    of them the model is a further source, ``ensemble``, of profile ``full``. None: all are the
+    one source."""
+    max_length: int = 50
+    """Events of a history that are read, and positions trained of a sequence."""
+    block: Block = "attention"
+    member_blocks: tuple[Block, ...] = ()
+    """Kind of each member's blocks where they differ; none: all are as ``block``."""
+    num_blocks: int = 1
+    num_heads: int = 1
+    hidden_dim: int = 256
+    """Width inside an attention block's feed-forward layer."""
+    position_buckets: int = 32
+    """Distances between events that have a bias of their own; 0 for none."""
+    time_buckets: int = 0
+    """Biases by log2 of elapsed seconds, where events have times; 0 for none."""
+    calendar_days: float = 0.0
+    """Days between learned vectors of the calendar, where events have times; 0 for none. They tell
+    when each event was, and for what time the next item is asked."""
+    absolute_positions: bool = True
+    """Whether an event also carries its place in the sequence."""
+    dropout: float = 0.4
+    id_dropout: float = 0.1
+    """Share of items whose id is hidden in a training step, so that content learns to stand in."""
+    content_weight: float = 3.0
+    id_init_scale: float = 0.3
+    temperature: float = 0.07
+    """Divides the cosine before the softmax."""
+    label_smoothing: float = 0.25
+    num_uniform_negatives: int | None = None
+    """Uniform draws per step beside the batch's labels; None ranks against every item."""
+    leave_out_history: bool = True
+    """Whether items that a position has seen do not stand against its label. For data where lists
+    do not repeat the history; a label that repeats is learnt either way."""
+    max_scores: int = MAX_SCORES
+    """Scores that training holds at a time: what a large catalogue costs in memory."""
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        self._check_members()
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be > 0, got {self.temperature}")
+        for name in ("dropout", "id_dropout", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        if self.calendar_days and not 1 <= self.calendar_days <= LAST_DAY:
+            raise ValueError(
+                f"calendar_days must be 0 or in [1, {LAST_DAY}], got {self.calendar_days}"
+            )
+        for name in ("num_blocks", "max_scores"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.num_uniform_negatives is not None and self.num_uniform_negatives < 1:
+            raise ValueError(
+                f"num_uniform_negatives must be >= 1, or None for every item, got "
+                f"{self.num_uniform_negatives}"
+            )
+        self.block_config()
+
+    def _check_members(self) -> None:
+        for block in (self.block, *self.member_blocks):
+            if block not in ("attention", "hstu"):
+                raise ValueError(f"block is 'attention' or 'hstu', got {block!r}")
+        if self.num_members < 1:
+            raise ValueError(f"num_members must be >= 1, got {self.num_members}")
+        if self.embedding_dim % self.num_members:
+            raise ValueError(
+                f"num_members must divide embedding_dim {self.embedding_dim}, got "
+                f"{self.num_members}"
+            )
+        if len(self.member_blocks) not in (0, self.num_members):
+            raise ValueError(
+                f"member_blocks names the kind of each of {self.num_members} members, or of none "
+                f"where all are as block says, got {list(self.member_blocks)}"
+            )
+
+        if self.fast_members is not None and not (
+            self.trained_apart and 1 <= self.fast_members < self.num_members
+        ):
+            raise ValueError(
+                f"fast_members must be in [1, num_members) of members trained_apart, or None; got "
+                f"{self.fast_members} of {self.num_members}, trained_apart {self.trained_apart}"
+            )
+
+    def blocks_of(self, number: int) -> Block:
+        """Name the kind of a member's blocks."""
+        return self.member_blocks[number] if self.member_blocks else self.block
+
+    def block_config(self) -> BlockConfig:
+        """Give the sizes of each block of a member."""
+        return BlockConfig(
+            dim=self.embedding_dim // self.num_members,
+            num_heads=self.num_heads,
+            hidden_dim=self.hidden_dim,
+            dropout=self.dropout,
+            max_length=self.max_length,
+            position_buckets=self.position_buckets,
+            time_buckets=self.time_buckets,
+        )
+
+
+class Ranked(NamedTuple):
+    """The distinct items a training step ranks."""
+
+    rows: Tensor
+    """[C] item rows, ascending, each label among them."""
+    log_inclusion: Tensor | None
+    """[C] log of the probability of each to be there, None where every item is."""
+
+
+def sampled_items(labels: Tensor, num_uniform: int, item_counts: Tensor) -> Ranked:
+    """Join the labels and uniform draws, each item once.
+
+    Args:
+        labels: Item rows, [P], drawn in proportion to ``item_counts``; 0 is no label.
+        num_uniform: Draws from the catalogue, with replacement.
+        item_counts: Training events of each item, [N].
+    """
+    num_items = len(item_counts) - 1
+    draws = torch.randint(1, num_items + 1, (num_uniform,), device=labels.device)
+    rows = torch.unique(torch.cat([labels, draws]))
+    rows = rows[rows > 0]
+    counts = item_counts.float()
+    share = counts[rows].clamp(min=1) / counts[1:].sum().clamp(min=1)  # [C]
+    expected = len(labels) * share + num_uniform / num_items
+    return Ranked(rows, torch.log(-torch.expm1(-expected)))
+
+
+def seen_before(history: Jagged) -> Jagged:
+    """List for each event of each sequence its item and those before it, M ragged rows."""
+    segments = history.segments()
+    counts = torch.arange(1, len(segments) + 1, device=segments.device) - history.offsets[segments]
+    offsets = functional.pad(counts.cumsum(0), (1, 0))
+    event = torch.repeat_interleave(counts)  # [X]
+    source = history.offsets[segments][event] - offsets[event]
+    return Jagged(history.values[source + torch.arange(len(event), device=event.device)], offsets)
+
+
+class SequenceModel(RetrievalModel):
+    """Encoder of histories and item tower with their catalogue."""
+
+    def __init__(
+        self,
+        config: SequenceConfig,
+        inputs: FeatureSizes,
+        catalogue: ItemCatalogue,
+        item_counts: Tensor | None = None,
+    ) -> None:
+        """Build the model.
+
+        Args:
+            config: Sizes and the loss.
+            inputs: Sizes of what is read; user and context features are not.
+            catalogue: Content and categories of every item row.
+            item_counts: Training events of each item, [num_item_rows]: samples are corrected by
+                them, and items without events count as never met. A loaded model has its own.
+        """
+        super().__init__(catalogue)
+        self.config = config
+        self.inputs = replace(inputs, user_features={}, context_features={})
+        self.encoder = Encoders(config)
+        self.item_tower = ItemTower(config, self.inputs)
+        with torch.no_grad():
+            # Each member's share starts as a table of that width alone would.
+            for weight in self.item_tower.tables.parameters():
+                weight.mul_(math.sqrt(config.num_members))
+        if item_counts is not None:
+            self.item_tower.item_counts.copy_(item_counts)
+
+    def _read(self, batch: JaggedBatch, limit: int) -> tuple[Jagged, Tensor | None]:
+        """Take the latest events, rows that are no items as the unknown item, and their times."""
+        history = latest(batch["history"], limit)
+        inside = (history.values >= 0) & (history.values < self.num_item_rows)
+        history = history._replace(values=torch.where(inside, history.values, 0))
+        reads_times = self.config.time_buckets > 0 or self.config.calendar_days > 0
+        if not reads_times or "history.times" not in batch:
+            return history, None
+        times = latest(batch["history.times"], limit).values
+        if len(times) != len(history.values):
+            raise ValueError(
+                f"a batch has {len(history.values)} events in 'history' and {len(times)} in "
+                "'history.times'; give each event its time, or leave the times out"
+            )
+        return history, times
+
+    def normalized(self, inputs: Tensor) -> Tensor:
+        """Make unit vectors of items, each member's share as long as the others', [R, D]."""
+        return unit_shares(inputs, self.config.num_members)
+
+    @torch.no_grad()
+    def query_vectors(
+        self,
+        queries: JaggedBatch,
+        inputs_of: Callable[[Jagged], Tensor] | None = None,
+        *,
+        only_last: bool = False,
+    ) -> Tensor:
+        """Encode queries as unit vectors, [B, D].
+
+        Args:
+            queries: ``history`` (item rows, oldest first) and, where events have times,
+                ``history.times`` (unix seconds of the same events).
+            inputs_of: Inputs of a history's events, [M, D]; by default the catalogue's.
+            only_last: Work the last block out for the last events alone: the same but for
+                rounding, in half of the time. No history may be empty, and no adapter be attached.
+        """
+        history, times = self._read(queries, self.config.max_length)
+        inputs = inputs_of(history) if inputs_of else self.all_item_inputs()[history.values]
+        if only_last:
+            vectors: Tensor = self.encoder.only_last(inputs, history, times)
+            return vectors
+        encoded: Tensor = self.encoder(inputs, history, times)
+        return self.encoder.last(encoded, history)
+
+    def loss(self, batch: JaggedBatch, softmax_over: Tensor | None = None) -> Tensor:
+        """Softmax loss of every event that follows another, the mean over them.
+
+        Args:
+            batch: ``history``, whole sequences of at most max_length + 1 events (longer ones are
+                cut to the latest), and ``history.times`` of the same events where there are times.
+                ``history.counted``, where it is there, is 0 for events that are no labels.
+            softmax_over: Item rows, ascending, of the softmax, [C], such as a domain's items;
+                every label is one of them. By default what the settings say.
+        """
+        events, times = self._read(batch, self.config.max_length + 1)
+        labels, has_label = next_events(events)  # [M]
+        if "history.counted" in batch:
+            counted, _ = next_events(latest(batch["history.counted"], self.config.max_length + 1))
+            labels = torch.where(counted > 0, labels, 0)
+        kept = has_label.nonzero()[:, 0]  # [P]
+        lengths = (events.lengths() - 1).clamp(min=0)
+        history = Jagged(events.values[kept], functional.pad(lengths.cumsum(0), (1, 0)))
+        ranked = self._ranked(labels[kept], softmax_over)
+        rows, inputs = self._inputs(ranked, history)
+        # Rows are ascending, so a search finds the place of each.
+        read = functional.embedding(torch.searchsorted(rows, history.values), inputs)  # [P, D]
+        encoded = self.encoder(read, history, None if times is None else times[kept])
+        items = functional.embedding(torch.searchsorted(rows, ranked.rows), inputs)  # [C, D]
+        return self._softmax(encoded, items, ranked, history, labels[kept])
+
+    def _ranked(self, labels: Tensor, softmax_over: Tensor | None) -> Ranked:
+        if softmax_over is not None:
+            return Ranked(softmax_over, None)
+        draws, num_item_rows = self.config.num_uniform_negatives, self.inputs.num_item_rows
+        if draws is None or draws >= num_item_rows - 1:
+            return Ranked(torch.arange(1, num_item_rows, device=labels.device), None)
+        return sampled_items(labels, draws, self.item_tower.item_counts)
+
+    def _inputs(self, ranked: Ranked, history: Jagged) -> tuple[Tensor, Tensor]:
+        """Encode what a step needs: item rows, ascending, [R], and their inputs, [R, D]."""
+        if len(ranked.rows) == self.inputs.num_item_rows - 1:
+            rows = torch.arange(self.inputs.num_item_rows, device=ranked.rows.device)
+        else:
+            rows = torch.unique(torch.cat([ranked.rows, history.values]))
+        return rows, self.item_inputs(rows)
+
+    def _softmax(
+        self, encoded: Tensor, items: Tensor, ranked: Ranked, history: Jagged, labels: Tensor
+    ) -> Tensor:
+        """Rank each position's label, [P], by what was encoded there, [P, D]; items [C, D]."""
+        config = self.config
+        weights = (labels > 0).float()  # an unknown item is no label
+        columns = torch.searchsorted(ranked.rows, labels.clamp(min=ranked.rows[0]))  # [P]
+        excluded = None
+        if config.leave_out_history:
+            seen = seen_before(history)
+            column = torch.searchsorted(ranked.rows, seen.values).clamp(max=len(ranked.rows) - 1)
+            absent = ranked.rows[column] != seen.values
+            # What is not ranked needs no leaving out; the label never is.
+            column = torch.where(absent, columns[seen.segments()], column)
+            excluded = Jagged(column, seen.offsets)
+        # A member's share of a unit vector is this much longer alone.
+        longer = math.sqrt(config.num_members)
+        queries = (encoded * longer / config.temperature).chunk(config.num_members, dim=1)
+        vectors = (self.normalized(items) * longer).chunk(config.num_members, dim=1)
+        losses = [
+            softmax_loss(
+                query,
+                SoftmaxCandidates(item, ranked.log_inclusion),
+                columns,
+                weights,
+                label_smoothing=config.label_smoothing,
+                excluded=excluded,
+                max_scores=config.max_scores,
+            )
+            for query, item in zip(queries, vectors, strict=True)
+        ]
+        return torch.stack(losses).mean()
+
+    def save(self, directory: Path) -> None:
+        """Write weights and settings; the catalogue belongs to its own artefact."""
+        directory.mkdir(parents=True, exist_ok=True)
+        state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        save_file(state, directory / "sequence.safetensors")
+        document = {"config": asdict(self.config), "inputs": asdict(self.inputs)}
+        (directory / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+
+    @classmethod
+    def load(
+        cls, directory: Path, catalogue: ItemCatalogue, *, backend: Backend | None = None
+    ) -> SequenceModel:
+        """Read a saved model, in evaluation mode, over a catalogue that may have grown.
+
+        Args:
+            backend: Of the embedding tables; None is the one it was trained with.
+        """
+        document = json.loads((directory / "config.json").read_text())
+        config = SequenceConfig(**document["config"])
+        kinds = tuple(config.member_blocks)
+        config = replace(config, backend=backend or config.backend, member_blocks=kinds)
+        model = cls(config, FeatureSizes(**document["inputs"]), catalogue)
+        model.load_state_dict(load_file(directory / "sequence.safetensors"))
+        return model.eval()

@@ -1,0 +1,393 @@
+"""Merge the scored lists of several sources with weights learned from what users chose.
+
+An item scores the weighted sum of its features in each source (source_features.py); weights are
+fitted by a listwise softmax on queries whose next item is known (choice_model.py), which must be
+none that the sources were trained on. Users with short and long histories, and new and old items,
+can have weights of their own, shrunk towards those of all by a number of imagined queries.
+
+Axes: B queries, S sources, F features of a source, P = S * F, L items of all lists of a query
+together, C candidates kept to fit on, G kinds of users, I kinds of items, k list length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from recsys.data.batch import Jagged
+from recsys.data.top_k import TopK, no_items
+from recsys.retrieval.blend.choice_model import (
+    Choices,
+    Fitted,
+    fit_weights,
+    negative_log_likelihood,
+)
+from recsys.retrieval.blend.choices import (
+    UNKNOWN_KIND,
+    draw_choices,
+    kinds_of,
+    kinds_of_rows,
+    queries_found,
+)
+from recsys.retrieval.blend.file import read_blend, write_blend
+from recsys.retrieval.blend.fusion import ABSENT, Blended
+from recsys.retrieval.blend.source_features import (
+    FEATURES,
+    Candidates,
+    check_lists,
+    lead_scales,
+    merge_lists,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedBlendConfig:
+    """How the weights are fitted."""
+
+    history_bounds: tuple[int, ...] = ()
+    """Users are told apart by the length of their history: below the first bound, from it to
+    below the second, ..., from the last on. None: all alike."""
+    item_bounds: tuple[float, ...] = ()
+    """Items likewise, by one number each, such as their age in days or their popularity."""
+    shrinkage_queries: float = 1000.0
+    """Each kind's own weights count as if that many queries had spoken for the weights of all."""
+    l2: float = 1.0
+    """Pulls the weights of all towards 0; worth a few queries."""
+    non_negative: bool = True
+    """Whether being in one more list can never harm an item."""
+    max_queries: int = 20_000
+    """Queries fitted on, evenly spaced; fewer where there are kinds of items."""
+    max_candidates: int = 128
+    """Candidates fitted on per query: the best half by rank, and an even sample of the rest that
+    stands for all of it."""
+    new_item_odds: float = 1.0
+    """How many times as often as learned an item is taken to be chosen that the sources met no
+    event of: what a shop gives its new items, at the others' cost. Applied where lists are merged
+    with counts of events (source_lists.py), not where weights are fitted."""
+
+    def __post_init__(self) -> None:
+        for name, bounds in (("history", self.history_bounds), ("item", self.item_bounds)):
+            if list(bounds) != sorted(set(bounds)):
+                raise ValueError(f"{name}_bounds must rise, got {bounds}")
+        if not (self.shrinkage_queries >= 0 and 0 < self.l2 < float("inf")):
+            raise ValueError(
+                f"shrinkage_queries must be >= 0 and l2 > 0 and finite, got "
+                f"{self.shrinkage_queries} and {self.l2}"
+            )
+        if not 0 < self.new_item_odds < float("inf"):
+            raise ValueError(f"new_item_odds must be > 0 and finite, got {self.new_item_odds}")
+        if self.max_queries < 1 or self.max_candidates < 2:
+            raise ValueError(
+                f"max_queries must be >= 1 and max_candidates >= 2, got {self.max_queries} and "
+                f"{self.max_candidates}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlendFit:
+    """What the weights were fitted on and how well they explain it."""
+
+    num_queries: int
+    num_found: int
+    """Queries with a target in any list; only they teach."""
+    queries_by_history: tuple[int, ...]
+    """Queries fitted on, of each kind of user, [G]."""
+    loss: float
+    """Mean negative log likelihood of the targets among the candidates by the weights of all."""
+    loss_by_kind: float
+    """The same by the weights of each kind."""
+
+
+class LearnedBlend:
+    """Weights by source and feature, for all and for each kind of user and item."""
+
+    def __init__(
+        self,
+        config: LearnedBlendConfig,
+        sources: Sequence[str],
+        weights: Tensor,
+        scales: Tensor,
+        fit: BlendFit | None = None,
+    ) -> None:
+        """Take ready weights.
+
+        Args:
+            config: Its bounds say what the kinds are.
+            sources: S names.
+            weights: [G + 1, I + 1, S, F] float32; the last of either axis stands for users and
+                items of no known kind.
+            scales: What each source's leads are multiplied by, [S] float32.
+            fit: How they came about.
+        """
+        shape = (
+            len(config.history_bounds) + 2,
+            len(config.item_bounds) + 2,
+            len(sources),
+            len(FEATURES),
+        )
+        if tuple(weights.shape) != shape or tuple(scales.shape) != (len(sources),):
+            raise ValueError(
+                f"weights must be {shape} and scales ({len(sources)},), got "
+                f"{tuple(weights.shape)} and {tuple(scales.shape)}"
+            )
+        if not (torch.isfinite(weights).all() and torch.isfinite(scales).all()):
+            raise ValueError("weights and scales must be finite; fit the blend again")
+        self.config, self.sources, self.fitted = config, tuple(sources), fit
+        self.weights, self.scales = weights, scales
+
+    @classmethod
+    def fit(
+        cls,
+        lists: Mapping[str, TopK],
+        targets: Jagged,
+        config: LearnedBlendConfig | None = None,
+        *,
+        history_lengths: Tensor | None = None,
+        item_values: Tensor | None = None,
+    ) -> LearnedBlend:
+        """Learn from queries whose next items are known.
+
+        Args:
+            lists: Best first by source, each [B, k_s]; as many places as will be asked for.
+            targets: Items each query went on to, B queries; several count alike, together as
+                much as one.
+            config: Kinds, shrinkage, limits.
+            history_lengths: Events of each query's user, [B]; -1 where not known.
+            item_values: What ``config.item_bounds`` cut, by item row, [N]; NaN where not known.
+
+        Raises:
+            ValueError: No target is in any list, a kind cannot be told, or lists do not fit.
+        """
+        config = config or LearnedBlendConfig()
+        check_lists(lists)
+        _check_kinds(config, history_lengths, item_values)
+        found = queries_found(lists, targets)
+        scales = lead_scales(
+            {name: TopK(*(part[found] for part in top)) for name, top in lists.items()}
+        )
+        drawn = draw_choices(
+            lists,
+            targets,
+            scales,
+            max_queries=max(1, config.max_queries // (len(config.item_bounds) + 1)),
+            max_candidates=config.max_candidates,
+        )
+        width = len(lists) * len(FEATURES)
+        shared = fit_weights(
+            drawn.choices,
+            torch.zeros(width),
+            config.l2 * torch.eye(width),
+            non_negative=config.non_negative,
+        )
+        kinds = _Kinds(
+            _user_kinds(history_lengths, config, targets.batch_size)[drawn.queries],
+            kinds_of_rows(_item_kinds(item_values, config, drawn.item_rows), drawn.item_rows),
+        )
+        table, losses = _fit_kinds(config, drawn.choices, kinds, shared)
+        fit = BlendFit(
+            num_queries=targets.batch_size,
+            num_found=drawn.num_found,
+            queries_by_history=tuple(
+                int((kinds.users == kind).sum()) for kind in range(len(config.history_bounds) + 1)
+            ),
+            loss=shared.loss,
+            loss_by_kind=losses,
+        )
+        shape = (*table.shape[:2], len(lists), len(FEATURES))
+        return cls(config, tuple(lists), table.view(shape), scales, fit)
+
+    def blend(
+        self,
+        lists: Mapping[str, TopK],
+        k: int,
+        *,
+        history_lengths: Tensor | None = None,
+        item_values: Tensor | None = None,
+        log_odds: Tensor | None = None,
+    ) -> Blended:
+        """Merge lists; ties by reciprocal rank, then by item_row ascending.
+
+        Args:
+            lists: Best first by source, each [B, k_s]; rows < 1 are holes and keep their rank.
+                Where a source is missing or has nothing for a query, the others' weights grow to
+                the same total.
+            k: List length; lists with fewer distinct items end in row -1, score -inf.
+            history_lengths: [B]; None or -1 takes the weights of all.
+            item_values: By item row, [N]; None, NaN or a row beyond it takes the weights of all.
+            log_odds: By item row, [N], what is added to the score of each listed item, in equal
+                parts to the sources that list it. Scores are of a softmax, so it multiplies the
+                item's odds.
+
+        Returns:
+            Merged lists with each source's rank and contribution, sources in the order given.
+
+        Raises:
+            ValueError: A source that has no weights, or lists that cannot be merged.
+        """
+        merged = merge_lists(lists)
+        if unknown := sorted(set(lists) - set(self.sources)):
+            raise ValueError(
+                f"sources {unknown} have no weights, {sorted(self.sources)} have; leave them out "
+                "or fit the blend with them"
+            )
+        chosen = [self.sources.index(name) for name in lists]
+        users = _user_kinds(history_lengths, self.config, len(merged.item_rows))
+        items = _item_kinds(item_values, self.config, merged.item_rows)
+        # Kind -1 takes the last of each axis, the weights of all.
+        weights = self.weights[users[:, None], kinds_of_rows(items, merged.item_rows)]
+        weights = weights[:, :, chosen].double() * self._grown(merged, chosen)
+        features = merged.features(self.scales[chosen])  # [B, L, S, F]
+        contributions = (features * weights).sum(3)
+        if log_odds is not None:
+            contributions += merged.in_equal_parts(log_odds)
+        return _ranked(merged, contributions, k, tuple(lists))
+
+    def _grown(self, merged: Candidates, chosen: Sequence[int]) -> Tensor:
+        """Say by how much weights grow where sources are missing, [B, 1, 1, 1] float64."""
+        size = self.weights[-1, -1].abs().sum(1).double()  # [S]
+        speaks = (merged.ranks != ABSENT).any(1)  # [B, S]
+        there = (speaks * size[chosen]).sum(1)
+        grown = torch.where(there > 0, size.sum() / there.clamp_min(1e-30), 1.0)
+        return grown[:, None, None, None]
+
+    def save(self, directory: Path) -> str:
+        """Write ``learned_blend.safetensors`` and ``.json``; return a digest over both."""
+        about = {
+            "sources": list(self.sources),
+            "features": list(FEATURES),
+            "config": asdict(self.config),
+            "fitted": None if self.fitted is None else asdict(self.fitted),
+        }
+        return write_blend(directory, {"weights": self.weights, "scales": self.scales}, about)
+
+    @classmethod
+    def load(cls, directory: Path, *, sha256: str | None = None) -> LearnedBlend:
+        """Read what `save` wrote.
+
+        Args:
+            directory: Where it is.
+            sha256: The digest that a trusted manifest names; None trusts the one in the JSON.
+
+        Raises:
+            ValueError: A part is missing, altered, or of another version.
+        """
+        tensors, about = read_blend(directory, sha256)
+        if about["features"] != list(FEATURES):
+            raise ValueError(
+                f"the blend in {directory} weighs {about['features']}, this version of the "
+                f"package {list(FEATURES)}; fit it again"
+            )
+        fitted = about["fitted"]
+        return cls(
+            LearnedBlendConfig(**_with_tuples(about["config"])),
+            about["sources"],
+            tensors["weights"],
+            tensors["scales"],
+            None if fitted is None else BlendFit(**_with_tuples(fitted)),
+        )
+
+
+class _Kinds(NamedTuple):
+    """Kinds of what the weights are fitted on."""
+
+    users: Tensor
+    """[Q]."""
+    items: Tensor
+    """[Q, C]."""
+
+
+def _fit_kinds(
+    config: LearnedBlendConfig, choices: Choices, kinds: _Kinds, shared: Fitted
+) -> tuple[Tensor, float]:
+    """Fit each kind's weights near those of all.
+
+    How near is measured by what a choice tells on average, so it does not depend on the scale
+    of a feature.
+
+    Returns:
+        Weights [G + 1, I + 1, P], the last of each axis those of all, and the mean loss.
+    """
+    num_users, num_items = len(config.history_bounds) + 1, len(config.item_bounds) + 1
+    table = shared.weights.expand(num_users + 1, num_items + 1, -1).clone()
+    if num_users == num_items == 1:
+        return table, shared.loss
+    width = len(shared.weights) * num_items
+    if num_items > 1:
+        choices = choices.by_kind(kinds.items, num_items, shared.weights)
+    prior = shared.weights.repeat(num_items)
+    told = negative_log_likelihood(choices, prior)
+    precision = config.l2 * torch.eye(width, dtype=torch.float64)
+    precision += config.shrinkage_queries / len(choices.features) * told.curvature
+    total = 0.0
+    for kind in range(num_users):
+        own = choices.of((kinds.users == kind).nonzero().squeeze(1))
+        fitted = fit_weights(own, prior, precision, non_negative=config.non_negative)
+        table[kind, :num_items] = fitted.weights.view(num_items, -1)
+        total += fitted.loss * len(own.features)
+    unknown = choices.of((kinds.users == UNKNOWN_KIND).nonzero().squeeze(1))
+    total += negative_log_likelihood(unknown, prior).value
+    return table, total / len(choices.features)
+
+
+def _user_kinds(
+    history_lengths: Tensor | None, config: LearnedBlendConfig, num_queries: int
+) -> Tensor:
+    """Kind of each query's user, [B]."""
+    if history_lengths is None:
+        return kinds_of(None, config.history_bounds, num_queries)
+    if len(history_lengths) != num_queries:
+        raise ValueError(
+            f"history_lengths has {len(history_lengths)} queries, the lists have {num_queries}; "
+            "both must cover the same queries in the same order"
+        )
+    known = history_lengths.double().masked_fill(history_lengths < 0, torch.nan)
+    return kinds_of(known, config.history_bounds, num_queries)
+
+
+def _item_kinds(
+    item_values: Tensor | None, config: LearnedBlendConfig, item_rows: Tensor
+) -> Tensor:
+    """Kind of each item row, [N]."""
+    highest = int(item_rows.max()) if item_rows.numel() else 0
+    num_rows = max(0, highest) + 1 if item_values is None else len(item_values)
+    return kinds_of(item_values, config.item_bounds, num_rows)
+
+
+def _ranked(merged: Candidates, contributions: Tensor, k: int, sources: tuple[str, ...]) -> Blended:
+    """Order candidates by the sum of contributions [B, L, S] float64, equal ones as they are."""
+    # Added smallest first: equal sets of contributions give equal sums whatever source each is of.
+    scores = contributions.sort(dim=2).values.sum(2).masked_fill(merged.item_rows < 1, -torch.inf)
+    scores, order = scores.sort(dim=1, descending=True, stable=True)
+    kept = min(k, scores.shape[1])
+    best = merged.take(order[:, :kept])
+    wide = order[:, :kept, None].expand(-1, -1, len(sources))
+    blended = no_items(len(scores), k, scores.device)
+    ranks = torch.full((len(scores), k, len(sources)), ABSENT, device=scores.device)
+    parts = torch.zeros(len(scores), k, len(sources), device=scores.device)
+    blended.scores[:, :kept] = scores[:, :kept].float()
+    blended.item_rows[:, :kept] = best.item_rows
+    ranks[:, :kept], parts[:, :kept] = best.ranks, contributions.gather(1, wide).float()
+    return Blended(*blended, ranks, sources, parts)
+
+
+def _check_kinds(
+    config: LearnedBlendConfig,
+    history_lengths: Tensor | None,
+    item_values: Tensor | None,
+) -> None:
+    for name, values, bounds in (
+        ("history_lengths", history_lengths, config.history_bounds),
+        ("item_values", item_values, config.item_bounds),
+    ):
+        if bounds and values is None:
+            raise ValueError(f"kinds are told apart at {bounds}, but {name} is not given; give it")
+
+
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    """Turn JSON's lists back into tuples."""
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}

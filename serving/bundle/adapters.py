@@ -1,0 +1,317 @@
+"""Domain adapters beside the bundles: registered with their base's digest, taken up while serving.
+
+    adapters/domain-<name>/adapter-<version>/
+        adapter_config.json, adapter_model.safetensors     as PEFT, recsys/layers/lora/file.py
+        adapter.json       domain, base, verdicts, digests of both files; written last
+    adapters/domain-<name>/current     link to the one that is served; without it none is
+
+A domain has one adapter, of the model that retrieves for it or of the one that ranks.
+An adapter fits the weights it was trained on, by digest. One for another base is left out and told
+of with both digests: its domain is then answered by the base alone, as an unknown domain is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, save_adapter
+from recsys.layers.lora.linear import LoraAdapter, digest_of_weights
+from recsys.models.adapted.model import AdaptedRetriever, twin_of
+from recsys.models.adapted.ranker import AdaptedRanker, check_row_layers
+from recsys.models.ranker.model import Ranker
+from recsys.models.sequence.model import SequenceModel
+from recsys.models.two_tower import TwoTower
+from serving.bundle.load import Bundle
+from serving.bundle.manifest import (
+    CURRENT,
+    FileEntry,
+    Sha256,
+    Verdict,
+    digest_of_file,
+    whole_directory,
+)
+
+FOLDER = "adapters"
+DESCRIPTION = "adapter.json"
+MAX_DOMAIN = 80
+"""Characters of a domain's name, which becomes part of a folder's."""
+BaseName = Literal["two_tower", "sequence", "ranker"]
+Model = TwoTower | SequenceModel | Ranker
+
+
+class AdapterManifest(BaseModel):
+    """What a registered adapter is, and what the harm gate found."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    schema_version: Literal[1] = 1
+    version: Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
+    domain: Annotated[str, Field(min_length=1, max_length=MAX_DOMAIN)]
+    base: BaseName
+    base_digest: Sha256
+    """Of the base's weights (recsys.layers.lora.linear.digest_of_weights)."""
+    base_version: str
+    """Bundle whose model the base is."""
+    num_parameters: int
+    share: float
+    """Parameters, of the base's."""
+    metrics: dict[str, dict[str, float]] = {}
+    """On held-out events of the domain: of the base and of the adapter."""
+    verdicts: list[Verdict] = []
+    files: dict[str, FileEntry]
+
+
+def domain_directory(bundles_dir: Path, domain: str) -> Path:
+    """Name the folder of a domain's adapters.
+
+    Raises:
+        ValueError: If the name is empty or too long.
+    """
+    if not 1 <= len(domain) <= MAX_DOMAIN:
+        raise ValueError(
+            f"a domain's name has 1 to {MAX_DOMAIN} characters, got {len(domain)}: {domain[:90]!r}"
+        )
+    return bundles_dir / FOLDER / f"domain-{quote(domain, safe='')}"
+
+
+def write_adapter(
+    bundles_dir: Path,
+    adapter: LoraAdapter,
+    *,
+    domain: str,
+    base: BaseName,
+    base_version: str,
+    metrics: Mapping[str, Mapping[str, float]] | None = None,
+    verdicts: Sequence[Verdict] = (),
+) -> Path:
+    """Register an adapter, whole or not at all; equal ones have equal versions.
+
+    Returns:
+        Its directory; ``publish_adapter`` makes it the one that is served.
+    """
+    folder = domain_directory(bundles_dir, domain)
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = folder / ".writing"
+    save_adapter(adapter, scratch, domain=domain)
+    version = _version_of(adapter)
+    final = folder / f"adapter-{version}"
+    if not final.exists():
+        with whole_directory(final) as directory:
+            for name in (CONFIG, WEIGHTS):
+                (scratch / name).rename(directory / name)
+            manifest = AdapterManifest(
+                version=version,
+                domain=domain,
+                base=base,
+                base_digest=adapter.base_digest,
+                base_version=base_version,
+                num_parameters=adapter.num_parameters,
+                share=adapter.share,
+                metrics={name: dict(values) for name, values in (metrics or {}).items()},
+                verdicts=list(verdicts),
+                files={
+                    name: FileEntry(
+                        sha256=digest_of_file(directory / name),
+                        size=(directory / name).stat().st_size,
+                    )
+                    for name in (CONFIG, WEIGHTS)
+                },
+            )
+            text = json.dumps(manifest.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
+            (directory / DESCRIPTION).write_text(text, encoding="utf-8")
+            _flush(directory)
+    for path in scratch.iterdir():
+        path.unlink()
+    scratch.rmdir()
+    return final
+
+
+def _version_of(adapter: LoraAdapter) -> str:
+    """Hash what an adapter computes; the bytes of safetensors' header are not the same twice."""
+    parts = (digest_of_weights(adapter), adapter.base_digest, str(adapter.config.scale))
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
+
+
+def _flush(directory: Path) -> None:
+    for path in (*directory.iterdir(), directory):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def publish_adapter(directory: Path) -> None:
+    """Serve an adapter for its domain, in one rename.
+
+    Raises:
+        ValueError: If it is damaged.
+    """
+    read_registered(directory)
+    link = directory.parent / f".{CURRENT}-{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(directory.name)
+    link.replace(directory.parent / CURRENT)
+
+
+def withdraw_adapter(bundles_dir: Path, domain: str) -> None:
+    """Answer a domain by the base alone again; its adapters stay registered.
+
+    Raises:
+        ValueError: If none is served for it.
+    """
+    link = domain_directory(bundles_dir, domain) / CURRENT
+    if not link.is_symlink():
+        raise ValueError(f"no adapter is served for domain {domain!r}; {link} does not exist")
+    link.unlink()
+
+
+def read_registered(directory: Path) -> AdapterManifest:
+    """Read and verify a registered adapter's description and files.
+
+    Raises:
+        ValueError: Names the file that is missing, altered or no adapter's.
+    """
+    path = directory / DESCRIPTION
+    try:
+        manifest = AdapterManifest.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise ValueError(
+            f"{path} describes no adapter ({str(error).splitlines()[0]}); register it with "
+            "recsys adapt"
+        ) from error
+    expected = {CONFIG, WEIGHTS}
+    if manifest.files.keys() != expected:
+        raise ValueError(
+            f"{path} names {sorted(manifest.files)}, an adapter has {sorted(expected)}"
+        )
+    for name, entry in manifest.files.items():
+        file = directory / name
+        if not file.is_file() or file.is_symlink():
+            raise ValueError(f"{file} is missing; register the adapter again")
+        if (found := digest_of_file(file)) != entry.sha256:
+            raise ValueError(
+                f"{file} is altered: its sha256 is {found}, {DESCRIPTION} says {entry.sha256}; "
+                "register the adapter again"
+            )
+    return manifest
+
+
+Identity = tuple[tuple[str, int, int], ...]
+"""Target of each domain's ``current`` and its description's inode and time."""
+
+
+def identity_of(served: Mapping[str, Path]) -> Identity:
+    """Tell whether what is served is still the same without reading it."""
+    found = []
+    for directory in served.values():
+        try:
+            stat = (directory / DESCRIPTION).stat()
+        except OSError:
+            found.append((str(directory), 0, 0))
+            continue
+        found.append((str(directory), stat.st_ino, stat.st_mtime_ns))
+    return tuple(found)
+
+
+def served_adapters(bundles_dir: Path) -> dict[str, Path]:
+    """Find what each domain's ``current`` points at, by the folder's name."""
+    folders = sorted((bundles_dir / FOLDER).glob("domain-*"))
+    links = [folder / CURRENT for folder in folders]
+    # A link to nothing is told of as one.
+    return {link.parent.name: link.resolve() for link in links if link.is_symlink()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapters:
+    """The adapters of one bundle's models."""
+
+    retrievers: Mapping[BaseName, AdaptedRetriever] = field(default_factory=dict)
+    ranker: AdaptedRanker | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of each domain's adapter, as ``served_by.adapter`` tells it."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Why a domain's adapter is not served, by the folder's name."""
+
+    def used(
+        self, domain: str | None, sources: Collection[str], *, ranked: bool = False
+    ) -> str | None:
+        """Name the adapter that answered; None for the base.
+
+        Args:
+            sources: Which were asked.
+            ranked: Whether the ranker ordered the list.
+        """
+        if domain is None:
+            return None
+        models = [self.retrievers[base] for base in self.retrievers if base in sources]
+        known = any(model.knows(domain) for model in models)
+        if known or (ranked and self.ranker is not None and self.ranker.knows(domain)):
+            return self.versions[domain]
+        return None
+
+
+NO_ADAPTERS = Adapters()
+
+
+def models_of(bundle: Bundle) -> dict[BaseName, Model]:
+    """List the models of a bundle that can have adapters."""
+    models: dict[BaseName, Model] = {}
+    if bundle.retriever is not None:
+        models["two_tower"] = bundle.retriever.model
+    if bundle.sequence is not None:
+        models["sequence"] = bundle.sequence
+    if bundle.ranker is not None:
+        models["ranker"] = bundle.ranker.model
+    return models
+
+
+def load_adapters(served: Mapping[str, Path], models: Mapping[BaseName, Model]) -> Adapters:
+    """Put the published adapters into twins of a bundle's models; refuse those that do not fit.
+
+    Args:
+        served: By folder, from ``served_adapters``.
+        models: Of the bundle; they are not changed.
+    """
+    digests: dict[BaseName, str] = {}
+    twins: dict[BaseName, Model] = {}
+    loaded: dict[BaseName, dict[str, LoraAdapter]] = {}
+    versions: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    for folder, directory in served.items():
+        try:
+            manifest = read_registered(directory)
+            base = manifest.base
+            if base not in models:
+                raise ValueError(f"{directory} adapts a {base}, which the bundle does not have")
+            if base not in twins:
+                twins[base] = twin_of(models[base])
+                digests[base] = digest_of_weights(models[base])
+            adapter = load_adapter(directory, twins[base], base_digest=digests[base])
+            if base == "ranker":
+                check_row_layers(adapter)
+        except ValueError as error:
+            refused[folder] = str(error)
+            continue
+        loaded.setdefault(base, {})[manifest.domain] = adapter
+        versions[manifest.domain] = f"{manifest.domain}/{manifest.version}"
+    retrievers: dict[BaseName, AdaptedRetriever] = {}
+    ranker: AdaptedRanker | None = None
+    for base, some in loaded.items():
+        twin = twins[base]
+        # Reading an adapter makes a model forget what it encoded; items are as they were.
+        twin.take_item_inputs(models[base])
+        if isinstance(twin, Ranker):
+            ranker = AdaptedRanker(twin, some)
+        else:
+            retrievers[base] = AdaptedRetriever(twin, some)
+    return Adapters(retrievers=retrievers, ranker=ranker, versions=versions, refused=refused)

@@ -1,0 +1,261 @@
+"""A delta: new item rows appended to a released bundle, so that fresh items are served at once.
+
+``bundle-<v>+<n>`` holds the new items' ids, texts, categories and vectors and names its parent
+(``bundle-<v>`` or ``bundle-<v>+<n - 1>``, in the same folder) by digest. Rows are only ever
+appended: nothing a delta says changes an older row. New items have nothing that they were taken
+together with and popularity 0; they are found by their content: through the two-tower, and through
+their semantic IDs where the parent has any.
+
+Axes: R new items, D width of item vectors, F width of content embeddings, L levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.bundle.catalogue import Catalogue, load_array, reading
+from serving.bundle.manifest import (
+    BundleManifest,
+    Dimensions,
+    Parent,
+    bundle_directory,
+    read_manifest,
+    seal,
+    whole_directory,
+)
+from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, check_source
+
+Vectors = NDArray[np.float32]
+MAX_CHAIN = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewItem:
+    """An item that appeared after the parent was released."""
+
+    item_id: str
+    display_text: str
+    categories: Sequence[str] = ()
+    """Names; ones the parent does not know become new category rows."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One directory of a bundle's chain."""
+
+    directory: Path
+    manifest: BundleManifest
+    digest: str
+
+
+def chain_of(directory: Path) -> list[Link]:
+    """Follow a delta's parents down to the bundle it stands on, oldest first.
+
+    Raises:
+        ValueError: A parent is missing or is not the one that the delta was made for.
+    """
+    manifest, digest = read_manifest(directory)
+    chain = [Link(directory, manifest, digest)]
+    while (parent := chain[0].manifest.parent) is not None:
+        child = chain[0]
+        if child.manifest.kind != "delta" or len(chain) > MAX_CHAIN:
+            raise ValueError(
+                f"{child.directory} names a parent, {len(chain)} links above the newest; only "
+                f"deltas do, at most {MAX_CHAIN} in a row. Release a whole bundle"
+            )
+        older = bundle_directory(directory.parent, parent.version)
+        manifest, digest = read_manifest(older)
+        if digest != parent.digest or manifest.version != parent.version:
+            raise ValueError(
+                f"{child.directory} was made for {parent.version} with digest {parent.digest}, but "
+                f"{older} holds {manifest.version} with digest {digest}; make the delta again from "
+                "the bundle that is there"
+            )
+        chain.insert(0, Link(older, manifest, digest))
+    if chain[0].manifest.kind != "bundle":
+        raise ValueError(f"{chain[0].directory} is a delta without a parent; do not use it")
+    return chain
+
+
+def semantic_ids_of(chain: Sequence[Link]) -> ItemSemanticIds | None:
+    """Read the semantic IDs of a chain and hold each link's version against its manifest.
+
+    Raises:
+        ValueError: Names the directory and the two versions or counts that differ.
+    """
+    found: ItemSemanticIds | None = None
+    num_item_rows = 0
+    for link in chain:
+        directory, says = link.directory, link.manifest.semantic_ids
+        num_before, num_item_rows = num_item_rows, link.manifest.dimensions.num_item_rows
+        if link.manifest.kind == "bundle":
+            found = None if says is None else ItemSemanticIds.load(directory, says.version)
+        elif found is not None:
+            nobody = NewIds.none(num_item_rows - num_before, found.ids.num_levels)
+            with reading(directory / "semantic_ids"):
+                found = found.extended(NewIds.load(directory) or nobody)
+        if found is not None and found.num_item_rows != num_item_rows:
+            raise ValueError(
+                f"{directory} has semantic IDs for {found.num_item_rows} item rows, the rest of it "
+                f"needs {num_item_rows}; its parts come from different runs, release it again"
+            )
+        check_source(directory, found, says)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta:
+    """New rows, read from disk."""
+
+    directory: Path
+    dimensions: Dimensions
+    added: Catalogue
+    """The new items; its categories are rows of the parent's table with the new names after."""
+    content: Vectors
+    """[R, F]."""
+    item_vectors: Vectors
+    """[R, D]."""
+
+    @classmethod
+    def load(cls, link: Link) -> Delta:
+        folder = link.directory / "two_tower"
+        return cls(
+            directory=link.directory,
+            dimensions=link.manifest.dimensions,
+            added=Catalogue.load(link.directory),
+            content=load_array(folder / "content.npy", np.float32, 2).view(np.float32),
+            item_vectors=load_array(folder / "item_vectors.npy", np.float32, 2).view(np.float32),
+        )
+
+    @property
+    def num_new_items(self) -> int:
+        return self.added.num_item_rows - 1
+
+    def extend(self, parent: Catalogue) -> Catalogue:
+        """Append the new items to the parent's.
+
+        Raises:
+            ValueError: An id is already there, or the counts are not what the manifest says.
+        """
+        extended = parent.extended(self.added)
+        found = (extended.num_item_rows, extended.num_category_rows)
+        expected = (self.dimensions.num_item_rows, self.dimensions.num_category_rows)
+        if found != expected:
+            raise ValueError(
+                f"{self.directory} makes {found[0]} item rows and {found[1]} category rows, its "
+                f"manifest says {expected[0]} and {expected[1]}; make the delta again"
+            )
+        extended.check(self.directory)
+        return extended
+
+
+def write_delta(
+    bundles_dir: Path,
+    parent_version: str,
+    items: Sequence[NewItem],
+    *,
+    content: Vectors,
+    item_vectors: Vectors,
+    semantic_ids: NewIds | None = None,
+) -> Path:
+    """Write the delta that follows a bundle or a delta.
+
+    Args:
+        bundles_dir: Where the parent lies.
+        parent_version: The version the new rows are appended to.
+        items: At least one, with ids that the parent does not have.
+        content: Content embeddings of the new items, [R, F].
+        item_vectors: TwoTower.item_vectors of the new items (item row 0), [R, D].
+        semantic_ids: IDs of the new items; None leaves them without.
+
+    Returns:
+        The delta's directory, ``bundle-<v>+<n>``.
+
+    Raises:
+        ValueError: No items, an id the parent has, shapes that do not fit, or it exists already.
+    """
+    if not items:
+        raise ValueError("a delta needs at least one new item")
+    chain = chain_of(bundle_directory(bundles_dir, parent_version).resolve())
+    newest = chain[-1]
+    if "two_tower" not in newest.manifest.models:
+        raise ValueError(
+            f"bundle {parent_version} has no two_tower, so nothing would find new items; release "
+            "a whole bundle with them instead"
+        )
+    for name, vectors in (("content", content), ("item_vectors", item_vectors)):
+        path = chain[0].directory / "two_tower" / f"{name}.npy"
+        expected = (len(items), load_array(path, np.float32, 2).shape[1])
+        if vectors.shape != expected:
+            raise ValueError(f"{name} of the new items must be {expected}, got {vectors.shape}")
+    ids = _extended(semantic_ids_of(chain), semantic_ids, parent_version)
+    parent = Catalogue.load(chain[0].directory)
+    for link in chain[1:]:
+        parent = Delta.load(link).extend(parent)
+    added = _catalogue_of(items, parent)
+
+    stem, _, count = parent_version.partition("+")
+    version = f"{stem}+{int(count or 0) + 1}"
+    final = bundle_directory(bundles_dir, version)
+    before = newest.manifest.dimensions
+    dimensions = before.model_copy(
+        update={
+            "num_item_rows": before.num_item_rows + len(items),
+            "num_category_rows": before.num_category_rows + added.num_category_rows - 1,
+        }
+    )
+    with whole_directory(final) as directory:
+        added.save(directory)
+        (directory / "two_tower").mkdir()
+        np.save(directory / "two_tower" / "content.npy", np.asarray(content, np.float32))
+        np.save(directory / "two_tower" / "item_vectors.npy", np.asarray(item_vectors, np.float32))
+        if semantic_ids is not None:
+            semantic_ids.save(directory)
+        manifest = seal(
+            directory,
+            kind="delta",
+            version=version,
+            parent=Parent(version=newest.manifest.version, digest=newest.digest),
+            dimensions=dimensions,
+            models=newest.manifest.models,
+            content=newest.manifest.content,
+            semantic_ids=ids.source if ids else None,
+        )
+        Delta.load(Link(directory, manifest, "")).extend(parent)
+    return final
+
+
+def _extended(
+    parent: ItemSemanticIds | None, new: NewIds | None, parent_version: str
+) -> ItemSemanticIds | None:
+    if new is None:
+        return parent
+    if parent is None:
+        raise ValueError(f"bundle {parent_version} has no semantic IDs that could be extended")
+    return parent.extended(new)
+
+
+def _catalogue_of(items: Sequence[NewItem], parent: Catalogue) -> Catalogue:
+    """Lay out new items, their categories as rows of the parent's table grown by new names."""
+    rows: dict[str, int] = {}
+    values: list[int] = []
+    offsets = [0, 0]
+    for item in items:
+        for name in item.categories:
+            row = parent.category_names.row_of(name)
+            if row is None:
+                row = rows.setdefault(name, parent.num_category_rows + len(rows))
+            values.append(row)
+        offsets.append(len(values))
+    return Catalogue.from_lists(
+        item_ids=[item.item_id for item in items],
+        display_texts=[item.display_text for item in items],
+        category_names=list(rows),
+        category_values=np.array(values, np.int64),
+        category_offsets=np.array(offsets, np.int64),
+    )

@@ -1,0 +1,171 @@
+"""Models of a bundle that read a history and rank everything, and the blends of their lists.
+
+    content_similarity/   settings, mean of the content      recsys/models/content_similarity.py
+    sequence/             settings, weights                  recsys/models/sequence/model.py
+    ensemble/             the same with all members
+    generative/           settings, weights                  recsys/models/generative/model.py
+    blend_fast/           learned weights by source          recsys/retrieval/blend/learned.py
+    blend_full/           the same with generated items
+
+None of them is retrained for items that a delta appends: their vectors come from their content,
+and the trie of semantic IDs grows by theirs.
+
+Axes: N item rows, F width of content embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from recsys.models.content_similarity import ContentSimilarity, Whitening
+from recsys.models.generative.model import GenerativeModel
+from recsys.models.item_tower import ItemCatalogue
+from recsys.models.sequence.model import SequenceModel
+from recsys.retrieval.blend.learned import LearnedBlend
+from recsys.semantic_ids.trie import Trie
+from serving.bundle.catalogue import reading
+from serving.bundle.manifest import BundleManifest, Profile
+from serving.bundle.retriever import check_inputs, check_rows, copy_model
+from serving.bundle.semantic_ids import ItemSemanticIds
+
+CONTENT_SIMILARITY = "content_similarity"
+SEQUENCE = "sequence"
+ENSEMBLE = "ensemble"
+GENERATIVE = "generative"
+BLENDS: Mapping[Profile, str] = {profile: f"blend_{profile}" for profile in get_args(Profile)}
+"""Folder of the blend of each profile."""
+SOURCE_OF_MODEL = {
+    "popularity": "popular",
+    "item_to_item": "item_to_item",
+    "two_tower": "two_tower",
+    CONTENT_SIMILARITY: "content",
+    SEQUENCE: "sequence",
+    ENSEMBLE: "ensemble",
+    GENERATIVE: "generative",
+}
+"""Candidate source by the part of a bundle that it needs."""
+SLOW = {ENSEMBLE, GENERATIVE}
+"""Sources of profile ``full`` alone."""
+
+
+def copy_content_similarity(source: Path, target: Path) -> None:
+    """Copy a saved ContentSimilarity without its vectors, which follow from the bundle's content.
+
+    Raises:
+        ValueError: If it is not there.
+    """
+    copy_model(source, target)
+    path = target / f"{CONTENT_SIMILARITY}.safetensors"
+    with reading(path):
+        tensors = load_file(path)
+        save_file({name: tensors[name] for name in Whitening._fields}, path)
+
+
+def load_content_similarity(
+    directory: Path, manifest: BundleManifest, items: ItemCatalogue
+) -> ContentSimilarity | None:
+    """Load it over the content of a catalogue that may have grown; None without.
+
+    Raises:
+        ValueError: It is of another content.
+    """
+    if CONTENT_SIMILARITY not in manifest.models:
+        return None
+    with reading(directory / CONTENT_SIMILARITY):
+        return ContentSimilarity.load(directory / CONTENT_SIMILARITY, items.content)
+
+
+def load_sequence(
+    directory: Path, manifest: BundleManifest, items: ItemCatalogue, part: str = SEQUENCE
+) -> SequenceModel | None:
+    """Load a sequence model over a catalogue that may have grown; None without.
+
+    Raises:
+        ValueError: Names the part and what does not fit.
+    """
+    if part not in manifest.models:
+        return None
+    path = directory / part
+    check_inputs(path / "config.json", manifest, items.content.shape[1], {})
+    with reading(path), torch.no_grad():
+        model = SequenceModel.load(path, items, backend="torch")
+        # Encoded here once, so that requests in many threads only read it.
+        if not bool(torch.isfinite(model.all_item_inputs()).all()):
+            raise ValueError("its item vectors are not finite; train and release it again")
+    check_rows(path, (model.num_item_rows,), (len(items.content),))
+    return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """The generative model with the trie of what it may generate."""
+
+    model: GenerativeModel
+    trie: Trie
+    """Of the semantic IDs of all item rows, appended ones included."""
+
+
+def load_generation(
+    directory: Path,
+    manifest: BundleManifest,
+    items: ItemCatalogue,
+    semantic_ids: ItemSemanticIds | None,
+) -> Generation | None:
+    """Load the generative model over IDs that may have grown; None without.
+
+    Args:
+        manifest: Of the bundle as it was released, before any delta.
+        semantic_ids: Of all item rows.
+
+    Raises:
+        ValueError: There are no semantic IDs, they are not those that the model speaks (both are
+            named), or another part does not fit.
+    """
+    if GENERATIVE not in manifest.models:
+        return None
+    path, released = directory / GENERATIVE, manifest.semantic_ids
+    if semantic_ids is None or released is None:
+        raise ValueError(
+            f"{path} generates semantic IDs and the bundle has none; release it with its IDs"
+        )
+    levels = {"level_sizes": released.level_sizes}
+    check_inputs(path / "config.json", manifest, items.content.shape[1], levels)
+    codes = semantic_ids.codes
+    with reading(path), torch.no_grad():
+        model = GenerativeModel.load(
+            path, items, codes, semantic_ids=released.version, backend="torch"
+        )
+        # Encoded here once, so that requests in many threads only read it.
+        if not bool(torch.isfinite(model.all_item_inputs()).all()):
+            raise ValueError("its item vectors are not finite; train and release it again")
+        trie = Trie.of_item_codes(codes, semantic_ids.ids.level_sizes, version=semantic_ids.version)
+    return Generation(model=model, trie=trie)
+
+
+def load_blends(directory: Path, manifest: BundleManifest) -> dict[Profile, LearnedBlend]:
+    """Load the learned blend of each profile that the bundle has.
+
+    Raises:
+        ValueError: One is damaged, or weighs a source that the bundle has no part for.
+    """
+    there = {source for part, source in SOURCE_OF_MODEL.items() if part in manifest.models}
+    blends: dict[Profile, LearnedBlend] = {}
+    for profile, folder in BLENDS.items():
+        if folder not in manifest.models:
+            continue
+        with reading(directory / folder):
+            blend = LearnedBlend.load(directory / folder)
+        allowed = there - SLOW if profile == "fast" else there
+        if missing := sorted(set(blend.sources) - allowed):
+            raise ValueError(
+                f"{directory / folder} weighs the sources {missing}, profile {profile} of this "
+                f"bundle has {sorted(allowed)}; fit the blend again and release them together"
+            )
+        blends[profile] = blend
+    return blends

@@ -1,0 +1,183 @@
+"""The two-tower of a bundle with its index: how it is written, verified and grown by deltas.
+
+    two_tower/   config.json, two_tower.safetensors     recsys/models/two_tower.py
+                 content.npy [N, F], item_vectors.npy [N, D]
+    index/       items.faiss and its description         recsys/retrieval/faiss_index.py
+
+Axes: N item rows, D width of item vectors, F width of content embeddings.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recsys.data.batch import Jagged
+from recsys.models.item_tower import ItemCatalogue
+from recsys.models.two_tower import TwoTower
+from recsys.retrieval.faiss_index import FaissIndex
+from recsys.retrieval.index_file import meta_path
+from serving.bundle.catalogue import Catalogue, load_array, reading
+from serving.bundle.delta import Delta
+from serving.bundle.manifest import BundleManifest, ContentSource
+
+Vectors = NDArray[np.float32]
+INDEX_FILE = Path("index") / "items.faiss"
+CONTENT = Path("two_tower") / "content.npy"
+ITEM_VECTORS = Path("two_tower") / "item_vectors.npy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoTowerParts:
+    """Where the trained two-tower and its index lie, and what they were built from."""
+
+    model: Path
+    """Directory that TwoTower.save wrote."""
+    index: Path
+    """File that FaissIndex.save wrote, its JSON beside it."""
+    content: Vectors
+    """[N, F] content embeddings, F = 0 without; the history's items are encoded from them."""
+    item_vectors: Vectors
+    """[N, D]; row 0 is not looked at."""
+    content_source: ContentSource | None = None
+    """How the content was made; without it no items can be appended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retriever:
+    """The two-tower with its index."""
+
+    model: TwoTower
+    index: FaissIndex
+    items: ItemCatalogue
+
+    @property
+    def content(self) -> Tensor:
+        """Content embeddings of all items, [N, F]; F = 0 without."""
+        return self.items.content
+
+
+def copy_model(source: Path, target: Path) -> None:
+    """Copy the regular files of a model's directory."""
+    if not source.is_dir():
+        raise ValueError(f"{source} is not the directory of a saved model; run its stage first")
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        if path.is_file():
+            shutil.copyfile(path, target / path.name)
+
+
+def write_two_tower(parts: TwoTowerParts, directory: Path) -> None:
+    """Copy model and index and write both arrays into a bundle that is being written."""
+    copy_model(parts.model, directory / "two_tower")
+    (directory / INDEX_FILE).parent.mkdir()
+    shutil.copyfile(parts.index, directory / INDEX_FILE)
+    shutil.copyfile(meta_path(parts.index), meta_path(directory / INDEX_FILE))
+    np.save(directory / CONTENT, np.asarray(parts.content, np.float32))
+    np.save(directory / ITEM_VECTORS, np.asarray(parts.item_vectors, np.float32))
+
+
+def check_rows(path: Path, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Hold the shape of a part against the rest of the bundle.
+
+    Raises:
+        ValueError: Names the part and both shapes.
+    """
+    if found != expected:
+        raise ValueError(
+            f"{path} is {' x '.join(map(str, found))}, the rest of the bundle needs "
+            f"{' x '.join(map(str, expected))}; its parts come from different runs, release the "
+            "bundle again"
+        )
+
+
+def load_retriever(
+    directory: Path, manifest: BundleManifest, catalogue: Catalogue, deltas: Sequence[Delta]
+) -> Retriever | None:
+    """Load the two-tower and its index, and append what deltas add to both; None without.
+
+    Raises:
+        ValueError: Names the file or the two numbers that do not fit.
+    """
+    if "two_tower" not in manifest.models:
+        return None
+    num_rows, dim = manifest.dimensions.num_item_rows, manifest.dimensions.embedding_dim
+    vectors = load_array(directory / ITEM_VECTORS, np.float32, 2)
+    check_rows(directory / ITEM_VECTORS, vectors.shape, (num_rows, dim))
+    path = directory / INDEX_FILE
+    with reading(path):
+        sha256 = manifest.files[INDEX_FILE.as_posix()].sha256
+        index = FaissIndex.load(path, sha256=sha256, num_threads=1)
+    check_rows(path, (index.num_item_rows, index.dim), (num_rows, dim))
+    content = load_array(directory / CONTENT, np.float32, 2)
+    num_features = content.shape[1]
+    features = {
+        "user_features": manifest.user_features,
+        "context_features": manifest.context_features,
+    }
+    check_inputs(directory / "two_tower" / "config.json", manifest, num_features, features)
+    check_rows(directory / CONTENT, content.shape, (num_rows, num_features))
+    for delta in deltas:
+        check_rows(delta.directory, delta.item_vectors.shape, (delta.num_new_items, dim))
+        check_rows(delta.directory, delta.content.shape, (delta.num_new_items, num_features))
+        index.add(torch.from_numpy(delta.item_vectors))
+
+    contents = [torch.from_numpy(part) for part in (content, *(delta.content for delta in deltas))]
+    with reading(directory / "two_tower"), torch.no_grad():
+        known = known_categories(catalogue, manifest.dimensions.num_category_rows)
+        items = ItemCatalogue(torch.cat(contents) if deltas else contents[0], known)
+        model = TwoTower.load(directory / "two_tower", items, backend="torch")
+        # Encoded here once, so that requests in many threads only read it.
+        if not bool(torch.isfinite(model.all_item_inputs()).all()):
+            raise ValueError("its item vectors are not finite; train and release it again")
+    if model.config.embedding_dim != dim:
+        check_rows(directory / "two_tower", (model.config.embedding_dim,), (dim,))
+    return Retriever(model=model, index=index, items=items)
+
+
+def check_inputs(
+    path: Path,
+    manifest: BundleManifest,
+    content_dim: int,
+    more: Mapping[str, object],
+) -> None:
+    """Hold what a model was built to read, by its ``config.json``, against what the bundle has.
+
+    Args:
+        more: What else the model reads, by name.
+
+    Raises:
+        ValueError: Names the input and both values.
+    """
+    with reading(path):
+        inputs = json.loads(path.read_text())["inputs"]
+        expected: dict[str, object] = {
+            "num_item_rows": manifest.dimensions.num_item_rows,
+            "content_dim": content_dim,
+            **more,
+        }
+        if inputs["num_categories"]:
+            expected["num_categories"] = manifest.dimensions.num_category_rows
+        for name, value in expected.items():
+            if inputs[name] != value:
+                raise ValueError(
+                    f"the model was trained with {name} {inputs[name]}, the bundle has {value}; "
+                    "its parts come from different runs, release the bundle again"
+                )
+
+
+def known_categories(catalogue: Catalogue, num_category_rows: int) -> Jagged:
+    """Each item's categories, without those that a delta added after training."""
+    values = torch.from_numpy(np.asarray(catalogue.category_values))
+    offsets = torch.from_numpy(np.asarray(catalogue.category_offsets))
+    known = values < num_category_rows
+    before = torch.cat([torch.zeros(1, dtype=torch.int64), known.cumsum(0)])
+    return Jagged(values[known], before[offsets])

@@ -1,0 +1,316 @@
+"""Semantic IDs of a bundle's items: codes, coarse to fine, which never move.
+
+    semantic_ids/semantic_ids.*     codes by id row               recsys/semantic_ids/codes.py
+    semantic_ids/id_rows.npy        id row of each item row, 0 without an ID, [N]
+    semantic_ids/content_codes.npy  [N, L'] what content alone gives, where IDs group what is taken
+                                    alike: items of like content share these, not the IDs
+    quantizer/                      gives new items their IDs     recsys/semantic_ids/quantizers.py
+
+Item rows are numbered anew by every run, while a published ID stays its item's; so IDs lie by id
+row, which is given once and never to another item. A delta holds ``semantic_ids/codes.npy`` [R, L]
+and ``id_rows.npy`` [R] of its new items; the version they lead to is computed and compared.
+
+Axes: N item rows, R new items, L levels.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recsys.semantic_ids.codes import FILE_NAME, NO_CODE, Quantizer, SemanticIds
+from recsys.semantic_ids.tensor_file import read_description
+from serving.bundle.catalogue import load_array, load_rows, reading
+from serving.bundle.manifest import SemanticIdSource
+
+Rows = NDArray[np.int64]
+FOLDER = "semantic_ids"
+QUANTIZER = "quantizer"
+ID_ROWS = "id_rows.npy"
+CODES = "codes.npy"
+CONTENT_CODES = "content_codes.npy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemanticIdParts:
+    """Where the IDs and what made them lie."""
+
+    directory: Path
+    """Holds ``semantic_ids.*``, ``id_rows.npy`` and ``quantizer/``, as in a bundle."""
+
+    def copy_to(self, bundle: Path) -> None:
+        """Copy what serving needs into a bundle that is being written.
+
+        Raises:
+            ValueError: If there are no semantic IDs in the directory.
+        """
+        if not (self.directory / f"{FILE_NAME}.json").is_file():
+            raise ValueError(
+                f"{self.directory} holds no semantic IDs; run its stage first, or leave them out"
+            )
+        for folder in (FOLDER, QUANTIZER):
+            (bundle / folder).mkdir()
+        for name in (f"{FILE_NAME}.json", f"{FILE_NAME}.safetensors", ID_ROWS):
+            shutil.copyfile(self.directory / name, bundle / FOLDER / name)
+        if (self.directory / CONTENT_CODES).exists():
+            shutil.copyfile(self.directory / CONTENT_CODES, bundle / FOLDER / CONTENT_CODES)
+        for path in sorted((self.directory / QUANTIZER).iterdir()):
+            shutil.copyfile(path, bundle / QUANTIZER / path.name)
+
+
+class NewIds(NamedTuple):
+    """IDs of the new items of a delta."""
+
+    codes: Tensor
+    """[R, L] int32, -1 where an item has none."""
+    id_rows: Rows
+    """[R], 0 where an item has none."""
+
+    @classmethod
+    def none(cls, num_items: int, num_levels: int) -> NewIds:
+        """Leave new items without IDs."""
+        codes = torch.full((num_items, num_levels), NO_CODE, dtype=torch.int32)
+        return cls(codes, np.zeros(num_items, np.int64))
+
+    @classmethod
+    def load(cls, delta: Path) -> NewIds | None:
+        """Read those of a delta's directory; None where it has none."""
+        folder = delta / FOLDER
+        if not folder.is_dir():
+            return None
+        codes = torch.from_numpy(load_array(folder / CODES, np.int32, 2))
+        return cls(codes, load_rows(folder / ID_ROWS))
+
+    def save(self, delta: Path) -> None:
+        folder = delta / FOLDER
+        folder.mkdir()
+        np.save(folder / CODES, self.codes.numpy())
+        np.save(folder / ID_ROWS, self.id_rows)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ItemSemanticIds:
+    """The IDs of all item rows of a bundle."""
+
+    ids: SemanticIds
+    """By id row; also of items that the catalogue no longer has, so that nobody inherits one."""
+    id_rows: Rows
+    """Id row of each item row, [N]; 0 without an ID."""
+    quantizer_directory: Path
+    from_content: Tensor | None = None
+    """Codes that content alone gives, [N, L'] int32, -1 without; None where the IDs are these."""
+
+    @classmethod
+    def load(cls, bundle: Path, version: str | None = None) -> Self:
+        """Read the IDs of a bundle's directory.
+
+        Args:
+            version: The one that is expected.
+
+        Raises:
+            ValueError: Names the file and what does not fit.
+        """
+        ids = SemanticIds.load(bundle / FOLDER, version)
+        found = cls(
+            ids=ids,
+            id_rows=load_rows(bundle / FOLDER / ID_ROWS),
+            quantizer_directory=bundle / QUANTIZER,
+            from_content=_load_content_codes(bundle / FOLDER / CONTENT_CODES, ids),
+        )
+        found._check_id_rows(bundle / FOLDER / ID_ROWS)
+        # The digest that the quantiser's file says; its tensors are read when one is needed.
+        with reading(found.quantizer_directory):
+            made_by = read_description(found.quantizer_directory, QUANTIZER)["digest"]
+        if made_by != ids.quantizer_digest:
+            raise ValueError(
+                f"{found.quantizer_directory} holds quantiser {made_by}, semantic IDs "
+                f"{ids.version} were made by {ids.quantizer_digest}; release the bundle again"
+            )
+        return found
+
+    def _check_id_rows(self, path: Path) -> None:
+        rows, limit = self.id_rows, self.ids.num_item_rows
+        if len(rows) == 0 or rows[0] != 0 or not 0 <= rows.min() <= rows.max() < limit:
+            raise ValueError(
+                f"{path} must begin with 0 (padding) and hold id rows in [0, {limit}); release "
+                "the bundle again"
+            )
+        given = np.sort(rows[rows > 0])
+        if (twice := given[1:][given[1:] == given[:-1]]).size:
+            raise ValueError(
+                f"{path} gives id row {twice[0]} to two items; an ID belongs to one item, release "
+                "the bundle again"
+            )
+        if self.from_content is not None and len(self.from_content) != len(rows):
+            raise ValueError(
+                f"{path.parent / CONTENT_CODES} has {len(self.from_content)} rows, {path} "
+                f"{len(rows)}; they come from different runs, release the bundle again"
+            )
+
+    @property
+    def content_codes(self) -> Tensor:
+        """Codes that items of like content share, by item row, [N, L']; -1 without."""
+        return self.codes if self.from_content is None else self.from_content
+
+    @cached_property
+    def codes(self) -> Tensor:
+        """Codes by item row, [N, L] int32; -1 without an ID."""
+        return self.ids.codes[torch.from_numpy(self.id_rows)]
+
+    @property
+    def version(self) -> str:
+        return self.ids.version
+
+    @property
+    def num_item_rows(self) -> int:
+        return len(self.id_rows)
+
+    @cached_property
+    def source(self) -> SemanticIdSource:
+        """Describe them as the manifest does."""
+        return SemanticIdSource(
+            version=self.version,
+            quantizer_digest=self.ids.quantizer_digest,
+            level_sizes=list(self.ids.level_sizes),
+            num_with_id=int((self.codes[:, 0] != NO_CODE).sum()),
+        )
+
+    @cached_property
+    def quantizer(self) -> Quantizer:
+        """What gives new items their IDs; read on first use.
+
+        Raises:
+            ValueError: It is not the one that made these IDs.
+        """
+        from recsys.semantic_ids.quantizers import load_quantizer
+
+        quantizer = load_quantizer(self.quantizer_directory)
+        if quantizer.digest != self.ids.quantizer_digest:
+            raise ValueError(
+                f"{self.quantizer_directory} is quantiser {quantizer.digest}, semantic IDs "
+                f"{self.version} were made by {self.ids.quantizer_digest}; release the bundle again"
+            )
+        return quantizer
+
+    def text(self, item_row: int) -> str:
+        """Write an item's ID as ``12-250-3``; empty where it has none."""
+        return self.ids.text(int(self.id_rows[item_row]))
+
+    def texts(self, item_rows: Sequence[int]) -> list[str | None]:
+        """Write the IDs of several items; None where one has none."""
+        codes = self.codes[torch.tensor(item_rows, dtype=torch.int64)].tolist()
+        return [None if one[0] == NO_CODE else "-".join(map(str, one)) for one in codes]
+
+    def extended(self, new: NewIds) -> ItemSemanticIds:
+        """Append new items; an item that had an ID before it left the catalogue has it again.
+
+        Raises:
+            ValueError: Shapes or rows do not fit, an ID would move, or two items would share one.
+        """
+        codes, rows = new.codes, torch.from_numpy(new.id_rows)
+        given = rows > 0
+        if codes.shape != (len(rows), self.ids.num_levels) or bool((rows < 0).any()):
+            raise ValueError(
+                f"codes {tuple(codes.shape)} and id_rows {tuple(rows.shape)} of new items must be "
+                f"[R, {self.ids.num_levels}] and [R], rows >= 0"
+            )
+        if taken := set(rows[given].tolist()) & set(self.id_rows.tolist()):
+            raise ValueError(f"id row {min(taken)} is given to a new item and belongs to another")
+        if bool(((codes[:, 0] != NO_CODE) != given).any()):
+            raise ValueError("a new item has an ID without an id row, or an id row without an ID")
+        from_content = self.from_content
+        if from_content is not None:
+            # New items have their IDs by content.
+            from_content = torch.cat([from_content, codes[:, : from_content.shape[1]]])
+        extended = type(self)(
+            ids=with_codes(self.ids, rows[given], codes[given]),
+            id_rows=np.concatenate([self.id_rows, new.id_rows]),
+            quantizer_directory=self.quantizer_directory,
+            from_content=from_content,
+        )
+        extended._check_id_rows(self.quantizer_directory.parent / FOLDER / ID_ROWS)
+        return extended
+
+
+def _load_content_codes(path: Path, ids: SemanticIds) -> Tensor | None:
+    """Read the codes that content alone gives; None where IDs are of content.
+
+    Raises:
+        ValueError: They are not codes of the IDs' levels.
+    """
+    if not path.exists():
+        return None
+    codes = torch.from_numpy(np.array(load_array(path, np.int32, 2)))
+    sizes = torch.tensor(ids.level_sizes[: codes.shape[1]], dtype=torch.int32)
+    if len(sizes) != codes.shape[1] or bool(((codes < NO_CODE) | (codes >= sizes)).any()):
+        raise ValueError(
+            f"{path} must hold codes of levels {ids.level_sizes}; release the bundle again"
+        )
+    return codes
+
+
+def with_codes(ids: SemanticIds, rows: Tensor, codes: Tensor) -> SemanticIds:
+    """Append codes that are known: what recsys.semantic_ids.lifecycle.append gives.
+
+    Args:
+        rows: Id rows of the codes, [R] int64.
+        codes: [R, L] int32.
+
+    Returns:
+        The version that follows; ``ids`` itself where it has all of them.
+
+    Raises:
+        ValueError: An ID would move, or two id rows would share one.
+    """
+    size = max(ids.num_item_rows, int(rows.max()) + 1 if len(rows) else 1)
+    grown = torch.full((size, ids.num_levels), NO_CODE, dtype=torch.int32)
+    grown[: ids.num_item_rows] = ids.codes
+    published = grown[rows, 0] != NO_CODE
+    moved = published & (grown[rows] != codes).any(1)
+    if moved.any():
+        row = int(rows[moved][0])
+        raise ValueError(f"id row {row} has the ID {ids.text(row)}, and a published ID never moves")
+    if bool(published.all()):
+        return ids
+    grown[rows] = codes
+    return SemanticIds(
+        codes=grown,
+        level_sizes=ids.level_sizes,
+        quantizer_digest=ids.quantizer_digest,
+        parent=ids.version,
+    )
+
+
+def check_source(
+    directory: Path, found: ItemSemanticIds | None, says: SemanticIdSource | None
+) -> None:
+    """Hold the IDs that a directory leads to against its manifest.
+
+    Raises:
+        ValueError: Names the directory and what differs, both versions where they do.
+    """
+    if says is None and (found is not None or (directory / FOLDER).exists()):
+        raise ValueError(f"{directory}: its manifest names no semantic IDs; release it again")
+    if found is None or says is None:
+        if says is not None:
+            raise ValueError(
+                f"{directory} is to have semantic IDs {says.version}, but its parent has no "
+                "semantic IDs; make it again"
+            )
+        return
+    source = found.source
+    for name, value in source.model_dump().items():
+        if value != (said := getattr(says, name)):
+            raise ValueError(
+                f"{directory} leads to semantic IDs with {name} {value}, its manifest says {said}; "
+                "its parts come from different runs, release it again"
+            )

@@ -1,0 +1,280 @@
+"""Bundles of any size from made-up arrays, for tests, load tests and trying the server out.
+
+Even users took even items and odd users odd items, popular ones more often; popularity and
+item-to-item are fitted on that, the other models are left as they were initialised and blends
+weigh their lists by made-up numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from features.point_in_time import FEATURES
+from recsys.data.batch import Jagged
+from recsys.models.content_similarity import ContentSimilarity, ContentSimilarityConfig
+from recsys.models.ease import Ease, EaseConfig
+from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
+from recsys.models.generative.model import GenerativeModel
+from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.popularity import Popularity, PopularityConfig
+from recsys.models.ranker.config import RankerConfig, RankerInputs
+from recsys.models.ranker.model import Ranker
+from recsys.models.sequence.model import SequenceConfig, SequenceModel
+from recsys.models.two_tower import TwoTower, TwoTowerConfig
+from recsys.retrieval.blend.candidate_features import number_names
+from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.blend.source_features import FEATURES as LIST_FEATURES
+from recsys.retrieval.faiss_index import build_index
+from recsys.semantic_ids.codes import SemanticIds
+from recsys.semantic_ids.collisions import resolve_collisions
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+from serving.bundle.catalogue import Catalogue
+from serving.bundle.load import BundleParts, write_bundle
+from serving.bundle.manifest import Profile
+from serving.bundle.ranker import CANDIDATES
+from serving.bundle.retriever import TwoTowerParts
+from serving.bundle.semantic_ids import ID_ROWS, QUANTIZER, SemanticIdParts
+from serving.bundle.users import Users
+
+Rows = NDArray[np.int64]
+CATEGORIES = ("even", "odd", "tens")
+NUM_AGE_ROWS = 4
+NUM_LEVELS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticSize:
+    """How large a made-up bundle is."""
+
+    num_items: int = 40
+    num_users: int = 12
+    events_per_user: int = 8
+    embedding_dim: int = 8
+    content_dim: int = 4
+    context_features: tuple[str, ...] = ("user_num_events",)
+    """Of features.point_in_time; the events are from November 2023."""
+    semantic_ids: bool = True
+    history_models: bool = False
+    """Whether there are a sequence and a generative model, content similarity and blends."""
+    ranker: bool = False
+    """Whether a ranker orders what they find; needs ``history_models``."""
+    seed: int = 0
+
+
+def write_synthetic_bundle(
+    bundles_dir: Path, version: str, size: SyntheticSize | None = None
+) -> Path:
+    """Write ``bundle-<version>``: items ``item-1`` .. and users ``user-1`` .., titles and all."""
+    size = size or SyntheticSize()
+    with tempfile.TemporaryDirectory() as scratch:
+        parts = synthetic_parts(Path(scratch), size)
+        return write_bundle(
+            bundles_dir, parts, version=version, metrics={"popularity": {"recall@10": 0.5}}
+        )
+
+
+def synthetic_parts(scratch: Path, size: SyntheticSize) -> BundleParts:
+    """Make the parts; models lie in ``scratch``."""
+    torch.manual_seed(size.seed)
+    num_item_rows = size.num_items + 1
+    users, catalogue = _users(size), _catalogue(size)
+    starts, ends = users.offsets[:-1], users.offsets[1:]
+    popularity = Popularity.fit(users.item_rows, users.times, num_item_rows, PopularityConfig())
+    popularity.save(scratch / "popularity")
+    neighbours = ItemToItem.fit(users.item_rows, starts, ends, num_item_rows, ItemToItemConfig())
+    neighbours.save(scratch / "item_to_item")
+    two_tower = _two_tower(scratch, catalogue, size)
+    parts = BundleParts(
+        catalogue=catalogue,
+        users=users,
+        popularity=scratch / "popularity",
+        item_to_item=scratch / "item_to_item",
+        two_tower=two_tower,
+        semantic_ids=_semantic_ids(scratch, two_tower.content) if size.semantic_ids else None,
+        user_features={"age": NUM_AGE_ROWS},
+        context_features=_cardinalities(size),
+    )
+    return _with_history_models(parts, scratch, size) if size.history_models else parts
+
+
+def _cardinalities(size: SyntheticSize) -> dict[str, int]:
+    return {name: FEATURES[name].cardinality for name in size.context_features}
+
+
+def _users(size: SyntheticSize) -> Users:
+    rng = np.random.default_rng(size.seed)
+    histories = []
+    for user_row in range(1, size.num_users + 1):
+        own = np.arange(1 + (user_row + 1) % 2, size.num_items + 1, 2)
+        weight = 1 / np.arange(1, len(own) + 1)
+        count = min(size.events_per_user, len(own))
+        histories.append(rng.choice(own, count, replace=False, p=weight / weight.sum()))
+    item_rows = np.concatenate(histories).astype(np.int64)
+    lengths = [0, 0, *(len(history) for history in histories)]
+    return Users.from_lists(
+        user_ids=[f"user-{row}" for row in range(1, size.num_users + 1)],
+        features={"age": np.arange(size.num_users + 1) % NUM_AGE_ROWS},
+        item_rows=item_rows,
+        offsets=np.cumsum(lengths),
+        times=1_700_000_000 + 3_600 * np.arange(len(item_rows)),
+    )
+
+
+def _catalogue(size: SyntheticSize) -> Catalogue:
+    """Every item is even or odd, each tenth is also in the category ``tens``."""
+    rows = range(1, size.num_items + 1)
+    categories = [[1 + row % 2, 3] if row % 10 == 0 else [1 + row % 2] for row in rows]
+    return Catalogue.from_lists(
+        item_ids=[f"item-{row}" for row in rows],
+        display_texts=[f"Title {row} \u00fc\u4e16\U0001f600" for row in rows],
+        category_names=CATEGORIES,
+        category_values=np.concatenate(categories).astype(np.int64),
+        category_offsets=np.cumsum([0, 0, *map(len, categories)]),
+    )
+
+
+def _categories(catalogue: Catalogue) -> Jagged:
+    return Jagged(
+        torch.from_numpy(catalogue.category_values), torch.from_numpy(catalogue.category_offsets)
+    )
+
+
+def _two_tower(scratch: Path, catalogue: Catalogue, size: SyntheticSize) -> TwoTowerParts:
+    content = torch.randn(size.num_items + 1, size.content_dim)
+    content[0] = 0
+    config = TwoTowerConfig(
+        embedding_dim=size.embedding_dim, hidden_dim=2 * size.embedding_dim, backend="torch"
+    )
+    inputs = FeatureSizes(
+        num_item_rows=size.num_items + 1,
+        content_dim=size.content_dim,
+        num_categories=catalogue.num_category_rows,
+        user_features={"age": NUM_AGE_ROWS},
+        context_features=_cardinalities(size),
+    )
+    counts = torch.ones(size.num_items + 1, dtype=torch.int64)
+    items = ItemCatalogue(content, _categories(catalogue))
+    model = TwoTower(config, inputs, items, counts).eval()
+    with torch.no_grad():
+        vectors = model.all_item_vectors()
+    model.save(scratch / "two_tower")
+    index = build_index(vectors)
+    index.save(scratch / "items.faiss")
+    return TwoTowerParts(
+        model=scratch / "two_tower",
+        index=scratch / "items.faiss",
+        content=content.numpy(),
+        item_vectors=vectors.numpy(),
+    )
+
+
+def _semantic_ids(scratch: Path, content: NDArray[np.float32]) -> SemanticIdParts:
+    """Give every item an ID; the last item has the first id row, so that none is its item row."""
+    vectors = torch.from_numpy(content[1:])
+    codes_per_level = min(256, max(4, len(vectors) // 8))
+    config = ResidualKMeansConfig(level_sizes=(codes_per_level,) * NUM_LEVELS)
+    quantizer = ResidualKMeans.fit(vectors, config)
+    unique = resolve_collisions(quantizer, vectors, quantizer.encode(vectors))
+    id_rows = np.arange(len(content), 0, -1)
+    ids = SemanticIds.of_items(
+        unique.codes,
+        level_sizes=unique.level_sizes,
+        quantizer_digest=quantizer.digest,
+        item_rows=torch.from_numpy(id_rows[1:].copy()),
+    )
+    directory = scratch / "semantic_ids"
+    ids.save(directory)
+    quantizer.save(directory / QUANTIZER)
+    id_rows[0] = 0
+    np.save(directory / ID_ROWS, id_rows)
+    return SemanticIdParts(directory=directory)
+
+
+def _with_history_models(parts: BundleParts, scratch: Path, size: SyntheticSize) -> BundleParts:
+    """Add content similarity, a sequence model and, with semantic IDs, a generative one."""
+    assert parts.two_tower is not None
+    items = ItemCatalogue(torch.from_numpy(parts.two_tower.content), _categories(parts.catalogue))
+    counts = torch.ones(size.num_items + 1, dtype=torch.int64)
+    inputs = FeatureSizes(
+        num_item_rows=size.num_items + 1,
+        content_dim=size.content_dim,
+        num_categories=parts.catalogue.num_category_rows,
+    )
+    similarity = ContentSimilarity(ContentSimilarityConfig(), items.content)
+    similarity.save(scratch / "content_similarity")
+    dim, hidden = size.embedding_dim, 2 * size.embedding_dim
+    sequence = SequenceConfig(embedding_dim=dim, hidden_dim=hidden, time_buckets=8, backend="torch")
+    SequenceModel(sequence, inputs, items, counts).save(scratch / "sequence")
+    sources = ["popular", "item_to_item", "two_tower", "content", "sequence"]
+    blends: dict[Profile, Path] = {"fast": _blend(scratch / "blend_fast", sources)}
+    generative = None
+    if parts.semantic_ids is not None:
+        generative = _generative(parts.semantic_ids.directory, items, scratch, size)
+        blends["full"] = _blend(scratch / "blend_full", [*sources, "generative"])
+    return replace(
+        parts,
+        content_similarity=scratch / "content_similarity",
+        sequence=scratch / "sequence",
+        generative=generative,
+        blends=blends,
+        ranker=_ranker(scratch / "ranker", items, blends["fast"], size) if size.ranker else None,
+    )
+
+
+def _ranker(directory: Path, items: ItemCatalogue, blend: Path, size: SyntheticSize) -> Path:
+    """Leave a ranker as it was initialised; it orders fewer items than there are."""
+    merging = LearnedBlend.load(blend)
+    inputs = RankerInputs(
+        num_item_rows=size.num_items + 1,
+        tasks=("next", "like"),
+        content_dim=size.content_dim,
+        num_categories=len(CATEGORIES) + 1,
+        user_features={"age": NUM_AGE_ROWS},
+        context_features=_cardinalities(size),
+        candidate_dense=number_names(merging.sources),
+    )
+    config = RankerConfig(embedding_dim=8, hidden_dim=8, num_experts=4, backend="torch")
+    Ranker(config, inputs, items).save(directory)
+    merging.save(directory)
+    taken = np.arange(1, size.num_items + 1)
+    linear = Ease.fit(taken % 3, taken, size.num_items + 1, EaseConfig())
+    linear.save(directory)
+    (directory / CANDIDATES).write_text(json.dumps({"num_candidates": 3 * size.num_items // 4}))
+    return directory
+
+
+def _generative(
+    semantic_ids: Path, items: ItemCatalogue, scratch: Path, size: SyntheticSize
+) -> Path:
+    ids = SemanticIds.load(semantic_ids)
+    rows = torch.from_numpy(np.load(semantic_ids / ID_ROWS))
+    inputs = GenerativeInputs(
+        num_item_rows=size.num_items + 1,
+        level_sizes=ids.level_sizes,
+        semantic_ids=ids.version,
+        content_dim=size.content_dim,
+        num_categories=len(CATEGORIES) + 1,
+    )
+    dim = size.embedding_dim
+    config = GenerativeConfig(embedding_dim=dim, hidden_dim=2 * dim, backend="torch")
+    counts = torch.ones(size.num_items + 1, dtype=torch.int64)
+    model = GenerativeModel(config, inputs, ids.codes[rows], items, counts)
+    model.save(scratch / "generative")
+    return scratch / "generative"
+
+
+def _blend(directory: Path, sources: Sequence[str]) -> Path:
+    """Weigh sources differently for short and long histories and for rare and frequent items."""
+    config = LearnedBlendConfig(history_bounds=(5,), item_bounds=(2,))
+    weights = torch.rand(3, 3, len(sources), len(LIST_FEATURES)) + 0.1
+    LearnedBlend(config, sources, weights, torch.ones(len(sources))).save(directory)
+    return directory

@@ -1,0 +1,142 @@
+"""A bundle's users: ids, categorical features and histories by user row, memory-mapped.
+
+    users/user_ids              text by user row, row 0 (unknown user) empty
+    users/feature.<name>        categorical row by user row, [U]
+    histories/item_rows         all users' items, oldest first, [E]
+    histories/offsets           user u owns item_rows[offsets[u]:offsets[u + 1]], [U + 1]
+    histories/times             unix seconds, [E], absent where the data has only an order
+
+Axes: U user rows (row 0 included), E events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsys.data.string_table import StringTable, write_string_table
+from serving.bundle.catalogue import check_distinct, check_ragged, load_rows, load_strings
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Users:
+    """Who is known, with what they did up to the release."""
+
+    user_ids: StringTable
+    features: Mapping[str, Rows]
+    """Categorical row by user row, each [U]; row 0 holds what an unknown user gets."""
+    item_rows: Rows
+    offsets: Rows
+    times: Rows | None = None
+
+    @classmethod
+    def from_lists(
+        cls,
+        *,
+        user_ids: Sequence[str],
+        features: Mapping[str, Rows],
+        item_rows: Rows,
+        offsets: Rows,
+        times: Rows | None = None,
+    ) -> Users:
+        """Take users 1 .. U - 1 in row order; row 0 is added to the ids only."""
+        return cls(
+            user_ids=StringTable.from_strings(["", *user_ids]),
+            features=features,
+            item_rows=item_rows,
+            offsets=offsets,
+            times=times,
+        )
+
+    @classmethod
+    def load(cls, bundle: Path, feature_names: Sequence[str]) -> Users:
+        times = bundle / "histories" / "times.npy"
+        return cls(
+            user_ids=load_strings(bundle / "users", "user_ids"),
+            features={
+                name: load_rows(bundle / "users" / f"feature.{name}.npy") for name in feature_names
+            },
+            item_rows=load_rows(bundle / "histories" / "item_rows.npy"),
+            offsets=load_rows(bundle / "histories" / "offsets.npy"),
+            times=load_rows(times) if times.exists() else None,
+        )
+
+    def save(self, bundle: Path) -> None:
+        users, histories = bundle / "users", bundle / "histories"
+        users.mkdir()
+        histories.mkdir()
+        write_string_table(users, "user_ids", list(self.user_ids))
+        for name, rows in self.features.items():
+            np.save(users / f"feature.{name}.npy", np.asarray(rows, np.int64))
+        np.save(histories / "item_rows.npy", np.asarray(self.item_rows, np.int64))
+        np.save(histories / "offsets.npy", np.asarray(self.offsets, np.int64))
+        if self.times is not None:
+            np.save(histories / "times.npy", np.asarray(self.times, np.int64))
+
+    @property
+    def num_user_rows(self) -> int:
+        return len(self.user_ids)
+
+    @cached_property
+    def newest_time(self) -> int | None:
+        """Unix seconds of the newest event; None without times or events."""
+        return None if self.times is None or len(self.times) == 0 else int(self.times.max())
+
+    def row_of(self, user_id: str) -> int | None:
+        """Find a user's row; None for an unknown user."""
+        return self.user_ids.row_of(user_id) or None
+
+    def history(self, user_row: int) -> Rows:
+        """List a user's item rows, oldest first."""
+        return self.item_rows[self.offsets[user_row] : self.offsets[user_row + 1]]
+
+    def history_times(self, user_row: int) -> Rows | None:
+        """List the unix seconds of a user's events, ascending; None without times."""
+        if self.times is None:
+            return None
+        return self.times[self.offsets[user_row] : self.offsets[user_row + 1]]
+
+    def check(self, directory: Path, num_item_rows: int, cardinalities: Mapping[str, int]) -> None:
+        """Check that the parts fit each other and the catalogue.
+
+        Raises:
+            ValueError: Names what does not fit.
+        """
+        histories = directory / "histories"
+        check_ragged(histories, self.item_rows, self.offsets, self.num_user_rows, num_item_rows)
+        if self.times is not None and len(self.times) != len(self.item_rows):
+            raise ValueError(
+                f"{histories} has {len(self.times)} times for {len(self.item_rows)} item_rows; "
+                "release the bundle again"
+            )
+        if self.times is not None and not _ascending_within(self.times, self.offsets):
+            raise ValueError(
+                f"{histories} has times that fall within a user's events; build the features and "
+                "release the bundle again"
+            )
+        for name, rows in self.features.items():
+            path = directory / "users" / f"feature.{name}.npy"
+            if len(rows) != self.num_user_rows:
+                raise ValueError(
+                    f"{path} has {len(rows)} rows, the bundle has {self.num_user_rows} user rows; "
+                    "release the bundle again"
+                )
+            if not 0 <= rows.min() <= rows.max() < cardinalities[name]:
+                raise ValueError(
+                    f"{path} holds rows {rows.min()} to {rows.max()}, allowed are "
+                    f"[0, {cardinalities[name]}); release the bundle again"
+                )
+        check_distinct(directory / "users" / "user_ids", self.user_ids)
+
+
+def _ascending_within(times: Rows, offsets: Rows) -> bool:
+    """Whether times never fall from one event to the next of the same user."""
+    falls = np.flatnonzero(np.diff(times) < 0) + 1
+    return bool(np.isin(falls, offsets).all())

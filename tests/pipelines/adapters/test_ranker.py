@@ -1,0 +1,112 @@
+"""An adapter of a ranker on planted users: books' take the highest number, films' the lowest."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.adapters.gate import harm_verdicts
+from pipelines.adapters.inputs import DomainQueries
+from pipelines.adapters.ranker import measured, taught
+from pipelines.presets import PRESETS
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.held_out import HeldOut
+from recsys.data.top_k import TopK
+from recsys.layers.lora.linear import digest_of_weights
+from recsys.models.item_tower import ItemCatalogue
+from recsys.models.ranker.config import RankerConfig, RankerInputs
+from recsys.models.ranker.model import Ranker
+from recsys.training.optim import ScheduleConfig
+from recsys.training.ranking_examples import Candidates, RankingExamples
+
+NUM_ITEMS, NUM_CANDIDATES = 40, 40
+NAMES = ("books", "films")
+
+
+def ranker():
+    torch.manual_seed(0)
+    config = RankerConfig(
+        embedding_dim=16, key_dim=4, max_history=4, hidden_dim=16, num_experts=4, head_dim=8,
+        router="sigmoid", tile_rows=64, backend="torch",
+    )  # fmt: skip
+    inputs = RankerInputs(
+        num_item_rows=NUM_ITEMS + 1, tasks=("next",), candidate_dense=("score", "noise")
+    )
+    return Ranker(config, inputs, ItemCatalogue.empty(NUM_ITEMS + 1)).eval()
+
+
+def people(counts, seed):
+    """Users of each domain with their candidates; what they took stands anywhere."""
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(counts)
+    domains = np.repeat([0, 1], counts)
+    noise = torch.rand(total, NUM_CANDIDATES, generator=generator)
+    rows = noise.argsort(1)[:, :NUM_CANDIDATES] + 1
+    numbers = torch.randn(total, NUM_CANDIDATES, 2, generator=generator)
+    sign = torch.from_numpy(np.where(domains == 0, 1.0, -1.0)).float()
+    place = (numbers[:, :, 0] * sign[:, None]).argmax(1)
+    labels = torch.nn.functional.one_hot(place, NUM_CANDIDATES).float()[:, :, None]
+    each = Jagged.one_each(rows.gather(1, place[:, None])[:, 0])
+    features = {"history": Jagged.one_each(rows[:, 0]), "user": Jagged.one_each(place)}
+    scores = -torch.arange(NUM_CANDIDATES).float().expand(total, -1)
+    queries = DomainQueries(
+        domain=0,
+        names=NAMES,
+        held_out=HeldOut(positions=np.arange(total), targets=each, seen=each),
+        domain_of_query=domains,
+        num_events=torch.full((total,), 20),
+        item_counts=torch.ones(NUM_ITEMS + 1, dtype=torch.int64),
+    )
+    candidates = Candidates(TopK(scores, rows), numbers)
+    return queries, RankingExamples(JaggedBatch(features), candidates, labels)
+
+
+def ground_of(model, examples):
+    shop = PRESETS["shop"]()
+    adapting = replace(
+        shop.adapter,
+        rank=4,
+        batch_size=16,
+        max_epochs=15.0,
+        max_share=1.0,
+        schedule=ScheduleConfig(learning_rate=2e-2),
+        device="cpu",
+        patience=20,
+    )
+    return SimpleNamespace(
+        config=replace(shop, adapter=adapting),
+        trained=SimpleNamespace(model=model),
+        examples=lambda _: examples,
+    )
+
+
+def test_an_adapter_learns_its_domains_order_and_no_other_list_moves():
+    model = ranker()
+    digest = digest_of_weights(model)
+    learning, examples = people((120, 0), seed=1)
+    adapter, best_step, num_taught = taught(ground_of(model, examples), learning, "books", False)
+    assert best_step > 0
+    assert num_taught == 96
+    # The base is as it was, to the biases of its router.
+    assert digest_of_weights(model) == digest == adapter.base_digest
+    judging, seen = people((60, 60), seed=2)
+    ground = ground_of(model, seen)
+    base = measured(ground, judging, seen, {})
+    adapted = measured(ground, judging, seen, {"books": adapter})
+    before, after = (result.per_user("ndcg@10") for result in (base, adapted))
+    assert float(after[:60].mean()) > float(before[:60].mean()) + 0.3
+    assert torch.equal(after[60:], before[60:])
+    verdicts = harm_verdicts(judging, base, adapted, ground.config.adapter)
+    assert {one.name for one in verdicts} >= {
+        "ndcg@10 of domain books",
+        "lists of domain films unchanged",
+    }
+    assert all(one.passed for one in verdicts)
+
+
+def test_a_domain_of_too_few_users_is_refused_in_words():
+    learning, examples = people((9, 0), seed=1)
+    with pytest.raises(ValueError, match="'books' has 7 held-out users to learn from"):
+        taught(ground_of(ranker(), examples), learning, "books", False)

@@ -1,0 +1,78 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pipelines.cli.main import app
+from pipelines.config.tracking import TrackingConfig
+from pipelines.publishing.promotion import champions
+from pipelines.tracking.tracking import outbox_of, store_uri
+from serving.bundle.synthetic import write_synthetic_bundle
+
+
+@pytest.mark.slow
+def test_a_run_is_tracked_from_its_curves_to_its_champion(
+    tmp_path: Path, tiny_shop: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    with tiny_shop.open("a") as file:
+        file.write('[tracking]\nmodel = "shop"\n')
+    workspace = tmp_path / "run"
+
+    result = CliRunner().invoke(app, ["run", "-q", "-c", str(tiny_shop), "-w", str(workspace)])
+
+    assert result.exit_code == 0, result.output
+    assert outbox_of(workspace).waiting() == []
+    from mlflow.tracking import MlflowClient
+
+    uri = store_uri(TrackingConfig(), outbox_of(workspace))
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    experiment = client.get_experiment_by_name("recsys")
+    assert experiment is not None
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    metrics = json.loads((workspace / "evaluate" / "metrics.json").read_text())
+    blend = metrics["given"]["test"]["blend"]["ndcg@10"]
+    assert runs["evaluate"].data.metrics["given/test/blend/ndcg_at_10"] == blend
+    curve = (workspace / "train_two_tower" / "given" / "curve.jsonl").read_text().splitlines()
+    losses = [row for row in map(json.loads, curve) if "loss" in row]
+    trained = runs["train_two_tower"]
+    history = client.get_metric_history(trained.info.run_id, "given/loss")
+    assert [point.step for point in history] == [row["step"] for row in losses]
+    assert trained.data.params["training.batch_size"] == "64"
+    assert "data.build_features" in trained.data.tags
+    champion = client.get_model_version_by_alias("shop", "champion")
+    assert Path(champion.source.removeprefix("file://")) == (
+        (workspace / "bundles" / "current").resolve()
+    )
+    assert champions(workspace / "bundles") == [champion.tags["bundle"]]
+
+
+def test_promote_and_rollback_go_on_without_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    bundles = tmp_path / "bundles"
+    bundles.mkdir()
+    for version in ("v1", "v2"):
+        write_synthetic_bundle(bundles, version)
+        result = CliRunner().invoke(app, ["promote", version, "-b", str(bundles)])
+        assert result.exit_code == 0, result.output
+    assert "no answer from http://127.0.0.1:9" in " ".join(result.output.split())
+
+    result = CliRunner().invoke(app, ["rollback", "-b", str(bundles)])
+
+    assert result.exit_code == 0, result.output
+    assert "champion is v1 (before: v2)" in result.output
+    assert (bundles / "current").resolve().name == "bundle-v1"
+    result = CliRunner().invoke(app, ["sync", "-w", str(tmp_path)])
+    assert result.exit_code == 75
+    assert "6 waiting" in result.output
+
+
+def test_rolling_back_the_first_champion_says_so(tmp_path: Path):
+    (tmp_path / "bundles").mkdir()
+    result = CliRunner().invoke(app, ["rollback", "-b", str(tmp_path / "bundles")])
+    assert result.exit_code == 2
+    assert "no champion yet" in result.output

@@ -1,0 +1,149 @@
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from pipelines.config.toml import merge, parse_assignment, plain, read_toml, to_toml, validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tower:
+    embedding_dim: int = 64
+    temperature: float = 0.05
+    features: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be > 0, got {self.temperature}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    kind: Literal["category", "number"] = "category"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    name: str
+    tower: Tower = field(default_factory=Tower)
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    events: Path | None = None
+
+
+def test_tables_become_frozen_dataclasses() -> None:
+    run = validate(
+        Run,
+        {
+            "name": "shop",
+            "tower": {"embedding_dim": 32, "temperature": 1, "features": ["a"]},
+            "columns": {"age": {"kind": "number"}},
+            "events": "events.csv",
+        },
+        "shop.toml",
+    )
+    assert run == Run(
+        name="shop",
+        tower=Tower(embedding_dim=32, temperature=1.0, features=("a",)),
+        columns={"age": Column(kind="number")},
+        events=Path("events.csv"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            {"tower": {"embeding_dim": 3}},
+            "shop.toml: unknown key 'tower.embeding_dim'; did you mean 'tower.embedding_dim'?",
+        ),
+        (
+            {"embedding_dim": 3},
+            "shop.toml: unknown key 'embedding_dim'; did you mean 'tower.embedding_dim'?",
+        ),
+        (
+            {"columns": {"age": {"knd": "number"}}},
+            "shop.toml: unknown key 'columns.age.knd'; did you mean 'columns.age.kind'?",
+        ),
+        (
+            {"tower": {"zzz": 3}},
+            "shop.toml: unknown key 'tower.zzz'; allowed here: embedding_dim, features, "
+            "temperature",
+        ),
+        (
+            {"tower": {"embedding_dim": "32"}},
+            "shop.toml: tower.embedding_dim = '32': Input should be a valid integer",
+        ),
+        (
+            {"columns": {"age": {"kind": "numbr"}}},
+            "shop.toml: columns.age.kind = 'numbr': Input should be 'category' or 'number'",
+        ),
+        ({"tower": {"temperature": -1}}, "shop.toml: tower: temperature must be > 0, got -1.0"),
+        ({"tower": {"features": ["a", 3]}}, "shop.toml: tower.features[1] = 3: Input should be"),
+        ({"tower": 3}, "shop.toml: tower = 3: "),
+    ],
+)
+def test_faults_name_file_key_value_and_what_is_allowed(
+    table: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=r"shop\.toml") as caught:
+        validate(Run, {"name": "shop", **table}, "shop.toml")
+    assert str(caught.value).startswith(message)
+
+
+def test_missing_value_is_named() -> None:
+    with pytest.raises(ValueError, match=r"shop\.toml: name is missing"):
+        validate(Run, {}, "shop.toml")
+
+
+def test_every_fault_is_told_at_once() -> None:
+    with pytest.raises(ValueError, match="a") as caught:
+        validate(Run, {"name": 3, "tower": {"embedding_dim": True}}, "shop.toml")
+    assert len(str(caught.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "table"),
+    [
+        ("a.b=3", {"a": {"b": 3}}),
+        ("a.b=true", {"a": {"b": True}}),
+        ("a=[1, 2]", {"a": [1, 2]}),
+        ('a="x=y"', {"a": "x=y"}),
+        ("a.b = plain words", {"a": {"b": "plain words"}}),
+    ],
+)
+def test_assignments(text: str, table: dict[str, object]) -> None:
+    assert parse_assignment(text) == table
+
+
+@pytest.mark.parametrize("text", ["a.b", "=3", "a..b=3"])
+def test_bad_assignments_show_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not an assignment; write --set table\.key=value"):
+        parse_assignment(text)
+
+
+def test_overrides_replace_leaves_and_keep_the_rest() -> None:
+    assert merge({"a": {"b": 1, "c": [1]}, "d": 2}, {"a": {"c": [3]}}) == {
+        "a": {"b": 1, "c": [3]},
+        "d": 2,
+    }
+
+
+def test_resolved_configuration_reads_back_equal() -> None:
+    run = Run(
+        name='a "shop"\n',
+        tower=Tower(temperature=1e-05, features=("a", "b")),
+        columns={"the age": Column(kind="number")},
+    )
+    text = to_toml(plain(run))
+    assert validate(Run, tomllib.loads(text), "resolved") == run
+
+
+def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "shop.toml").write_text("events = my.csv\n")
+    with pytest.raises(ValueError, match=r"shp\.toml; did you mean .*shop\.toml\?"):
+        read_toml(tmp_path / "shp.toml")
+    with pytest.raises(ValueError, match=r"shop\.toml is not valid TOML: .*line 1.*quotes"):
+        read_toml(tmp_path / "shop.toml")

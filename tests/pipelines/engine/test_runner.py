@@ -1,0 +1,203 @@
+import json
+import os
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.engine.errors import WorkspaceBusyError
+from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.engine.stage import Stage, StageContext, StageRows
+from pipelines.engine.workspace import Workspace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    path: Path
+    factor: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyConfig:
+    """Stands in for RunConfig: two stages need no more."""
+
+    workspace: Path
+    numbers: Numbers
+    report: dict[str, str] = field(default_factory=dict)
+
+    def raw_file_keys(self) -> list[str]:
+        return ["numbers.path"]
+
+
+def multiply(context: StageContext) -> StageRows:
+    config: Any = context.config
+    numbers = json.loads(config.numbers.path.read_text())
+    context.checkpoints.mkdir(parents=True, exist_ok=True)
+    (context.output / "product.json").write_text(
+        json.dumps([number * config.numbers.factor for number in numbers])
+    )
+    return StageRows(rows_in=len(numbers), rows_out=len(numbers))
+
+
+def add_up(context: StageContext) -> StageRows:
+    numbers = json.loads((context.inputs["multiply"] / "product.json").read_text())
+    (context.output / "sum.json").write_text(json.dumps(sum(numbers)))
+    return StageRows(rows_in=len(numbers), rows_out=1)
+
+
+def stage(name: str, function: Any, reads: tuple[str, ...], sections: tuple[str, ...]) -> Stage:
+    return Stage(
+        name=name,
+        description=name,
+        reads=reads,
+        writes="numbers",
+        sections=sections,
+        code=("pipelines/engine/stage.py",),
+        libraries=("numpy",),
+        function=function,
+        raw_files=lambda config: {} if reads else {"numbers": config.numbers.path},  # type: ignore[attr-defined]
+    )
+
+
+STAGES = [
+    stage("multiply", multiply, (), ("numbers",)),
+    stage("add_up", add_up, ("multiply",), ("report",)),
+]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TinyConfig:
+    (tmp_path / "numbers.json").write_text("[1, 2, 3]")
+    return TinyConfig(workspace=tmp_path / "work", numbers=Numbers(path=tmp_path / "numbers.json"))
+
+
+def run(config: Any, stages: list[Stage] = STAGES, **options: Any) -> dict[str, str]:
+    outcomes = run_stages(stages, config, **options)
+    return {outcome.stage: "skipped" if outcome.skipped else "ran" for outcome in outcomes}
+
+
+def result(config: TinyConfig) -> int:
+    return int(json.loads((config.workspace / "add_up/sum.json").read_text()))
+
+
+def test_second_run_skips_what_would_come_out_the_same(config: TinyConfig) -> None:
+    assert run(config) == {"multiply": "ran", "add_up": "ran"}
+    assert result(config) == 12
+    assert run(config) == {"multiply": "skipped", "add_up": "skipped"}
+
+
+def test_changed_settings_run_the_stages_they_shape(config: TinyConfig, tmp_path: Path) -> None:
+    run(config)
+    other_report = TinyConfig(
+        workspace=config.workspace, numbers=config.numbers, report={"title": "x"}
+    )
+    assert run(other_report) == {"multiply": "skipped", "add_up": "ran"}
+    other_factor = TinyConfig(
+        workspace=config.workspace, numbers=Numbers(path=config.numbers.path, factor=3)
+    )
+    assert run(other_factor) == {"multiply": "ran", "add_up": "ran"}
+    assert result(config) == 18
+
+
+def test_raw_files_count_by_content_not_by_place(config: TinyConfig, tmp_path: Path) -> None:
+    run(config)
+    moved = tmp_path / "moved.json"
+    config.numbers.path.rename(moved)
+    again = TinyConfig(workspace=config.workspace, numbers=Numbers(path=moved))
+    assert run(again) == {"multiply": "skipped", "add_up": "skipped"}
+    moved.write_text("[1, 2, 4]")
+    assert run(again) == {"multiply": "ran", "add_up": "ran"}
+    assert result(config) == 14
+
+
+def test_equal_output_stops_the_ripple(config: TinyConfig) -> None:
+    run(config)
+    config.numbers.path.write_text("[1,   2, 3]")
+    assert run(config) == {"multiply": "ran", "add_up": "skipped"}
+
+
+def test_missing_output_file_is_made_again(config: TinyConfig) -> None:
+    run(config)
+    (config.workspace / "multiply/product.json").unlink()
+    assert run(config) == {"multiply": "ran", "add_up": "skipped"}
+
+
+def test_forced_stage_runs_again(config: TinyConfig) -> None:
+    run(config)
+    assert run(config, force=["multiply"]) == {"multiply": "ran", "add_up": "skipped"}
+
+
+def test_manifest_holds_what_repeats_and_run_what_does_not(config: TinyConfig) -> None:
+    run(config)
+    manifests = {
+        name: (config.workspace / name / "manifest.json") for name in ("multiply", "add_up")
+    }
+    before = {name: path.read_bytes() for name, path in manifests.items()}
+    run(config, force=["multiply", "add_up"])
+    assert {name: path.read_bytes() for name, path in manifests.items()} == before
+    record = json.loads((config.workspace / "multiply/run.json").read_text())
+    assert record.keys() == {"seconds", "host", "started", "peak_memory_bytes"}
+    manifest = json.loads(before["multiply"])
+    assert manifest["config"] == {"numbers": {"factor": 2}}
+    assert manifest["rows"] == {"in": 3, "out": 3}
+
+
+def test_stage_without_its_input_says_which_to_run(config: TinyConfig) -> None:
+    with pytest.raises(
+        ValueError, match=r"add_up reads the artefact of multiply.*--until multiply"
+    ):
+        run(config, STAGES[1:])
+
+
+def test_missing_raw_file_is_named(config: TinyConfig) -> None:
+    config.numbers.path.unlink()
+    with pytest.raises(ValueError, match=r"numbers: there is no file .*numbers\.json"):
+        run(config)
+
+
+def test_failed_stage_leaves_no_artifact_and_keeps_what_came_before(config: TinyConfig) -> None:
+    def fail(context: StageContext) -> StageRows:
+        (context.output / "half.json").write_text("[")
+        raise ValueError("the third row is bad")
+
+    with pytest.raises(ValueError, match="third row"):
+        run(config, [STAGES[0], stage("add_up", fail, ("multiply",), ())])
+    assert not (config.workspace / "add_up").exists()
+    assert run(config) == {"multiply": "skipped", "add_up": "ran"}
+    assert not list(config.workspace.glob(".partial-*"))
+
+
+def test_killed_stage_resumes_from_its_checkpoints(config: TinyConfig) -> None:
+    def count_to_three(context: StageContext) -> StageRows:
+        context.checkpoints.mkdir(parents=True, exist_ok=True)
+        done = len(list(context.checkpoints.iterdir()))
+        for step in range(done, 3):
+            (context.checkpoints / str(step)).write_text("")
+            if step == 1 and done == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        (context.output / "started_at").write_text(str(done))
+        return StageRows(rows_in=3, rows_out=3)
+
+    stages = [stage("multiply", count_to_three, (), ("numbers",))]
+    pid = os.fork()
+    if pid == 0:
+        run(config, stages)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert run(config, stages) == {"multiply": "ran"}
+    assert (config.workspace / "multiply/started_at").read_text() == "2"
+    assert not list((config.workspace / "checkpoints").iterdir())
+
+
+def test_two_runs_exclude_each_other(config: TinyConfig) -> None:
+    with Workspace(config.workspace).lock(), pytest.raises(WorkspaceBusyError, match="process"):
+        run(config)
+
+
+def test_stages_are_picked_by_name() -> None:
+    assert [stage.name for stage in pick_stages(STAGES, [], "multiply")] == ["multiply"]
+    assert [stage.name for stage in pick_stages(STAGES, ["add_up"], None)] == ["add_up"]
+    with pytest.raises(ValueError, match="no stage 'multipy'; did you mean 'multiply'"):
+        pick_stages(STAGES, ["multipy"], None)

@@ -1,0 +1,87 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.engine.errors import WorkspaceBusyError
+from pipelines.engine.workspace import Workspace
+
+
+def test_second_run_is_told_who_holds_the_workspace(tmp_path: Path) -> None:
+    with Workspace(tmp_path).lock():
+        script = f"""
+from pathlib import Path
+from pipelines.engine.errors import WorkspaceBusyError
+from pipelines.engine.workspace import Workspace
+try:
+    with Workspace(Path({str(tmp_path)!r})).lock():
+        raise SystemExit("got the lock")
+except WorkspaceBusyError as error:
+    raise SystemExit(str(error))
+"""
+        result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert f"is in use by process {os.getpid()}, started" in result.stderr
+    assert "--workspace" in result.stderr
+
+
+def test_lock_is_free_after_the_holder_ends_however_it_ends(tmp_path: Path) -> None:
+    script = f"""
+import os, signal
+from pathlib import Path
+from pipelines.engine.workspace import Workspace
+with Workspace(Path({str(tmp_path)!r})).lock():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode == -9
+    for _ in range(2):
+        with (
+            Workspace(tmp_path).lock(),
+            pytest.raises(WorkspaceBusyError),
+            Workspace(tmp_path).lock(),
+        ):
+            pass
+
+
+def test_lock_sweeps_what_a_killed_run_left(tmp_path: Path) -> None:
+    (tmp_path / ".partial-train_two_tower").mkdir()
+    (tmp_path / ".partial-train_two_tower/half.npy").write_bytes(b"0")
+    with Workspace(tmp_path).lock() as swept:
+        assert swept == [".partial-train_two_tower"]
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_unwritable_workspace_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"cannot write to the workspace .*--workspace"):
+        Workspace(tmp_path / "file" / "inside").check_writable()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_read_only_folder_says_what_to_do(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ValueError, match=r"cannot write to the workspace .*Permission denied"):
+        Workspace(tmp_path).check_writable()
+
+
+def test_ledger_survives_a_torn_line(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    assert workspace.ledger() == []
+    workspace.append_to_ledger({"split": "test", "run": 1})
+    with (tmp_path / "ledger.jsonl").open("a") as file:
+        file.write('{"split": "te')
+    workspace.append_to_ledger({"split": "test", "run": 2})
+    assert [entry.get("run", "torn" in entry) for entry in workspace.ledger()] == [1, True, 2]
+
+
+def test_only_the_matching_training_state_is_kept(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    for making in ("a" * 64, "b" * 64):
+        workspace.checkpoints("train_two_tower", making).mkdir(parents=True)
+    workspace.keep_only_checkpoints("train_two_tower", "a" * 64)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [
+        "train_two_tower-" + "a" * 16
+    ]
+    workspace.keep_only_checkpoints("train_two_tower", None)
+    assert list((tmp_path / "checkpoints").iterdir()) == []

@@ -1,0 +1,177 @@
+"""Four users whose analysis can be worked out by hand.
+
+user   history  target  list by "good"
+1      1 2      3       3 4
+2      1 2      4       3 4
+3      1 3      2       2 4
+4      -        1       1 2
+
+So users have items 1, 2, 3 in training 3, 2, 1 times, items 4 and 5 never. "poor" lists nothing.
+"""
+
+from math import log, log2
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from pipelines.config.run import EvaluationConfig
+from pipelines.evaluation.analyse import Background, analyse_split, best_single, item_domains
+from pipelines.evaluation.analysis import SplitAnalysis
+from pipelines.inputs.tensors import ModelInputs
+from recsys.data.batch import Jagged
+from recsys.data.dataset import Sequences
+from recsys.data.top_k import TopK
+from recsys.evaluation.ranking import RankingResult
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+
+CONFIG = EvaluationConfig(
+    ks=(2,), primary_metric="ndcg@2", metrics=("recall@1",), num_resamples=100, category_slices=1
+)
+SECOND = 1 / log2(3)
+
+
+def ranking(ranks: list[int], lists: list[list[int]]) -> RankingResult:
+    rows = torch.tensor(lists)
+    return RankingResult(
+        metrics={},
+        num_users=4,
+        user_rows=torch.arange(1, 5),
+        targets=Jagged.one_each(torch.tensor([3, 4, 2, 1])),
+        ranks=Jagged.one_each(torch.tensor(ranks)),
+        top_k=TopK(torch.zeros(rows.shape), rows),
+    )
+
+
+GOOD = ranking([1, 2, 1, 1], [[3, 4], [3, 4], [2, 4], [1, 2]])
+POOR = ranking([0, 0, 0, 0], [[-1, -1]] * 4)
+PERFECT = ranking([1, 1, 1, 1], [[3, 4], [4, 3], [2, 4], [1, 2]])
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Background:
+    """The features artefact: items 1 and 5 are for the garden, 2, 3 and 4 for the kitchen."""
+    (tmp_path / "vocabularies").mkdir()
+    names = pl.DataFrame({"row": [1, 2], "id": ["garden", "kitchen"]})
+    names.write_parquet(tmp_path / "vocabularies" / "categories.parquet")
+    ends = np.array([0, 3, 6, 9, 10])
+    sequences = Sequences(
+        item_rows=np.array([1, 2, 3, 1, 2, 4, 1, 3, 2, 1]),
+        offsets=np.array([0, *ends]),
+        train_end=np.array([0, 2, 5, 8, 9]),
+        validation_end=ends,
+    )
+    content = torch.tensor([[0.0, 0], [1, 0], [0, 1], [1, 0], [0, 1], [1, 0]])
+    categories = Jagged.from_lists([[], [1], [2], [2], [2], [1]])
+    inputs = ModelInputs(
+        sequences=sequences,
+        catalogue=ItemCatalogue(content, categories),
+        sizes=FeatureSizes(num_item_rows=6, content_dim=2, num_categories=3),
+        user_features={},
+    )
+    return Background.of(inputs, tmp_path, "digest")
+
+
+@pytest.fixture
+def analysis(known: Background) -> SplitAnalysis:
+    results = {"good": GOOD, "poor": POOR, "same": GOOD}
+    lengths = torch.tensor([2, 2, 2, 0])
+    return analyse_split(results, known, CONFIG, lengths=lengths, baseline="good", seed=0)
+
+
+def test_background_counts_training_events_only(known: Background) -> None:
+    assert known.popularity.tolist() == [0, 3, 2, 1, 0, 0]
+    assert known.histories.lengths().tolist() == [0, 2, 2, 2, 0]
+    assert known.num_users == 3
+    assert known.category_names == ["", "garden", "kitchen"]
+
+
+def test_intervals_hold_the_means(analysis: SplitAnalysis) -> None:
+    assert (analysis.num_users, analysis.num_targets) == (4, 4)
+    found = analysis.models["good"].intervals
+    assert list(found) == ["ndcg@2", "recall@1"]
+    assert found["ndcg@2"].mean == pytest.approx((3 + SECOND) / 4)
+    assert found["recall@1"].mean == pytest.approx(0.75)
+    assert found["recall@1"].low < 0.75 < found["recall@1"].high
+    assert tuple(analysis.models["poor"].intervals["ndcg@2"]) == (0, 0, 0, 4)
+
+
+def test_slices_hold_their_users_and_an_empty_one_has_no_value(analysis: SplitAnalysis) -> None:
+    slices = {(part.group, part.name): part for part in analysis.models["good"].slices}
+    expected = {
+        ("item_popularity", "head"): (1, 1.0),
+        ("item_popularity", "torso"): (2, 1.0),
+        ("item_popularity", "cold"): (1, SECOND),
+        ("user_activity", "new"): (4, (3 + SECOND) / 4),
+        ("history_length", "0"): (1, 1.0),
+        ("history_length", "1-5"): (3, (2 + SECOND) / 3),
+        # The largest category alone: garden has one target.
+        ("category", "kitchen"): (3, (2 + SECOND) / 3),
+    }
+    found = {name: part for name, part in slices.items() if part.num_targets}
+    assert set(found) == set(expected)
+    for name, (num_users, mean) in expected.items():
+        assert found[name].num_users == num_users
+        assert found[name].metrics["ndcg@2"].mean == pytest.approx(mean)
+    tail = slices["item_popularity", "tail"]
+    assert (tail.num_users, tail.num_targets, tail.metrics) == (0, 0, {})
+    assert slices["user_activity", "heavy"].metrics == {}
+
+
+def test_lists_are_measured_beyond_accuracy(analysis: SplitAnalysis) -> None:
+    half_kitchen = 0.5 * log(0.5 / 0.005) + 0.5 * log(0.5 / 0.995)
+    assert analysis.models["good"].beyond_accuracy == pytest.approx(
+        {
+            "coverage@2": 4 / 5,
+            # Items are shown 0, 1, 2, 2, 3 times.
+            "gini@2": (-2 * 1 + 2 * 2 + 4 * 3) / (5 * 8),
+            # A cold item is as novel as one that one user has.
+            "novelty@2": (2 * log2(3) + (log2(1.5) + log2(3)) / 2 + log2(1.5) / 2) / 4,
+            "average_popularity@2": (0.5 + 0.5 + 1 + 2.5) / 4,
+            "intra_list_diversity@2": 3 / 4,
+            "category_diversity@2": 1 / 4,
+            # User 4 has no history, and so neither a mix nor a popularity to hold lists against.
+            "miscalibration@2": half_kitchen,
+            "popularity_lift@2": (2 / 3) / (7 / 3) - 1,
+        }
+    )
+
+
+def test_what_empty_lists_leave_undefined_is_absent(analysis: SplitAnalysis) -> None:
+    assert analysis.models["poor"].beyond_accuracy == pytest.approx(
+        {"coverage@2": 0, "gini@2": 0, "miscalibration@2": -log(0.01)}
+    )
+
+
+def test_paired_tests_are_corrected_together(analysis: SplitAnalysis) -> None:
+    tests = {(test.candidate, test.metric): test for test in analysis.comparisons}
+    assert set(tests) == {(name, m) for name in ("poor", "same") for m in ("ndcg@2", "recall@10")}
+    assert {test.baseline for test in tests.values()} == {"good"}
+    worse = tests["poor", "recall@10"]
+    assert worse.difference == -1
+    # Of 16 ways to flip four signs 2 are as far out, and equal outcomes count half.
+    assert worse.p_value == pytest.approx(1 / 16, abs=0.01)
+    assert worse.adjusted_p_value == pytest.approx(4 / 16, abs=0.04)
+    assert not worse.significant
+    same = tests["same", "ndcg@2"]
+    assert (same.difference, same.p_value, same.adjusted_p_value) == (0, 1, 1)
+
+
+def test_the_best_single_model_is_no_blend() -> None:
+    results = {"popularity": POOR, "two_tower": GOOD, "blend": PERFECT}
+    assert best_single(results, "ndcg@2", ("blend",)) == "two_tower"
+    assert best_single({"blend": PERFECT}, "ndcg@2", ("blend",)) == "blend"
+
+
+def test_items_are_cut_by_the_domain_of_the_catalogue(tmp_path: Path) -> None:
+    assert item_domains(tmp_path, 4) == (None, [])
+    items = pl.DataFrame({"item_row": [1, 2, 3], "domain": ["toys", None, "books"]})
+    items.write_parquet(tmp_path / "items.parquet")
+    domains, names = item_domains(tmp_path, 4)
+    assert domains is not None
+    assert names == ["", "books", "toys"]
+    assert domains.values.tolist() == [0, 2, 0, 1]
+    items.drop("domain").write_parquet(tmp_path / "items.parquet")
+    assert item_domains(tmp_path, 4) == (None, [])

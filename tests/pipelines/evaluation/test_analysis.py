@@ -1,0 +1,71 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines.config.run import EvaluationConfig
+from pipelines.evaluation.analysis import Analysis, ModelAnalysis, SplitAnalysis
+from pipelines.tracking.recorder import numbers_of_analysis
+from recsys.evaluation.bootstrap import Interval
+from recsys.evaluation.significance import Comparison
+from recsys.evaluation.slices import SliceMetrics
+
+
+def made() -> Analysis:
+    model = ModelAnalysis(
+        intervals={"ndcg@10": Interval(0.2, 0.1, 0.3, 7)},
+        beyond_accuracy={"coverage@10": 0.5},
+        slices=(
+            SliceMetrics(
+                group="item_popularity",
+                name="head",
+                num_users=7,
+                num_targets=9,
+                metrics={"ndcg@10": Interval(0.4, 0.2, 0.6, 7)},
+            ),
+            SliceMetrics(
+                group="item_popularity", name="cold", num_users=0, num_targets=0, metrics={}
+            ),
+        ),
+    )
+    test = Comparison("ndcg@10", "a", "b", 7, 0.2, 0.3, 0.1, 0.0, 0.2, 0.01, 0.02, True)
+    part = SplitAnalysis(num_users=7, num_targets=9, models={"a": model}, comparisons=(test,))
+    return Analysis(
+        orders={"given": {"test": part}}, data_digest="d", protocol="p", primary_metric="ndcg@10"
+    )
+
+
+def test_an_analysis_is_read_as_it_was_written(tmp_path: Path) -> None:
+    made().save(tmp_path)
+    assert Analysis.load(tmp_path) == made()
+    json.loads((tmp_path / "analysis.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_a_missing_analysis_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--force evaluate"):
+        Analysis.load(tmp_path)
+
+
+def test_tracked_numbers_hold_interval_slices_and_no_empty_slice() -> None:
+    assert numbers_of_analysis(made()) == {
+        "given/test/a/ndcg@10/low": 0.1,
+        "given/test/a/ndcg@10/high": 0.3,
+        "given/test/a/coverage@10": 0.5,
+        "given/test/a/slices/item_popularity/head/ndcg@10": 0.4,
+    }
+
+
+@pytest.mark.parametrize("name", ["ndcg", "map@0", "auc@10"])
+def test_a_metric_that_does_not_exist_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="metric must be one of"):
+        EvaluationConfig(metrics=(name,))
+
+
+def test_map_and_precision_can_be_asked_for() -> None:
+    config = EvaluationConfig(primary_metric="map@20", metrics=("precision@5", "map@20"))
+    assert config.interval_metrics() == ["map@20", "precision@5"]
+
+
+def test_too_few_resamples_are_refused() -> None:
+    with pytest.raises(ValueError, match="0 or at least 100, got 50"):
+        EvaluationConfig(num_resamples=50)

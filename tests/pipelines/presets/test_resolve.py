@@ -1,0 +1,66 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from pipelines.config.run import DataConfig, RunConfig, TrainingConfig
+from pipelines.config.toml import plain, to_toml, validate
+from pipelines.datasets.registry import DATASETS
+from pipelines.presets import PRESETS
+from pipelines.presets.resolve import resolve, with_dataset
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_reads_back_equal_from_its_resolved_toml(name: str) -> None:
+    preset = PRESETS[name]()
+    assert resolve(preset=name) == preset
+    assert validate(RunConfig, tomllib.loads(to_toml(plain(preset))), "resolved") == preset
+
+
+@pytest.mark.parametrize("name", [name for name, data in DATASETS.items() if not data.generated])
+def test_every_data_set_has_a_preset(name: str) -> None:
+    preset = DATASETS[name].preset
+    # The settings for a shop of one's own name no data set.
+    assert PRESETS[preset]().data.dataset == (None if preset == "shop" else name)
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    path = tmp_path / "shop.toml"
+    path.write_text(
+        'preset = "amazon_toys"\nseed = 1\n[two_tower]\nembedding_dim = 32\nmax_history = 9\n'
+    )
+    config = resolve(
+        path, assignments=["two_tower.embedding_dim=16"], workspace=tmp_path / "elsewhere"
+    )
+    assert config.data.dataset == "amazon-toys"
+    assert config.seed == 1
+    assert (config.two_tower.embedding_dim, config.two_tower.max_history) == (16, 9)
+    assert config.workspace == tmp_path / "elsewhere"
+
+
+def test_file_paths_are_relative_to_the_toml(tmp_path: Path) -> None:
+    path = tmp_path / "shop.toml"
+    path.write_text('[data]\nevents = ["a.csv", "b.csv"]\nitems = "/elsewhere/items.csv"\n')
+    data = resolve(path).data
+    assert data.event_paths() == (tmp_path / "a.csv", tmp_path / "b.csv")
+    assert data.items == Path("/elsewhere/items.csv")
+
+
+def test_data_set_and_files_exclude_each_other(tmp_path: Path) -> None:
+    config = RunConfig(
+        workspace=tmp_path,
+        data=DataConfig(dataset="movielens-100k", events=tmp_path / "events.csv"),
+    )
+    with pytest.raises(ValueError, match=r"both data\.dataset .* keep one"):
+        with_dataset(config)
+
+
+def test_passes_become_steps() -> None:
+    config = TrainingConfig(batch_size=100, max_epochs=3.0, warmup_share=0.1)
+    train = config.for_examples(1_050)
+    assert (train.num_steps, train.eval_every) == (30, 10)
+    assert (train.schedule.warmup_steps, train.schedule.decay_steps) == (3, 30)
+    tiny = config.for_examples(5)
+    assert (tiny.num_steps, tiny.eval_every) == (3, 1)
+    capped = TrainingConfig(batch_size=100, max_epochs=3.0, max_steps=7).for_examples(1_050)
+    assert capped.num_steps == 7

@@ -1,0 +1,58 @@
+import math
+
+import pytest
+
+from pipelines.config.run import ReleaseConfig
+from pipelines.publishing.checks import release_verdicts
+
+
+def metrics(blend: float, popularity: float = 0.1) -> dict[str, dict[str, float]]:
+    return {"blend": {"ndcg@10": blend}, "popularity": {"ndcg@10": popularity}}
+
+
+def passed(verdicts: list) -> dict[str, bool]:
+    return {verdict.name: verdict.passed for verdict in verdicts}
+
+
+def test_better_bundle_passes_every_check() -> None:
+    verdicts = release_verdicts(metrics(0.2), 1.0, metrics(0.19), ReleaseConfig())
+    assert passed(verdicts) == {
+        "ndcg@10 above popularity": True,
+        "index recall": True,
+        "ndcg@10 against the champion": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("blend", "recall", "champion", "failed"),
+    [
+        (0.09, 1.0, None, "ndcg@10 above popularity"),
+        (math.nan, 1.0, None, "ndcg@10 above popularity"),
+        (0.2, 0.98, None, "index recall"),
+        (0.2, math.nan, None, "index recall"),
+        (0.2, 1.0, 0.23, "ndcg@10 against the champion"),
+    ],
+)
+def test_each_fault_fails_its_check_alone(
+    blend: float, recall: float, champion: float | None, failed: str
+) -> None:
+    before = None if champion is None else metrics(champion)
+    verdicts = release_verdicts(metrics(blend), recall, before, ReleaseConfig())
+    assert [verdict.name for verdict in verdicts if not verdict.passed] == [failed]
+
+
+def test_a_little_worse_than_the_champion_is_allowed() -> None:
+    verdicts = release_verdicts(metrics(0.181), 1.0, metrics(0.2), ReleaseConfig())
+    assert all(passed(verdicts).values())
+
+
+def test_unmeasured_metric_lists_the_measured() -> None:
+    with pytest.raises(ValueError, match=r"'ndcg@11' was not measured; it must be one of ndcg@10"):
+        release_verdicts(metrics(0.2), 1.0, None, ReleaseConfig(metric="ndcg@11"))
+
+
+def test_a_served_ranker_is_what_is_checked() -> None:
+    ranked = {**metrics(0.2), "blend_fast": {"ndcg@10": 0.2}, "ranked": {"ndcg@10": 0.09}}
+    verdicts = release_verdicts(ranked, 1.0, metrics(0.19), ReleaseConfig())
+    assert not passed(verdicts)["ndcg@10 above popularity"]
+    assert not passed(verdicts)["ndcg@10 against the champion"]

@@ -1,0 +1,132 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines.config.tracking import TrackingConfig
+from pipelines.engine.outbox import Outbox, read_lines
+from pipelines.publishing.promotion import (
+    challenger,
+    champions,
+    history,
+    note_release,
+    promote,
+    rollback,
+)
+from pipelines.tracking.tracking import outbox_of
+from serving.bundle.manifest import read_manifest
+from serving.bundle.synthetic import write_synthetic_bundle
+
+CONFIG = TrackingConfig(model="shop")
+
+
+@pytest.fixture
+def bundles(tmp_path: Path) -> Path:
+    """Three bundles, none of them published."""
+    folder = tmp_path / "bundles"
+    folder.mkdir()
+    for version in ("v1", "v2", "v3"):
+        write_synthetic_bundle(folder, version)
+    return folder
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Outbox:
+    return outbox_of(tmp_path)
+
+
+def served(bundles: Path) -> str:
+    return read_manifest((bundles / "current").resolve())[0].version
+
+
+def test_promote_serves_the_bundle_and_tells_the_registry(bundles: Path, outbox: Outbox):
+    change = promote(bundles, "v1", config=CONFIG, outbox=outbox)
+    assert served(bundles) == "v1"
+    assert (change.version, change.previous) == ("v1", None)
+    (path,) = outbox.waiting()
+    told = [event for _, event in read_lines(path)]
+    assert [event["event"] for event in told] == ["alias", "end"]
+    assert (told[0]["model"], told[0]["alias"], told[0]["version"]) == ("shop", "champion", "v1")
+
+
+def test_rollbacks_walk_back_and_a_promotion_after_one_starts_from_there(bundles: Path):
+    for version in ("v1", "v2", "v3"):
+        promote(bundles, version, config=CONFIG)
+    assert rollback(bundles, config=CONFIG).version == "v2"
+    assert rollback(bundles, config=CONFIG).version == "v1"
+    assert served(bundles) == "v1"
+    promote(bundles, "v3", config=CONFIG)
+    assert champions(bundles) == ["v1", "v3"]
+    assert rollback(bundles, config=CONFIG).version == "v1"
+    assert [change.action for change in history(bundles)] == [
+        *("promote", "promote", "promote", "rollback", "rollback", "promote", "rollback")
+    ]
+
+
+def test_there_is_nothing_before_the_first_champion(bundles: Path):
+    with pytest.raises(ValueError, match="no champion yet"):
+        rollback(bundles, config=CONFIG)
+    promote(bundles, "v1", config=CONFIG)
+    promote(bundles, "v1", config=CONFIG)
+    with pytest.raises(ValueError, match="v1 is the first champion"):
+        rollback(bundles, config=CONFIG)
+    assert served(bundles) == "v1"
+
+
+def test_the_challenger_is_promoted_by_default_and_is_one_no_more(bundles: Path, outbox: Outbox):
+    with pytest.raises(ValueError, match=r"no challenger .* v1, v2, v3"):
+        promote(bundles, None, config=CONFIG)
+    note_release(bundles, "v1", promoted=True)
+    note_release(bundles, "v2", promoted=False)
+    assert (served(bundles), challenger(bundles)) == ("v1", "v2")
+
+    promote(bundles, None, config=CONFIG, outbox=outbox)
+
+    assert (served(bundles), challenger(bundles)) == ("v2", None)
+    (path,) = outbox.waiting()
+    told = [event for _, event in read_lines(path) if event["event"] == "alias"]
+    assert [(event["alias"], event["version"]) for event in told] == [
+        ("champion", "v2"),
+        ("challenger", None),
+    ]
+    with pytest.raises(ValueError, match=r"no challenger .* v1, v2, v3"):
+        promote(bundles, None, config=CONFIG)
+    assert rollback(bundles, config=CONFIG).version == "v1"
+
+
+def test_the_first_release_is_champion_and_later_ones_wait_where_asked_to(bundles: Path):
+    assert note_release(bundles, "v1", promoted=False) == "champion"
+    assert note_release(bundles, "v2", promoted=False) == "challenger"
+    assert note_release(bundles, "v3", promoted=False) == "challenger"
+    assert (served(bundles), challenger(bundles)) == ("v1", "v3")
+    # Made once more from equal inputs: what is served stays what it is.
+    assert note_release(bundles, "v1", promoted=False) == "champion"
+    assert champions(bundles) == ["v1"]
+
+
+def test_a_release_is_champion_at_once_by_default(bundles: Path):
+    for version in ("v1", "v2"):
+        assert note_release(bundles, version, promoted=True) == "champion"
+    assert (served(bundles), challenger(bundles)) == ("v2", None)
+    assert rollback(bundles, config=CONFIG).version == "v1"
+
+
+def test_an_unknown_or_altered_bundle_is_never_champion(bundles: Path, outbox: Outbox):
+    promote(bundles, "v1", config=CONFIG)
+    with pytest.raises(ValueError, match=r"no bundle 'v9' .* v1, v2, v3"):
+        promote(bundles, "v9", config=CONFIG, outbox=outbox)
+    texts = next((bundles / "bundle-v2").rglob("*.npy"))
+    texts.write_bytes(texts.read_bytes() + b"x")
+    with pytest.raises(ValueError, match=str(texts.name)):
+        promote(bundles, "v2", config=CONFIG, outbox=outbox)
+    assert served(bundles) == "v1"
+    assert champions(bundles) == ["v1"]
+    assert outbox.waiting() == []
+
+
+def test_a_line_torn_by_a_kill_swallows_no_other(bundles: Path):
+    promote(bundles, "v1", config=CONFIG)
+    with (bundles / "aliases.jsonl").open("a") as file:
+        file.write(json.dumps({"alias": "champion"})[:-3])
+    promote(bundles, "v2", config=CONFIG)
+    assert champions(bundles) == ["v1", "v2"]

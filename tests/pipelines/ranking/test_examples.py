@@ -1,0 +1,110 @@
+"""Events with known feedback: their values, and what a ranker's order does to a list."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from pipelines.config.ranker import RankerTrainingConfig
+from pipelines.inputs.tensors import HeldOut, ModelInputs
+from pipelines.ranking.artefact import reordered, served_ranker
+from pipelines.ranking.examples import outcomes_of
+from recsys.data.dataset import Sequences
+from recsys.data.top_k import TopK
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+
+NAN = float("nan")
+
+
+def test_first_places_take_a_new_order_and_the_rest_follows() -> None:
+    top = TopK(torch.tensor([[4.0, 3, 2, 1]]), torch.tensor([[10, 20, 30, 40]]))
+    found = reordered(top, torch.tensor([[0.1, 0.9, 0.1]]))
+    assert found.item_rows.tolist() == [[20, 10, 30, 40]]
+    assert found.scores.diff().lt(0).all()
+    short = TopK(torch.tensor([[4.0, 3, -torch.inf]]), torch.tensor([[10, 20, -1]]))
+    found = reordered(short, torch.tensor([[0.1, 0.9, -torch.inf]]))
+    assert found.item_rows.tolist() == [[20, 10, -1]]
+    assert found.scores[0, 2] == -torch.inf
+
+
+def test_values_are_those_of_each_users_held_out_events(tmp_path: Path) -> None:
+    folder = tmp_path / "events"
+    folder.mkdir()
+    pl.DataFrame(
+        {
+            "user_row": [1, 1, 1, 2, 2],
+            "item_row": [3, 4, 4, 4, 5],
+            "sequence_index": [0, 1, 2, 0, 1],
+            "value": [1.0, 2.0, 5.0, 3.0, None],
+        }
+    ).write_parquet(folder / "part.parquet")
+    rows = np.array([3, 4, 4, 5])
+    sequences = Sequences(rows, np.array([0, 0, 2, 4]), np.array([0, 1, 3]), np.array([0, 2, 4]))
+    inputs = ModelInputs(
+        sequences=sequences,
+        catalogue=ItemCatalogue.empty(6),
+        sizes=FeatureSizes(num_item_rows=6),
+        user_features={},
+    )
+    held_out = HeldOut.of(sequences, "validation")
+    assert outcomes_of(tmp_path, inputs, held_out).values.nan_to_num(-1).tolist() == [5, -1]
+    assert outcomes_of(tmp_path / "none", inputs, held_out).values.isnan().all()
+
+
+def test_an_event_is_known_by_its_second_and_has_its_own_type(tmp_path: Path) -> None:
+    folder = tmp_path / "events"
+    folder.mkdir()
+    seconds = [10, 20, 30, 5, 6]
+    pl.DataFrame(
+        {
+            "user_row": [1, 1, 1, 2, 2],
+            "item_row": [3, 4, 4, 4, 5],
+            "event_time": [second * 1_000_000 for second in seconds],
+            "event_type": ["view", "view", "purchase", "view", "refund"],
+            "value": [1.0, 2.0, 5.0, 3.0, None],
+        }
+    ).with_columns(pl.col("event_time").cast(pl.Datetime("us", "UTC"))).write_parquet(
+        folder / "part.parquet"
+    )
+    sequences = Sequences(
+        np.array([3, 4, 4, 4, 5]),
+        np.array([0, 0, 3, 5]),
+        np.array([0, 1, 4]),
+        np.array([0, 3, 5]),
+        times=np.array(seconds),
+    )
+    inputs = ModelInputs(
+        sequences=sequences,
+        catalogue=ItemCatalogue.empty(6),
+        sizes=FeatureSizes(num_item_rows=6),
+        user_features={},
+    )
+    found = outcomes_of(tmp_path, inputs, HeldOut.of(sequences, "validation"))
+    # Item 4 was viewed before it was bought: each event has its own value, the first led to both.
+    assert found.values.nan_to_num(-1).tolist() == [2, 5, -1]
+    assert found.type_names == ("purchase", "refund", "view")
+    assert found.types.int().tolist() == [[1, 0, 1], [1, 0, 0], [0, 1, 0]]
+    # What the next split holds out is not told.
+    before = replace(inputs, sequences=replace(sequences, validation_end=np.array([0, 2, 5])))
+    found = outcomes_of(tmp_path, before, HeldOut.of(before.sequences, "validation"))
+    assert found.types.int().tolist() == [[0, 0, 1], [0, 1, 0]]
+
+
+def test_a_ranker_that_lost_or_was_never_trained_is_not_released(tmp_path: Path) -> None:
+    assert served_ranker(tmp_path) is None
+    (tmp_path / "ranker.json").write_text('{"served": false}')
+    assert served_ranker(tmp_path) is None
+    (tmp_path / "ranker.json").write_text('{"served": true}')
+    assert served_ranker(tmp_path) == tmp_path / "ranker"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_candidates": 30}, {"task_share": -1.0}, {"num_random": 0}, {"share_held_back": 1.0}],
+)
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        RankerTrainingConfig(**wrong)  # type: ignore[arg-type]

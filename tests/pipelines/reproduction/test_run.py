@@ -1,0 +1,262 @@
+"""A card of a generated world, run by the command's own functions."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pipelines.cli.main import app
+from pipelines.datasets.fetch import fetch
+from pipelines.datasets.registry import find_dataset
+from pipelines.reproduction.arrays import events_digest
+from pipelines.reproduction.cards.card import (
+    Band,
+    Card,
+    Minutes,
+    PublishedRow,
+    card_names,
+    read_card,
+    read_published,
+)
+from pipelines.reproduction.page import facts_of, html_page, markdown_page, tables_of
+from pipelines.reproduction.run import check_data, plan_of
+from pipelines.reproduction.summary import (
+    expected_toml,
+    out_of_band,
+    published_beside,
+    summary_of,
+)
+
+
+def result(order, seed, recall, split="test"):
+    metrics = {"recall@10": recall, "ndcg@10": recall / 2}
+    return {
+        "data_set": "walks",
+        "data_digest": "d" * 16,
+        "recipe": "r" * 12,
+        "order": order,
+        "seed": seed,
+        "splits": ["validation", "test"] if split == "test" else ["validation"],
+        "device": "CPU",
+        "seconds": 30.0,
+        "invalid_ids": 0.0,
+        "rows": {"sequence": {"validation": metrics, split: metrics}},
+    }
+
+
+@pytest.fixture
+def card():
+    return Card(
+        title="Walks <test>",
+        preset="amazon_beauty",
+        data_digest="d" * 16,
+        minutes=Minutes(gpu=1, cpu=2),
+        published="walks",
+        rows=("sequence",),
+        goals={"sequence": {"recall@10": 0.5}},
+        expected=(Band(row="sequence", metric="recall@10", mean=0.40, tolerance=0.02),),
+    )
+
+
+PUBLISHED = (
+    PublishedRow(model="better & older", source="a paper", numbers={"walks": (0.45, 0.2)}),
+    PublishedRow(model="worse", source="another", numbers={"walks": (0.3,)}),
+    PublishedRow(model="elsewhere", source="another", numbers={"other": (0.9, 0.9)}),
+)
+
+
+def test_means_and_deviations_over_seeds_are_those_of_each_order(card):
+    results = [result("given", 0, 0.38), result("given", 1, 0.42), result("shuffled", 0, 0.3)]
+    summary = summary_of("walks", card, results)
+    given = summary["orders"]["given"]["sequence"]["recall@10"]
+    assert given["mean"] == pytest.approx(0.40)
+    assert given["deviation"] == pytest.approx(0.0282843, abs=1e-6)
+    assert summary["orders"]["shuffled"]["sequence"]["recall@10"]["deviation"] is None
+    (goal,) = summary["goals"]
+    assert (goal["value"], goal["met"]) == (pytest.approx(0.40), False)
+
+
+def test_a_mean_out_of_its_band_is_named_and_one_inside_is_not(card):
+    inside = summary_of("walks", card, [result("given", 0, 0.419)])
+    assert out_of_band(card, inside) == []
+    (wrong,) = out_of_band(card, summary_of("walks", card, [result("given", 0, 0.425)]))
+    assert wrong.told() == ("sequence recall@10 (given order) is 0.4250, expected 0.3800 to 0.4200")
+    validation = summary_of("walks", card, [result("given", 0, 0.9, split="validation")])
+    assert out_of_band(card, validation) == []
+
+
+def test_bands_written_down_are_bands_that_hold(card, tmp_path):
+    results = [result("given", seed, value) for seed, value in enumerate((0.38, 0.40, 0.42))]
+    summary = summary_of("walks", card, results)
+    path = tmp_path / "own.toml"
+    path.write_text(
+        'title = "own"\npreset = "amazon_beauty"\ndata_digest = "x"\n'
+        "minutes = { gpu = 1, cpu = 2 }\n" + expected_toml(summary)
+    )
+    own = read_card(str(path))
+    assert out_of_band(own, summary) == []
+    means = {band.metric: band.mean for band in own.expected}
+    assert means == {"recall@10": pytest.approx(0.4), "ndcg@10": pytest.approx(0.2)}
+
+
+def test_the_page_stands_beside_the_literature_and_escapes_it(card):
+    summary = summary_of("walks", card, [result("given", 0, 0.425)])
+    tables = tables_of(card, summary, PUBLISHED)
+    assert [row[0] for row in tables[0].rows] == ["worse", "better & older", "sequence model"]
+    assert tables[0].rows[0][1:3] == ["0.3000", ""]
+    page = html_page(card.title, [], tables)
+    assert "better &amp; older" in page
+    assert "Walks &lt;test&gt;" in page
+    assert "| sequence model | 0.4250 | 0.2125 | measured here |" in markdown_page("x", [], tables)
+    assert published_beside(replace(card, published=None), PUBLISHED) == []
+
+
+def test_a_row_that_some_seeds_lack_is_named_with_how_many_have_it(card):
+    runs = [result("given", seed, 0.4) for seed in range(3)]
+    for run in runs[1:]:
+        run["rows"]["content"] = run["rows"]["sequence"]
+    facts = facts_of(summary_of("walks", card, runs), [])
+    assert "Means over fewer seeds: content 2 (given order)." in facts
+    assert not any("fewer" in fact for fact in facts_of(summary_of("walks", card, runs[1:]), []))
+
+
+def test_refitted_rows_stand_apart_and_meet_no_goal(card):
+    one = result("given", 0, 0.40)
+    one["rows"]["sequence_refit"] = {"test": {"recall@10": 0.9, "ndcg@10": 0.8}}
+    summary = summary_of("walks", card, [one])
+    first, apart, goals = tables_of(card, summary, PUBLISHED)
+    assert [line[0] for line in first.rows] == ["worse", "better & older", "sequence model"]
+    assert apart.title.endswith("order: refitted with the validation event, as served")
+    assert [line[:2] for line in apart.rows] == [["sequence model, refitted", "0.9000"]]
+    assert [line[3:] for line in goals.rows] == [["0.4000", "no"]]
+    assert "Refitted: trained again" in markdown_page(
+        "x", facts_of(summary, []), [first, apart, goals]
+    )
+
+
+@pytest.mark.parametrize("name", card_names())
+def test_every_card_of_the_package_builds_its_configuration(name):
+    card = read_card(name)
+    assert card.config(Path("runs/x")).data.dataset == card.data_set()
+    if card.published is not None and name != "movielens-1m-cold":
+        assert published_beside(card, read_published())
+
+
+def test_an_unknown_card_or_row_is_refused_with_what_there_is():
+    with pytest.raises(ValueError, match="did you mean 'beauty'"):
+        read_card("beuty")
+    with pytest.raises(ValueError, match=r"no rows \['magic'\]"):
+        plan_of(
+            "beauty",
+            read_card("beauty"),
+            Path("x"),
+            num_seeds=None,
+            rows=["magic"],
+            device="cpu",
+            validation_only=False,
+        )
+
+
+def test_other_data_are_refused_with_both_digests(card):
+    with pytest.raises(ValueError, match=r"eeee.*dddd"):
+        check_data("e" * 16, card, "walks")
+
+
+CARD = """
+title = "A generated world"
+preset = "shop"
+data_digest = "{digest}"
+seeds = [0, 1]
+rows = ["popularity", "item_to_item", "content"]
+minutes = {{ gpu = 0.1, cpu = 0.1 }}
+
+[overrides.data]
+dataset = "synthetic-tiny"
+
+[overrides.content]
+encoder = "hash"
+
+[[expected]]
+row = "popularity"
+metric = "recall@10"
+mean = {mean}
+tolerance = 0.001
+"""
+
+
+def write_card(path, digest, mean):
+    path.write_text(CARD.format(digest=digest, mean=mean))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def tiny_digest(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECSYS_DATA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield events_digest(fetch(find_dataset("synthetic-tiny")).table("events"))
+
+
+def test_a_card_runs_from_data_to_page_and_fails_out_of_band(tiny_digest, tmp_path):
+    card = write_card(tmp_path / "tiny.toml", tiny_digest, mean=0.999)
+    arguments = ["reproduce", card, "--folder", str(tmp_path / "run"), "--device", "cpu"]
+    refused = CliRunner().invoke(app, arguments)
+    assert refused.exit_code == 3, refused.output
+    assert "popularity recall@10 (given order) is" in refused.stderr
+    assert "expected 0.9980 to 1.0000" in refused.stderr
+    document = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert document["seeds"] == [0, 1]
+    assert len((tmp_path / "run" / "runs" / "ledger.jsonl").read_text().splitlines()) == 2
+    assert "A generated world" in (tmp_path / "run" / "results.html").read_text()
+
+    # With the band where the number is, the same runs pass without being run again.
+    mean = document["orders"]["given"]["popularity"]["recall@10"]["mean"]
+    results = sorted((tmp_path / "run" / "runs").glob("*/result.json"))
+    before = [path.stat().st_mtime_ns for path in results]
+    write_card(tmp_path / "tiny.toml", tiny_digest, mean=mean)
+    passed = CliRunner().invoke(app, arguments)
+    assert passed.exit_code == 0, passed.output
+    assert [path.stat().st_mtime_ns for path in results] == before
+
+
+def test_a_card_says_what_it_will_do_and_refuses_other_data_first(tiny_digest, tmp_path):
+    card = write_card(tmp_path / "tiny.toml", "0" * 16, mean=0.5)
+    arguments = ["reproduce", card, "--folder", str(tmp_path / "run"), "--device", "cpu"]
+    dry = CliRunner().invoke(app, [*arguments, "--dry-run"])
+    assert dry.exit_code == 0
+    assert "2 seeds (0, 1)" in dry.stderr
+    assert "minutes" in dry.stderr
+    assert not (tmp_path / "run").exists()
+    other = CliRunner().invoke(app, arguments)
+    assert other.exit_code == 2
+    assert tiny_digest in other.stderr.replace("\n", "")
+    assert "0" * 16 in other.stderr
+
+
+def test_arrays_prepared_by_the_command_run_with_recsys_alone(tiny_digest, tmp_path):
+    card = write_card(tmp_path / "tiny.toml", tiny_digest, mean=0.5)
+    arguments = ["reproduce", card, "--folder", str(tmp_path / "run")]
+    made = CliRunner().invoke(app, [*arguments, "--prepare", str(tmp_path / "arrays")])
+    assert made.exit_code == 0, made.output
+    # No module of the pipelines' side may load, as where these packages are not installed.
+    program = (
+        "import sys\n"
+        "for name in ('polars', 'pydantic', 'typer', 'faiss', 'mlflow', 'rich'):\n"
+        "    sys.modules[name] = None\n"
+        "from recsys.reproduction.__main__ import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    runs = tmp_path / "run" / "runs"
+    command = [sys.executable, "-c", program, str(tmp_path / "arrays"), "--out", str(runs)]
+    ran = subprocess.run(
+        [*command, "--seeds", "0", "1", "--device", "cpu"], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    # The command takes results made elsewhere for its own: the same data and recipe.
+    before = (runs / "given-1" / "result.json").stat().st_mtime_ns
+    refused = CliRunner().invoke(app, [*arguments, "--device", "cpu"])
+    assert refused.exit_code == 3, refused.output
+    assert (runs / "given-1" / "result.json").stat().st_mtime_ns == before

@@ -1,0 +1,299 @@
+"""IDs of appended items: with a store beside the bundle, without one, and with another's."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.publishing import append_items
+from pipelines.publishing.append_items import append
+from pipelines.semantic_ids.append import give_ids, publish_ids, published_ids, store_beside
+from pipelines.semantic_ids.store import SemanticIdStore
+from recsys.content.attributes import PROMPT_VERSION
+from recsys.content.encoder import HashEncoder
+from recsys.semantic_ids import lifecycle
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+from recsys.testing.openai_server import Reply, Request, chat_reply, openai_server
+from serving.bundle.load import load_bundle, write_bundle
+from serving.bundle.manifest import ContentSource, EnrichmentSource, publish
+from serving.bundle.synthetic import SyntheticSize, synthetic_parts
+
+ORIGIN = {"encoder": "made up", "dim": 256, "settings": {}}
+ITEM_IDS = [f"item-{row}" for row in range(40, 0, -1)]
+"""By id row: the made-up bundle counts them from its last item."""
+
+
+@pytest.fixture
+def bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A published bundle that says how its content was made."""
+    monkeypatch.setenv("RECSYS_DATA_CACHE", str(tmp_path / "cache"))
+    return release(tmp_path, "v1")
+
+
+def release(folder: Path, version: str, enrichment: EnrichmentSource | None = None) -> Path:
+    scratch = folder / f"scratch-{version}"
+    scratch.mkdir()
+    parts = synthetic_parts(scratch, SyntheticSize(content_dim=HashEncoder().dim))
+    assert parts.two_tower is not None
+    source = ContentSource(
+        encoder="hash",
+        text_columns=["title"],
+        name=HashEncoder().name,
+        enrichment=enrichment,
+    )
+    two_tower = replace(parts.two_tower, content_source=source)
+    write_bundle(folder / "bundles", replace(parts, two_tower=two_tower), version=version)
+    publish(folder / "bundles", version)
+    return folder / "bundles"
+
+
+@pytest.fixture
+def store(bundles: Path) -> SemanticIdStore:
+    """The store at the version of the bundle."""
+    own = load_bundle(bundles / "current").semantic_ids
+    assert own is not None
+    store = SemanticIdStore(bundles / "semantic_ids")
+    store.publish(own.ids, own.quantizer, ITEM_IDS, ORIGIN)
+    return store
+
+
+def write_items(folder: Path, *lines: str) -> Path:
+    path = folder / "new.csv"
+    path.write_text("\n".join(["item_id,title", *lines]) + "\n")
+    return path
+
+
+def vectors(*like: int, bundles: Path) -> np.ndarray:
+    retriever = load_bundle(bundles / "current").retriever
+    assert retriever is not None
+    return retriever.content[list(like)].numpy()
+
+
+def test_appended_items_have_the_ids_of_the_library_and_the_store_keeps_them(
+    bundles: Path, store: SemanticIdStore, tmp_path: Path
+) -> None:
+    before = load_bundle(bundles / "current").semantic_ids
+    directory, _ = append(
+        write_items(tmp_path, "a,red shoe", "b,", "c,blue shoe"),
+        bundles / "current",
+        publish_it=True,
+    )
+    own = load_bundle(directory).semantic_ids
+    assert before is not None
+    assert own is not None
+    texts = own.texts([41, 42, 43])
+    assert texts[1] is None, "an item without text has no content to make an ID of"
+    expected = lifecycle.append(
+        before.ids,
+        before.quantizer,
+        load_bundle(directory).retriever.content[[41, 43]],  # type: ignore[union-attr]
+    )
+    assert own.version == expected.version
+    assert texts == [expected.text(41), None, expected.text(42)]
+    assert torch.equal(own.codes[:41], before.codes)
+
+    kept = SemanticIdStore(bundles / "semantic_ids")
+    assert kept.current() == own.version
+    assert list(kept.item_ids) == [*ITEM_IDS, "a", "c"]
+    assert kept.previous().origin == ORIGIN  # type: ignore[union-attr]
+
+    # The next delta follows this one.
+    again, _ = append(write_items(tmp_path, "d,green hat"), bundles / "current", publish_it=True)
+    twice = load_bundle(again).semantic_ids
+    assert twice is not None
+    assert twice.ids.parent == own.version
+    assert twice.version == SemanticIdStore(bundles / "semantic_ids").current()
+
+
+def test_without_a_store_items_get_ids_all_the_same(bundles: Path, tmp_path: Path) -> None:
+    directory, _ = append(write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True)
+    own = load_bundle(directory).semantic_ids
+    assert own is not None
+    assert own.text(41)
+    assert not (bundles / "semantic_ids").exists()
+
+
+def test_store_that_is_ahead_reserves_its_ids_and_gives_known_items_theirs(
+    bundles: Path, store: SemanticIdStore
+) -> None:
+    """Items x and y were published by a challenger that is not served."""
+    bundle = load_bundle(bundles / "current")
+    own = bundle.semantic_ids
+    assert own is not None
+    content = vectors(3, 4, bundles=bundles)
+    ahead = lifecycle.append(own.ids, own.quantizer, torch.from_numpy(content))
+    store.publish(ahead, own.quantizer, [*ITEM_IDS, "x", "y"], ORIGIN)
+
+    # New z has y's content: it must not take y's ID. x comes to the bundle now and has its own.
+    new = published_ids(bundle, bundles, ["z", "x"], content[[1, 0]])
+    assert new.id_rows.tolist() == [43, 41]
+    assert new.codes[1].tolist() == ahead.codes[41].tolist()
+    assert new.codes[0].tolist() not in ahead.codes.tolist()
+    assert own.extended(new).texts([1])[0] == own.text(1)
+    published = SemanticIdStore(bundles / "semantic_ids").previous()
+    assert published is not None
+    assert published.ids.parent == ahead.version
+    assert torch.equal(published.ids.codes[:43], ahead.codes)
+    assert published.ids.codes[43].tolist() == new.codes[0].tolist()
+
+
+def test_retired_ids_are_not_inherited(bundles: Path, store: SemanticIdStore) -> None:
+    bundle = load_bundle(bundles / "current")
+    own = bundle.semantic_ids
+    assert own is not None
+    content = vectors(3, bundles=bundles)
+    ahead = lifecycle.append(own.ids, own.quantizer, torch.from_numpy(content))
+    store.publish(ahead, own.quantizer, [*ITEM_IDS, "x"], ORIGIN)
+    store.publish(
+        lifecycle.retire(ahead, torch.tensor([41])), own.quantizer, store.item_ids, ORIGIN
+    )
+    new = published_ids(bundle, bundles, ["z"], content)
+    assert new.codes[0].tolist() != ahead.codes[41].tolist()
+
+
+def test_a_killed_append_gives_the_same_ids_again(bundles: Path, store: SemanticIdStore) -> None:
+    """Killed after the store, before the delta."""
+    bundle = load_bundle(bundles / "current")
+    content = vectors(3, 4, bundles=bundles)
+    first = published_ids(bundle, bundles, ["a", "b"], content)
+    version = SemanticIdStore(bundles / "semantic_ids").current()
+    second = published_ids(bundle, bundles, ["a", "b"], content)
+    assert torch.equal(first.codes, second.codes)
+    assert first.id_rows.tolist() == second.id_rows.tolist()
+    assert SemanticIdStore(bundles / "semantic_ids").current() == version
+    assert bundle.semantic_ids is not None
+    assert bundle.semantic_ids.extended(second).version == version
+
+
+@pytest.mark.parametrize("what", ["quantizer", "rows"])
+def test_store_of_another_bundle_is_left_alone(
+    bundles: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = load_bundle(bundles / "current")
+    own = bundle.semantic_ids
+    assert own is not None
+    store = SemanticIdStore(bundles / "semantic_ids")
+    if what == "quantizer":
+        content = torch.from_numpy(vectors(*range(1, 41), bundles=bundles))
+        other = ResidualKMeans.fit(content, ResidualKMeansConfig(level_sizes=(5, 5, 5), seed=9))
+        store.publish(replace(own.ids, quantizer_digest=other.digest), other, ITEM_IDS, ORIGIN)
+    else:
+        store.publish(own.ids, own.quantizer, ITEM_IDS[::-1], ORIGIN)
+    version = store.current()
+    assert store_beside(bundles, bundle) is None
+    assert "the next run gives them others" in " ".join(capsys.readouterr().err.split())
+    new = published_ids(bundle, bundles, ["a"], vectors(3, bundles=bundles))
+    assert new.id_rows.tolist() == [41]
+    assert SemanticIdStore(bundles / "semantic_ids").current() == version
+
+
+def test_ids_published_meanwhile_are_refused(bundles: Path, store: SemanticIdStore) -> None:
+    bundle = load_bundle(bundles / "current")
+    own = bundle.semantic_ids
+    assert own is not None
+    content = vectors(3, 4, bundles=bundles)
+    beside = store_beside(bundles, bundle)
+    assert beside is not None
+    new = give_ids(own, ["a"], content[:1], beside)
+    published_ids(bundle, bundles, ["b"], content[1:])
+    with pytest.raises(ValueError, match="IDs were published meanwhile"):
+        publish_ids(["a"], new, beside)
+
+
+def test_no_free_id_is_an_error_that_leaves_nothing(bundles: Path) -> None:
+    bundle = load_bundle(bundles / "current")
+    assert bundle.semantic_ids is not None
+    many = [3] * 100
+    with pytest.raises(ValueError, match="125"):
+        give_ids(
+            bundle.semantic_ids,
+            [f"n{i}" for i in range(100)],
+            vectors(*many, bundles=bundles),
+            None,
+        )
+
+
+# ---- the command
+
+
+def test_bundle_published_meanwhile_is_not_replaced(
+    bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = append_items.content_of
+
+    def slow(*arguments: object) -> object:
+        release(tmp_path, "v2")
+        return encode(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(append_items, "content_of", slow)
+    with pytest.raises(ValueError, match="moved from bundle-v1 to bundle-v2; nothing was written"):
+        append(write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True)
+    assert not (bundles / "bundle-v1+1").exists()
+    assert (bundles / "current").readlink().name == "bundle-v2"
+
+
+def described_by(base_url: str, **changes: str) -> EnrichmentSource:
+    """An endpoint that described the bundle's items."""
+    endpoint = {"base_url": base_url, "model": "tiny", "max_retries": 0}
+    settings = {"model": "endpoint", "token_budget": 1_000_000, "endpoint": endpoint}
+    name = f"tiny@{base_url.removeprefix('http://')}"
+    known = {"model": name, "prompt_version": PROMPT_VERSION, **changes}
+    return EnrichmentSource(settings=settings, **known)
+
+
+def answer(request: Request) -> Reply:
+    text = json.loads(request["messages"][1]["content"].split("\n")[1])
+    if "unspeakable" in text:
+        return chat_reply("no JSON")
+    words = {"topics": ["footwear"], "audience": "all", "style": "plain", "summary": f"A {text}"}
+    return chat_reply(json.dumps({**words, "queries": ["shoe", "red shoe", "buy shoe"]}))
+
+
+def test_items_are_described_like_the_bundles_before_they_are_encoded(
+    bundles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with openai_server(chat=answer) as server:
+        release(tmp_path, "v2", described_by(server.base_url))
+        path = write_items(tmp_path, "a,red shoe", "b,unspeakable")
+        directory, _ = append(path, bundles / "current", publish_it=True)
+    told = "red shoe. footwear. A red shoe. shoe, red shoe, buy shoe"
+    expected = HashEncoder().encode([told, "unspeakable"])
+    retriever = load_bundle(directory).retriever
+    assert retriever is not None
+    np.testing.assert_allclose(retriever.content[41:], expected, atol=1e-3)
+    assert "1 of 2 items are not described" in " ".join(capsys.readouterr().err.split())
+    # A delta says it too, so that the next one is made alike.
+    assert load_bundle(directory).manifest.content.enrichment is not None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "other@host"}, "described by other@host .* endpoint is now tiny@"),
+        ({"prompt_version": "0-old"}, "with prompt 0-old"),
+        ({}, "cannot be asked"),
+    ],
+)
+def test_a_describer_that_is_not_there_is_named_and_nothing_is_written(
+    bundles: Path, tmp_path: Path, changes: dict[str, str], message: str
+) -> None:
+    release(tmp_path, "v2", described_by("http://127.0.0.1:9/v1", **changes))
+    with pytest.raises(ValueError, match=message):
+        append(write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True)
+    assert (bundles / "current").readlink().name == "bundle-v2"
+    assert not (bundles / "bundle-v2+1").exists()
+
+
+def test_content_may_have_columns_behind_those_that_the_quantiser_reads(bundles: Path) -> None:
+    own = load_bundle(bundles / "current").semantic_ids
+    assert own is not None
+    alone = vectors(3, 9, bundles=bundles)
+    words = np.ones((2, 7), np.float32)
+    nothing_but_words = np.concatenate([alone * 0, words], axis=1)
+    expected = give_ids(own, ["x", "y"], alone, None)
+    found = give_ids(own, ["x", "y"], np.concatenate([alone, words], axis=1), None)
+    assert torch.equal(found.codes, expected.codes)
+    assert not give_ids(own, ["x", "y"], nothing_but_words, None).id_rows.any()

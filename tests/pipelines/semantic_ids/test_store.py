@@ -1,0 +1,157 @@
+"""Published semantic IDs by item id: who may write, and what a damaged store says."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.semantic_ids.store import ITEM_IDS, SemanticIdStore
+from recsys.semantic_ids.codes import SemanticIds
+from recsys.semantic_ids.lifecycle import append, retire
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+
+VECTORS = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+ITEM_IDS_OF_10 = [f"item-{number}" for number in range(10)]
+ORIGIN = {"encoder": "made-up", "dim": 4, "settings": {}}
+
+
+@pytest.fixture(scope="module")
+def quantizer() -> ResidualKMeans:
+    return ResidualKMeans.fit(VECTORS, ResidualKMeansConfig(level_sizes=(4, 4, 4)))
+
+
+@pytest.fixture(scope="module")
+def first(quantizer: ResidualKMeans) -> SemanticIds:
+    nothing = SemanticIds(
+        codes=torch.full((1, 3), -1, dtype=torch.int32),
+        level_sizes=(4, 4, 4),
+        quantizer_digest=quantizer.digest,
+    )
+    grown = append(nothing, quantizer, VECTORS[:10])
+    return SemanticIds(codes=grown.codes, level_sizes=(4, 4, 4), quantizer_digest=quantizer.digest)
+
+
+@pytest.fixture
+def store(tmp_path: Path, first: SemanticIds, quantizer: ResidualKMeans) -> SemanticIdStore:
+    store = SemanticIdStore(tmp_path / "semantic_ids")
+    store.publish(first, quantizer, ITEM_IDS_OF_10, ORIGIN)
+    return store
+
+
+def test_store_of_nothing_has_no_version(tmp_path: Path) -> None:
+    store = SemanticIdStore(tmp_path / "nowhere")
+    assert store.current() is None
+    assert store.previous() is None
+    assert store.id_rows_of(["a"]).tolist() == [0]
+    with pytest.raises(ValueError, match="no published semantic IDs"):
+        store.rollback()
+    assert not store.directory.exists()
+
+
+def test_published_version_is_read_back_with_its_origin(
+    store: SemanticIdStore, first: SemanticIds, quantizer: ResidualKMeans
+) -> None:
+    found = SemanticIdStore(store.directory).previous()
+    assert found is not None
+    assert found.ids.version == first.version
+    assert found.quantizer.digest == quantizer.digest
+    assert found.origin == ORIGIN
+
+
+def test_version_that_does_not_know_the_published_one_is_refused(
+    store: SemanticIdStore, first: SemanticIds, quantizer: ResidualKMeans
+) -> None:
+    names = [*ITEM_IDS_OF_10, "new"]
+    sibling = append(first, quantizer, VECTORS[11:])
+    store.publish(append(first, quantizer, VECTORS[10:11]), quantizer, names, ORIGIN)
+    now = store.current()
+    with pytest.raises(ValueError, match=f"follow version {first.version[:12]}.*at {now[:12]}"):
+        store.publish(sibling, quantizer, [*ITEM_IDS_OF_10, "other"], ORIGIN)
+    assert SemanticIdStore(store.directory).item_ids == names
+    assert store.current() == now
+
+
+def test_id_rows_that_mean_other_items_are_refused(
+    store: SemanticIdStore, first: SemanticIds, quantizer: ResidualKMeans
+) -> None:
+    child = append(first, quantizer, VECTORS[10:11])
+    with pytest.raises(ValueError, match="published meanwhile"):
+        store.publish(child, quantizer, [*reversed(ITEM_IDS_OF_10), "new"], ORIGIN)
+    assert store.current() == first.version
+
+
+def test_publishing_again_changes_nothing(
+    store: SemanticIdStore, first: SemanticIds, quantizer: ResidualKMeans
+) -> None:
+    files = {path: path.read_bytes() for path in store.directory.rglob("*") if path.is_file()}
+    store.publish(first, quantizer, ITEM_IDS_OF_10, ORIGIN)
+    assert {p: p.read_bytes() for p in store.directory.rglob("*") if p.is_file()} == files
+
+
+def test_current_version_leads_from_what_it_appends_to_alone(
+    store: SemanticIdStore, first: SemanticIds, quantizer: ResidualKMeans
+) -> None:
+    appended = append(first, quantizer, VECTORS[10:11])
+    store.publish(appended, quantizer, [*ITEM_IDS_OF_10, "new"], ORIGIN)
+    assert store.leads_from(first.version)
+    assert store.leads_from(appended.version)
+
+    other = ResidualKMeans.fit(VECTORS, ResidualKMeansConfig(level_sizes=(4, 4, 4), seed=5))
+    refit = SemanticIds(
+        codes=appended.codes,
+        level_sizes=(4, 4, 4),
+        quantizer_digest=other.digest,
+        parent=appended.version,
+    )
+    store.publish(refit, other, [*ITEM_IDS_OF_10, "new"], ORIGIN)
+    assert store.leads_from(refit.version)
+    assert not store.leads_from(appended.version)
+    assert not store.leads_from(first.version)
+
+    assert store.rollback() == appended.version
+    assert store.leads_from(first.version)
+    assert not store.leads_from(refit.version)
+
+
+def test_codes_of_retired_items_stay_reserved(
+    store: SemanticIdStore, first: SemanticIds, quantizer: ResidualKMeans
+) -> None:
+    assert len(store.reserved()) == 0
+    store.publish(retire(first, torch.tensor([3])), quantizer, ITEM_IDS_OF_10, ORIGIN)
+    assert store.reserved().tolist() == [first.codes[3].tolist()]
+
+
+def test_version_is_found_by_its_first_letters(store: SemanticIdStore, first: SemanticIds) -> None:
+    assert store.named(first.version[:4]) == first.version
+    with pytest.raises(ValueError, match=f"no version begins with 'x'.*{first.version[:12]}"):
+        store.named("x")
+    with pytest.raises(ValueError, match="several versions begin with ''"):
+        store.named("")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "damaged"), ('{"a": 1}', "list of different"), ('["a", "a"]', "list of different")],
+)
+def test_damaged_numbering_is_refused(store: SemanticIdStore, text: str, message: str) -> None:
+    (store.directory / ITEM_IDS).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        SemanticIdStore(store.directory)
+
+
+def test_version_whose_codes_were_altered_is_refused_with_both_versions(
+    store: SemanticIdStore, first: SemanticIds, quantizer: ResidualKMeans
+) -> None:
+    child = append(first, quantizer, VECTORS[10:11])
+    child.save(store.versions.path_of(first.version))
+    with pytest.raises(ValueError, match=f"{child.version}.*{first.version}"):
+        store.previous()
+
+
+def test_item_ids_of_any_letters_come_back(tmp_path: Path, first: SemanticIds) -> None:
+    strange = ["a b", "\u00e9t\u00e9", '"', "\\", "\n", "", "0", "\U0001f600", "x" * 1000, " "]
+    quantizer = ResidualKMeans.fit(VECTORS, ResidualKMeansConfig(level_sizes=(4, 4, 4)))
+    SemanticIdStore(tmp_path).publish(first, quantizer, strange, ORIGIN)
+    assert SemanticIdStore(tmp_path).item_ids == strange
+    assert json.loads((tmp_path / ITEM_IDS).read_text(encoding="utf-8")) == strange

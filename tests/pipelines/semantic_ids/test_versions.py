@@ -1,0 +1,238 @@
+"""Versions of semantic IDs over the life of a catalogue: what is published never moves."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.config.content import SemanticIdsConfig
+from pipelines.config.toml import plain
+from pipelines.semantic_ids.store import SemanticIdStore
+from pipelines.semantic_ids.versions import Content, NextVersion, fit_again, next_version
+from recsys.semantic_ids.collisions import NoFreeIdError
+
+CONFIG = SemanticIdsConfig()
+
+
+def content_of(names: Sequence[str], *, encoder: str = "made-up", dim: int = 16) -> Content:
+    """Give each name its own vector, the same in any order; "no-..." has no content."""
+    vectors = torch.zeros(len(names) + 1, dim)
+    for row, name in enumerate(names, start=1):
+        if not name.startswith("no-"):
+            seed = sum(ord(letter) * 31**place for place, letter in enumerate(name))
+            generator = torch.Generator().manual_seed(seed)
+            vectors[row] = torch.randn(dim, generator=generator)
+    return Content(item_ids=list(names), vectors=vectors, encoder=encoder)
+
+
+def names(first: int, last: int) -> list[str]:
+    return [f"item-{number}" for number in range(first, last)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SemanticIdStore:
+    return SemanticIdStore(tmp_path / "semantic_ids")
+
+
+def made_of(
+    content: Content, store: SemanticIdStore, config: SemanticIdsConfig = CONFIG
+) -> NextVersion:
+    made = next_version(content, store, config, plain(config))
+    assert made is not None
+    return made
+
+
+def published(
+    content: Content, store: SemanticIdStore, config: SemanticIdsConfig = CONFIG
+) -> NextVersion:
+    made = made_of(content, store, config)
+    store.publish(made.ids, made.quantizer, made.item_ids, made.origin)
+    return made
+
+
+def texts(made: NextVersion, content: Content) -> dict[str, str]:
+    """The ID of each item that has one."""
+    rows = dict(zip(content.item_ids, made.id_rows[1:].tolist(), strict=True))
+    return {item_id: made.ids.text(row) for item_id, row in rows.items() if row}
+
+
+def test_first_version_gives_each_item_with_content_an_id_of_its_own(
+    store: SemanticIdStore,
+) -> None:
+    content = content_of([*names(0, 50), "no-text", *names(50, 100)])
+    made = made_of(content, store)
+    assert made.how == "trained"
+    assert made.ids.parent is None
+    found = texts(made, content)
+    assert found.keys() == set(content.item_ids) - {"no-text"}
+    assert len(set(found.values())) == 100
+    assert made.num_with_id == made.num_new == 100
+
+
+def test_nothing_new_keeps_the_very_same_version(store: SemanticIdStore) -> None:
+    content = content_of(names(0, 40))
+    first = published(content, store)
+    again = made_of(content, store)
+    assert again.how == "kept"
+    assert again.ids.version == first.ids.version
+    assert again.item_ids == first.item_ids
+
+
+def test_ids_follow_items_through_other_rows_and_new_items(store: SemanticIdStore) -> None:
+    content = content_of(names(0, 40))
+    before = texts(published(content, store), content)
+    later = content_of(list(reversed(names(0, 60))))
+    made = published(later, store)
+    after = texts(made, later)
+    assert made.how == "appended"
+    assert made.num_new == 20
+    assert {name: after[name] for name in before} == before
+    assert len(set(after.values())) == 60
+
+
+def test_an_item_that_leaves_and_comes_back_has_its_id_and_nobody_inherits_it(
+    store: SemanticIdStore,
+) -> None:
+    content = content_of(names(0, 40))
+    before = texts(published(content, store), content)
+    without = content_of([*names(5, 40), *names(100, 120)])
+    meanwhile = texts(published(without, store), without)
+    gone = {before[name] for name in names(0, 5)}
+    assert not gone & set(meanwhile.values())
+    back = content_of([*names(100, 120), *names(0, 40)])
+    made = published(back, store)
+    assert made.how == "kept"
+    assert texts(made, back) == before | {
+        name: text for name, text in meanwhile.items() if name not in before
+    }
+
+
+def test_an_item_whose_text_is_gone_keeps_its_id(store: SemanticIdStore) -> None:
+    content = content_of(names(0, 40))
+    before = texts(published(content, store), content)
+    blank = replace(content, vectors=content.vectors.clone())
+    blank.vectors[3] = 0
+    made = published(blank, store)
+    assert made.how == "kept"
+    assert texts(made, blank) == before
+
+
+def test_another_encoder_is_aligned_to_the_published_codes(store: SemanticIdStore) -> None:
+    content = content_of(names(0, 80))
+    first = published(content, store)
+    # The same neighbourhoods in a mirrored space.
+    other = replace(content, vectors=-content.vectors, encoder="another")
+    made = published(other, store)
+    assert made.how == "aligned"
+    assert made.ids.parent == first.ids.version
+    assert made.kept is not None
+    assert made.kept.full > 0.2
+    assert made.origin["encoder"] == "another"
+    assert len(set(texts(made, other).values())) == 80
+
+
+def test_warm_refit_keeps_more_than_a_cold_one_of_another_seed(store: SemanticIdStore) -> None:
+    content = content_of(names(0, 150))
+    published(content, store)
+    settings = plain(CONFIG)
+    warm = fit_again(content, store, CONFIG, settings, seed=9)
+    cold = fit_again(content, store, CONFIG, settings, seed=9, cold=True)
+    assert warm.kept is not None
+    assert cold.kept is not None
+    assert warm.kept.full > cold.kept.full
+    assert warm.kept.full > 0.8
+
+
+def test_other_levels_are_trained_anew_and_say_what_they_replace(store: SemanticIdStore) -> None:
+    content = content_of(names(0, 80))
+    first = published(content, store)
+    made = published(content, store, replace(CONFIG, num_levels=4))
+    assert made.how == "trained"
+    assert made.kept is None
+    assert made.ids.parent == first.ids.version
+    assert made.ids.num_levels == 4
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 17])
+@pytest.mark.parametrize("resolution", ["nearest_free", "extra_level"])
+def test_tiny_catalogues_have_ids(store: SemanticIdStore, count: int, resolution: str) -> None:
+    config = SemanticIdsConfig(resolution=resolution)  # type: ignore[arg-type]
+    content = content_of(names(0, count))
+    assert len(set(texts(made_of(content, store, config), content).values())) == count
+
+
+@pytest.mark.parametrize("resolution", ["nearest_free", "extra_level"])
+def test_equal_contents_get_different_ids(store: SemanticIdStore, resolution: str) -> None:
+    config = SemanticIdsConfig(resolution=resolution)  # type: ignore[arg-type]
+    content = content_of(names(0, 30))
+    content.vectors[1:21] = content.vectors[1]
+    assert len(set(texts(made_of(content, store, config), content).values())) == 30
+
+
+def test_more_codes_than_items_are_refused_with_both_numbers(store: SemanticIdStore) -> None:
+    with pytest.raises(ValueError, match=r"codes_per_level = 64 .* 20 items"):
+        made_of(content_of(names(0, 20)), store, SemanticIdsConfig(codes_per_level=64))
+
+
+@pytest.mark.parametrize("found", [[], ["no-a", "no-b"]])
+def test_without_content_there_is_no_version(store: SemanticIdStore, found: list[str]) -> None:
+    assert next_version(content_of(found), store, CONFIG, plain(CONFIG)) is None
+
+
+def test_chosen_levels_that_are_full_are_chosen_again(store: SemanticIdStore) -> None:
+    few = content_of(names(0, 5))
+    first = published(few, store)
+    many = content_of(names(0, 400))
+    made = published(many, store)
+    assert made.how == "trained"
+    assert made.ids.parent == first.ids.version
+    assert len(set(texts(made, many).values())) == 400
+
+
+def test_named_levels_that_are_full_are_the_users_to_change(store: SemanticIdStore) -> None:
+    config = SemanticIdsConfig(codes_per_level=2)
+    published(content_of(names(0, 5)), store, config)
+    with pytest.raises(NoFreeIdError, match="more or larger levels"):
+        made_of(content_of(names(0, 20)), store, config)
+
+
+def test_level_against_collisions_has_room_for_new_items(store: SemanticIdStore) -> None:
+    config = SemanticIdsConfig(resolution="extra_level")
+    content = content_of(names(0, 60))
+    first = published(content, store, config)
+    later = content_of([*names(0, 60), "copy"])
+    later.vectors[-1] = later.vectors[1]
+    made = published(later, store, config)
+    assert made.how == "appended"
+    assert made.ids.level_sizes == first.ids.level_sizes
+    copy, own = texts(made, later)["copy"], texts(made, later)["item-0"]
+    assert copy != own
+    refit = fit_again(later, store, config, plain(config), seed=4)
+    assert refit.how == "aligned"
+    assert refit.ids.level_sizes == first.ids.level_sizes
+
+
+def test_rq_vae_learns_from_pairs_and_appends_without_moving_an_id(
+    store: SemanticIdStore,
+) -> None:
+    config = SemanticIdsConfig(method="rq_vae", num_steps=5)
+    pairs = torch.tensor([[1, 2], [3, 4], [5, 61]])
+    content = replace(content_of([*names(0, 60), "no-text"]), pairs=pairs)
+    before = texts(published(content, store, config), content)
+    later = replace(content_of(names(0, 70)), pairs=pairs)
+    made = published(later, store, config)
+    assert made.how == "appended"
+    assert {name: texts(made, later)[name] for name in before} == before
+    assert len(set(texts(made, later).values())) == 70
+
+
+def test_id_rows_are_numbers_of_items_for_good(store: SemanticIdStore) -> None:
+    published(content_of(names(0, 30)), store)
+    again = SemanticIdStore(store.directory)
+    assert again.id_rows_of(["item-0", "unknown", "item-29"]).tolist() == [1, 0, 30]
+    published(content_of(names(10, 40)), again)
+    rows = SemanticIdStore(store.directory).id_rows_of(names(0, 40))
+    assert rows.tolist() == np.arange(1, 41).tolist()

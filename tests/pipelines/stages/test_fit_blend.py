@@ -1,0 +1,192 @@
+"""Sources whose lists are planted: one has each user's item at a known place, one is noise."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.candidates.blends import (
+    FILE,
+    FUSION,
+    LEARNED,
+    ProfileBlend,
+    fusion_of,
+    load_blends,
+    profiles_of,
+    row_names,
+    served_blends,
+    single_of,
+)
+from pipelines.candidates.examples import Examples
+from pipelines.config.run import BlendConfig, RunConfig
+from pipelines.stages import fit_blend
+from pipelines.stages.fit_blend import fit_profile
+from recsys.data.batch import Jagged
+from recsys.data.top_k import TopK
+from recsys.evaluation.ranking import list_ranks
+from recsys.retrieval.blend.fusion import reciprocal_rank_fusion
+from recsys.retrieval.blend.learned import LearnedBlend
+from serving.surfaces import HOME
+
+NUM_USERS, NUM_ITEMS, LENGTH = 400, 60, 20
+CONFIG = RunConfig(workspace=Path("unused"))
+
+
+def ranked(rows: torch.Tensor) -> TopK:
+    return TopK(torch.linspace(1, 0, rows.shape[1]).repeat(len(rows), 1), rows)
+
+
+def listed(targets: torch.Tensor, hit_rate: float, seed: int) -> TopK:
+    """Lists of random items, in which a share of the users finds the own item first."""
+    drawn = torch.Generator().manual_seed(seed)
+    rows = torch.stack([torch.randperm(NUM_ITEMS, generator=drawn)[:LENGTH] + 1 for _ in targets])
+    hits = torch.rand(len(targets), generator=drawn) < hit_rate
+    rows[rows == targets[:, None]] = NUM_ITEMS + 1  # nobody's item
+    rows[hits, 0] = targets[hits]
+    return ranked(rows)
+
+
+def examples(hit_rates: dict[str, float], num_users: int = NUM_USERS) -> Examples:
+    targets = torch.arange(num_users) % NUM_ITEMS + 1
+    return Examples(
+        {name: listed(targets, rate, seed) for seed, (name, rate) in enumerate(hit_rates.items())},
+        Jagged.one_each(targets),
+        torch.full((num_users,), 5),
+        torch.arange(num_users) % 2,
+        torch.ones(NUM_ITEMS + 2),
+    )
+
+
+def test_targets_are_ranked_by_their_place_in_the_list() -> None:
+    lists = torch.tensor([[4, 2, -1], [1, 3, 2]])
+    targets = Jagged.from_lists([[2, 9], [1]])
+    assert list_ranks(lists, targets).values.tolist() == [2, 0, 1]
+
+
+def test_learned_weights_trust_the_source_that_finds_and_say_what_they_gain() -> None:
+    made, told = fit_profile(examples({"sequence": 0.5, "two_tower": 0.02}), CONFIG)
+    assert told["served"] == LEARNED
+    assert told["shares"]["sequence"] > 0.75
+    assert told["validation"][LEARNED] == pytest.approx(told["validation"]["sequence"], abs=0.02)
+    assert told["validation"][LEARNED] > told["validation"][FUSION] + 0.1
+    assert 0.45 * NUM_USERS < told["num_found"] < 0.6 * NUM_USERS
+    assert set(told["weights"]) == set(made.served.sources)
+
+
+def test_what_is_better_on_validation_is_served_and_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = ("sequence", "two_tower")
+    poor = single_of(names, "two_tower")
+    spoilt = ProfileBlend(served=poor, folds=(poor, poor))
+    monkeypatch.setattr(fit_blend, "learned_profile", lambda *_: spoilt)
+    made, told = fit_profile(examples({"sequence": 0.5, "two_tower": 0.02}), CONFIG)
+    assert told["served"] == "sequence"
+    assert "sequence" in told["reason"]
+    assert told["rival"]["ahead"] > 0.3
+    made.save(tmp_path, "fast")
+    (tmp_path / FILE).write_text(json.dumps({"profiles": {"fast": told}}))
+    # Both profiles are one without a generative model.
+    assert served_blends(tmp_path) == {
+        "fast": tmp_path / "blend_fast",
+        "full": tmp_path / "blend_fast",
+    }
+    assert load_blends(tmp_path)["fast"].served.weights.equal(made.served.weights)
+
+
+def test_within_noise_learned_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = examples({"sequence": 0.3, "two_tower": 0.3}, num_users=60)
+    names = ("sequence", "two_tower")
+    one = single_of(names, "two_tower")
+    monkeypatch.setattr(
+        fit_blend, "learned_profile", lambda *_: ProfileBlend(served=one, folds=(one, one))
+    )
+    _, told = fit_profile(given, CONFIG)
+    assert told["served"] == LEARNED
+    assert told["rival"]["ahead"] <= 2 * told["rival"]["standard_error"]
+
+
+@pytest.mark.parametrize(
+    ("blend", "num_users", "reason"),
+    [
+        (BlendConfig(enabled=False), NUM_USERS, "blend.enabled is false"),
+        (BlendConfig(min_found=20), 10, "fewer than 20"),
+    ],
+)
+def test_without_learned_weights_the_surface_fuses(
+    tmp_path: Path, blend: BlendConfig, num_users: int, reason: str
+) -> None:
+    given = examples({"sequence": 0.5, "two_tower": 0.02}, num_users)
+    made, told = fit_profile(given, replace(CONFIG, blend=blend))
+    assert told["served"] == FUSION
+    assert reason in told["reason"]
+    made.save(tmp_path, "fast")
+    (tmp_path / FILE).write_text(json.dumps({"profiles": {"fast": told}}))
+    assert served_blends(tmp_path) == {}
+
+
+def test_fusion_as_weights_orders_as_reciprocal_rank_fusion() -> None:
+    given = examples({"sequence": 0.4, "two_tower": 0.2, "content": 0.3, "popular": 0.1})
+    merged = single(fusion_of(tuple(given.lists))).lists(
+        given.lists, given.history_lengths, given.item_counts
+    )
+    names = ("sequence", "two_tower", "popular")  # content speaks for appended items only
+    fused = reciprocal_rank_fusion(
+        {name: given.lists[name].item_rows for name in names},
+        merged.item_rows.shape[1],
+        {name: HOME.weights[name] for name in names},
+    )
+    assert merged.item_rows.equal(fused.item_rows)
+
+
+def test_one_source_is_served_in_its_order_and_filled_up() -> None:
+    given = examples({"sequence": 0.4, "two_tower": 0.2})
+    merged = single(single_of(tuple(given.lists), "two_tower")).lists(
+        given.lists, given.history_lengths, given.item_counts
+    )
+    assert merged.item_rows[:, :LENGTH].equal(given.lists["two_tower"].item_rows)
+    assert bool((merged.item_rows[:, LENGTH] > 0).all())
+
+
+def single(blend: LearnedBlend) -> ProfileBlend:
+    return ProfileBlend(served=blend, folds=())
+
+
+def test_each_half_is_measured_by_the_weights_of_the_other() -> None:
+    given = examples({"sequence": 0.4, "two_tower": 0.2}, num_users=6)
+    names = tuple(given.lists)
+    made = ProfileBlend(
+        served=fusion_of(names),
+        folds=(single_of(names, "sequence"), single_of(names, "two_tower")),
+    )
+    merged = made.lists(given.lists, given.history_lengths, given.item_counts, given.folds)
+    for user, fold in enumerate(given.folds.tolist()):
+        expected = given.lists[names[fold]].item_rows[user]
+        assert merged.item_rows[user, :LENGTH].equal(expected)
+
+
+def test_weights_of_a_half_never_saw_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Sequence[int]] = []
+    fit = fit_blend.learned_blend
+
+    def noted(part: Examples, config: RunConfig) -> LearnedBlend:
+        seen.append(part.folds.unique().tolist())
+        return fit(part, config)
+
+    monkeypatch.setattr(fit_blend, "learned_blend", noted)
+    fit_profile(examples({"sequence": 0.5, "two_tower": 0.1}), CONFIG)
+    assert seen == [[0, 1], [1], [0]]
+
+
+def test_profiles_are_one_without_generation() -> None:
+    every = {"popular": 0, "sequence": 0, "generative": 0}
+    assert profiles_of(every) == {
+        "fast": ("popular", "sequence"),
+        "full": ("popular", "sequence", "generative"),
+    }
+    assert row_names(profiles_of(every)) == {"fast": "blend_fast", "full": "blend"}
+    del every["generative"]
+    assert row_names(profiles_of(every)) == {"fast": "blend"}

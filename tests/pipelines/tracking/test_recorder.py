@@ -1,0 +1,142 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.engine.artifacts import Manifest, begin, commit
+from pipelines.engine.outbox import read_lines
+from pipelines.tracking.recorder import Recorder, numbers_of, report_of
+from pipelines.tracking.tracking import outbox_of
+from pipelines.training.run import Curve
+
+
+def planned(stage: str) -> Manifest:
+    return Manifest(
+        stage=stage,
+        inputs={"build_features": "d1"},
+        config={"training": {"batch_size": 64}},
+        versions={"code": "c1"},
+        rows={"in": 5, "out": 4},
+        files={},
+    )
+
+
+def make(final: Path, stage: str, files: dict[str, str]) -> None:
+    partial = begin(final)
+    for name, text in files.items():
+        path = partial / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    commit(partial, final, manifest=planned(stage), run={"seconds": 1.5, "host": "here"})
+
+
+def told(workspace: Path, stage: str, files: dict[str, str]) -> list[dict[str, object]]:
+    """Record a stage that makes these files; return what the outbox holds."""
+    outbox = outbox_of(workspace)
+    recorder = Recorder(tracking=outbox, bundles=workspace / "bundles", model="shop")
+    with recorder.recording(planned(stage), workspace / stage):
+        make(workspace / stage, stage, files)
+    (path,) = outbox.waiting()
+    return [event for _, event in read_lines(path)]
+
+
+def metrics(events: list[dict[str, object]]) -> dict[object, object]:
+    found: dict[object, object] = {}
+    for event in events:
+        if event["event"] == "metrics":
+            values = event["values"]
+            assert isinstance(values, dict)
+            found |= {(name, event["step"]): value for name, value in values.items()}
+    return found
+
+
+def test_training_tells_how_it_ended_and_its_inputs(tmp_path: Path):
+    events = told(
+        tmp_path,
+        "train_two_tower",
+        {
+            "given/curve.jsonl": '{"step": 10, "loss": 0.5}\n',
+            "given/training.json": '{"best_step": 10, "stopped_early": true, "best_metric": null}',
+            "training.json": '{"num_steps": 20}',
+        },
+    )
+    found = metrics(events)
+    assert found["given/best_step", 0] == 10.0
+    assert found["num_steps", 0] == 20.0
+    assert found["rows/out", 0] == 4.0
+    assert found["run/seconds", 0] == 1.5
+    assert events[0]["params"] == {"training.batch_size": "64"}
+    assert events[-1]["status"] == "FINISHED"
+
+
+def test_a_curve_is_on_disk_and_told_while_training_runs(tmp_path: Path):
+    outbox = outbox_of(tmp_path)
+    with Recorder(tracking=outbox).recording(planned("train_two_tower"), tmp_path / "done") as run:
+        curve = Curve(run, "given")
+        curve.log(10, loss=0.5)
+        curve.log(20, loss=float("nan"))
+        (path,) = outbox.waiting()
+        found = metrics([event for _, event in read_lines(path)])
+        assert found == {("given/loss", 10): 0.5, ("given/loss", 20): "nan"}
+        make(tmp_path / "done", "train_two_tower", {})
+    assert [row["step"] for row in curve.rows] == [10, 20]
+
+
+def test_evaluation_tells_each_metric_and_keeps_the_report(tmp_path: Path):
+    events = told(
+        tmp_path,
+        "evaluate",
+        {
+            "metrics.json": json.dumps({"given": {"test": {"blend": {"ndcg@10": 0.25}}}}),
+            "report.html": "<html>",
+        },
+    )
+    assert metrics(events)["given/test/blend/ndcg@10", 0] == 0.25
+    kept = [(event["file"], event["folder"]) for event in events if event["event"] == "artifact"]
+    assert ("report.html", "reports") in [(str(file).split("/")[-1], to) for file, to in kept]
+
+
+@pytest.mark.parametrize("name", ["champion", "challenger"])
+def test_release_enters_the_bundle_under_its_alias(tmp_path: Path, name: str):
+    verdicts = [{"name": "gain", "value": 0.1}]
+    document = {"version": "v1", "digest": "d9", "alias": name, "verdicts": verdicts}
+    events = told(tmp_path, "release", {"release.json": json.dumps(document)})
+    (entered,) = [event for event in events if event["event"] == "register"]
+    assert entered["bundle"] == str(tmp_path / "bundles" / "bundle-v1")
+    assert entered["digest"] == "d9"
+    (alias,) = [event for event in events if event["event"] == "alias"]
+    assert (alias["alias"], alias["version"]) == (name, "v1")
+
+
+def test_release_carries_the_report_of_its_own_evaluation_only(tmp_path: Path):
+    report, release = tmp_path / "report", tmp_path / "release"
+
+    def made_from(stage: str, evaluation: str) -> None:
+        make(tmp_path / stage, stage, {"report.html": "<html>"} if stage == "report" else {})
+        told = replace(planned(stage), inputs={"evaluate": evaluation}).to_json()
+        (tmp_path / stage / "manifest.json").write_text(told)
+
+    made_from("release", "e1")
+    assert report_of(release) is None
+    made_from("report", "e1")
+    assert report_of(release) == report / "report.html"
+    (report / "report.html").unlink()
+    assert report_of(release) is None, "an evaluation without analysis has no report"
+    made_from("report", "e2")
+    assert report_of(release) is None
+
+
+def test_a_stage_that_fails_is_a_failed_run(tmp_path: Path):
+    outbox = outbox_of(tmp_path)
+    recorder = Recorder(tracking=outbox)
+    with pytest.raises(OSError, match="disk"), recorder.recording(planned("evaluate"), tmp_path):
+        raise OSError("the disk is full")
+    (path,) = outbox.waiting()
+    events = [event for _, event in read_lines(path)]
+    assert events[-1]["status"] == "FAILED"
+
+
+def test_numbers_are_collected_by_path():
+    table = {"a": {"b": 1, "c": None, "d": {"e": 0.5}}, "f": "text", "g": True}
+    assert numbers_of(table) == {"a/b": 1.0, "a/d/e": 0.5, "g": 1.0}

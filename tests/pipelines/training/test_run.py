@@ -1,0 +1,41 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines.engine.outbox import SilentRun
+from pipelines.training.run import Curve, read_records
+
+
+def tell(curve: Curve, steps: list[int]) -> None:
+    """Log what a training does: the loss of each step, every second one validated."""
+    for step in steps:
+        curve.log(step, loss=10.0 - step)
+        if step % 2 == 0:
+            curve.log(step, metric=step / 10)
+
+
+@pytest.mark.parametrize("checkpoint", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("ending", ["", '{"loss": 4.0, "st'])
+def test_a_killed_curve_goes_on_at_its_checkpoint(
+    tmp_path: Path, checkpoint: int, ending: str
+) -> None:
+    whole, kept = Curve(SilentRun()), tmp_path / "checkpoints" / "given.jsonl"
+    tell(whole, list(range(1, 8)))
+    tell(Curve(SilentRun(), kept=kept), list(range(1, 6)))
+    with kept.open("a") as file:
+        file.write(ending)
+    resumed = Curve(SilentRun(), kept=kept)
+    tell(resumed, list(range(checkpoint + 1, 8)))
+    assert resumed.rows == whole.rows
+    assert read_records(kept) == whole.rows
+    resumed.write(tmp_path / "curve.jsonl")
+    lines = (tmp_path / "curve.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == whole.rows
+
+
+def test_a_curve_of_a_finished_training_is_kept_whole(tmp_path: Path) -> None:
+    kept = tmp_path / "given.jsonl"
+    tell(Curve(SilentRun(), kept=kept), [1, 2, 3])
+    # Killed after its last checkpoint: nothing is left to train, so nothing is told.
+    assert len(Curve(SilentRun(), kept=kept).rows) == 4

@@ -1,0 +1,102 @@
+import pytest
+import torch
+
+from recsys.layers.codes.decoder import (
+    CodeBlock,
+    CodeBlockConfig,
+    DistanceBias,
+    SharedContext,
+    joint_attention,
+    merged_shares,
+    side_by_side,
+)
+
+BATCH, WIDTH, TOKENS, PLACES, DIM, HEADS = 2, 3, 4, 6, 8, 2
+
+
+def block_of(cross_attention: bool) -> CodeBlock:
+    torch.manual_seed(0)
+    config = CodeBlockConfig(
+        dim=DIM, num_heads=HEADS, hidden_dim=16, dropout=0.0, cross_attention=cross_attention
+    )
+    return CodeBlock(config).eval()
+
+
+def context_of(width: int) -> SharedContext:
+    bias = torch.randn(BATCH, HEADS, width, PLACES)
+    bias[..., 4:] = -torch.inf
+    keys, values = torch.randn(2, BATCH, HEADS, PLACES, DIM // HEADS)
+    return SharedContext(keys, values, bias)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("width", [1, WIDTH])
+@pytest.mark.parametrize("cross_attention", [True, False])
+def test_tokens_decoded_one_by_one_are_those_decoded_at_once(
+    cross_attention: bool, width: int
+) -> None:
+    block, context = block_of(cross_attention), context_of(width)
+    tokens = torch.randn(BATCH, WIDTH, TOKENS, DIM)
+    at_once, _ = block.decode(tokens, context, None)
+    past = None
+    for place in range(TOKENS):
+        one, past = block.decode(tokens[:, :, place : place + 1], context, past)
+        torch.testing.assert_close(one[:, :, 0], at_once[:, :, place])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cross_attention", [True, False])
+def test_what_is_masked_in_the_context_is_never_read(cross_attention: bool) -> None:
+    block, context = block_of(cross_attention), context_of(1)
+    tokens = torch.randn(BATCH, WIDTH, 1, DIM)
+    before, _ = block.decode(tokens, context, None)
+    context.values[:, :, 4:] = 1e6
+    after, _ = block.decode(tokens, context, None)
+    assert torch.equal(before, after)
+
+
+def test_distances_have_numbers_of_their_own_on_each_side() -> None:
+    bias = DistanceBias(HEADS, 4, 10, both_sides=True)
+    with torch.no_grad():
+        bias.weights.copy_(torch.arange(16.0).view(8, 2))
+    back, ahead = bias(torch.tensor([0, 1, 9, 50])), bias(torch.tensor([-1, -9]))
+    assert back[0].tolist() == [0.0, 2.0, 6.0, 6.0]
+    assert ahead[0].tolist() == [10.0, 14.0]
+
+
+def test_heads_must_divide_the_width() -> None:
+    with pytest.raises(ValueError, match="num_heads must divide the width 8, got 3"):
+        CodeBlockConfig(dim=8, num_heads=3, hidden_dim=8, dropout=0.0)
+
+
+@torch.no_grad()
+def test_two_softmaxes_merged_are_one() -> None:
+    """What a fused kernel leaves to do, held to the scores written out."""
+    context, dim = context_of(1), DIM // HEADS
+    query = torch.randn(BATCH, WIDTH, TOKENS, HEADS, dim)
+    values = torch.randn(BATCH, WIDTH, 5, HEADS, dim)
+    scores = 20 * torch.randn(BATCH, WIDTH, TOKENS, HEADS, 5)
+    scores[..., 4] = -torch.inf
+    expected = joint_attention(query, scores, values, context)
+    shared = side_by_side(query) @ context.keys.mT * dim**-0.5 + context.bias
+    single = scores.flatten(1, 2).transpose(1, 2)
+    read, weights = merged_shares(shared.softmax(-1) @ context.values, shared.logsumexp(-1), single)
+    own = weights.transpose(1, 2).reshape(scores.shape)  # [B, W, S, H, all S]
+    found = read.transpose(1, 2).reshape(query.shape)
+    found = found + torch.einsum("bwsha,bwahd->bwshd", own, values)
+    torch.testing.assert_close(found.flatten(3), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("both_sides", [True, False])
+def test_pairs_of_places_are_looked_up_by_their_distance(both_sides: bool) -> None:
+    bias = DistanceBias(HEADS, 4, 9, both_sides=both_sides)
+    bias.weights.normal_()
+    place = torch.arange(7)
+    distance = place[:, None] - place[None, :]
+    expected = bias(distance).transpose(0, 1)
+    if not both_sides:
+        expected = expected.masked_fill(distance < 0, -torch.inf)
+    pairs = bias.pairs(7, both_sides=both_sides)
+    assert torch.equal(pairs, expected)
+    assert pairs.is_contiguous()  # as attention wants it

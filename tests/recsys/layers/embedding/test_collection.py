@@ -1,0 +1,147 @@
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
+
+TABLES = [
+    TableConfig(name="item", num_rows=11, embedding_dim=6, features=("history", "item")),
+    TableConfig(
+        name="category", num_rows=5, embedding_dim=3, features=("item.categories",), pooling="mean"
+    ),
+]
+# Agreement of the two backends in float32, as the class promises it.
+TOLERANCE = {"atol": 1e-6, "rtol": 1e-6}
+
+
+def batch_of_two(weighted: bool) -> JaggedBatch:
+    history = Jagged.from_lists([[7, 3, 7], []])
+    categories = Jagged.from_lists([[1, 4], [2]])
+    if weighted:
+        history = history._replace(weights=torch.tensor([0.5, 2.0, -1.0]))
+        categories = categories._replace(weights=torch.tensor([3.0, 1.0, 0.0]))
+    return JaggedBatch(
+        {
+            "history": history,
+            "item": Jagged.one_each(torch.tensor([0, 10])),
+            "item.categories": categories,
+            "unused": Jagged.from_lists([[99], [99]]),
+        }
+    )
+
+
+@pytest.fixture(params=["torch", "torchrec"])
+def backend(request):
+    if request.param == "torchrec":
+        pytest.importorskip("torchrec")
+    return request.param
+
+
+def test_pooling_matches_sums_and_means_by_hand(backend):
+    bags = EmbeddingBags(TABLES, backend)
+    item, category = bags.weight("item"), bags.weight("category")
+    plain = bags(batch_of_two(weighted=False))
+    assert sorted(plain) == ["history", "item", "item.categories"]
+    torch.testing.assert_close(plain["history"][0], 2 * item[7] + item[3])
+    assert torch.equal(plain["history"][1], torch.zeros(6))
+    torch.testing.assert_close(plain["item"], item[[0, 10]])
+    torch.testing.assert_close(plain["item.categories"][0], (category[1] + category[4]) / 2)
+
+    weighted = bags(batch_of_two(weighted=True))
+    torch.testing.assert_close(weighted["history"][0], -0.5 * item[7] + 2 * item[3])
+    torch.testing.assert_close(weighted["item.categories"][0], (3 * category[1] + category[4]) / 4)
+    assert torch.equal(weighted["item.categories"][1], torch.zeros(3)), "weights that sum to zero"
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_backends_agree_forward_and_backward(weighted):
+    pytest.importorskip("torchrec")
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(0, 9, (64,), generator=generator)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    num_values = int(offsets[-1])
+    history = Jagged(torch.randint(0, 11, (num_values,), generator=generator), offsets)
+    if weighted:
+        history = history._replace(weights=torch.rand(num_values, generator=generator))
+    categories = history._replace(values=history.values % 5)
+    item = Jagged.one_each(torch.randint(0, 11, (64,), generator=generator))
+    batch = JaggedBatch({"history": history, "item": item, "item.categories": categories})
+
+    results = []
+    for backend in ("torch", "torchrec"):
+        torch.manual_seed(0)
+        bags = EmbeddingBags(TABLES, backend)
+        pooled = bags(batch)
+        sum(value.square().sum() for value in pooled.values()).backward()
+        gradients = {name: bags.weight(name).grad for name in bags.tables}
+        results.append((pooled, gradients, torch.rand(1)))
+    (plain, plain_gradients, plain_draw), (pooled, gradients, draw) = results
+    assert torch.equal(plain_draw, draw), "construction leaves the generator in the same state"
+    for name in plain:
+        torch.testing.assert_close(pooled[name], plain[name], **TOLERANCE)
+    for name in plain_gradients:
+        torch.testing.assert_close(gradients[name], plain_gradients[name], **TOLERANCE)
+
+
+@pytest.mark.parametrize(("source", "target"), [("torch", "torchrec"), ("torchrec", "torch")])
+def test_state_is_one_tensor_per_table_and_loads_into_the_other_backend(source, target, tmp_path):
+    pytest.importorskip("torchrec")
+    saved = EmbeddingBags(TABLES, source)
+    state = saved.state_dict()
+    assert {name: tuple(value.shape) for name, value in state.items()} == {
+        "collection.embedding_bags.item.weight": (11, 6),
+        "collection.embedding_bags.category.weight": (5, 3),
+    }
+    assert [name for name, _ in saved.named_parameters()] == list(state)
+    save_file(dict(state), tmp_path / "state.safetensors")
+    loaded = EmbeddingBags(TABLES, target)
+    loaded.load_state_dict(load_file(tmp_path / "state.safetensors"))
+    batch = batch_of_two(weighted=True)
+    for name, value in saved(batch).items():
+        torch.testing.assert_close(loaded(batch)[name], value, **TOLERANCE)
+
+
+def test_unknown_row_starts_at_zero_and_learns(backend):
+    bags = EmbeddingBags(TABLES, backend)
+    pooled = bags(batch_of_two(weighted=False))
+    assert torch.equal(pooled["item"][0], torch.zeros(6))
+    pooled["item"].sum().backward()
+    assert torch.equal(bags.weight("item").grad[0], torch.ones(6))
+
+
+def test_lookup_takes_rows_one_by_one(backend):
+    bags = EmbeddingBags(TABLES, backend)
+    rows = torch.tensor([[1, 0], [7, 7]])
+    assert torch.equal(bags.lookup("item", rows), bags.weight("item")[rows])
+    with pytest.raises(ValueError, match=r"no table 'brand'; there are \['category', 'item'\]"):
+        bags.lookup("brand", rows)
+
+
+@pytest.mark.parametrize("bad", [-1, 11])
+def test_id_outside_its_table_names_feature_value_and_range(backend, bad):
+    bags = EmbeddingBags(TABLES, backend)
+    batch = batch_of_two(weighted=False)
+    features = {**batch.features, "history": Jagged.from_lists([[3, bad], [2]])}
+    with pytest.raises(ValueError, match=rf"'history' has id {bad}; its table allows \[0, 11\)"):
+        bags(JaggedBatch(features))
+    with pytest.raises(ValueError, match=rf"'item' has id {bad}"):
+        bags.lookup("item", torch.tensor([bad]))
+
+
+def test_batch_without_values_pools_to_zeros(backend):
+    bags = EmbeddingBags(TABLES, backend)
+    empty = Jagged.from_lists([[], []])
+    pooled = bags(JaggedBatch({"history": empty, "item": empty, "item.categories": empty}))
+    assert all(not value.any() and len(value) == 2 for value in pooled.values())
+
+
+def test_tables_that_clash_are_refused():
+    item = TableConfig(name="item", num_rows=4, embedding_dim=2, features=("item",))
+    brand = TableConfig(name="brand", num_rows=4, embedding_dim=2, features=("item",))
+    with pytest.raises(ValueError, match=r"each feature must be there once.*twice: \['item'\]"):
+        EmbeddingBags([item, brand], "torch")
+    with pytest.raises(ValueError, match=r"each table must be there once"):
+        EmbeddingBags([item, item], "torch")
+    with pytest.raises(ValueError, match="num_rows >= 1"):
+        TableConfig(name="item", num_rows=0, embedding_dim=2, features=("item",))

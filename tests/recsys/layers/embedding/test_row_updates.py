@@ -1,0 +1,363 @@
+"""Three ways to move rows inside the backward, against each other and against torch's Adam."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.layers.embedding.collection import EmbeddingBags, RowUpdateConfig, TableConfig
+from recsys.layers.embedding.fbgemm_updates import FbgemmRowUpdates
+from recsys.layers.embedding.row_updates import TorchRowUpdates
+
+TABLES = [
+    TableConfig(name="item", num_rows=48, embedding_dim=8, features=("history", "item")),
+    TableConfig(
+        name="category", num_rows=6, embedding_dim=12, features=("categories",), pooling="mean"
+    ),
+]
+# Float32 sums in another order, after three steps of at most 0.1 a weight.
+TOLERANCE = {"atol": 2e-6, "rtol": 2e-6}
+RULES = ("sgd", "rowwise_adagrad", "adam", "rowwise_adam")
+
+
+def random_batch(seed: int, *, weighted: bool = False) -> JaggedBatch:
+    generator = torch.Generator().manual_seed(seed)
+
+    def feature(num_rows: int, longest: int) -> Jagged:
+        lengths = torch.randint(0, longest + 1, (16,), generator=generator)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        count = int(offsets[-1])
+        values = torch.randint(0, num_rows, (count,), generator=generator)
+        return Jagged(values, offsets, torch.rand(count, generator=generator) if weighted else None)
+
+    return JaggedBatch(
+        {"history": feature(40, 7), "item": feature(40, 1), "categories": feature(6, 3)}
+    )
+
+
+def layer_of(backend: str, rule: str, max_row_norm: float | None = None) -> EmbeddingBags:
+    torch.manual_seed(2)
+    bags = EmbeddingBags(TABLES, backend)
+    bags.update_rows(RowUpdateConfig(rule=rule, max_row_norm=max_row_norm))
+    return bags
+
+
+def loss_of(bags: EmbeddingBags, batch: JaggedBatch) -> torch.Tensor:
+    directions = torch.Generator().manual_seed(9)
+    total = torch.zeros(())
+    for value in bags(batch).values():
+        total = total + (value * torch.randn(value.shape, generator=directions)).sum()
+    return total
+
+
+def step(bags: EmbeddingBags, batch: JaggedBatch, factor: float = 1.0) -> None:
+    bags.begin_step(0.1)
+    loss = loss_of(bags, batch) * factor
+    if bags.may_move(loss):
+        loss.backward()
+
+
+def weights_of(bags: EmbeddingBags) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in bags.state_dict().items()}
+
+
+def copied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in state.items()}
+
+
+def backends(rule: str) -> list[str]:
+    """FBGEMM has Adam on CUDA only."""
+    return ["torch", "triton", *(["torchrec"] if rule in ("sgd", "rowwise_adagrad") else [])]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_backends_move_the_same_rows_alike(rule: str, weighted: bool) -> None:
+    pytest.importorskip("fbgemm_gpu")
+    moved = {}
+    for backend in ("auto", *backends(rule)):
+        bags = layer_of(backend, rule)
+        for seed in range(3):
+            step(bags, random_batch(seed, weighted=weighted))
+        moved[backend] = (weights_of(bags), copied(bags.update_state()))
+    expected, state = moved["torch"]
+    touched = torch.cat([random_batch(seed)["history"].values for seed in range(3)])
+    before = layer_of("torch", rule).weight("item")
+    changed = (expected["collection.embedding_bags.item.weight"] != before).any(1)
+    assert changed[touched].all()
+    assert not changed.all(), "rows outside the batches stay"
+    for backend, (found, own) in moved.items():
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, **TOLERANCE, msg=f"{backend} {name}")
+        for name in state:
+            if not name.startswith("step/"):
+                torch.testing.assert_close(own[name], state[name], **TOLERANCE)
+
+
+@pytest.mark.parametrize("bad", [-1, 48, 10**12])
+@pytest.mark.parametrize("backend", ["auto", *backends("sgd")])
+def test_an_id_outside_its_table_is_named_and_the_step_can_be_done_again(
+    backend: str, bad: int
+) -> None:
+    bags, other = layer_of(backend, "rowwise_adagrad"), layer_of(backend, "rowwise_adagrad")
+    good = random_batch(1)
+    values = good["item"].values.clone()
+    values[-1] = bad
+    wrong = JaggedBatch({**good.features, "item": good["item"]._replace(values=values)})
+    bags.begin_step(0.1)
+    with pytest.raises(ValueError, match=rf"'item' has id {bad}; its table allows \[0, 48\)"):
+        loss_of(bags, wrong)
+    for one in (bags, other):
+        step(one, good)
+    for name, value in weights_of(other).items():
+        assert torch.equal(weights_of(bags)[name], value)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_adam_of_rows_that_always_occur_is_torchs_adam(backend: str) -> None:
+    """Every row in every batch: the lazy kind and the dense kind are then one."""
+    every = Jagged(torch.arange(40).repeat(2), torch.tensor([0, 40, 80]))
+    few = Jagged(torch.arange(6).repeat(2), torch.tensor([0, 6, 12]))
+    batch = JaggedBatch({"history": every, "item": every, "categories": few})
+    by_rows = layer_of(backend, "adam")
+    torch.manual_seed(2)
+    dense = EmbeddingBags(TABLES, "torch")
+    optimizer = torch.optim.Adam(dense.parameters(), lr=0.1)
+    for _ in range(4):
+        step(by_rows, batch)
+        optimizer.zero_grad()
+        loss_of(dense, batch).backward()
+        optimizer.step()
+    for name, value in dense.state_dict().items():
+        torch.testing.assert_close(by_rows.state_dict()[name], value, **TOLERANCE)
+    for name, parameter in dense.named_parameters():
+        for slot in ("exp_avg", "exp_avg_sq", "step"):
+            own = by_rows.update_state()[f"{slot}/{name}"]
+            torch.testing.assert_close(own, optimizer.state[parameter][slot], **TOLERANCE)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("backend", ["torch", "triton", "torchrec"])
+def test_a_loss_that_is_not_finite_moves_nothing(backend: str, rule: str) -> None:
+    if backend not in backends(rule):
+        pytest.skip("FBGEMM has Adam on CUDA only")
+    if backend == "torchrec":
+        pytest.importorskip("fbgemm_gpu")
+    bags = layer_of(backend, rule)
+    step(bags, random_batch(0))
+    weights, state = weights_of(bags), copied(bags.update_state())
+    for bad in (torch.nan, torch.inf):
+        step(bags, random_batch(1), bad)
+    for name, value in weights_of(bags).items():
+        assert torch.equal(value, weights[name])
+    for name, value in bags.update_state().items():
+        assert torch.equal(value, state[name]), name
+    step(bags, random_batch(1))
+    assert not torch.equal(bags.weight("item"), weights["collection.embedding_bags.item.weight"])
+
+
+def test_clipping_is_per_row_and_the_same_in_both() -> None:
+    one, other, plain = (
+        layer_of("torch", "sgd", 0.5),
+        layer_of("triton", "sgd", 0.5),
+        layer_of("torch", "sgd"),
+    )
+    before = plain.weight("item").detach().clone()
+    for bags in (one, other, plain):
+        step(bags, random_batch(3))
+    torch.testing.assert_close(one.weight("item"), other.weight("item"), **TOLERANCE)
+    moved, free = (before - bags.weight("item").detach() for bags in (one, plain))
+    longest = free.norm(dim=1)
+    assert (longest > 0.05).any()
+    torch.testing.assert_close(moved.norm(dim=1), longest.clamp(max=0.05), atol=1e-5, rtol=0)
+
+
+def test_fbgemm_says_what_it_cannot_do() -> None:
+    pytest.importorskip("fbgemm_gpu")
+    with pytest.raises(ValueError, match="does not clip rows"):
+        layer_of("torchrec", "sgd", 1.0)
+    with pytest.raises(ValueError, match="'adam' on CUDA only"):
+        layer_of("torchrec", "adam")
+    odd = EmbeddingBags(
+        [TableConfig(name="item", num_rows=3, embedding_dim=6, features=("item",))], "torchrec"
+    )
+    with pytest.raises(ValueError, match=r"multiples of 4, tables \['item'\]"):
+        odd.update_rows(RowUpdateConfig(rule="sgd"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "max_row_norm", "by_fbgemm"),
+    [
+        ("rowwise_adagrad", None, True),
+        ("sgd", None, True),
+        ("sgd", 1.0, False),
+        ("adam", None, False),
+    ],
+)
+def test_auto_moves_rows_on_a_cpu_by_fbgemm_where_it_can(
+    rule: str, max_row_norm: float | None, by_fbgemm: bool
+) -> None:
+    pytest.importorskip("fbgemm_gpu")
+    bags = layer_of("auto", rule, max_row_norm)
+    assert isinstance(bags.updates, FbgemmRowUpdates) == by_fbgemm
+    assert bags.backend == "torch"
+    odd = EmbeddingBags(
+        [TableConfig(name="item", num_rows=3, embedding_dim=6, features=("item",))], "auto"
+    )
+    odd.update_rows(RowUpdateConfig(rule=rule, max_row_norm=max_row_norm))
+    assert isinstance(odd.updates, TorchRowUpdates)
+
+
+@pytest.mark.parametrize("rule", ["rowwise_adagrad", "adam", "rowwise_adam"])
+def test_weights_and_state_go_on_in_another_backend(rule: str, tmp_path) -> None:
+    names = backends(rule)
+    for source, target in zip(names, names[1:] + names[:1], strict=True):
+        if "torchrec" in (source, target):
+            pytest.importorskip("fbgemm_gpu")
+        first = layer_of(source, rule)
+        step(first, random_batch(0))
+        save_file(
+            {f"weights/{name}": value for name, value in first.state_dict().items()}
+            | {f"state/{name}": value for name, value in first.update_state().items()},
+            tmp_path / "run.safetensors",
+        )
+        step(first, random_batch(1))
+        saved = load_file(tmp_path / "run.safetensors")
+        shapes = {name: tuple(value.shape) for name, value in saved.items()}
+        wide = {"item": (48, 8), "category": (6, 12)}
+        for table, shape in wide.items():
+            assert shapes[f"weights/collection.embedding_bags.{table}.weight"] == shape
+            for key, found in shapes.items():
+                if key.startswith("state/exp_avg/") and table in key:
+                    assert found == shape
+        second = layer_of(target, rule)
+        second.load_state_dict(
+            {name[8:]: one for name, one in saved.items() if name.startswith("weights/")}
+        )
+        second.load_update_state(
+            {name[6:]: one for name, one in saved.items() if name.startswith("state/")}
+        )
+        step(second, random_batch(1))
+        for name, value in first.state_dict().items():
+            torch.testing.assert_close(second.state_dict()[name], value, **TOLERANCE)
+
+
+def test_state_of_another_rule_is_refused() -> None:
+    adam, adagrad = layer_of("torch", "adam"), layer_of("torch", "rowwise_adam")
+    with pytest.raises(ValueError, match=r"exp_avg_sq/.* of shape \(48, 8\), got \(48,\)"):
+        adam.load_update_state(adagrad.update_state())
+    with pytest.raises(ValueError, match="got nothing"):
+        adam.load_update_state({})
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize("backend", ["auto", *backends("sgd")])
+def test_joined_results_are_the_same_and_move_the_same_rows(
+    backend: str, pooling: str, weighted: bool
+) -> None:
+    tables = [TABLES[0], replace(TABLES[1], pooling=pooling)]
+    batch = random_batch(3, weighted=weighted)
+    directions = torch.randn(16, 28, generator=torch.Generator().manual_seed(9))
+    found = []
+    for by_hand in (True, False):
+        torch.manual_seed(2)
+        bags = EmbeddingBags(tables, backend)
+        dense = bags.joined(batch)
+        assert dense.shape == (16, 28)
+        bags.update_rows(RowUpdateConfig(rule="rowwise_adagrad"))
+        bags.begin_step(0.1)
+        if by_hand:
+            apart = bags(batch)
+            pooled = torch.cat([apart[name] for name in ("history", "item", "categories")], dim=1)
+        else:
+            pooled = bags.joined(batch)
+        torch.testing.assert_close(pooled, dense, **TOLERANCE)
+        assert bags.may_move(pooled.sum())
+        pooled.backward(directions)
+        found.append([pooled.detach(), *weights_of(bags).values()])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_joined_results_count_as_a_lookup_and_name_wrong_ids() -> None:
+    bags = EmbeddingBags([TABLES[0]], "auto")
+    bags.update_rows(RowUpdateConfig(rule="rowwise_adagrad"))
+    good = random_batch(0)
+    wrong = good["item"]._replace(values=torch.full_like(good["item"].values, 48))
+    bags.begin_step(0.1)
+    with pytest.raises(ValueError, match="'item' has id 48"):
+        bags.joined(JaggedBatch({**good.features, "item": wrong}))
+    bags.joined(good)
+    with pytest.raises(ValueError, match="looked up twice in one step"):
+        bags(good)
+
+
+def test_two_lookups_in_a_step_are_refused() -> None:
+    bags = layer_of("torch", "adam")
+    bags.begin_step(0.1)
+    bags(random_batch(0))
+    with pytest.raises(ValueError, match="looked up twice in one step"):
+        bags(random_batch(1))
+    with pytest.raises(ValueError, match="give this lookup a feature of its own"):
+        bags.lookup("item", torch.tensor([1]))
+    with torch.no_grad():
+        assert bags.lookup("item", torch.tensor([1])).shape == (1, 8)
+        bags(random_batch(1))
+    bags.begin_step(0.1)
+    bags(random_batch(1))
+
+
+def test_tables_that_were_moved_are_named() -> None:
+    bags = layer_of("triton", "adam")
+    bags.double().float()
+    bags.begin_step(0.1)
+    with pytest.raises(ValueError, match="'item' was moved or replaced"):
+        bags(random_batch(0))
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_dense_again_gives_gradients_of_the_whole_table(backend: str) -> None:
+    bags = layer_of(backend, "adam")
+    step(bags, random_batch(0))
+    assert bags.weight("item").grad is None
+    bags.update_rows(None)
+    before = weights_of(bags)
+    loss_of(bags, random_batch(1)).backward()
+    assert bags.weight("item").grad.shape == (48, 8)
+    assert all(torch.equal(value, before[name]) for name, value in bags.state_dict().items())
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_gradients_are_scaled_on_the_device(backend: str) -> None:
+    scaled, plain = layer_of(backend, "sgd"), layer_of(backend, "sgd")
+    scaled.updates.grad_scale = torch.full((1,), 0.25)
+    step(scaled, random_batch(0), 4.0)
+    step(plain, random_batch(0))
+    torch.testing.assert_close(scaled.weight("item"), plain.weight("item"), **TOLERANCE)
+
+
+def test_batches_without_values_move_nothing() -> None:
+    empty = Jagged.from_lists([[], []])
+    batch = JaggedBatch({"history": empty, "item": empty, "categories": empty})
+    for backend in ("torch", "triton"):
+        bags = layer_of(backend, "adam")
+        before = weights_of(bags)
+        step(bags, batch)
+        assert all(torch.equal(value, before[name]) for name, value in bags.state_dict().items())
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_layer_that_nobody_holds_is_freed(backend: str) -> None:
+    bags = layer_of(backend, "adam")
+    step(bags, random_batch(0))
+    weight = weakref.ref(bags.weight("item"))
+    del bags
+    gc.collect()
+    assert weight() is None

@@ -1,0 +1,311 @@
+import copy
+import json
+import threading
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional
+
+from recsys.layers.lora.bank import MASKED_UP_TO, ROWS_PER_RUN, LoraBank
+from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, read_adapter, save_adapter
+from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
+from recsys.training.loop import TrainConfig, train
+from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
+
+ANY = LoraConfig(targets=("*",), rank=4, alpha=6.0, max_share=1.0)
+
+
+def base(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(12, 20), nn.GELU(), nn.LayerNorm(20), nn.Linear(20, 8))
+
+
+def filled(model: nn.Module, seed: int, config: LoraConfig = ANY) -> LoraAdapter:
+    """An adapter that changes something, as if it had been trained."""
+    torch.manual_seed(seed)
+    adapter = LoraAdapter(model, config)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.normal_(std=0.3)
+    return adapter.eval()
+
+
+def slow_truth(model: nn.Module, adapter: LoraAdapter | None, inputs: torch.Tensor):
+    """Layer by layer, the correction spelt out in float64."""
+    state = inputs.double()
+    for name, layer in model.named_children():
+        if not isinstance(layer, nn.Linear):
+            state = copy.deepcopy(layer).double()(state)
+            continue
+        weight = layer.weight.double()
+        if adapter is not None and name in adapter.layers:
+            one = adapter.correction(name)
+            scale = adapter.config.alpha / adapter.config.rank
+            weight = weight + scale * torch.einsum("or,ri->oi", one.b.double(), one.a.double())
+        state = functional.linear(state, weight, layer.bias.double())
+    return state
+
+
+@torch.no_grad()
+def test_a_fresh_adapter_changes_nothing_and_a_detached_one_not_a_bit():
+    model, inputs = base(), torch.randn(5, 12)
+    alone = model(inputs)
+    fresh = LoraAdapter(model, ANY).attach()
+    torch.testing.assert_close(model(inputs), alone, rtol=0, atol=0)
+    fresh.detach()
+    adapter = filled(model, 1).attach()
+    assert not torch.equal(model(inputs), alone)
+    adapter.detach()
+    assert torch.equal(model(inputs), alone)
+
+
+@torch.no_grad()
+def test_corrections_equal_the_formula_merged_or_not_and_unmerge_gives_the_same_bits():
+    model, inputs = base(), torch.randn(7, 12)
+    adapter, digest = filled(model, 1), digest_of_weights(model)
+    alone = model(inputs)
+    truth = slow_truth(model, adapter, inputs).float()
+    adapter.attach()
+    unmerged = model(inputs)
+    adapter.merge()
+    merged = model(inputs)
+    torch.testing.assert_close(unmerged, truth, rtol=0, atol=2e-6)
+    torch.testing.assert_close(merged, unmerged, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="merged already"):
+        adapter.merge()
+    adapter.unmerge()
+    assert digest_of_weights(model) == digest
+    torch.testing.assert_close(model(inputs), unmerged, rtol=0, atol=0)
+    adapter.detach()
+    assert torch.equal(model(inputs), alone)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("num_adapters", [3, MASKED_UP_TO + 2])
+@pytest.mark.parametrize("in_runs", [False, True])
+def test_mixed_batch_gives_each_row_what_its_adapter_alone_gives(num_adapters, in_runs):
+    model = base()
+    configs = [ANY, LoraConfig(targets=("0",), rank=2, max_share=1.0)]
+    adapters = {
+        f"d{place}": filled(model, place, configs[place % 2]) for place in range(num_adapters)
+    }
+    inputs = torch.randn(40 * ROWS_PER_RUN, 12)
+    alone = model(inputs)
+    bank = LoraBank(model, adapters)
+    rows = torch.arange(len(inputs)) % (num_adapters + 1)
+    if in_runs:
+        rows = rows.sort().values
+    with bank.choose(rows):
+        mixed = model(inputs)
+    if not in_runs:
+        assert torch.equal(mixed[rows == 0], alone[rows == 0])
+    torch.testing.assert_close(mixed[rows == 0], alone[rows == 0], rtol=0, atol=1e-6)
+    for name, adapter in adapters.items():
+        own = rows == bank.number(name)
+        adapter.attach()
+        torch.testing.assert_close(mixed[own], model(inputs)[own], rtol=0, atol=5e-6)
+        adapter.detach()
+    # Outside of choose, and for names that it does not know, the base answers.
+    assert torch.equal(model(inputs), alone)
+    assert bank.number("elsewhere") == bank.number(None) == 0
+    with (
+        bank.choose(rows[-3:]),
+        pytest.raises(ValueError, match=r"3 rows, .* layer got 2560"),
+    ):
+        model(inputs)
+    bank.remove()
+    with bank.choose(rows):
+        assert torch.equal(model(inputs), alone)
+
+
+@torch.no_grad()
+def test_rows_of_one_adapter_meet_its_merged_weights():
+    model, inputs = base(), torch.randn(3, 5, 12)
+    adapters = {"books": filled(model, 1), "films": filled(model, 2)}
+    bank, alone = LoraBank(model, adapters), model(inputs)
+    for name, adapter in adapters.items():
+        with bank.choose_one(bank.number(name)):
+            found = model(inputs)
+        adapter.attach()
+        torch.testing.assert_close(found, model(inputs), rtol=0, atol=5e-6)
+        adapter.detach()
+    with bank.choose_one(bank.number("elsewhere")):
+        assert torch.equal(model(inputs), alone)
+    assert torch.equal(model(inputs), alone)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("runs", [[(1, 5), (2, 5), (3, 5)], [(2, 5), (3, 5)], [(3, 7), (1, 5)]])
+@pytest.mark.parametrize("bias", [True, False])
+def test_short_runs_are_read_alike_told_as_runs_or_rows(runs, bias):
+    model = nn.Sequential(nn.Linear(12, 20, bias=bias))
+    adapters = {str(place): filled(model, place) for place in range(1, 4)}
+    bank, inputs = LoraBank(model, adapters), torch.randn(sum(count for _, count in runs), 12)
+    rows = torch.cat([torch.full((count,), number) for number, count in runs])
+    with bank.choose(rows):
+        found = model(inputs)
+    with bank.choosing() as choose:
+        assert not torch.equal(model(inputs), found)
+        choose(runs)
+        assert torch.equal(model(inputs), found)
+        with pytest.raises(ValueError, match=f"chosen for {len(rows)} rows, .* layer got 2"):
+            model(inputs[:2])
+    for number in set(rows.tolist()):
+        adapter = adapters[str(number)].attach()
+        own = rows == number
+        torch.testing.assert_close(found[own], model(inputs)[own], rtol=0, atol=5e-6)
+        adapter.detach()
+
+
+@torch.no_grad()
+def test_a_row_does_not_depend_on_the_adapters_of_its_neighbours():
+    model = base()
+    bank = LoraBank(model, {"a": filled(model, 1), "b": filled(model, 2)})
+    inputs = torch.randn(32, 12)
+    results = []
+    for others in (0, 1, 2):
+        # Too many runs for merged weights.
+        rows = torch.arange(32) % 2 + others // 2
+        rows[5] = 2
+        with bank.choose(rows):
+            results.append(model(inputs)[5])
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@torch.no_grad()
+def test_inputs_with_places_are_corrected_row_by_row():
+    model = base()
+    bank = LoraBank(model, {"a": filled(model, 1), "b": filled(model, 2)})
+    inputs, rows = torch.randn(6, 5, 12), torch.tensor([0, 1, 2, 0, 1, 2])
+    with bank.choose(rows):
+        whole = model(inputs)
+    with bank.choose(rows.repeat_interleave(5)):
+        flat = model(inputs.flatten(0, 1))
+    torch.testing.assert_close(whole.flatten(0, 1), flat, rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_what_one_thread_chooses_does_not_reach_another():
+    model, inputs = base(), torch.randn(4, 12)
+    bank = LoraBank(model, {"a": filled(model, 1)})
+    alone, seen = model(inputs), []
+    with bank.choose(torch.ones(4, dtype=torch.int64)):
+        thread = threading.Thread(target=lambda: seen.append(model(inputs)))
+        thread.start()
+        thread.join()
+        assert not torch.equal(model(inputs), alone)
+    torch.testing.assert_close(seen[0].detach(), alone, rtol=0, atol=0)
+
+
+def test_training_finds_a_planted_correction_and_leaves_the_base_alone():
+    model = base()
+    planted = filled(model, 3, LoraConfig(targets=("*",), rank=1, max_share=1.0))
+    torch.manual_seed(4)
+    inputs = torch.randn(512, 12)
+    with torch.no_grad():
+        planted.attach()
+        wanted = model(inputs)
+        planted.detach()
+    adapter, digest = LoraAdapter(model, ANY).attach(), digest_of_weights(model)
+
+    def loss_at(step: int) -> torch.Tensor:
+        return (model(inputs) - wanted).square().mean()
+
+    before = loss_at(0).item()
+    schedule = ScheduleConfig(learning_rate=0.02)
+    train(
+        adapter,
+        loss_at,
+        adamw(adapter, AdamWConfig(weight_decay=0.0)),
+        TrainConfig(num_steps=400, schedule=schedule),
+    )
+    assert loss_at(0).item() < 0.01 * before
+    assert digest_of_weights(model) == digest
+    assert {name.split(".")[0] for name in adapter.state_dict()} == {"corrections"}
+
+
+@torch.no_grad()
+def test_peft_reads_what_is_saved_and_gives_the_same_outputs(tmp_path):
+    model, inputs = base(), torch.randn(9, 12)
+    adapter = filled(model, 1)
+    save_adapter(adapter, tmp_path, domain="books")
+    theirs = peft.PeftModel.from_pretrained(base(), str(tmp_path)).eval()
+    adapter.attach()
+    ours = model(inputs)
+    torch.testing.assert_close(theirs(inputs), ours, rtol=0, atol=1e-6)
+    merged = theirs.merge_and_unload()
+    torch.testing.assert_close(merged(inputs), ours, rtol=0, atol=1e-6)
+    adapter.detach()
+    again = load_adapter(tmp_path, model).attach()
+    assert torch.equal(model(inputs), ours)
+    assert (read_adapter(tmp_path).domain, again.config.rank, again.config.alpha) == ("books", 4, 6)
+
+
+@torch.no_grad()
+def test_a_base_with_any_other_bit_is_refused_with_both_digests(tmp_path):
+    model = base()
+    save_adapter(filled(model, 1), tmp_path, domain="books")
+    other = base()
+    other[0].weight[0, 0] = torch.nextafter(other[0].weight[0, 0], torch.tensor(9.0))
+    with pytest.raises(ValueError, match="trained on a base") as refused:
+        load_adapter(tmp_path, other)
+    assert digest_of_weights(model) in str(refused.value)
+    assert digest_of_weights(other) in str(refused.value)
+    with pytest.raises(ValueError, match="need one base"):
+        LoraBank(model, {"a": filled(model, 1), "b": filled(other, 1)})
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"rank 9 is larger than layer 3 \(8 x 20\)"):
+        LoraAdapter(base(), LoraConfig(targets=("*",), rank=9, max_share=1.0))
+    with pytest.raises(ValueError, match=r"of the base's 468; at most 5.0% .* rank <= 0"):
+        LoraAdapter(base(), LoraConfig(targets=("*",), rank=4))
+    with pytest.raises(ValueError, match=r"'encoder.\*' names no linear layer .* it has 0, 3"):
+        LoraAdapter(base(), LoraConfig(targets=("0", "encoder.*")))
+    for fault in ({"rank": 0}, {"alpha": float("nan")}, {"dropout": 1.0}, {"max_share": 0.0}):
+        with pytest.raises(ValueError, match=f"{next(iter(fault))} must be"):
+            LoraConfig(targets=("*",), **fault)
+
+
+def change_config(directory, **changes):
+    document = json.loads((directory / CONFIG).read_text())
+    (directory / CONFIG).write_text(json.dumps(document | changes))
+
+
+def change_tensors(directory, change, metadata=True):
+    digest = digest_of_weights(base())
+    tensors = load_file(directory / WEIGHTS)
+    change(tensors)
+    save_file(tensors, directory / WEIGHTS, {"base_digest": digest} if metadata else None)
+
+
+KEY = "base_model.model.0.lora_A.weight"
+DAMAGES = {
+    "another method": (lambda path: change_config(path, use_dora=True), "use_dora is True"),
+    "another kind": (lambda path: change_config(path, peft_type="IA3"), "only 'LORA'"),
+    "not JSON": (lambda path: (path / CONFIG).write_text("{"), "not a LoRA configuration"),
+    "no weights": (lambda path: (path / WEIGHTS).unlink(), "cannot be read"),
+    "cut": (lambda path: (path / WEIGHTS).write_bytes(b"x" * 40), "cannot be read as safetensors"),
+    "no digest": (lambda path: change_tensors(path, dict, metadata=False), "which base"),
+    "NaN": (lambda path: change_tensors(path, lambda t: t[KEY].fill_(torch.nan)), "NaN"),
+    "missing": (lambda path: change_tensors(path, lambda t: t.pop(KEY)), "do not agree on"),
+    "rank": (
+        lambda path: change_tensors(path, lambda t: t.update({KEY: torch.zeros(3, 12)})),
+        r"\(3, 12\), rank and layer need \(4, 12\)",
+    ),
+    "layer": (lambda path: change_config(path, target_modules=["7"]), "names no linear layer"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files_are_refused(tmp_path, damage):
+    model = base()
+    save_adapter(filled(model, 1), tmp_path, domain="books")
+    break_it, said = DAMAGES[damage]
+    break_it(tmp_path)
+    with pytest.raises(ValueError, match=said):
+        load_adapter(tmp_path, model)

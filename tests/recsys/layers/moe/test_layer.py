@@ -1,0 +1,162 @@
+import pytest
+import torch
+from torch.nn import functional
+
+from recsys.layers.moe.experts import Experts, blocked_slots, grouped_slots
+from recsys.layers.moe.layer import SoftMoe, SparseMoe, SparseMoeConfig
+
+CASES = {
+    "uneven": (513, 16, 3),
+    "one row": (1, 3, 1),
+    "all rows to two experts": (100, 8, 2),
+    "no rows": (0, 4, 2),
+}
+
+
+def choices(num_rows: int, num_experts: int, top_k: int, *, same: bool) -> torch.Tensor:
+    if same:
+        return torch.arange(top_k).expand(num_rows, -1).contiguous()
+    return torch.rand(num_rows, num_experts).topk(top_k, dim=1).indices
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("compute", ["grouped", "batched"])
+@pytest.mark.parametrize("training", [True, False])
+def test_every_way_agrees_with_the_loop_forward_and_backward(case, compute, training):
+    torch.manual_seed(1)
+    num_rows, num_experts, top_k = CASES[case]
+    rows = torch.randn(num_rows, 24, requires_grad=True)
+    weights = torch.rand(num_rows, top_k, requires_grad=True)
+    experts = choices(num_rows, num_experts, top_k, same=case.startswith("all"))
+    layer = Experts(num_experts, 24, 32, 16).train(training)
+    leaves = [rows, weights, layer.up, layer.down]
+    found = {}
+    for layer.compute in ("loop", compute):
+        out = layer(rows, experts, weights)
+        found[layer.compute] = [out, *torch.autograd.grad(out.square().sum(), leaves)]
+    for ours, truth in zip(found[compute], found["loop"], strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-5, atol=1e-5)
+
+
+def test_slots_hold_every_visit_once_whatever_the_load():
+    torch.manual_seed(2)
+    for same in (True, False):
+        experts = choices(50, 6, 2, same=same)
+        blocks = blocked_slots(experts, 6, 8)
+        owner = blocks.ends[blocks.slot_of // 8]
+        assert torch.equal(owner, experts.flatten())
+        assert len(blocks.slot_of.unique()) == 100
+        # Less than a block of padding for each expert.
+        assert len(blocks.row_of_slot) < 100 + 6 * 8
+        ends = grouped_slots(experts, 6).ends
+        assert torch.equal(ends.diff(prepend=ends.new_zeros(1)), torch.bincount(
+            experts.flatten(), minlength=6
+        ).int())  # fmt: skip
+
+
+def test_a_rows_bits_do_not_depend_on_the_other_rows():
+    torch.manual_seed(3)
+    layer = SparseMoe(SparseMoeConfig(dim=64, hidden_dim=48, num_experts=8)).eval()
+    rows = torch.randn(128, 64)
+    with torch.no_grad():
+        together = layer(rows).output
+        shuffled = torch.randperm(128)
+        assert torch.equal(layer(rows[shuffled]).output, together[shuffled])
+        others = torch.randn(128, 64)
+        others[77] = rows[5]
+        assert torch.equal(layer(others).output[77], together[5])
+
+
+def test_a_rows_bits_do_not_depend_on_how_many_rows_its_expert_has():
+    torch.manual_seed(7)
+    layer, rows = Experts(8, 128, 48, 128).eval(), torch.randn(320, 128)
+    weights = torch.ones(320, 1)
+    with torch.no_grad():
+        full = layer(rows, torch.zeros(320, 1, dtype=torch.int64), weights)
+        for count in (1, 2, 15, 16, 17, 80, 319):
+            experts = torch.arange(320)[:, None] % 7 + 1
+            experts[:count] = 0
+            assert torch.equal(layer(rows, experts, weights)[:count], full[:count])
+
+
+def test_shared_experts_are_visited_by_every_row():
+    torch.manual_seed(4)
+    config = SparseMoeConfig(dim=8, hidden_dim=16, num_experts=4, num_shared_experts=2)
+    layer = SparseMoe(config).eval()
+    rows = torch.randn(10, 8)
+    without = SparseMoe(SparseMoeConfig(dim=8, hidden_dim=16, num_experts=4)).eval()
+    without.load_state_dict(
+        {name: value for name, value in layer.state_dict().items() if "shared" not in name}
+    )
+    torch.testing.assert_close(
+        layer(rows).output - without(rows).output, layer.shared(rows), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_soft_gates_mix_all_experts_for_each_task():
+    torch.manual_seed(5)
+    layer = SoftMoe(8, 16, num_experts=3, num_tasks=2)
+    rows = torch.randn(10, 8)
+    mixed, gates = layer(rows), layer.gate_weights(rows)
+    inner = functional.relu(layer.up(rows)).view(10, 3, 16)
+    for task in range(2):
+        for row in range(10):
+            slow = sum(
+                gates[row, task, expert] * (inner[row, expert] @ layer.down[expert])
+                for expert in range(3)
+            )
+            torch.testing.assert_close(mixed[task, row], slow, rtol=1e-4, atol=1e-5)
+
+
+def test_a_task_sees_the_shared_experts_and_its_own():
+    layer = SoftMoe(8, 16, num_experts=1, num_tasks=3, num_task_experts=2)
+    seen = (layer.gate_weights(torch.randn(5, 8)) > 0).all(0)
+    assert seen.tolist() == [
+        [True, True, True, False, False, False, False],
+        [True, False, False, True, True, False, False],
+        [True, False, False, False, False, True, True],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: SparseMoeConfig(dim=8, hidden_dim=8, num_experts=4, top_k=5), "top_k must be in"),
+        (lambda: SparseMoeConfig(dim=8, hidden_dim=8, num_experts=4, router="x"), "router is"),
+        (
+            lambda: SparseMoeConfig(
+                dim=8, hidden_dim=8, num_experts=4, router="noisy", certainty_weight=0.1
+            ),
+            "a noisy router has none",
+        ),
+        (
+            lambda: SparseMoe(
+                SparseMoeConfig(dim=8, hidden_dim=8, num_experts=4, certainty_weight=-1.0)
+            ),
+            "evenness_weight must be >= 0",
+        ),
+        (lambda: Experts(4, 8, 8, 8, compute="fast"), "compute is one of"),
+        (lambda: Experts(0, 8, 8, 8), "positive sizes"),
+        (lambda: SoftMoe(8, 8, num_experts=0, num_tasks=2), "at least one expert"),
+    ],
+)
+def test_impossible_layers_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.bfloat16, 2**-7), (torch.float16, 2**-10)], ids=["bf16", "fp16"]
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_low_precision_is_near_full_precision(dtype, tolerance, training):
+    torch.manual_seed(6)
+    layer = SparseMoe(SparseMoeConfig(dim=24, hidden_dim=8, num_experts=8)).eval()
+    rows = torch.randn(50, 24)
+    full = layer(rows).output.detach()
+    with torch.set_grad_enabled(training), torch.autocast("cpu", dtype=dtype):
+        found = layer(rows).output
+    assert found.dtype == dtype
+    # Beside the largest number, whose rounding step the tolerance is.
+    error = (found.detach().float() - full).abs().max() / full.abs().max()
+    assert float(error) < 2 * tolerance

@@ -1,0 +1,202 @@
+import math
+
+import pytest
+import torch
+
+from recsys.layers.moe.routing import (
+    BiasedRouter,
+    NoisyRouter,
+    chosen_counts,
+    entropies,
+    expert_use,
+    load_by_group,
+    routing_information,
+)
+
+
+def skewed_rows(num_rows: int, dim: int) -> torch.Tensor:
+    """Rows around one direction, so that scores alone send nearly all to the same experts."""
+    return torch.randn(num_rows, dim) * 0.5 + torch.linspace(-1, 1, dim) * 2
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
+def test_biases_balance_rows_that_all_want_the_same_experts(seed, scores):
+    torch.manual_seed(seed)
+    router = BiasedRouter(16, 8, 2, scores=scores)
+    before = expert_use(router.eval()(skewed_rows(4096, 16)).experts, 8)
+    router.train()
+    for _ in range(400):
+        router(skewed_rows(4096, 16))
+    after = expert_use(router.eval()(skewed_rows(16_384, 16)).experts, 8)
+    assert before.max_violation > 0.5
+    assert after.max_violation <= 0.1
+    assert after.dead_experts == 0
+
+
+def test_the_bias_chooses_but_does_not_weigh():
+    router = BiasedRouter(4, 3, 2).eval()
+    rows = torch.randn(6, 4)
+    plain = router(rows)
+    router.bias.copy_(torch.tensor([5.0, 5.0, -5.0]))
+    routing = router(rows)
+    assert bool((routing.experts < 2).all())
+    scores = torch.sigmoid(router.scores(rows)).gather(1, routing.experts)
+    torch.testing.assert_close(routing.weights, scores / scores.sum(1, keepdim=True))
+    assert not torch.equal(plain.experts, routing.experts)
+
+
+def test_evaluation_moves_no_bias_and_training_does():
+    torch.manual_seed(0)
+    router = BiasedRouter(16, 8, 2)
+    router.eval()(skewed_rows(256, 16))
+    assert not router.bias.any()
+    router.train()(skewed_rows(256, 16))
+    assert router.bias.any()
+
+
+@pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
+def test_settled_biases_balance_rows_as_often_as_they_are_counted(scores):
+    torch.manual_seed(0)
+    router, rows = BiasedRouter(16, 8, 2, scores=scores), skewed_rows(500, 16)
+    counts = (1000 / torch.arange(1, 501)).long().clamp(max=100)
+    router.settle(rows, counts)
+    served = rows.repeat_interleave(counts, dim=0)
+    assert expert_use(router.eval()(served).experts, 8).max_violation <= 0.05
+    before = router.bias.clone()
+    router.settle(rows, counts)
+    torch.testing.assert_close(router.bias, before, atol=0.05, rtol=0)
+
+
+def test_a_batch_moves_no_bias_that_is_settled():
+    torch.manual_seed(0)
+    router = BiasedRouter(16, 8, 2)
+    router.moves_by_batch = False
+    router.train()(skewed_rows(256, 16))
+    assert not router.bias.any()
+
+
+def test_a_single_experts_weight_still_teaches_the_router():
+    router = BiasedRouter(4, 3, 1)
+    router(torch.randn(6, 4)).weights.sum().backward()
+    assert float(router.scores.weight.grad.abs().sum()) > 0
+
+
+def test_rows_visit_every_expert_at_the_start_of_training():
+    router = BiasedRouter(4, 3, 1, dense_steps=2)
+    rows = torch.randn(6, 4)
+    assert router.eval()(rows).experts.shape == (6, 1)
+    router.train()
+    for _ in range(2):
+        routing = router(rows)
+        assert routing.experts.shape == (6, 3)
+        torch.testing.assert_close(routing.weights.sum(1), torch.ones(6))
+    assert router(rows).experts.shape == (6, 1)
+
+
+def test_noise_and_losses_balance_a_router_that_training_would_leave_uneven():
+    torch.manual_seed(0)
+    router = NoisyRouter(16, 8, 2, loss_weight=0.1)
+    torch.nn.init.normal_(router.scores.weight, std=0.5)
+    before = expert_use(router.eval()(skewed_rows(4096, 16)).experts, 8)
+    optimizer = torch.optim.Adam(router.parameters(), lr=1e-2)
+    router.train()
+    for _ in range(300):
+        loss = router(skewed_rows(1024, 16)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    after = expert_use(router.eval()(skewed_rows(4096, 16)).experts, 8)
+    assert after.max_violation < before.max_violation / 2
+    assert after.dead_experts == 0
+
+
+def test_smooth_load_is_the_chance_of_being_chosen_again():
+    """Shazeer's P(x, i), held against drawing each expert's noise anew many times."""
+    torch.manual_seed(1)
+    router = NoisyRouter(8, 5, 2)
+    torch.nn.init.normal_(router.scores.weight, std=0.3)
+    rows = torch.randn(4, 8)
+    clean = router.scores(rows)
+    scale = torch.nn.functional.softplus(router.noise(rows)) + 1e-2
+    noisy = clean + torch.randn_like(clean) * scale
+    found = router._smooth_load(clean, noisy, scale)
+    drawn = torch.zeros(5)
+    for expert in range(5):
+        again = noisy[None].repeat(20_000, 1, 1)
+        again[:, :, expert] = clean[:, expert] + torch.randn(20_000, 4) * scale[:, expert]
+        chosen = again.topk(2, dim=2).indices
+        drawn[expert] = (chosen == expert).any(2).float().mean(0).sum()
+    torch.testing.assert_close(found, drawn, atol=0.03, rtol=0)
+
+
+def test_use_of_even_and_of_collapsed_experts():
+    even = expert_use(torch.tensor([[0, 1], [2, 3]]), 4)
+    assert even.load.tolist() == [0.25] * 4
+    assert (even.entropy, even.max_violation, even.dead_experts) == (pytest.approx(1), 0, 0)
+    collapsed = expert_use(torch.tensor([[0], [0]]), 4)
+    assert (collapsed.entropy, collapsed.max_violation, collapsed.dead_experts) == (0, 3, 3)
+    with pytest.raises(ValueError, match="at least one routed row"):
+        expert_use(torch.zeros(0, 2, dtype=torch.int64), 4)
+
+
+@pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
+def test_certainty_sends_rows_that_cluster_to_one_expert(scores):
+    """Four clusters, and a direction in which each spreads as far as they lie apart."""
+    torch.manual_seed(3)
+    clusters = torch.arange(800) % 4
+    rows = 3 * torch.eye(4)[clusters]
+    rows = torch.cat([rows + 0.3 * torch.randn(800, 4), 2 * torch.randn(800, 1)], dim=1)
+    found = {}
+    for weight in (0.0, 1.0):
+        torch.manual_seed(0)
+        router = BiasedRouter(
+            5, 4, 1, scores=scores, certainty_weight=weight, evenness_weight=weight
+        )
+        optimizer = torch.optim.Adam(router.parameters(), lr=0.02)
+        for _ in range(200):
+            routing = router(rows)
+            optimizer.zero_grad()
+            # What would otherwise move nothing.
+            (routing.loss + 0 * router.scores.weight.sum()).backward()
+            optimizer.step()
+        experts = router.eval()(rows).experts[:, 0]
+        found[weight] = routing_information(experts, clusters)
+    assert found[0.0] < 0.8
+    assert found[1.0] > 0.95
+
+
+def test_entropies_of_plain_and_of_equal_chances():
+    of_rows, of_all = entropies(torch.eye(4).repeat(5, 1))
+    torch.testing.assert_close(of_rows, torch.tensor(0.0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(of_all, torch.tensor(4.0).log())
+    of_rows, of_all = entropies(torch.tensor([[0.1, 0.7, 0.2]]).repeat(6, 1))
+    torch.testing.assert_close(of_rows, of_all)
+
+
+def test_counts_of_choices_are_those_of_bincount():
+    experts = torch.randint(5, (300, 2))
+    assert torch.equal(chosen_counts(experts, 7), torch.bincount(experts.flatten(), minlength=7))
+
+
+def test_load_by_group_is_each_groups_share():
+    experts = torch.tensor([[0, 1], [0, 2], [1, 2]])
+    table = load_by_group(experts, torch.tensor([0, 0, 2]), 3, 3)
+    assert table.tolist() == [[0.5, 0.25, 0.25], [0, 0, 0], [0, 0.5, 0.5]]
+
+
+def test_information_of_equal_independent_and_finer_routings():
+    groups = torch.arange(4).repeat(25)
+    assert routing_information((groups + 1) % 4, groups) == pytest.approx(1)
+    assert routing_information(torch.arange(100) // 4 % 5, groups) == pytest.approx(0, abs=1e-9)
+    # Two experts for each group: I = log 4, entropies log 8 and log 4.
+    halves = groups * 2 + (torch.arange(100) >= 48)
+    expected = 2 * math.log(4) / (math.log(8) + math.log(4))
+    assert routing_information(halves, groups) == pytest.approx(expected, abs=2e-3)
+    assert routing_information(torch.zeros(4).long(), torch.zeros(4).long()) == 0
+
+
+def test_too_many_chosen_experts_are_refused():
+    for router in (BiasedRouter, NoisyRouter):
+        with pytest.raises(ValueError, match="top_k must be in"):
+            router(4, 3, 4)

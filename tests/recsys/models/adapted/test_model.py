@@ -1,0 +1,233 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.layers.lora.file import load_adapter, save_adapter
+from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
+from recsys.models.adapted.model import (
+    ITEM_TABLE,
+    AdaptedRetriever,
+    adapted_layers,
+    centre_items,
+    twin_of,
+)
+from recsys.models.captured_queries import CapturedQueries
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.sequence.model import SequenceConfig, SequenceModel
+from recsys.models.two_tower import TwoTower, TwoTowerConfig
+
+NUM_ITEM_ROWS = 60
+INPUTS = FeatureSizes(num_item_rows=NUM_ITEM_ROWS)
+SEQUENCE = SequenceConfig(
+    embedding_dim=16, hidden_dim=32, max_length=6, num_heads=2, num_blocks=2, backend="torch"
+)
+DOMAINS = ["books", None, "films", "games", "books", "unheard of"]
+
+
+def built(kind: str):
+    torch.manual_seed(0)
+    known, counts = ItemCatalogue.empty(NUM_ITEM_ROWS), torch.ones(NUM_ITEM_ROWS).long()
+    if kind == "two_tower":
+        config = TwoTowerConfig(embedding_dim=16, hidden_dim=32, max_history=6, backend="torch")
+        return TwoTower(config, INPUTS, known, counts).eval()
+    settings = SEQUENCE if kind == "attention" else replace(SEQUENCE, block="hstu")
+    return SequenceModel(settings, INPUTS, known, counts).eval()
+
+
+def adapter_of(model, seed: int, targets=None, rank: int = 3, own=None):
+    torch.manual_seed(seed)
+    config = LoraConfig(
+        targets=targets or adapted_layers(model),
+        tables=() if own is None else (ITEM_TABLE,),
+        rank=rank,
+        max_share=1.0,
+    )
+    adapter = LoraAdapter(model, config, rows={ITEM_TABLE: own})
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.normal_(std=0.05)
+    return adapter.eval()
+
+
+def queries() -> JaggedBatch:
+    """Six histories, one of them empty, one longer than models read."""
+    lists = [[3, 4, 5], [7], [], [9, 8, 7, 6, 5, 4, 3, 2, 1], [30, 31], [40]]
+    return JaggedBatch({"history": Jagged.from_lists(lists)})
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "attention", "hstu"])
+@torch.no_grad()
+def test_each_query_of_a_mixed_batch_is_read_through_its_domains_adapter(kind):
+    model = built(kind)
+    alone = model.query_vectors(queries())
+    names = ["books", "films", "games"]
+    adapters = {name: adapter_of(model, seed) for seed, name in enumerate(names, start=1)}
+    retriever = AdaptedRetriever(model, adapters)
+    mixed = retriever.query_vectors(queries(), DOMAINS)
+    for name, adapter in adapters.items():
+        own = [place for place, domain in enumerate(DOMAINS) if domain == name]
+        adapter.attach()
+        torch.testing.assert_close(
+            mixed[own], model.query_vectors(queries())[own], rtol=0, atol=1e-6
+        )
+        adapter.detach()
+        # An empty history of a sequence model has one learned vector, which no layer corrects.
+        changed = kind == "two_tower" or name != "films"
+        assert bool((mixed[own] - alone[own]).abs().max() > 1e-3) is changed
+    torch.testing.assert_close(mixed[[1, 5]], alone[[1, 5]], rtol=0, atol=1e-6)
+    assert torch.equal(retriever.query_vectors(queries(), ["unheard of"] * 6), alone)
+    scores = retriever.score(queries(), DOMAINS)
+    torch.testing.assert_close(
+        scores[:, 1:], mixed @ model.all_item_vectors()[1:].T, rtol=0, atol=1e-6
+    )
+    assert bool((scores[:, 0] == -torch.inf).all())
+    with pytest.raises(ValueError, match="1 domains for 6 queries"):
+        retriever.query_vectors(queries(), ["books"])
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "attention"])
+def test_an_adapter_fits_the_saved_model_that_it_was_trained_on(kind, tmp_path):
+    model = built(kind)
+    adapter = adapter_of(model, 1)
+    model.save(tmp_path / "model")
+    save_adapter(adapter, tmp_path / "adapter", domain="books")
+    loaded = type(model).load(tmp_path / "model", ItemCatalogue.empty(NUM_ITEM_ROWS + 5))
+    assert digest_of_weights(loaded) == adapter.base_digest
+    again = load_adapter(tmp_path / "adapter", loaded)
+    expected = AdaptedRetriever(model, {"books": adapter}).query_vectors(queries(), ["books"] * 6)
+    found = AdaptedRetriever(loaded, {"books": again}).query_vectors(queries(), ["books"] * 6)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def with_content(kind: str):
+    torch.manual_seed(1)
+    inputs = replace(INPUTS, content_dim=6)
+    catalogue = ItemCatalogue(
+        torch.randn(NUM_ITEM_ROWS, 6), ItemCatalogue.empty(NUM_ITEM_ROWS).categories
+    )
+    counts = torch.ones(NUM_ITEM_ROWS).long()
+    if kind == "two_tower":
+        config = TwoTowerConfig(embedding_dim=16, hidden_dim=32, max_history=6, backend="torch")
+        return TwoTower(config, inputs, catalogue, counts).eval()
+    return SequenceModel(SEQUENCE, inputs, catalogue, counts).eval()
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "attention"])
+@torch.no_grad()
+def test_items_have_vectors_of_their_own_where_an_adapter_corrects_their_content(kind):
+    model = with_content(kind)
+    assert adapted_layers(model)[1] == "item_tower.content"
+    alone, items = model.score(queries()), model.all_item_vectors()
+    reading = adapted_layers(model)[:1]
+    adapters = {
+        "books": adapter_of(model, 1),
+        "films": adapter_of(model, 2, reading),
+        "games": adapter_of(model, 3),
+    }
+    retriever = AdaptedRetriever(model, adapters)
+    mixed = retriever.score(queries(), DOMAINS)
+    for name, adapter in adapters.items():
+        own = [place for place, domain in enumerate(DOMAINS) if domain == name]
+        adapter.attach()
+        torch.testing.assert_close(mixed[own], model.score(queries())[own], rtol=0, atol=2e-6)
+        torch.testing.assert_close(
+            retriever.item_vectors(name), model.all_item_vectors(), rtol=0, atol=2e-6
+        )
+        adapter.detach()
+    torch.testing.assert_close(mixed[[1, 5]], alone[[1, 5]], rtol=0, atol=1e-6)
+    assert retriever.shares_items("films")
+    assert retriever.shares_items("unheard of")
+    assert not retriever.shares_items("books")
+    assert torch.equal(retriever.item_vectors(None), items)
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "attention"])
+@torch.no_grad()
+def test_a_domains_items_move_where_an_adapter_corrects_their_id_vectors(kind):
+    model = with_content(kind)
+    model.item_tower.item_counts[12] = 0  # never met: it has no id vector to correct
+    model.eval()
+    reading, items = adapted_layers(model)[:1], model.all_item_vectors()
+    adapters = {
+        "books": adapter_of(model, 1, reading, own=torch.arange(1, 20)),
+        "films": adapter_of(model, 2, reading),
+        "games": adapter_of(model, 3, own=torch.arange(30, 60)),
+    }
+    retriever = AdaptedRetriever(model, adapters)
+    mixed = retriever.score(queries(), DOMAINS)
+    assert torch.equal(model.all_item_vectors(), items)
+    for name, adapter in adapters.items():
+        own = [place for place, domain in enumerate(DOMAINS) if domain == name]
+        adapter.attach()
+        torch.testing.assert_close(mixed[own], model.score(queries())[own], rtol=0, atol=2e-6)
+        adapter.detach()
+    moved = (retriever.item_vectors("books") - items).abs().amax(1) > 1e-4
+    assert moved.nonzero()[:, 0].tolist() == [row for row in range(1, 20) if row != 12]
+    assert retriever.shares_items("films")
+    assert not retriever.shares_items("books")
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "attention"])
+@pytest.mark.parametrize("share", [0.5, 1.0])
+@torch.no_grad()
+def test_what_items_of_a_new_domain_have_in_common_is_taken_off(kind, share):
+    model, own = with_content(kind), torch.arange(20, 50)
+    alone = model.item_inputs(own)
+    config = LoraConfig(targets=adapted_layers(model), rank=3, max_share=1.0)
+    adapter = LoraAdapter(model, config)
+    centre_items(model, adapter, own, share)
+    adapter.attach()
+    corrected = model.item_inputs(own)
+    torch.testing.assert_close(corrected.mean(0), (1 - share) * alone.mean(0), rtol=0, atol=1e-5)
+    content = model.content_of(own)
+    # Where content says nothing of what is common, nothing changes.
+    common = content.mean(0)
+    along = content @ common / (common @ common)
+    moved = alone - share * along[:, None] * alone.mean(0)
+    torch.testing.assert_close(corrected, moved, rtol=0, atol=1e-5)
+    reading = LoraAdapter(model, replace(config, targets=adapted_layers(model)[:1]))
+    with pytest.raises(ValueError, match="add it to targets"):
+        centre_items(model, reading, own, share)
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "attention"])
+@torch.no_grad()
+def test_adapters_of_a_twin_do_not_reach_the_model(kind):
+    model = with_content(kind)
+    alone, encoded = model.score(queries()), model.all_item_inputs()
+    twin = twin_of(model)
+    assert twin.all_item_inputs() is encoded
+    pairs = zip(model.parameters(), twin.parameters(), strict=True)
+    assert all(mine is theirs for mine, theirs in pairs)
+    retriever = AdaptedRetriever(twin, {"books": adapter_of(twin, 1)})
+    assert not torch.allclose(retriever.score(queries(), ["books"] * 6), alone, atol=1e-3)
+    assert model.all_item_inputs() is encoded
+    assert torch.equal(model.score(queries()), alone)
+
+
+def test_only_a_sequence_model_on_a_gpu_is_captured():
+    for kind in ("two_tower", "attention"):
+        retriever = AdaptedRetriever(with_content(kind), {})
+        with pytest.raises(ValueError, match=r"on a CUDA device can be captured, got a .* on cpu"):
+            CapturedQueries(retriever, num_queries=2, num_events=9)
+
+
+def test_training_an_adapter_moves_nothing_of_its_base_whatever_times_it_meets():
+    torch.manual_seed(0)
+    known, counts = ItemCatalogue.empty(NUM_ITEM_ROWS), torch.ones(NUM_ITEM_ROWS).long()
+    model = SequenceModel(replace(SEQUENCE, calendar_days=30.0), INPUTS, known, counts)
+
+    def batch(day: int) -> JaggedBatch:
+        history = Jagged.from_lists([[3, 4, 5], [9, 8]])
+        times = history._replace(values=86_400 * (day + torch.arange(5)))
+        return JaggedBatch({"history": history, "history.times": times})
+
+    model.train().loss(batch(10_000))
+    digest = digest_of_weights(model)
+    adapter = LoraAdapter(model, LoraConfig(targets=("encoder.*",), rank=2, max_share=1.0))
+    adapter.attach().train()
+    for day in (0, 20_000):
+        model.loss(batch(day)).backward()
+    assert digest_of_weights(model) == digest

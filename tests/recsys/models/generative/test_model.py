@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Sequences
+from recsys.data.item_mask import ItemMask
+from recsys.data.order import BatchOrder
+from recsys.data.top_k import TopK, top_k_of_scores
+from recsys.data.windows import training_windows, window_batch
+from recsys.layers.codes.decode_step import Beams
+from recsys.models.generative.model import GenerativeConfig, GenerativeInputs, GenerativeModel
+from recsys.models.item_tower import ItemCatalogue
+from recsys.retrieval.beam_search import BeamSearch
+from recsys.semantic_ids.trie import Trie
+from recsys.testing import synthetic
+from recsys.testing.contracts import assert_retriever_contract, assert_same_seed_same_result
+
+NUM_ITEM_ROWS = 41
+SIZES = (4, 4, 4)
+SMALL = GenerativeConfig(
+    architecture="encoder_decoder",
+    num_layers=1,
+    embedding_dim=16,
+    hidden_dim=32,
+    max_length=8,
+    dropout=0.1,
+    id_dropout=0.1,
+    label_smoothing=0.0,
+    dense_label_smoothing=0.0,
+    backend="torch",
+)
+VARIANTS = {
+    "encoder and decoder": replace(SMALL, num_encoder_layers=2),
+    "decoder only": replace(SMALL, architecture="decoder_only", num_layers=2),
+    "bidirectional": replace(
+        SMALL, encoder_reads="bidirectional", memory_orders=(2,), memory_rows=64
+    ),
+    "prefixes and memory": replace(
+        SMALL, prefix_rows=50, memory_orders=(1, 2), memory_rows=64, code_temperature=0.2
+    ),
+    "decoder with memory": replace(
+        SMALL, architecture="decoder_only", memory_orders=(1,), memory_rows=64, softmax_over="level"
+    ),
+    "sampled": replace(SMALL, num_uniform_negatives=10),
+    "vectors and places": replace(
+        SMALL, architecture="decoder_only", items="codes_vectors", carries_place=True
+    ),
+    "places of both sides": replace(SMALL, encoder_reads="bidirectional", carries_place=True),
+}
+CODES_ALONE = replace(SMALL, items="codes", dense_weight=0.0, prefix_rows=50)
+
+
+def catalogue(num_item_rows: int = NUM_ITEM_ROWS) -> ItemCatalogue:
+    """Content says the parity, the category too; row 0 has neither."""
+    parity = torch.arange(num_item_rows) % 2
+    content = torch.stack([parity, 1 - parity, parity, 1 - parity], dim=1).float()
+    content[0] = 0
+    lists = [[], *([int(value) + 1] for value in parity[1:])]
+    return ItemCatalogue(content, Jagged.from_lists(lists))
+
+
+def draw_codes(num_item_rows: int = NUM_ITEM_ROWS, seed: int = 0, without: int = 1) -> Tensor:
+    """Give each row an ID of its own whose first code says the parity; the first have none."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.full((num_item_rows, 3), -1)
+    for parity in (0, 1):
+        rows = torch.arange(num_item_rows)
+        rows = rows[(rows >= without) & (rows % 2 == parity)]
+        keys = torch.randperm(32, generator=generator)[: len(rows)]
+        codes[rows] = torch.stack([2 * parity + keys // 16, keys // 4 % 4, keys % 4], dim=1)
+    return codes
+
+
+def built(
+    config: GenerativeConfig, codes: Tensor | None = None, item_counts: Tensor | None = None
+) -> GenerativeModel:
+    codes = draw_codes() if codes is None else codes
+    inputs = GenerativeInputs(
+        num_item_rows=len(codes),
+        level_sizes=SIZES,
+        semantic_ids="ids-of-monday",
+        content_dim=4,
+        num_categories=3,
+        vector_dim=6,
+    )
+    counts = torch.ones(len(codes), dtype=torch.int64) if item_counts is None else item_counts
+    vectors = torch.randn(len(codes), 6, generator=torch.Generator().manual_seed(5))
+    return GenerativeModel(config, inputs, codes, catalogue(len(codes)), counts, vectors)
+
+
+def drawn(config: GenerativeConfig, seed: int = 0, codes: Tensor | None = None) -> GenerativeModel:
+    """Build a model that has learnt nothing, with sizeable differences between items."""
+    torch.manual_seed(seed)
+    model = built(config, codes).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return model
+
+
+def trie_of(codes: Tensor) -> Trie:
+    rows = (codes[:, 0] >= 0).nonzero()[:, 0]
+    return Trie.build(
+        codes[rows], SIZES, item_rows=rows, num_item_rows=len(codes), version="ids-of-monday"
+    )
+
+
+def generate(
+    model: GenerativeModel,
+    lists: list[list[int]],
+    k: int = 40,
+    beam_width: int = 64,
+    masks: list[ItemMask] | None = None,
+) -> TopK:
+    search = BeamSearch(
+        model.decode_step,
+        trie_of(model.codes),
+        beam_width=beam_width,
+        semantic_ids_version=model.inputs.semantic_ids,
+    )
+    return search.search(model.context(histories(lists)), k, masks)
+
+
+def histories(lists: list[list[int]]) -> JaggedBatch:
+    return JaggedBatch({"history": Jagged.from_lists(lists)})
+
+
+@torch.no_grad()
+def score_all_items(model: GenerativeModel, lists: list[list[int]]) -> Tensor:
+    """Walk down every item's codes, no beam and no trie: log-probabilities [B, N]."""
+    codes = model.codes
+    rows = (codes[:, 0] >= 0).nonzero()[:, 0]
+    context = model.context(histories(lists))
+    decoded, parents = model.decode_step(context, None), torch.zeros(len(lists), len(rows)).long()
+    total = torch.zeros(len(lists), len(rows))
+    for level in range(3):
+        logits = decoded.logits.gather(1, parents[..., None].expand(-1, -1, SIZES[level]))
+        if decoded.softmax_over == "catalogue":
+            prefix = codes[rows, :level]
+            same = (prefix[:, None] == prefix[None, :]).all(2)  # [items, items]
+            is_rival = torch.zeros(len(rows), SIZES[level])
+            is_rival.index_add_(1, codes[rows, level], same.float())
+            logits = logits.masked_fill(is_rival == 0, -torch.inf)
+        taken = codes[rows, level].expand(len(lists), -1)
+        total += logits.log_softmax(2).gather(2, taken[..., None])[..., 0]
+        if level < 2:
+            decoded = model.decode_step(context, Beams(level + 1, parents, taken, decoded.state))
+            parents = torch.arange(len(rows)).expand(len(lists), -1)
+    scores = torch.full((len(lists), len(codes)), -torch.inf)
+    scores[:, rows] = total
+    return scores
+
+
+def queries(sequences: Sequences, split: str = "test") -> JaggedBatch:
+    labels = sequences.label_positions(split)  # type: ignore[arg-type]
+    return window_batch(sequences, sequences.offsets[sequences.users_of(labels)], labels)
+
+
+@torch.enable_grad()
+def trained(
+    sequences: Sequences, model: GenerativeModel, seed: int, steps: int, learning_rate: float = 1e-2
+) -> tuple[GenerativeModel, list[float]]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    windows = training_windows(sequences, "train", model.config.max_length)
+    order = BatchOrder(len(windows), 16, seed)
+    losses = []
+    for step in range(steps):
+        chosen = order.indices(step)
+        loss = model.loss(window_batch(sequences, windows.starts[chosen], windows.ends[chosen]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return model.eval(), losses
+
+
+def fit(sequences: Sequences, seed: int, config: GenerativeConfig, steps: int) -> GenerativeModel:
+    torch.manual_seed(seed)
+    return trained(sequences, built(config), seed, steps)[0]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_keeps_the_contract_of_every_retriever(
+    name: str, tastes: Sequences, tmp_path: Path
+) -> None:
+    model = fit(tastes, 1, VARIANTS[name], steps=3)
+    assert_retriever_contract(
+        model,
+        lambda path: GenerativeModel.load(
+            path, catalogue(), draw_codes(), semantic_ids="ids-of-monday"
+        ),
+        JaggedBatch({"history": queries(tastes)["history"]}),
+        NUM_ITEM_ROWS,
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_same_seed_same_result(name: str, tastes: Sequences) -> None:
+    assert_same_seed_same_result(
+        lambda seed: fit(tastes, seed, VARIANTS[name], steps=3), queries(tastes)
+    )
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, "codes alone"])
+def test_loss_falls_on_twenty_steps(name: str, tastes: Sequences) -> None:
+    torch.manual_seed(1)
+    config = {**VARIANTS, "codes alone": CODES_ALONE}[name]
+    config = replace(config, dropout=0.0, id_dropout=0.0)
+    _, losses = trained(tastes, built(config), seed=1, steps=20)
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from([*VARIANTS.values(), CODES_ALONE]),
+    st.integers(0, 1_000),
+    st.lists(st.lists(st.integers(0, 45), max_size=12), min_size=1, max_size=4),
+    st.integers(1, 45),
+    st.sampled_from([None, 0.0, 0.05, 0.5]),
+)
+def test_a_beam_that_covers_all_prefixes_ranks_as_scoring_every_item(
+    config: GenerativeConfig, seed: int, lists: list[list[int]], k: int, share: float | None
+) -> None:
+    codes = draw_codes(seed=seed, without=3)
+    model = drawn(config, seed, codes)
+    truth = score_all_items(model, lists)
+    masks = None
+    if share is not None:
+        generator = np.random.default_rng(seed)
+        masks = [ItemMask(generator.random(len(codes)) < share) for _ in lists]
+        allowed = torch.stack([mask.as_bool() for mask in masks])
+    found = generate(model, lists, k, 64, masks)
+    shown = truth if masks is None else truth.masked_fill(~allowed, -torch.inf)
+    expected = top_k_of_scores(shown, k)
+    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-5, atol=1e-5)
+    listed = found.item_rows >= 0
+    assert torch.equal(listed, expected.item_rows >= 0)
+    again = shown.gather(1, found.item_rows.clamp(min=0))
+    torch.testing.assert_close(again[listed], found.scores[listed], rtol=1e-5, atol=1e-5)
+    for row in found.item_rows:
+        items = row[row >= 0]
+        assert len(items.unique()) == len(items)
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, "codes alone"])
+def test_training_scores_each_prefix_as_generating_behind_it_does(name: str) -> None:
+    """The loss of a sequence is minus the log-probability of each event behind those before it."""
+    config = {**VARIANTS, "codes alone": CODES_ALONE}[name]
+    config = replace(config, dropout=0.0, id_dropout=0.0, first_weight=0.5)
+    model = drawn(replace(config, dense_weight=0.0))
+    lists = [[3, 8, 3, 21, 40], [7], [], [2, 9]]
+    total = weights = 0.0
+    for events in lists:
+        for place, label in enumerate(events):
+            weight = 0.5 if place == 0 else 1.0
+            total -= weight * score_all_items(model, [events[:place]])[0, label].item()
+            weights += weight
+    assert model.loss(histories(lists)).item() == pytest.approx(total / weights, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["encoder and decoder", "decoder only", "bidirectional"])
+def test_users_get_their_own_taste(name: str, tastes: Sequences) -> None:
+    model = fit(tastes, 1, VARIANTS[name], steps=60)
+    labels = tastes.labels(tastes.label_positions("test"))
+    search = BeamSearch(
+        model.decode_step, trie_of(model.codes), beam_width=20, semantic_ids_version="ids-of-monday"
+    )
+    for found in (
+        search.search(model.context(queries(tastes)), 10).item_rows,
+        top_k_of_scores(model.score(queries(tastes)), 10).item_rows,
+    ):
+        assert (found % 2 == labels[:, None] % 2).float().mean() > 0.98
+
+
+@pytest.mark.parametrize(("name", "floor"), [("encoder and decoder", 0.95), ("decoder only", 0.8)])
+def test_the_last_item_decides_where_order_is_everything(name: str, floor: float) -> None:
+    """All items lie on one hidden cycle: the successor of the last item is the one right answer."""
+    world = synthetic.markov_world(num_users=120, num_items=20, events_per_user=10)
+    sequences = synthetic.sequences(world)
+    torch.manual_seed(2)
+    config = replace(VARIANTS[name], dense_weight=0.0, items="codes")
+    model, _ = trained(sequences, built(config, draw_codes(21)), 2, 300, 3e-3)
+    search = BeamSearch(
+        model.decode_step, trie_of(model.codes), beam_width=8, semantic_ids_version="ids-of-monday"
+    )
+    found = search.search(model.context(queries(sequences)), 1).item_rows[:, 0]
+    labels = sequences.labels(sequences.label_positions("test"))
+    assert (found == labels).float().mean() > floor
+
+
+def test_requests_do_not_disturb_each_other() -> None:
+    lists = [[1, 3, 5, 7, 9, 11], [], [2, 4]]
+    for config in VARIANTS.values():
+        model = drawn(config)
+        together = generate(model, lists, 10, 3)
+        for index, one in enumerate(lists):
+            alone = generate(model, [one], 10, 3)
+            torch.testing.assert_close(alone.scores[0], together.scores[index])
+            assert torch.equal(alone.item_rows[0], together.item_rows[index])
+
+
+def test_histories_that_are_long_or_hold_unknown_or_repeated_items_are_read() -> None:
+    model = drawn(VARIANTS["encoder and decoder"])
+    long = list(range(1, 13))
+    both = generate(model, [long, long[-8:]])
+    assert torch.equal(both.item_rows[0], both.item_rows[1])
+    strange = generate(model, [[99, -5, 3], [0, 0, 3], [4, 4, 4, 4], []])
+    assert torch.equal(strange.item_rows[0], strange.item_rows[1])
+    assert bool((strange.item_rows[:, :39] > 0).all())
+    assert bool(strange.scores[:, :39].isfinite().all())
+
+
+def test_a_catalogue_of_one_item_and_of_none() -> None:
+    for num_items in (0, 1):
+        codes = torch.full((3, 3), -1)
+        codes[2 : 2 + num_items] = torch.tensor([3, 0, 2])
+        model = drawn(SMALL, codes=codes)
+        found = generate(model, [[2, 1], []], 2)
+        assert found.item_rows.tolist() == [[2 if num_items else -1, -1]] * 2
+        nothing = generate(model, [[2, 1]], 2, masks=[ItemMask.none(3)])
+        assert nothing.item_rows.tolist() == [[-1, -1]]
+        assert torch.isfinite(model.loss(histories([[2, 2, 1]])))
+
+
+@pytest.mark.parametrize("name", ["encoder and decoder", "vectors and places"])
+def test_an_appended_item_is_generated_and_one_without_an_id_is_not(
+    name: str, tmp_path: Path
+) -> None:
+    model = drawn(VARIANTS[name])
+    model.save(tmp_path)
+    codes = torch.full((NUM_ITEM_ROWS + 2, 3), -1)
+    codes[:NUM_ITEM_ROWS] = model.codes
+    taken = {tuple(one) for one in model.codes.tolist()}
+    free = next(i for i in range(64) if (i // 16, i // 4 % 4, i % 4) not in taken)
+    codes[NUM_ITEM_ROWS] = torch.tensor([free // 16, free // 4 % 4, free % 4])
+    grown = GenerativeModel.load(
+        tmp_path, catalogue(len(codes)), codes, semantic_ids="ids-of-monday"
+    )
+    found = generate(grown, [[3, NUM_ITEM_ROWS, NUM_ITEM_ROWS + 1]], 45)
+    assert NUM_ITEM_ROWS in found.item_rows[0]
+    assert NUM_ITEM_ROWS + 1 not in found.item_rows[0]
+
+
+def test_a_vector_tells_items_of_one_id_apart_and_others_than_its_sizes_are_refused() -> None:
+    config = VARIANTS["vectors and places"]
+    model = drawn(config)
+    model.codes[5] = model.codes[3]
+    first, other = (model.context(histories([[row]])).carried for row in (3, 5))
+    assert not torch.allclose(first, other)
+    model.vectors[5] = model.vectors[3]
+    torch.testing.assert_close(model.context(histories([[5]])).carried, first)
+    inputs = replace(model.inputs, vector_dim=7)
+    with pytest.raises(ValueError, match=r"item vectors \(41, 6\) must be one row for each of 41"):
+        GenerativeModel(config, inputs, draw_codes(), catalogue(), vectors=torch.zeros(41, 6))
+
+
+def test_semantic_ids_of_another_version_are_refused_with_both_named(tmp_path: Path) -> None:
+    drawn(SMALL).save(tmp_path)
+    with pytest.raises(ValueError, match=r"speaks semantic IDs ids-of-monday.*ids-of-sunday"):
+        GenerativeModel.load(tmp_path, catalogue(), draw_codes(), semantic_ids="ids-of-sunday")
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    inputs, codes = built(SMALL).inputs, draw_codes()
+    with pytest.raises(ValueError, match=r"codes \(40, 3\).*41 item rows"):
+        GenerativeModel(SMALL, inputs, codes[:40], catalogue())
+    codes[5] = torch.tensor([1, 4, 0])
+    with pytest.raises(ValueError, match=r"item row 5 has codes \[1, 4, 0\]"):
+        built(SMALL, codes)
+    with pytest.raises(ValueError, match="has no dense head"):
+        built(CODES_ALONE).score(histories([[1]]))
+    for wrong, message in (
+        ({"architecture": "decoder"}, "architecture is one of"),
+        ({"num_heads": 3}, "num_heads must divide the width 16, got 3"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+        ({"num_layers": 0}, "num_layers must be >= 1, got 0"),
+        ({"code_temperature": -1.0}, "temperatures must be > 0"),
+        ({"memory_orders": (0,)}, r"memory_orders must be >= 1, got \(0,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replace(SMALL, **wrong)  # type: ignore[arg-type]

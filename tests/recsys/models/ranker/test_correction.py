@@ -1,0 +1,204 @@
+"""A ranker over a given score: at first it is that score, then it learns what to add."""
+
+import pytest
+import torch
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.top_k import TopK
+from recsys.models.item_tower import ItemCatalogue
+from recsys.models.ranker.batch import RankingBatch
+from recsys.models.ranker.config import (
+    RankerConfig,
+    RankerInputs,
+    at_equal_compute,
+    flops_of,
+)
+from recsys.models.ranker.model import Ranker
+from recsys.training.optim import AdamWConfig, adamw
+from recsys.training.ranker_fit import RankerFitConfig, fit_line, ranker_loss, scores_of
+from recsys.training.ranking_examples import Candidates, Outcomes, RankingExamples, labels_of
+
+NUM_ITEMS, NUM_QUERIES, LENGTH = 40, 60, 20
+NUMBERS = ("other", "score", "hint")
+
+
+def examples(seed: int = 0) -> RankingExamples:
+    """Queries whose event is the candidate with the largest hint, whatever its score."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.stack(
+        [
+            torch.randperm(NUM_ITEMS - 1, generator=generator)[:LENGTH] + 1
+            for _ in range(NUM_QUERIES)
+        ]
+    )
+    numbers = torch.randn(NUM_QUERIES, LENGTH, len(NUMBERS), generator=generator)
+    numbers[:, :, 1] = -torch.arange(LENGTH) / 4
+    numbers[:, :, 2] = numbers[:, :, 2] * 30 + 500
+    targets = Jagged.one_each(rows.gather(1, numbers[:, :, 2].argmax(1, keepdim=True))[:, 0])
+    outcomes = Outcomes.of_values(torch.full((NUM_QUERIES,), 5.0))
+    labels = labels_of(rows, targets, outcomes, ("next",), 4.0)
+    history = Jagged.one_each(rows[:, 0])
+    top = TopK(numbers[:, :, 1], rows)
+    return RankingExamples(JaggedBatch({"history": history}), Candidates(top, numbers), labels)
+
+
+def ranker(trunk: str = "dense") -> Ranker:
+    torch.manual_seed(0)
+    inputs = RankerInputs(
+        num_item_rows=NUM_ITEMS, tasks=("next",), candidate_dense=NUMBERS, base_number="score"
+    )
+    config = RankerConfig(
+        trunk=trunk,  # type: ignore[arg-type]
+        embedding_dim=8,
+        key_dim=8,
+        hidden_dim=8,
+        num_experts=2,
+        tile_rows=32,
+        backend="torch",
+    )
+    return Ranker(config, inputs, ItemCatalogue.empty(NUM_ITEMS))
+
+
+def hits(model: Ranker, found: RankingExamples) -> float:
+    """Share of queries whose event comes first."""
+    first = scores_of(model, found, torch.arange(NUM_QUERIES)).argmax(1, keepdim=True)
+    return float(found.labels[:, :, 0].gather(1, first).mean())
+
+
+@pytest.mark.parametrize("trunk", ["dense", "sparse", "mmoe"])
+def test_untrained_it_is_the_score_it_was_given(trunk: str) -> None:
+    found, model = examples(), ranker(trunk).eval()
+    logits = model.logits(found.whole_batch(torch.arange(NUM_QUERIES)))
+    assert torch.equal(logits[:, 0], found.candidates.numbers[:, :, 1].flatten())
+    with torch.no_grad():
+        at_once = model(found.whole_batch(torch.arange(NUM_QUERIES))).logits
+    assert torch.equal(at_once, logits)
+
+
+def test_it_learns_what_the_other_numbers_add() -> None:
+    found, unseen, model = examples(), examples(seed=1), ranker()
+    config = RankerFitConfig(num_candidates=LENGTH, num_hard=5, num_random=10, batch_size=20)
+    everyone = torch.arange(NUM_QUERIES)
+    before = hits(model.eval(), unseen)
+    loss_at = ranker_loss(model, found, everyone, config, 0, torch.device("cpu"))
+    by_line = hits(model.eval(), unseen)
+    optimizer = adamw(model.train(), AdamWConfig())
+    for group in optimizer.param_groups:
+        group["lr"] = 0.02
+    for step in range(60):
+        optimizer.zero_grad()
+        loss_at(step).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    assert before < 0.2
+    assert by_line > 0.7
+    assert hits(model.eval(), unseen) > 0.8
+
+
+def test_the_line_is_the_likeliest_one_of_whole_lists() -> None:
+    found, model, l2 = examples(), ranker(), 3.0
+    config = RankerFitConfig(num_candidates=LENGTH, num_hard=5, num_random=10, line_l2=l2)
+    assert model.correction is not None
+    chosen = torch.arange(0, NUM_QUERIES, 2)
+    found.candidates.top.item_rows[4, 15:] = -1
+    found.candidates.numbers[4, 15:] = 0
+    found.labels[4, 15:] = torch.nan
+    model.correction.fit_scale(found.candidates.numbers[chosen].flatten(0, 1))
+    fit_line(model.correction, found, chosen, config)
+    # No small change of any weight makes what was taken likelier, by a loss written down anew.
+    numbers = model.correction.standardised(found.candidates.numbers).double()
+    weight = model.correction.weight.detach()[0].double().requires_grad_()
+    loss = l2 / 2 * weight.square().sum()
+    for query in chosen.tolist():
+        there = found.candidates.top.item_rows[query] > 0
+        scores = found.candidates.numbers[query, there, 1] + numbers[query, there] @ weight
+        taken = found.labels[query, there, 0] == 1
+        loss = loss - scores.log_softmax(0)[taken].sum()
+    (slope,) = torch.autograd.grad(loss, weight)
+    assert float(slope.abs().max()) < 0.05
+    assert float(weight.detach().abs().max()) > 1
+
+
+def test_a_saved_one_has_its_scales(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    found, model = examples(), ranker().eval()
+    assert model.correction is not None
+    model.correction.fit_scale(found.candidates.numbers.flatten(0, 1))
+    torch.nn.init.ones_(model.correction.weight)
+    model.save(tmp_path)
+    loaded = Ranker.load(tmp_path, ItemCatalogue.empty(NUM_ITEMS))
+    batch = found.whole_batch(torch.arange(3))
+    assert torch.equal(loaded.logits(batch), model.logits(batch))
+    standard = model.correction.standardised(found.candidates.numbers.flatten(0, 1))
+    assert float(standard[:, 2].mean()) == pytest.approx(0, abs=1e-4)
+    assert float(standard[:, 2].std()) == pytest.approx(1, abs=0.01)
+
+
+def test_numbers_that_are_missing_are_refused_in_training_and_in_serving() -> None:
+    found, model = examples(), ranker()
+    found.candidates.numbers[3, 2, 2] = torch.nan
+    everyone = torch.arange(NUM_QUERIES)
+    with pytest.raises(ValueError, match="not finite"):
+        ranker_loss(model, found, everyone, RankerFitConfig(), 0, torch.device("cpu"))
+    with pytest.raises(ValueError, match="'hint' is nan in row 62"):
+        model.eval().score(found.whole_batch(everyone))
+
+
+def test_a_task_of_one_class_cannot_be_calibrated_and_is_named() -> None:
+    found, model = examples(), ranker().eval()
+    batch = found.whole_batch(torch.arange(NUM_QUERIES))
+    with pytest.raises(ValueError, match="'next' has 0 positive"):
+        model.fit_calibration(model.logits(batch), torch.zeros(NUM_QUERIES * LENGTH, 1))
+
+
+def test_a_base_that_is_no_number_of_a_candidate_is_refused() -> None:
+    with pytest.raises(ValueError, match="base_number must be one of"):
+        RankerInputs(num_item_rows=3, candidate_dense=("a",), base_number="b")
+
+
+def test_a_step_of_a_batch_is_the_same_however_often_it_is_asked() -> None:
+    found, model = examples(), ranker()
+    config = RankerFitConfig(num_candidates=LENGTH, num_hard=5, num_random=10)
+    everyone = torch.arange(NUM_QUERIES)
+    loss_at = ranker_loss(model.eval(), found, everyone, config, 0, torch.device("cpu"))
+    assert torch.equal(loss_at(3), loss_at(3))
+    assert not torch.equal(loss_at(3), loss_at(4))
+
+
+def test_a_candidate_alone_scores_as_among_others() -> None:
+    found, model = examples(), ranker().eval()
+    assert model.correction is not None
+    torch.nn.init.normal_(model.correction.weight)
+    whole = found.whole_batch(torch.tensor([5]))
+    scores = model.score(whole)
+    assert whole.candidate_dense is not None
+    for place in (0, 7, 19):
+        one = RankingBatch(
+            whole.queries,
+            Jagged(whole.candidates.values[place : place + 1], torch.tensor([0, 1])),
+            None,
+            whole.candidate_dense[place : place + 1],
+        )
+        assert torch.equal(model.score(one), scores[place : place + 1])
+
+
+def test_without_ids_items_of_equal_content_score_alike() -> None:
+    inputs = RankerInputs(num_item_rows=4, content_dim=2)
+    content = torch.tensor([[0.0, 0], [1, 0], [1, 0], [0, 1]])
+    catalogue = ItemCatalogue(content, ItemCatalogue.empty(4).categories)
+    batch = RankingBatch(
+        JaggedBatch({"history": Jagged.from_lists([[3, 1]])}),
+        Jagged(torch.tensor([1, 2, 3]), torch.tensor([0, 3])),
+    )
+    for id_dropout, alike in ((1.0, True), (0.5, False)):
+        config = RankerConfig(id_dropout=id_dropout, tile_rows=32, backend="torch")
+        first, second, third = Ranker(config, inputs, catalogue).eval().score(batch).tolist()
+        assert (first == second) == alike
+        assert first != third
+
+
+def test_another_trunk_of_a_dense_one_costs_as_much() -> None:
+    inputs = RankerInputs(num_item_rows=4, candidate_dense=("a",))
+    dense = RankerConfig(trunk="dense", hidden_dim=200)
+    wanted = flops_of(dense, inputs)["total"]
+    for trunk in ("sparse", "mmoe", "ple", "shared_bottom", "dense"):
+        found = flops_of(at_equal_compute(dense, inputs, trunk), inputs)["total"]  # type: ignore[arg-type]
+        assert found == pytest.approx(wanted, rel=0.02)

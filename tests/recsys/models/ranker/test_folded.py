@@ -1,0 +1,131 @@
+"""A ranker's folded weights say what its layers say, and give way to adapters."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.models.item_tower import ItemCatalogue
+from recsys.models.ranker.batch import RankingBatch
+from recsys.models.ranker.config import RankerConfig, RankerInputs
+from recsys.models.ranker.folded import folded
+from recsys.models.ranker.model import Ranker
+
+INPUTS = RankerInputs(
+    num_item_rows=200,
+    tasks=("click", "like", "purchase"),
+    content_dim=6,
+    user_features={"segment": 4},
+    candidate_dense=("price", "score"),
+)
+SMALL = RankerConfig(
+    embedding_dim=8, key_dim=4, max_history=6, hidden_dim=16, head_dim=8, tile_rows=32,
+    backend="torch",
+)  # fmt: skip
+LAYERS = ("attention.query", "cross.layers.1", "heads.0.0", "heads.2.2")
+
+
+def ranker(config: RankerConfig = SMALL, inputs: RankerInputs = INPUTS) -> Ranker:
+    torch.manual_seed(0)
+    content = torch.randn(200, 6)
+    content[0] = 0
+    catalogue = ItemCatalogue(content, ItemCatalogue.empty(200).categories)
+    model = Ranker(config, inputs, catalogue)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                # Norms and biases as a trained model has them.
+                weight.add_(0.3 * torch.randn_like(weight))
+            elif not bool(weight.any()):
+                weight.normal_(std=0.3)
+    return model.eval()
+
+
+def asked(count: int = 70, events: int = 4, seed: int = 1) -> RankingBatch:
+    generator = torch.Generator().manual_seed(seed)
+    history = torch.randint(1, 200, (events,), generator=generator).tolist()
+    queries = JaggedBatch(
+        {"history": Jagged.from_lists([history]), "user.segment": Jagged.from_lists([[2]])}
+    )
+    rows = torch.randint(1, 200, (count,), generator=generator)
+    numbers = torch.randn(count, 2, generator=generator)
+    return RankingBatch(queries, Jagged(rows, torch.tensor([0, count])), None, numbers)
+
+
+def is_folded(model: Ranker) -> bool:
+    return folded(model, model.all_item_inputs(), model.all_item_routing()) is not None
+
+
+@pytest.mark.parametrize("events", [0, 1, 9])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"top_k": 1, "num_experts": 4},
+        {"router": "sigmoid", "num_cross_layers": 0},
+        {"trunk": "dense"},
+    ],
+)
+@pytest.mark.parametrize("base", ["", "score"])
+def test_folded_logits_are_those_of_training(changes, events, base):
+    model = ranker(replace(SMALL, **changes), replace(INPUTS, base_number=base))
+    batch = asked(events=events)
+    assert is_folded(model)
+    with torch.no_grad():
+        trained = model(batch).logits
+        torch.testing.assert_close(model.logits(batch), trained, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_experts": 32},
+        {"num_shared_experts": 1},
+        {"routed_by": "fields"},
+        {"cross_rank": 4},
+        {"trunk": "mmoe"},
+    ],
+)
+def test_other_builds_are_scored_by_their_layers(changes):
+    model, batch = ranker(replace(SMALL, **changes)), asked()
+    assert not is_folded(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model.logits(batch), model(batch).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("trunk", ["sparse", "dense"])
+def test_a_rows_bits_do_not_depend_on_its_place_or_its_neighbours(trunk):
+    model = ranker(RankerConfig(trunk=trunk, backend="torch"))
+    batch = asked(count=300)
+    rows, numbers = batch.candidates.values, batch.candidate_dense
+    reader = model.reader_of(batch, 0)
+    together, order = model.score_candidates(reader, rows, numbers), torch.randperm(300)
+    moved = model.score_candidates(reader, rows[order], numbers[order])
+    assert torch.equal(moved, together[order])
+    for place in (0, 131, 299):
+        alone = model.score_candidates(reader, rows[place : place + 1], numbers[place : place + 1])
+        assert torch.equal(alone[0], together[place])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_hook_on_a_layer_is_heard(name):
+    model, batch = ranker(), asked()
+    before = model.logits(batch)
+    layer = model.get_submodule(name)
+    handle = layer.register_forward_hook(lambda _, __, output: output * 1.5)
+    with torch.no_grad():
+        torch.testing.assert_close(model.logits(batch), model(batch).logits, rtol=0, atol=1e-5)
+    assert not torch.allclose(model.logits(batch), before)
+    handle.remove()
+    assert torch.equal(model.logits(batch), before)
+
+
+def test_loaded_weights_are_folded_anew():
+    model, other, batch = ranker(), ranker(), asked()
+    model.logits(batch)
+    with torch.no_grad():
+        other.heads[0][0].weight.mul_(2)
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(model.logits(batch), other.logits(batch))
+    assert not torch.equal(model.logits(batch), ranker().logits(batch))

@@ -1,0 +1,271 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.models.item_tower import ItemCatalogue
+from recsys.models.ranker.batch import Feedback, RankingBatch
+from recsys.models.ranker.config import RankerConfig, RankerInputs, at_equal_compute, flops_of
+from recsys.models.ranker.model import Ranker
+
+TRUNKS = ("sparse", "dense", "shared_bottom", "mmoe", "ple")
+INPUTS = RankerInputs(
+    num_item_rows=30,
+    tasks=("click", "purchase"),
+    content_dim=6,
+    num_categories=5,
+    user_features={"segment": 4},
+    context_features={"hour": 7},
+    query_dense=("age",),
+    candidate_dense=("price", "score"),
+)
+CONFIG = RankerConfig(
+    embedding_dim=8,
+    key_dim=4,
+    max_history=6,
+    hidden_dim=16,
+    num_experts=4,
+    head_dim=8,
+    tile_rows=32,
+    backend="torch",
+)
+
+
+def catalogue(num_rows: int = 30) -> ItemCatalogue:
+    generator = torch.Generator().manual_seed(1)
+    content = torch.randn(num_rows, 6, generator=generator)
+    content[0] = 0
+    categories = Jagged.from_lists([[], *([row % 4 + 1] for row in range(1, num_rows))])
+    return ItemCatalogue(content, categories)
+
+
+def ranker(config: RankerConfig = CONFIG, inputs: RankerInputs = INPUTS) -> Ranker:
+    torch.manual_seed(0)
+    return Ranker(config, inputs, catalogue()).eval()
+
+
+def batch_of(sizes: list[int], seed: int = 2) -> RankingBatch:
+    generator = torch.Generator().manual_seed(seed)
+
+    def rows(count: int, below: int) -> list[int]:
+        return torch.randint(1, below, (count,), generator=generator).tolist()
+
+    queries = JaggedBatch(
+        {
+            "history": Jagged.from_lists([rows(place * 3, 30) for place in range(len(sizes))]),
+            "user.segment": Jagged.from_lists([rows(1, 4) for _ in sizes]),
+            "context.hour": Jagged.from_lists([rows(1, 7) for _ in sizes]),
+        }
+    )
+    candidates = Jagged.from_lists([rows(size, 30) for size in sizes])
+    return RankingBatch(
+        queries,
+        candidates,
+        torch.randn(len(sizes), 1, generator=generator),
+        torch.randn(sum(sizes), 2, generator=generator),
+    )
+
+
+def only(batch: RankingBatch, query: int) -> RankingBatch:
+    """Cut one query out of a batch."""
+    number = torch.tensor([query])
+    begin, end = batch.candidates.offsets[query], batch.candidates.offsets[query + 1]
+    return RankingBatch(
+        JaggedBatch({name: value.take(number) for name, value in batch.queries.features.items()}),
+        batch.candidates.take(number),
+        batch.query_dense[query : query + 1],
+        batch.candidate_dense[begin:end],
+    )
+
+
+@pytest.mark.parametrize("trunk", TRUNKS)
+def test_a_score_has_the_same_bits_alone_and_among_others(trunk):
+    model = ranker(replace(CONFIG, trunk=trunk))
+    batch = batch_of([5, 0, 19, 8])
+    together = model.score(batch).split([5, 0, 19, 8])
+    for query in range(4):
+        assert torch.equal(model.score(only(batch, query)), together[query])
+    alone, one = only(batch, 2), []
+    for place in (18, 3, 0):
+        single = alone._replace(
+            candidates=Jagged.one_each(alone.candidates.values[place : place + 1]),
+            candidate_dense=alone.candidate_dense[place : place + 1],
+        )
+        one.append(model.score(single))
+    assert torch.equal(torch.cat(one), together[2][[18, 3, 0]])
+
+
+@pytest.mark.parametrize("trunk", TRUNKS)
+def test_a_score_has_the_same_bits_in_any_place_of_any_tile(trunk):
+    """At the sizes of the defaults and three tasks, where registers do not come out even."""
+    inputs = replace(INPUTS, tasks=("click", "like", "purchase"))
+    model = ranker(RankerConfig(trunk=trunk, backend="torch"), inputs)
+    batch = batch_of([345])
+    scores, order = model.score(batch), torch.randperm(345)
+    shuffled = batch._replace(
+        candidates=Jagged(batch.candidates.values[order], batch.candidates.offsets),
+        candidate_dense=batch.candidate_dense[order],
+    )
+    assert torch.equal(model.score(shuffled), scores[order])
+
+
+@pytest.mark.parametrize("trunk", TRUNKS)
+def test_training_and_tiles_agree(trunk):
+    model = ranker(replace(CONFIG, trunk=trunk))
+    batch = batch_of([5, 0, 19, 8])
+    with torch.no_grad():
+        torch.testing.assert_close(model(batch).logits, model.logits(batch), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("routed_by", ["item", "fields"])
+def test_other_weights_route_the_catalogue_anew(routed_by):
+    config = replace(CONFIG, routed_by=routed_by)
+    model, batch = ranker(config), batch_of([5, 19])
+    model.score(batch)
+    torch.manual_seed(9)
+    other = Ranker(config, INPUTS, catalogue()).eval()
+    assert (other.all_item_routing() is None) == (routed_by == "fields")
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(model.score(batch), other.score(batch))
+
+
+@pytest.mark.parametrize("trunk", TRUNKS)
+def test_saved_and_loaded_scores_are_the_same(trunk, tmp_path: Path):
+    model = ranker(replace(CONFIG, trunk=trunk, task_values={"purchase": 5.0}))
+    batch = batch_of([5, 7])
+    labels = torch.randint(0, 2, (12, 2)).float()
+    labels[:2] = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    model.fit_calibration(model.logits(batch) * 0 + labels + torch.randn(12, 2), labels)
+    model.save(tmp_path / "one")
+    loaded = Ranker.load(tmp_path / "one", catalogue())
+    assert torch.equal(loaded.score(batch), model.score(batch))
+    loaded.save(tmp_path / "two")
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_items_added_later_are_ranked_by_content():
+    model = ranker()
+    grown = Ranker(CONFIG, INPUTS, catalogue(33)).eval()
+    grown.load_state_dict(model.state_dict())
+    batch = batch_of([4])
+    changed = batch._replace(candidates=Jagged.from_lists([[30, 31, 32, 99]]))
+    scores = grown.score(changed)
+    assert len(scores[:3].unique()) == 3
+    unknown = grown.score(batch._replace(candidates=Jagged.from_lists([[0, 0, 0, 0]])))
+    assert torch.equal(scores[3], unknown[3])
+
+
+@pytest.mark.parametrize("trunk", TRUNKS)
+def test_counted_operations_are_those_of_a_forward(trunk):
+    config = at_equal_compute(replace(CONFIG, top_k=2), INPUTS, trunk)
+    model = ranker(config)
+    if trunk == "sparse":
+        # The batched way pads.
+        model.trunk.body.experts.compute = "loop"
+    reader = model.reader_of(batch_of([1]), 0)
+    items, dense = torch.randn(1, 50, 8), torch.randn(1, 50, 2)
+    # With gradients: oneDNN's products, which serve, are not counted.
+    with FlopCounterMode(display=False) as counter:
+        model.rank(reader, items, dense, None)
+    assert counter.get_total_flops() == 50 * flops_of(config, INPUTS)["total"]
+
+
+def test_trunks_of_equal_compute_cost_the_same():
+    wide = replace(CONFIG, embedding_dim=32, hidden_dim=64, head_dim=32)
+    target = flops_of(wide, INPUTS)["total"]
+    for trunk in TRUNKS:
+        other = at_equal_compute(wide, INPUTS, trunk)
+        assert flops_of(other, INPUTS)["total"] == pytest.approx(target, rel=0.02)
+
+
+@pytest.mark.parametrize("trunk", TRUNKS)
+def test_training_learns_who_likes_what(trunk):
+    """Segment s clicks items of category s and purchases those of the next."""
+    torch.manual_seed(3)
+    model = ranker(replace(CONFIG, trunk=trunk)).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(61):
+        batch = batch_of([8] * 16, seed=step)
+        segment = batch.queries["user.segment"].values.repeat_interleave(8)
+        category = (batch.candidates.values - 1) % 4
+        labels = torch.stack([category == segment, category == (segment + 1) % 4], 1).float()
+        labels[0] = torch.nan
+        loss = model.loss(batch, Feedback(labels))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    model.eval()
+    chances = model.probabilities(batch)
+    right = labels[1:].bool()
+    assert losses[-1] < losses[0]
+    assert float(chances[1:][right].mean()) > float(chances[1:][~right].mean()) + 0.4
+
+
+def test_uncertainty_weights_are_learned_and_fixed_ones_are_kept():
+    batch, labels = batch_of([6, 6]), torch.randint(0, 2, (12, 2)).float()
+    learned = ranker()
+    learned.loss(batch, Feedback(labels)).backward()
+    assert learned.log_variances.grad.abs().min() > 0
+    fixed = ranker(replace(CONFIG, task_weighting="fixed", task_weights={"click": 2.0}))
+    one = ranker(replace(CONFIG, task_weighting="fixed", task_weights={"purchase": 0.0}))
+    other = ranker(replace(CONFIG, task_weighting="fixed", task_weights={"click": 0.0}))
+    click, purchase = one.loss(batch, Feedback(labels)), other.loss(batch, Feedback(labels))
+    torch.testing.assert_close(fixed.loss(batch, Feedback(labels)), 2 * click + purchase)
+
+
+@pytest.mark.parametrize("combination", ["sum", "product"])
+def test_the_score_is_the_declared_combination(combination):
+    config = replace(CONFIG, combination=combination, task_values={"click": 0.5, "purchase": 2.0})
+    model, chances = ranker(config), torch.tensor([[0.2, 0.3], [0.4, 0.1]])
+    known = {"sum": [0.7, 0.4], "product": [0.2**0.5 * 0.09, 0.4**0.5 * 0.01]}
+    torch.testing.assert_close(model.combined(chances), torch.tensor(known[combination]))
+
+
+def test_bad_input_is_named():
+    model, batch = ranker(), batch_of([3, 2])
+    spoiled = batch.candidate_dense.clone()
+    spoiled[4, 1] = torch.nan
+    with pytest.raises(ValueError, match="column 'score' is nan in row 4"):
+        model.score(batch._replace(candidate_dense=spoiled))
+    with pytest.raises(ValueError, match=r"query_dense must be \(2, 1\)"):
+        model.score(batch._replace(query_dense=None))
+    with pytest.raises(ValueError, match="candidates of 1"):
+        model.score(batch._replace(candidates=batch.candidates.take(torch.tensor([0]))))
+    with pytest.raises(ValueError, match="slots were given"):
+        model.loss(batch, Feedback(torch.zeros(5, 2), torch.zeros(5).long()))
+    logits, one_class = (
+        model.logits(batch),
+        torch.tensor([[0.0, 0], [1, 0], [0, 0], [1, 0], [1, 0]]),
+    )
+    with pytest.raises(ValueError, match="task 'purchase' has 0 positive of 5"):
+        model.fit_calibration(logits, one_class)
+    with pytest.raises(ValueError, match=r"task_values names \['view'\]"):
+        ranker(replace(CONFIG, task_values={"view": 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"trunk": "deep"}, "trunk is one of"),
+        ({"top_k": 9}, "top_k must be in"),
+        ({"hidden_dim": 0}, "hidden_dim must be >= 1"),
+        ({"dropout": 1.0}, "dropout must be in"),
+        ({"tile_rows": 300}, "tile_rows must be a multiple of 32"),
+        ({"task_values": {"click": float("nan")}}, "must be >= 0 and finite"),
+    ],
+)
+def test_impossible_settings_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(CONFIG, **change)
+
+
+def test_a_trunk_that_cannot_be_as_cheap_is_refused():
+    tiny = replace(CONFIG, hidden_dim=1, top_k=1, num_experts=1)
+    with pytest.raises(ValueError, match="costs at least"):
+        at_equal_compute(tiny, INPUTS, "ple")

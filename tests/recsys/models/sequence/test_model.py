@@ -1,0 +1,374 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Sequences
+from recsys.data.order import BatchOrder
+from recsys.data.top_k import top_k_of_scores
+from recsys.data.windows import training_windows, window_batch
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.sequence.model import SequenceConfig, SequenceModel, sampled_items, seen_before
+from recsys.testing import synthetic
+from recsys.testing.contracts import assert_retriever_contract, assert_same_seed_same_result
+
+NUM_ITEM_ROWS = 41
+SMALL = SequenceConfig(
+    embedding_dim=16,
+    hidden_dim=32,
+    max_length=8,
+    dropout=0.1,
+    id_dropout=0.1,
+    label_smoothing=0.0,
+    backend="torch",
+)
+INPUTS = FeatureSizes(num_item_rows=NUM_ITEM_ROWS, content_dim=4, num_categories=3)
+VARIANTS = {
+    "attention": SMALL,
+    "hstu": replace(SMALL, block="hstu", num_heads=2, time_buckets=16),
+    "attention with times": replace(SMALL, num_blocks=2, num_heads=2, time_buckets=16),
+    "calendar": replace(SMALL, calendar_days=30.0),
+    "sampled": replace(SMALL, num_uniform_negatives=20, max_scores=300),
+    "members": replace(SMALL, num_members=2, num_heads=2, calendar_days=30.0),
+    "no positions": replace(SMALL, position_buckets=0, absolute_positions=False),
+}
+
+
+def catalogue(num_item_rows: int = NUM_ITEM_ROWS) -> ItemCatalogue:
+    """Content says the parity, the category too; row 0 has neither."""
+    parity = torch.arange(num_item_rows) % 2
+    content = torch.stack([parity, 1 - parity, parity, 1 - parity], dim=1).float()
+    content[0] = 0
+    lists = [[], *([int(value) + 1] for value in parity[1:])]
+    return ItemCatalogue(content, Jagged.from_lists(lists))
+
+
+def queries(sequences: Sequences, split: str = "test") -> JaggedBatch:
+    """What was known before each label, with times."""
+    labels = sequences.label_positions(split)  # type: ignore[arg-type]
+    return window_batch(sequences, sequences.offsets[sequences.users_of(labels)], labels)
+
+
+def built(config: SequenceConfig, *, bare: bool = False, num_item_rows: int = NUM_ITEM_ROWS):
+    inputs = FeatureSizes(num_item_rows=num_item_rows) if bare else INPUTS
+    known = ItemCatalogue.empty(num_item_rows) if bare else catalogue()
+    return SequenceModel(config, inputs, known, torch.ones(num_item_rows, dtype=torch.int64))
+
+
+@torch.enable_grad()
+def trained(
+    sequences: Sequences, model: SequenceModel, seed: int, steps: int = 60
+) -> tuple[SequenceModel, list[float]]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    windows = training_windows(sequences, "train", model.config.max_length)
+    order = BatchOrder(len(windows), 16, seed)
+    losses = []
+    for step in range(steps):
+        chosen = order.indices(step)
+        batch = window_batch(sequences, windows.starts[chosen], windows.ends[chosen])
+        loss = model.loss(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return model.eval(), losses
+
+
+def fit(sequences: Sequences, seed: int, config: SequenceConfig = SMALL, steps: int = 60):
+    torch.manual_seed(seed)
+    return trained(sequences, built(config), seed, steps)[0]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_keeps_the_contract_of_every_retriever(
+    name: str, tastes: Sequences, tmp_path: Path
+) -> None:
+    model = fit(tastes, seed=1, config=VARIANTS[name], steps=3)
+    assert_retriever_contract(
+        model,
+        lambda path: SequenceModel.load(path, catalogue()),
+        JaggedBatch({"history": queries(tastes)["history"]}),
+        NUM_ITEM_ROWS,
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_same_seed_same_result(name: str, tastes: Sequences) -> None:
+    assert_same_seed_same_result(
+        lambda seed: fit(tastes, seed, VARIANTS[name], steps=3), queries(tastes)
+    )
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_loss_falls_on_twenty_steps(name: str, tastes: Sequences) -> None:
+    torch.manual_seed(1)
+    config = replace(VARIANTS[name], dropout=0.0, id_dropout=0.0)
+    _, losses = trained(tastes, built(config, bare=True), seed=1, steps=20)
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_users_get_their_own_taste(name: str, tastes: Sequences) -> None:
+    model = fit(tastes, seed=1, config=VARIANTS[name])
+    lists = top_k_of_scores(model.score(queries(tastes)), 10).item_rows
+    labels = tastes.labels(tastes.label_positions("test"))
+    assert (lists % 2 == labels[:, None] % 2).float().mean() > 0.98
+
+
+def test_members_are_models_of_their_own_whose_cosines_are_averaged(tastes: Sequences) -> None:
+    config = replace(SMALL, num_members=2, dropout=0.0, id_dropout=0.0)
+    torch.manual_seed(3)
+    both, batch = built(config), queries(tastes)
+    alone = [built(replace(config, embedding_dim=8, num_members=1)) for _ in range(2)]
+    for number, model in enumerate(alone):
+        state = {}
+        for name, tensor in both.state_dict().items():
+            own = name.replace(f"members.{number}.", "members.0.")
+            if own not in model.state_dict() or f"members.{1 - number}." in name:
+                continue
+            # Tables lie [rows, D], the content layer [D, content].
+            dim = next((d for d, size in enumerate(tensor.shape) if size == 16), None)
+            in_tower = name.startswith("item_tower") and dim is not None
+            state[own] = tensor.chunk(2, dim=dim)[number] if in_tower else tensor
+        model.load_state_dict(state)
+    means = sum(model.loss(batch).item() for model in alone) / 2
+    assert both.loss(batch).item() == pytest.approx(means)
+    scores = [model.eval().score(batch) for model in (both, *alone)]
+    assert torch.allclose(scores[0], (scores[1] + scores[2]) / 2, atol=1e-6)
+    empty = JaggedBatch({"history": Jagged.from_lists([[]])})
+    assert both.query_vectors(empty).norm().item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", ["attention", "hstu", "sampled"])
+def test_the_last_item_decides_where_order_is_everything(name: str) -> None:
+    """All items lie on one hidden cycle: the successor of the last item is the one right answer."""
+    world = synthetic.markov_world(num_users=120, num_items=20, events_per_user=10)
+    sequences = synthetic.sequences(world)
+    torch.manual_seed(2)
+    model, _ = trained(
+        sequences, built(VARIANTS[name], bare=True, num_item_rows=21), seed=2, steps=150
+    )
+    positions, batch = sequences.label_positions("test"), queries(sequences)
+    scores, seen = model.score(batch), batch["history"]
+    scores[seen.segments(), seen.values] = -torch.inf
+    assert (scores.argmax(1) == sequences.labels(positions)).float().mean() > 0.95
+
+
+def test_positions_do_not_see_what_comes_after_them(tastes: Sequences) -> None:
+    """The vector after an event is the same whether or not more events follow."""
+    for config in VARIANTS.values():
+        model = fit(tastes, seed=1, config=config, steps=3)
+        history = Jagged.from_lists([[1, 3, 5, 7], [2, 4]])
+        times = torch.tensor([10, 500, 90_000, 90_001, 7, 8])
+        inputs = model.all_item_inputs()[history.values]
+        whole = model.encoder(inputs, history, times)
+        cut = Jagged.from_lists([[1, 3], [2]])
+        kept = torch.tensor([0, 1, 4])
+        part = model.encoder(inputs[kept], cut, times[kept])
+        torch.testing.assert_close(whole[kept], part)
+
+
+def test_the_last_events_alone_are_encoded_as_all_are(tastes: Sequences) -> None:
+    for config in VARIANTS.values():
+        model = fit(tastes, seed=1, config=config, steps=3)
+        for lists in ([[1, 3, 5, 7], [2], [9, 8]], [[4, 2, 6]]):
+            times = [[10 * row * row for row in rows] for rows in lists]
+            asked = JaggedBatch(
+                {"history": Jagged.from_lists(lists), "history.times": Jagged.from_lists(times)}
+            )
+            alone = model.query_vectors(asked, only_last=True)
+            torch.testing.assert_close(alone, model.query_vectors(asked), atol=1e-6, rtol=1e-5)
+
+
+def test_training_and_serving_encode_alike(tastes: Sequences) -> None:
+    """A loss made from query_vectors, prefix by prefix, is the loss of all positions at once."""
+    config = replace(SMALL, leave_out_history=False, temperature=0.5)
+    model = fit(tastes, seed=1, config=config, steps=3)
+    windows = training_windows(tastes, "train", 8)
+    batch = window_batch(tastes, windows.starts[:6], windows.ends[:6])
+    prefixes, labels = [], []
+    for begin, end in zip(windows.starts[:6], windows.ends[:6], strict=True):
+        rows = tastes.item_rows[begin:end].tolist()
+        prefixes += [rows[:place] for place in range(1, len(rows))]
+        labels += rows[1:]
+    vectors = model.query_vectors(JaggedBatch({"history": Jagged.from_lists(prefixes)}))
+    scores = vectors @ model.all_item_vectors()[1:].T / 0.5
+    expected = torch.nn.functional.cross_entropy(scores, torch.tensor(labels) - 1)
+    torch.testing.assert_close(model.loss(batch), expected)
+
+
+def test_what_was_seen_does_not_stand_against_the_label() -> None:
+    """Of three items two are seen: the third has no rival, so its loss is zero."""
+    model = built(replace(SMALL, dropout=0.0, id_dropout=0.0), bare=True, num_item_rows=4)
+    batch = JaggedBatch({"history": Jagged.from_lists([[1, 2, 3]])})
+    first = model.loss(JaggedBatch({"history": Jagged.from_lists([[1, 2]])}))
+    torch.testing.assert_close(model.loss(batch), first / 2)
+    repeated = model.loss(JaggedBatch({"history": Jagged.from_lists([[1, 1]])}))
+    assert repeated > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["attention", "members", "sampled"])
+def test_rivals_alone_stand_against_a_label(name: str) -> None:
+    torch.manual_seed(0)
+    model = built(VARIANTS[name]).eval()
+    # Item 30 is read but is no rival.
+    batch = JaggedBatch({"history": Jagged.from_lists([[3, 30, 5, 7], [9, 3]])})
+    counted = batch["history"]._replace(values=torch.tensor([0, 0, 1, 1, 0, 1]))
+    batch = JaggedBatch({**batch.features, "history.counted": counted})
+    softmax_over, members = torch.arange(1, 20), model.config.num_members
+    found = model.loss(batch, softmax_over)
+    # Slowly: each member's cosines of each position's query with the items it has not seen.
+    vectors = model.normalized(model.all_item_inputs()) * members**0.5
+    expected = []
+    for history, label in (([3, 30], 5), ([3, 30, 5], 7), ([9], 3)):
+        query = model.query_vectors(JaggedBatch({"history": Jagged.from_lists([history])}))
+        query = query[0] * members**0.5
+        stand = [row for row in range(1, 20) if row not in history]
+        for part in range(members):
+            one, items = query.chunk(members)[part], vectors.chunk(members, dim=1)[part]
+            scores = items[stand] @ one / model.config.temperature
+            expected.append(-scores.log_softmax(0)[stand.index(label)])
+    torch.testing.assert_close(found, torch.stack(expected).mean(), rtol=1e-5, atol=1e-5)
+
+
+def test_sampled_loss_is_about_the_full_one() -> None:
+    torch.manual_seed(0)
+    full = built(replace(SMALL, dropout=0.0, id_dropout=0.0, max_scores=50))
+    sampled = built(replace(full.config, num_uniform_negatives=30))
+    sampled.load_state_dict(full.state_dict())
+    batch = JaggedBatch({"history": Jagged.from_lists([[1, 5, 9, 2], [], [7], [4, 8]])})
+    with torch.no_grad():
+        losses = [float(sampled.loss(batch)) for _ in range(300)]
+        assert sum(losses) / len(losses) == pytest.approx(float(full.loss(batch)), rel=0.03)
+
+
+def test_samples_hold_each_item_once_and_every_label() -> None:
+    torch.manual_seed(0)
+    labels = torch.tensor([3, 3, 0, 9])
+    ranked = sampled_items(labels, 15, torch.ones(11, dtype=torch.int64))
+    assert ranked.rows.tolist() == sorted(set(ranked.rows.tolist()))
+    assert {3, 9} <= set(ranked.rows.tolist())
+    assert 0 not in ranked.rows
+    assert ranked.log_inclusion is not None
+    assert (ranked.log_inclusion < 0).all()
+
+
+def test_seen_before_lists_each_event_with_those_before_it() -> None:
+    seen = seen_before(Jagged.from_lists([[4, 5, 6], [], [7]]))
+    assert seen.values.tolist() == [4, 4, 5, 4, 5, 6, 7]
+    assert seen.offsets.tolist() == [0, 1, 3, 6, 7]
+
+
+def test_an_item_training_never_met_is_placed_by_its_content(tastes: Sequences) -> None:
+    model = fit(tastes, seed=1)
+    grown = SequenceModel(SMALL, INPUTS, catalogue(43))
+    grown.load_state_dict(model.state_dict())
+    scores = grown.eval().score(queries(tastes))
+    assert scores.shape[1] == 43
+    is_odd = tastes.labels(tastes.label_positions("test")) % 2 == 1
+    assert ((scores[:, 41] > scores[:, 42]) == is_odd).all()
+
+
+def scored(model: SequenceModel, lists: list[list[int]]) -> Tensor:
+    return model.score(JaggedBatch({"history": Jagged.from_lists(lists)}))
+
+
+def test_only_the_latest_events_are_read_and_unknown_rows_are_one_item(tastes: Sequences) -> None:
+    model = fit(tastes, seed=1, steps=3)
+    tail = list(range(3, 11))
+    # A row's place in a matrix product may change its last bit.
+    long, short = scored(model, [[20, 30, *tail], tail])
+    torch.testing.assert_close(long, short, rtol=0, atol=1e-6)
+    far, zero, negative = scored(model, [[1, 999], [1, 0], [1, -5]])
+    torch.testing.assert_close(far, zero, rtol=0, atol=1e-6)
+    torch.testing.assert_close(negative, zero, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "lists",
+    [
+        [[]],
+        [[], [1]],
+        [[0, 0, 0]],
+        [[5] * 30],
+        [[1, 999, 2, 0, 3]],
+        [list(range(1, 40)), [], [2, 2], [3, 4]],
+    ],
+)
+def test_histories_of_any_kind_are_trained_and_scored(name: str, lists: list[list[int]]) -> None:
+    torch.manual_seed(0)
+    model = built(VARIANTS[name])
+    batch = JaggedBatch({"history": Jagged.from_lists(lists)})
+    loss = model.loss(batch)
+    loss.backward()
+    assert torch.isfinite(loss)
+    for parameter in model.parameters():
+        assert parameter.grad is None or torch.isfinite(parameter.grad).all()
+    assert torch.isfinite(model.eval().score(batch)[:, 1:]).all()
+
+
+def test_one_user_and_one_item() -> None:
+    for sampled in (None, 4):
+        model = built(replace(SMALL, num_uniform_negatives=sampled), bare=True, num_item_rows=2)
+        batch = JaggedBatch({"history": Jagged.from_lists([[1, 1, 1]])})
+        loss = model.loss(batch)
+        loss.backward()
+        assert float(loss.detach()) == pytest.approx(0.0, abs=1e-5)
+        assert model.eval().score(batch).argmax(1).tolist() == [1]
+
+
+def test_times_change_what_is_read(tastes: Sequences) -> None:
+    for block in ("attention", "hstu"):
+        config = replace(SMALL, block=block, time_buckets=16)
+        model = fit(tastes, seed=1, config=config, steps=3)
+        torch.nn.init.normal_(model.encoder.members[0].blocks[0].bias.times, std=3.0)
+        history = Jagged.from_lists([[1, 3, 2]])
+        results = []
+        for times in ([0, 10, 20], [0, 900_000, 900_010]):
+            features = {"history": history, "history.times": Jagged.from_lists([times])}
+            results.append(model.score(JaggedBatch(features))[:, 1:])
+        assert not torch.allclose(*results)
+
+
+def test_times_that_do_not_fit_the_history_are_refused() -> None:
+    features = {"history": Jagged.from_lists([[1, 2]]), "history.times": Jagged.from_lists([[9]])}
+    with pytest.raises(ValueError, match="2 events in 'history' and 1 in "):
+        built(replace(SMALL, time_buckets=16)).loss(JaggedBatch(features))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("block", "gru", "block is 'attention' or 'hstu', got 'gru'"),
+        ("temperature", 0.0, "temperature must be > 0"),
+        ("dropout", 1.0, r"dropout must be in \[0, 1\)"),
+        ("num_heads", 3, "num_heads must divide the width 16, got 3"),
+        ("num_blocks", 0, "num_blocks must be >= 1, got 0"),
+        ("num_members", 0, "num_members must be >= 1, got 0"),
+        ("num_members", 3, "num_members must divide embedding_dim 16, got 3"),
+        ("max_length", 0, "max_length must be >= 1, got 0"),
+        ("num_uniform_negatives", 0, "num_uniform_negatives must be >= 1"),
+        ("time_buckets", -1, "numbers of buckets must be >= 0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **{field: value})
+
+
+def test_mixed_precision_gives_about_the_same_loss(tastes: Sequences) -> None:
+    model = fit(tastes, seed=1, steps=3)
+    losses = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            losses.append(model.loss(queries(tastes)).detach())
+    assert losses[1].dtype == torch.float32
+    assert float(losses[1]) == pytest.approx(float(losses[0]), rel=0.02)
+    assert np.isfinite(float(losses[1]))

@@ -1,0 +1,77 @@
+"""Linear item-to-item weights: the closed form against the regression it solves."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.data.batch import Jagged
+from recsys.models import ease
+from recsys.models.ease import Ease, EaseConfig
+
+NUM_ITEMS = 9
+
+
+def events(num_users: int = 1500) -> tuple[np.ndarray, np.ndarray]:
+    """More users than a block, each with a few items of 1 to 8, some twice."""
+    rng = np.random.default_rng(0)
+    users = np.repeat(np.arange(num_users), 4)
+    return users, rng.integers(1, NUM_ITEMS, len(users)) * (rng.random(len(users)) < 0.9)
+
+
+@pytest.mark.parametrize("few", [ease.FEW, 2, 0])
+def test_weights_are_the_ridge_regression_of_each_item_on_the_others(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Users with more items than that are counted another way.
+    monkeypatch.setattr(ease, "FEW", few)
+    users, items = events()
+    model = Ease.fit(users, items, NUM_ITEMS, EaseConfig(l2=3.0))
+    taken = np.zeros((users.max() + 1, NUM_ITEMS))
+    taken[users, items] = 1
+    taken = taken[:, 1:]
+    for item in range(NUM_ITEMS - 1):
+        others = np.delete(np.arange(NUM_ITEMS - 1), item)
+        x, y = taken[:, others], taken[:, item]
+        wanted = np.linalg.solve(x.T @ x + 3.0 * np.eye(len(others)), x.T @ y)
+        np.testing.assert_allclose(model.weights[others, item].numpy(), wanted, atol=1e-5)
+        assert float(model.weights[item, item]) == 0
+
+
+def test_a_score_is_the_sum_over_the_history() -> None:
+    weights = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    model = Ease(torch.tensor([2, 5]), weights, 7)
+    history = Jagged.from_lists([[2, 5, 2, 6, 99], []])
+    found = model.score(history, torch.tensor([[5, 2, 1, -1, 50], [2, 5, 0, 0, 0]]))
+    assert found.tolist() == [[4, 3, 0, 0, 0], [0, 0, 0, 0, 0]]
+
+
+def test_only_the_items_with_the_most_events_have_weights(tmp_path: Path) -> None:
+    users, items = events()
+    model = Ease.fit(users, items, NUM_ITEMS, EaseConfig(max_items=3))
+    counts = np.bincount(items, minlength=NUM_ITEMS)[1:]
+    assert set(model.item_rows.tolist()) == set(
+        (np.argsort(-counts, kind="stable")[:3] + 1).tolist()
+    )
+    model.save(tmp_path)
+    loaded = Ease.load(tmp_path)
+    assert torch.equal(loaded.weights, model.weights)
+    assert torch.equal(loaded.places, model.places)
+
+
+def test_no_event_gives_no_weights() -> None:
+    nothing = np.empty(0, np.int64)
+    model = Ease.fit(nothing, nothing, 4, EaseConfig())
+    assert model.score(Jagged.from_lists([[1]]), torch.tensor([[1, 2]])).tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("wrong", [{"l2": 0.0}, {"l2": float("nan")}, {"max_items": 0}])
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        EaseConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        Ease(torch.tensor([1]), torch.tensor([[torch.nan]]), 2)

@@ -1,0 +1,143 @@
+"""What a number of a candidate says: of the sources' lists, and of the history."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.data.batch import Jagged
+from recsys.data.top_k import TopK
+from recsys.models.ease import Ease
+from recsys.models.item_tower import ItemCatalogue
+from recsys.retrieval.blend.candidate_features import number_names, ranking_candidates
+from recsys.retrieval.blend.history_features import HISTORY_NUMBERS, HistoryFeatures
+from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.blend.source_features import FEATURES
+
+
+def weighted(by_source: dict[str, float]) -> LearnedBlend:
+    weights = torch.zeros(2, 2, len(by_source), len(FEATURES))
+    weights[..., FEATURES.index("reciprocal_rank")] = torch.tensor(list(by_source.values()))
+    scales = torch.ones(len(by_source))
+    return LearnedBlend(LearnedBlendConfig(), tuple(by_source), weights, scales)
+
+
+def catalogue() -> ItemCatalogue:
+    """Items 1 and 2 are alike by content, 2 and 3 by category."""
+    content = torch.tensor([[0.0, 0], [1, 0], [2, 0], [0, 1], [0, 1], [1, 1], [0, 3]])
+    categories = Jagged.from_lists([[], [1], [2], [2], [1, 2], [], [1]])
+    return ItemCatalogue(content, categories)
+
+
+def linear() -> Ease:
+    weights = torch.tensor([[0.0, 0.5, 0], [0.25, 0, 0], [0, -1, 0]])
+    return Ease(torch.tensor([1, 2, 3]), weights, 7)
+
+
+def named(numbers: torch.Tensor) -> dict[str, list[float]]:
+    return dict(zip(HISTORY_NUMBERS, numbers.T.tolist(), strict=True))
+
+
+def test_a_candidate_is_held_against_the_history() -> None:
+    counts = torch.tensor([0, 9, 4, 1, 1, 1])
+    history = Jagged.from_lists([[3, 1]])
+    found = named(
+        HistoryFeatures(catalogue(), linear()).numbers(
+            history, torch.tensor([[2, 3, 6, -1]]), counts
+        )[0]
+    )
+    # 2 has 0.5 from 1 and -1 from 3, 3 has nothing from 1; 6 has no weights.
+    assert found["linear.history"] == pytest.approx([-0.5, 0, 0, 0])
+    assert found["linear.latest"] == found["linear.history"]
+    assert found["linear.z_score"][:3] == pytest.approx([-(2**0.5), 0.5**0.5, 0.5**0.5])
+    assert found["content.last"] == pytest.approx([1, 0, 0, 0])
+    assert found["content.few"] == pytest.approx([0.5, 0.5, 0.5, 0])
+    assert found["content.best"] == pytest.approx([1, 1, 1, 0])
+    assert found["category.last"] == pytest.approx([0, 0, 1, 0])
+    assert found["category.best"] == pytest.approx([1, 1, 1, 0])
+    mean = (np.log(10) + np.log(2)) / 2
+    assert found["events.above_history"][:2] == pytest.approx([np.log(5) - mean, np.log(2) - mean])
+    # Behind the counts an item has no events.
+    assert found["events.above_few"][2] == pytest.approx(-mean)
+    assert found["history.events"] == pytest.approx([np.log(3)] * 3 + [0])
+
+
+def test_behaviour_is_what_a_trained_model_says_of_items() -> None:
+    half = 0.5**0.5
+    vectors = torch.tensor([[0.0, 0], [1, 0], [0, 1], [half, half]])
+    numbers = HistoryFeatures(catalogue(), linear(), vectors)
+    history, counts = Jagged.from_lists([[2, 1]]), torch.ones(7)
+    found = named(numbers.numbers(history, torch.tensor([[3, 1, 6]]), counts)[0])
+    # 6 was appended behind the model's items.
+    assert found["behaviour.last"] == pytest.approx([half, 1, 0])
+    assert found["behaviour.few"] == pytest.approx([half, 0.5, 0])
+    assert found["behaviour.best"] == pytest.approx([half, 1, 0])
+    without = HistoryFeatures(catalogue(), linear())
+    plain = named(without.numbers(history, torch.tensor([[3, 1, 6]]), counts)[0])
+    assert plain["behaviour.best"] == [0, 0, 0]
+    assert plain["content.best"] == found["content.best"]
+
+
+def test_numbers_are_the_same_when_read_again(tmp_path: Path) -> None:
+    half = 0.5**0.5
+    vectors = torch.tensor([[0.0, 0], [1, 0], [0, 1], [half, half]])
+    asked = (Jagged.from_lists([[2, 1]]), torch.tensor([[3, 1, 6]]), torch.ones(7))
+    for number, given in enumerate((vectors, None)):
+        folder = tmp_path / str(number)
+        made = HistoryFeatures(catalogue(), linear(), given)
+        made.save(folder)
+        loaded = HistoryFeatures.load(folder, catalogue())
+        assert torch.equal(loaded.numbers(*asked), made.numbers(*asked))
+
+
+def test_a_batch_is_numbered_as_each_query_alone() -> None:
+    numbers, counts = HistoryFeatures(catalogue(), linear()), torch.arange(7)
+    history = Jagged.from_lists([[1, 2, 1], [], [3]])
+    candidates = torch.tensor([[2, 3], [4, 1], [6, -1]])
+    together = numbers.numbers(history, candidates, counts)
+    for query in range(3):
+        alone = numbers.numbers(
+            history.take(torch.tensor([query])), candidates[query : query + 1], counts
+        )
+        assert torch.equal(alone[0], together[query])
+    assert bool(together.isfinite().all())
+    assert together[2, 1].eq(0).all()
+
+
+def test_items_without_content_or_category_have_zeros() -> None:
+    numbers = HistoryFeatures(ItemCatalogue.empty(5), linear_of(5))
+    found = named(numbers.numbers(Jagged.from_lists([[1]]), torch.tensor([[2]]), torch.ones(5))[0])
+    assert found["content.last"] == found["category.best"] == [0]
+
+
+def linear_of(num_item_rows: int) -> Ease:
+    return Ease(torch.tensor([1]), torch.zeros(1, 1), num_item_rows)
+
+
+def test_a_candidates_numbers_are_what_each_source_says_of_it() -> None:
+    blend = weighted({"a": 1.0, "b": 0.5})
+    lists = {
+        "a": TopK(torch.tensor([[3.0, 1.0]]), torch.tensor([[4, 2]])),
+        "b": TopK(torch.tensor([[9.0, 7.0]]), torch.tensor([[2, 6]])),
+    }
+    counts = torch.tensor([0, 0, 7, 0, 1, 0])
+    history, against_history = (
+        Jagged.from_lists([[1, 3, 5]]),
+        HistoryFeatures(catalogue(), linear()),
+    )
+    found = ranking_candidates(blend, lists, history, counts, 5, against_history)
+    assert found.blended.item_rows.tolist() == [[2, 4, 6, -1, -1]]
+    numbers = dict(zip(number_names(blend.sources), found.numbers[0].T.tolist(), strict=True))
+    assert numbers["item.events"][:3] == pytest.approx([np.log(8), np.log(2), 0])
+    assert numbers["blend.lead"][0] == 0
+    assert numbers["blend.lead"][1] == pytest.approx(1 - 61 / 62 - 0.5)
+    assert numbers["a.lead"] == [0, 2, 0, 0, 0]
+    assert numbers["b.lead"] == [2, 0, 0, 0, 0]
+    assert numbers["a.reciprocal_rank"] == pytest.approx([61 / 62, 1, 0, 0, 0])
+    assert numbers["b.contribution"] == pytest.approx([0.5, 0, 0.5 * 61 / 62, 0, 0])
+    # A source without a list has nothing to say.
+    alone = ranking_candidates(blend, {"a": lists["a"]}, history, counts, 2, against_history)
+    of_b = [name.startswith("b.") for name in number_names(blend.sources)]
+    assert alone.numbers.shape[2] == len(number_names(blend.sources))
+    assert alone.numbers[0, :, of_b].eq(0).all()

@@ -1,0 +1,117 @@
+import pytest
+import torch
+from torch import Tensor
+
+from recsys.retrieval.blend.choice_model import Choices, fit_weights, negative_log_likelihood
+
+
+def chosen_by(
+    weights: Tensor, num_queries: int, num_candidates: int = 12, seed: int = 0
+) -> Choices:
+    """Choices of users who follow the weights, [P]."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(num_queries, num_candidates, len(weights), generator=generator)
+    place = torch.multinomial((features @ weights).softmax(1), 1, generator=generator)
+    chosen = torch.zeros(num_queries, num_candidates).scatter_(1, place, 1.0)
+    return Choices(features, torch.zeros(num_queries, num_candidates), chosen)
+
+
+def penalised_slowly(choices: Choices, prior: Tensor, precision: Tensor, weights: Tensor) -> Tensor:
+    logits = choices.features.double() @ weights + choices.offsets.double()
+    log_shares = logits.log_softmax(1).masked_fill(choices.chosen == 0, 0)
+    apart = weights - prior
+    return apart @ precision @ apart / 2 - (choices.chosen.double() * log_shares).sum()
+
+
+def test_recovers_the_weights_that_users_follow():
+    planted = torch.tensor([1.5, 0.7, 0.0])
+    fitted = fit_weights(chosen_by(planted, 4000), torch.zeros(3), torch.eye(3))
+    torch.testing.assert_close(fitted.weights, planted, atol=0.08, rtol=0)
+    assert fitted.num_steps < 12
+
+
+def test_value_and_derivatives_agree_with_autograd():
+    choices = chosen_by(torch.tensor([1.0, -1.0]), 300)
+    choices = choices._replace(offsets=torch.rand(300, 12).where(torch.rand(300, 12) < 0.9, 0.5))
+    weights = torch.tensor([0.4, 0.2], dtype=torch.float64)
+
+    def slowly(at: Tensor) -> Tensor:
+        return penalised_slowly(choices, at.detach(), torch.eye(2).double(), at)
+
+    curve = negative_log_likelihood(choices, weights)
+    assert curve.value == pytest.approx(float(slowly(weights)), rel=1e-5)
+    gradient = torch.autograd.functional.jacobian(slowly, weights)
+    torch.testing.assert_close(curve.gradient, gradient, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("non_negative", [False, True])
+def test_is_the_minimum_that_slow_descent_finds(non_negative):
+    choices = chosen_by(torch.tensor([1.0, -1.0, 0.3]), 500)
+    prior = torch.tensor([0.0, 0.5, 0.0], dtype=torch.float64)
+    precision = 20 * torch.eye(3, dtype=torch.float64) + 5
+    fitted = fit_weights(choices, prior, precision, non_negative=non_negative)
+    weights = prior.clone().requires_grad_()
+    for _ in range(400):
+        (slope,) = torch.autograd.grad(
+            penalised_slowly(choices, prior, precision, weights), weights
+        )
+        with torch.no_grad():
+            weights -= 1e-3 * slope
+            if non_negative:
+                weights.clamp_(min=0)
+    torch.testing.assert_close(fitted.weights.double(), weights.detach(), atol=2e-3, rtol=0)
+    assert (float(fitted.weights[1]) == 0) is non_negative
+
+
+def test_lbfgs_goes_no_lower():
+    choices = chosen_by(torch.tensor([2.0, 0.0, -0.5, 1.0]), 400, seed=3)
+    prior, precision = torch.zeros(4).double(), torch.eye(4).double()
+    fitted = fit_weights(choices, prior, precision, non_negative=False)
+    weights = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    search = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        search.zero_grad()
+        loss = penalised_slowly(choices, prior, precision, weights)
+        loss.backward()
+        return loss
+
+    search.step(closure)
+    ours = penalised_slowly(choices, prior, precision, fitted.weights.double())
+    assert (
+        float(ours) <= float(penalised_slowly(choices, prior, precision, weights.detach())) + 1e-3
+    )
+
+
+def test_without_queries_the_prior_comes_back():
+    nobody = Choices(torch.zeros(0, 3, 2), torch.zeros(0, 3), torch.zeros(0, 3))
+    fitted = fit_weights(nobody, torch.tensor([0.5, 2.0]), torch.eye(2))
+    assert fitted.weights.tolist() == [0.5, 2.0]
+    assert (fitted.loss, fitted.num_steps) == (0, 0)
+
+
+def test_a_feature_that_tells_nothing_gets_the_prior():
+    choices = chosen_by(torch.tensor([1.0]), 50)
+    alike = torch.cat([choices.features, torch.ones_like(choices.features)], dim=2)
+    fitted = fit_weights(choices._replace(features=alike), torch.zeros(2), torch.eye(2))
+    assert abs(float(fitted.weights[1])) < 1e-6
+
+
+def test_perfectly_predicted_choices_keep_weights_finite():
+    features = torch.zeros(30, 4, 1)
+    features[:, 0] = 1000
+    chosen = torch.zeros(30, 4)
+    chosen[:, 0] = 1
+    fitted = fit_weights(
+        Choices(features, torch.zeros(30, 4), chosen), torch.zeros(1), torch.eye(1)
+    )
+    assert 0 < float(fitted.weights) < 1
+    assert fitted.loss < 1e-3
+
+
+def test_kinds_weigh_apart_and_unknown_ones_by_what_is_given():
+    features = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]])
+    choices = Choices(features, torch.zeros(1, 3), torch.tensor([[1.0, 0, 0]]))
+    apart = choices.by_kind(torch.tensor([[1, 0, -1]]), 2, torch.tensor([10.0, 1.0]))
+    assert apart.features[0].tolist() == [[0, 0, 1, 2], [3, 4, 0, 0], [0, 0, 0, 0]]
+    assert apart.offsets.tolist() == [[0, 0, 56]]

@@ -1,0 +1,403 @@
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from recsys.data.batch import Jagged
+from recsys.data.top_k import TopK
+from recsys.evaluation.ranking import ndcg_at_k
+from recsys.retrieval.blend.fusion import Blended, reciprocal_rank_fusion
+from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.blend.source_features import FEATURES, merge_lists
+from recsys.retrieval.blend.source_lists import blended_lists
+
+NUM_ITEMS, LENGTH = 400, 30
+
+
+def one_each(targets: Tensor) -> Jagged:
+    return Jagged(targets, torch.arange(len(targets) + 1))
+
+
+def source(targets: Tensor, skill: Tensor, generator: torch.Generator) -> TopK:
+    """Lists [B, 30] with an item ahead: the target with probability ``skill`` [B], else any."""
+    num_queries = len(targets)
+    noise = torch.rand(num_queries, NUM_ITEMS, generator=generator)
+    noise[:, 0] = -1
+    lucky = torch.rand(num_queries, generator=generator) < skill
+    other = torch.randint(1, NUM_ITEMS, (num_queries,), generator=generator)
+    ahead = 1 + torch.rand(num_queries, 1, generator=generator)
+    noise.scatter_(1, targets.where(lucky, other)[:, None], ahead)
+    return TopK(*noise.topk(LENGTH, dim=1))
+
+
+def two_worlds(num_queries: int, seed: int = 0) -> tuple[dict[str, TopK], Jagged, Tensor]:
+    """Lists, targets, history lengths: "young" is right for short histories, "old" for long."""
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.randint(1, NUM_ITEMS, (num_queries,), generator=generator)
+    lengths = torch.randint(1, 21, (num_queries,), generator=generator)
+    short = lengths < 10
+    lists = {
+        "young": source(targets, torch.where(short, 0.9, 0.0), generator),
+        "old": source(targets, torch.where(short, 0.0, 0.9), generator),
+    }
+    return lists, one_each(targets), lengths
+
+
+def ndcg(blended: Blended, targets: Jagged, k: int = 10) -> Tensor:
+    hit = blended.item_rows == targets.values[:, None]
+    ranks = torch.where(hit.any(1), hit.byte().argmax(1) + 1, 0)
+    return ndcg_at_k(Jagged(ranks, targets.offsets), k)
+
+
+def fused(lists: dict[str, TopK], k: int = LENGTH) -> Blended:
+    return reciprocal_rank_fusion({name: top.item_rows for name, top in lists.items()}, k)
+
+
+def test_each_kind_of_user_trusts_the_source_that_is_right_for_it():
+    config = LearnedBlendConfig(history_bounds=(10,), shrinkage_queries=30)
+    lists, targets, lengths = two_worlds(2000)
+    blend = LearnedBlend.fit(lists, targets, config, history_lengths=lengths)
+    alike = LearnedBlend.fit(lists, targets)
+    lists, targets, lengths = two_worlds(2000, seed=1)
+
+    by_kind = ndcg(blend.blend(lists, LENGTH, history_lengths=lengths), targets).mean()
+    by_all = ndcg(alike.blend(lists, LENGTH), targets).mean()
+    best_alone = max(ndcg(fused({name: lists[name]}), targets).mean() for name in lists)
+    assert by_kind > by_all + 0.05
+    assert by_all > best_alone + 0.1
+    assert by_all > ndcg(fused(lists), targets).mean()
+    for is_short, right, wrong in ((True, 0, 1), (False, 1, 0)):
+        users = (lengths < 10) == is_short
+        known = blend.blend(
+            {name: TopK(*(part[users] for part in top)) for name, top in lists.items()},
+            2 * LENGTH,
+            history_lengths=lengths[users],
+        )
+        assert known.contributions is not None
+        first = [
+            known.contributions[..., s][known.source_ranks[..., s] == 1].mean() for s in (0, 1)
+        ]
+        assert first[right] > 1.4 * first[wrong]
+    # Unknown users get the weights of all.
+    nobody = blend.blend(lists, 5, history_lengths=torch.full((2000,), -1))
+    assert torch.equal(nobody.item_rows, alike.blend(lists, 5).item_rows)
+    assert torch.equal(nobody.item_rows, blend.blend(lists, 5).item_rows)
+
+
+def test_each_kind_of_item_trusts_the_source_that_knows_it():
+    """Source "fresh" ranks new items well and sees old ones at random, "seasoned" the reverse."""
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randint(1, NUM_ITEMS, (3000,), generator=generator)
+    ages = torch.arange(NUM_ITEMS).float()  # days
+    is_new = targets < 200
+    lists = {
+        "fresh": source(targets, torch.where(is_new, 0.9, 0.0), generator),
+        "seasoned": source(targets, torch.where(is_new, 0.0, 0.9), generator),
+    }
+    held = {name: TopK(*(part[2000:] for part in top)) for name, top in lists.items()}
+    lists = {name: TopK(*(part[:2000] for part in top)) for name, top in lists.items()}
+    config = LearnedBlendConfig(item_bounds=(200.0,), shrinkage_queries=30)
+    blend = LearnedBlend.fit(lists, one_each(targets[:2000]), config, item_values=ages)
+    truth = one_each(targets[2000:])
+    by_kind = ndcg(blend.blend(held, LENGTH, item_values=ages), truth).mean()
+    assert by_kind > ndcg(blend.blend(held, LENGTH), truth).mean() + 0.06
+    # Rows beyond the table, appended later, and rows without an age are of no known kind.
+    unknown = blend.blend(held, LENGTH, item_values=torch.full((5,), torch.nan))
+    assert torch.equal(unknown.item_rows, blend.blend(held, LENGTH).item_rows)
+
+
+def test_log_odds_move_an_item_as_much_as_they_say_and_sources_share_them():
+    lists = {
+        "first": TopK(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1, 2, 3]])),
+        "second": TopK(torch.tensor([[2.0, 1.0]]), torch.tensor([[3, 4]])),
+    }
+    blend = weighing(("first", "second"), presence=[1.0, 1.0])
+    plain = blend.blend(lists, 4)
+    assert dict(zip(plain.item_rows[0].tolist(), plain.scores[0].tolist(), strict=True)) == {
+        3: 2.0,
+        1: 1.0,
+        2: 1.0,
+        4: 1.0,
+    }
+    log_odds = torch.tensor([0.0, 0, 0, 0.5, 2])  # of row 3, in both lists, and of row 4, in one
+    moved = blend.blend(lists, 4, log_odds=log_odds)
+    assert moved.item_rows[0].tolist() == [4, 3, 1, 2]
+    assert moved.scores[0].tolist() == [3.0, 2.5, 1.0, 1.0]
+    assert moved.contributions is not None
+    assert moved.contributions[0, :2].tolist() == [[0.0, 3.0], [1.25, 1.25]]
+    # Rows beyond the table get nothing.
+    short = blend.blend(lists, 4, log_odds=log_odds[:4])
+    assert short.scores[0].tolist() == [2.5, 1.0, 1.0, 1.0]
+
+
+def test_new_items_get_the_odds_of_the_settings_and_others_keep_their_scores():
+    lists = {"content": TopK(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1, 2, 3]]))}
+    blend = weighing(("content",), presence=[1.0])
+    counts = torch.tensor([0, 7, 1, 0])
+    plain = blended_lists(blend, lists, torch.tensor([1]), counts, 3)
+    assert plain.item_rows[0].tolist() == [1, 2, 3]
+    blend.config = replace(blend.config, new_item_odds=4.0)
+    favoured = blended_lists(blend, lists, torch.tensor([1]), counts, 3)
+    assert favoured.item_rows[0].tolist() == [3, 1, 2]
+    torch.testing.assert_close(favoured.scores[0], torch.tensor([1 + math.log(4.0), 1.0, 1.0]))
+
+
+def test_shrinkage_leads_from_own_weights_to_those_of_all():
+    lists, targets, lengths = two_worlds(300)
+    apart = []
+    for shrinkage in (0.0, 30.0, 300.0, 1e6):
+        config = LearnedBlendConfig(history_bounds=(10,), shrinkage_queries=shrinkage)
+        blend = LearnedBlend.fit(lists, targets, config, history_lengths=lengths)
+        apart.append(float((blend.weights[:2] - blend.weights[2:]).norm()))
+    assert all(later < earlier for earlier, later in pairwise(apart))
+    assert apart[-1] < 0.01 * apart[0]
+
+
+def test_no_better_weights_are_found_by_searching_ndcg():
+    """Weights by coordinate search on the metric itself, on what they are measured on."""
+    lists, targets, _ = two_worlds(400)
+    lists["noise"] = source(targets.values, torch.zeros(400), torch.Generator().manual_seed(5))
+    blend = LearnedBlend.fit(lists, targets)
+    features = merge_lists(lists).features(blend.scales).flatten(2)  # [B, L, P]
+    rows = merge_lists(lists).item_rows
+
+    def measured(weights: Tensor) -> float:
+        order = (features @ weights).argsort(dim=1, descending=True, stable=True)
+        ranked = Blended(rows, rows.gather(1, order), rows, ())
+        return float(ndcg(ranked, targets).mean())
+
+    weights = blend.weights[-1, -1].flatten().clone()
+    ours = best = measured(weights)
+    for place in range(len(weights)):
+        for factor in (0.0, 0.5, 0.8, 1.25, 2.0):
+            trial = weights.clone()
+            trial[place] *= factor
+            if measured(trial) > best:
+                weights, best = trial, measured(trial)
+    assert ours > 0.97 * best
+
+
+def test_a_useless_source_does_no_harm():
+    lists, targets, _ = two_worlds(2000)
+    generator = torch.Generator().manual_seed(9)
+    nonsense = {
+        f"nonsense {n}": TopK(*torch.rand(2000, NUM_ITEMS, generator=generator).topk(LENGTH))
+        for n in range(2)
+    }
+    fit = {
+        name: TopK(*(part[:1000] for part in top)) for name, top in {**lists, **nonsense}.items()
+    }
+    held = {
+        name: TopK(*(part[1000:] for part in top)) for name, top in {**lists, **nonsense}.items()
+    }
+    known, truth = one_each(targets.values[:1000]), one_each(targets.values[1000:])
+    without = LearnedBlend.fit({name: fit[name] for name in lists}, known)
+    plain = ndcg(without.blend({name: held[name] for name in lists}, LENGTH), truth)
+    padded = ndcg(LearnedBlend.fit(fit, known).blend(held, LENGTH), truth)
+    difference = padded - plain
+    assert float(difference.mean()) > -3 * float(difference.std()) / 1000**0.5 - 0.002
+    assert float(plain.mean()) > 0.3
+
+
+@settings(deadline=None, max_examples=25)
+@given(order=st.permutations(["a", "b", "c"]), seed=st.integers(0, 99))
+def test_the_order_of_sources_does_not_matter(order, seed):
+    generator = torch.Generator().manual_seed(seed)
+    lists = {
+        name: TopK(
+            torch.randint(0, 4, (3, 5), generator=generator)
+            .float()
+            .sort(1, descending=True)
+            .values,
+            torch.randint(-1, 7, (3, 5), generator=generator),
+        )
+        for name in ("a", "b", "c")
+    }
+    weights = torch.randint(0, 3, (2, 2, 1, 4), generator=generator).float().expand(2, 2, 3, 4)
+    blend = LearnedBlend(LearnedBlendConfig(), ("a", "b", "c"), weights, torch.ones(3))
+    one = blend.blend(lists, 8)
+    other = blend.blend({name: lists[name] for name in order}, 8)
+    assert other.sources == tuple(order)
+    assert torch.equal(one.item_rows, other.item_rows)
+    assert torch.equal(one.scores, other.scores)
+    back = [order.index(name) for name in ("a", "b", "c")]
+    assert torch.equal(one.source_ranks, other.source_ranks[..., back])
+    assert torch.equal(one.contributions, other.contributions[..., back])
+
+
+def test_fits_the_same_whatever_the_order_of_sources_and_each_time():
+    lists, targets, lengths = two_worlds(300)
+    config = LearnedBlendConfig(history_bounds=(10,))
+    blend, again, turned = (
+        LearnedBlend.fit(given, targets, config, history_lengths=lengths)
+        for given in (lists, lists, dict(reversed(lists.items())))
+    )
+    assert torch.equal(blend.weights, again.weights)
+    torch.testing.assert_close(blend.weights, turned.weights.flip(2), atol=2e-3, rtol=1e-3)
+
+
+def weighing(sources: tuple[str, ...], **weights: list[float]) -> LearnedBlend:
+    """A blend whose named features have one weight per source."""
+    table = torch.zeros(2, 2, len(sources), len(FEATURES))
+    for name, by_source in weights.items():
+        table[..., FEATURES.index(name)] = torch.tensor(by_source)
+    return LearnedBlend(LearnedBlendConfig(), sources, table, torch.ones(len(sources)))
+
+
+def test_weights_on_reciprocal_ranks_alone_are_reciprocal_rank_fusion():
+    lists, _, _ = two_worlds(50)
+    ours = weighing(("young", "old"), reciprocal_rank=[1.0, 1.0]).blend(lists, 70)
+    theirs = fused(lists, 70)
+    assert torch.equal(ours.item_rows, theirs.item_rows)
+    assert torch.equal(ours.source_ranks, theirs.source_ranks)
+    torch.testing.assert_close(ours.scores, theirs.scores * 61)
+
+
+def test_contributions_are_named_and_add_up():
+    lists = {
+        "a": TopK(torch.tensor([[3.0, 1.0]]), torch.tensor([[5, 7]])),
+        "b": TopK(torch.tensor([[8.0, 4.0]]), torch.tensor([[7, 9]])),
+    }
+    blended = weighing(("a", "b"), z_score=[1.0, 0.0], presence=[1.0, 0.5]).blend(lists, 4)
+    assert blended.item_rows.tolist() == [[5, 7, 9, -1]]
+    assert blended.contributions is not None
+    assert blended.contributions[0].tolist() == [[3, 0], [1, 0.5], [0, 0.5], [0, 0]]
+    assert blended.scores.tolist() == [[3, 1.5, 0.5, -torch.inf]]
+    assert blended.source_ranks[0].tolist() == [[1, 0], [2, 1], [0, 2], [0, 0]]
+
+
+def test_a_missing_source_leaves_its_weight_to_the_others():
+    blend = weighing(("a", "b", "silent"), presence=[1.0, 3.0, 0.0])
+    top = TopK(torch.tensor([[2.0, 1.0]] * 2), torch.tensor([[5, 7], [5, 7]]))
+    holes = TopK(torch.tensor([[2.0], [-torch.inf]]), torch.tensor([[7], [-1]]))
+    assert blend.blend({"a": top}, 1).scores.tolist() == [[4], [4]]
+    # Query 1 has nothing from b.
+    blended = blend.blend({"a": top, "b": holes}, 2)
+    assert blended.item_rows.tolist() == [[7, 5], [5, 7]]
+    assert blended.scores.tolist() == [[4, 1], [4, 4]]
+    # Alone, a source without weight still ranks by its own order.
+    assert blend.blend({"silent": top}, 2).item_rows.tolist() == [[5, 7], [5, 7]]
+
+
+def test_learns_from_a_sample_what_it_learns_from_all_candidates():
+    lists, targets, _ = two_worlds(1500)
+    small = LearnedBlend.fit(lists, targets, LearnedBlendConfig(max_candidates=24))
+    full = LearnedBlend.fit(lists, targets, LearnedBlendConfig(max_candidates=60))
+    assert small.fitted is not None
+    assert full.fitted is not None
+    assert small.fitted.loss == pytest.approx(full.fitted.loss, rel=0.05)
+    rankings = [ndcg(blend.blend(lists, LENGTH), targets).mean() for blend in (small, full)]
+    assert float(rankings[0]) == pytest.approx(float(rankings[1]), abs=0.01)
+
+
+def test_queries_without_a_found_target_teach_nothing():
+    lists, targets, _ = two_worlds(200)
+    found = (merge_lists(lists).item_rows == targets.values[:, None]).any(1)
+    some = {name: TopK(*(part[found] for part in top)) for name, top in lists.items()}
+    of_found = LearnedBlend.fit(some, one_each(targets.values[found]))
+    of_all = LearnedBlend.fit(lists, targets)
+    assert torch.equal(of_found.weights, of_all.weights)
+    assert of_all.fitted is not None
+    assert (of_all.fitted.num_queries, of_all.fitted.num_found) == (200, int(found.sum()))
+    assert of_all.fitted.num_found < 200
+
+
+def test_several_and_no_targets_of_a_query():
+    lists, targets, _ = two_worlds(100)
+    values = targets.values.tolist()
+    double = Jagged.from_lists([[v, v, 9999] if v % 2 else [] for v in values])
+    odd = [v for v in values if v % 2]
+    some = {
+        name: TopK(*(part[targets.values % 2 == 1] for part in top)) for name, top in lists.items()
+    }
+    one = LearnedBlend.fit(lists, double)
+    assert torch.equal(one.weights, LearnedBlend.fit(some, one_each(torch.tensor(odd))).weights)
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path):
+    lists, targets, lengths = two_worlds(200)
+    config = LearnedBlendConfig(history_bounds=(5, 10), item_bounds=(0.5,), max_queries=100)
+    values = torch.rand(NUM_ITEMS)
+    blend = LearnedBlend.fit(lists, targets, config, history_lengths=lengths, item_values=values)
+    digest = blend.save(tmp_path)
+    loaded = LearnedBlend.load(tmp_path, sha256=digest)
+    assert (loaded.config, loaded.sources, loaded.fitted) == (config, blend.sources, blend.fitted)
+    for one in (blend, loaded):
+        one.answer = one.blend(lists, 9, history_lengths=lengths, item_values=values)
+    assert torch.equal(blend.answer.item_rows, loaded.answer.item_rows)
+    assert torch.equal(blend.answer.scores, loaded.answer.scores)
+    assert loaded.save(tmp_path / "again") == digest
+
+
+@pytest.mark.parametrize("part", ["learned_blend.json", "learned_blend.safetensors"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "missing"])
+def test_a_damaged_file_is_refused(tmp_path, part, damage):
+    weighing(("a",), presence=[1.0]).save(tmp_path)
+    path = tmp_path / part
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes({"flip": content, "cut": content[:-9], "empty": b""}[damage])
+    with pytest.raises(ValueError, match="refused the blend"):
+        LearnedBlend.load(tmp_path)
+
+
+def test_another_blend_than_the_manifest_names_is_refused(tmp_path):
+    digest = weighing(("a",), presence=[1.0]).save(tmp_path)
+    weighing(("a",), presence=[2.0]).save(tmp_path)
+    with pytest.raises(ValueError, match=digest):
+        LearnedBlend.load(tmp_path, sha256=digest)
+
+
+def test_its_files_hold_json_and_tensors_alone(tmp_path):
+    weighing(("a", "b"), presence=[1.0, 2.0]).save(tmp_path)
+    document = json.loads((tmp_path / "learned_blend.json").read_text())
+    assert document["sources"] == ["a", "b"]
+    assert document["features"] == list(FEATURES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "learned_blend.json",
+        "learned_blend.safetensors",
+    ]
+
+
+def test_bad_input_is_refused():
+    lists, targets, lengths = two_worlds(20)
+    blend = weighing(("young", "old"), presence=[1.0, 1.0])
+    by_length = LearnedBlendConfig(history_bounds=(10,))
+    nothing = Jagged.from_lists([[]] * 20)
+    for message, call in {
+        "none of the 20 queries has a target": lambda: LearnedBlend.fit(lists, nothing),
+        "history_lengths is not given": lambda: LearnedBlend.fit(lists, targets, by_length),
+        "item_values is not given": lambda: LearnedBlend.fit(
+            lists, targets, LearnedBlendConfig(item_bounds=(1.0,))
+        ),
+        "has 3 queries, the lists have 20": lambda: LearnedBlend.fit(
+            lists, targets, by_length, history_lengths=lengths[:3]
+        ),
+        "lists are of 20 queries, targets of 19": lambda: LearnedBlend.fit(
+            lists, one_each(targets.values[1:])
+        ),
+        "no source to blend": lambda: LearnedBlend.fit({}, targets),
+        r"sources \['new'\] have no weights": lambda: blend.blend({"new": lists["old"]}, 3),
+        "must be >= 1, got 0": lambda: blend.blend(lists, 0),
+        "scales must be finite": lambda: weighing(("a",), presence=[torch.nan]),
+        r"weights must be \(2, 2, 1, 4\)": lambda: LearnedBlend(
+            LearnedBlendConfig(), ("a",), torch.zeros(3), torch.ones(1)
+        ),
+        "history_bounds must rise": lambda: LearnedBlendConfig(history_bounds=(5, 5)),
+        "item_bounds must rise": lambda: LearnedBlendConfig(item_bounds=(5, 1)),
+        "l2 > 0": lambda: LearnedBlendConfig(l2=0),
+        "new_item_odds must be > 0": lambda: LearnedBlendConfig(new_item_odds=0),
+        "shrinkage_queries must be >= 0": lambda: LearnedBlendConfig(shrinkage_queries=-1),
+        "max_candidates >= 2": lambda: LearnedBlendConfig(max_candidates=1),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -1,0 +1,78 @@
+"""One query merged alone, against the batched form."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.data.top_k import TopK
+from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.blend.one import OneQueryBlend
+from recsys.retrieval.blend.source_features import FEATURES
+from recsys.retrieval.blend.source_lists import blended_lists
+
+SOURCES = ("near", "far", "odd", "dull")
+NUM_ROWS = 40
+
+
+def learned(generator: torch.Generator, *, odds: float = 1.0) -> LearnedBlend:
+    config = LearnedBlendConfig(
+        history_bounds=(3, 9), item_bounds=(1.0, 5.0), new_item_odds=odds, non_negative=False
+    )
+    shape = (4, 4, len(SOURCES), len(FEATURES))
+    weights = torch.randn(shape, generator=generator)
+    return LearnedBlend(config, SOURCES, weights, torch.rand(len(SOURCES), generator=generator))
+
+
+def list_of(generator: torch.Generator, length: int, *, ties: bool) -> TopK:
+    """A list with repeats, holes, equal scores, and rows beyond what the counts know."""
+    rows = torch.randint(-1, NUM_ROWS + 4, (1, length), generator=generator)
+    scores = torch.randn(1, length, generator=generator)
+    scores = (scores * 2).round() if ties else scores
+    scores = scores.sort(descending=True).values
+    return TopK(scores.masked_fill(rows < 1, -torch.inf), rows)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    ties=st.booleans(),
+    odds=st.sampled_from([1.0, 8.0]),
+    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=4),
+    num_events=st.integers(0, 12),
+    k=st.integers(1, 60),
+)
+def test_one_query_is_merged_as_in_a_batch(
+    seed: int, ties: bool, odds: float, lengths: list[int], num_events: int, k: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    blend = learned(generator, odds=odds)
+    counts = torch.randint(0, 8, (NUM_ROWS,), generator=generator)
+    names = SOURCES[: len(lengths)][::-1]
+    lists = {
+        name: list_of(generator, length, ties=ties)
+        for name, length in zip(names, lengths, strict=True)
+    }
+    batch = blended_lists(blend, lists, torch.tensor([num_events]), counts, k)
+    one = OneQueryBlend(blend, counts).merge(lists, num_events, k)
+    there = batch.item_rows[0] > 0
+    assert one.item_rows.tolist() == batch.item_rows[0][there].tolist()
+    assert one.ranks.tolist() == batch.source_ranks[0][there].tolist()
+    np.testing.assert_allclose(one.scores, batch.scores[0][there], rtol=1e-6, atol=1e-6)
+    assert batch.contributions is not None
+    np.testing.assert_allclose(
+        one.contributions, batch.contributions[0][there], rtol=1e-6, atol=1e-6
+    )
+    assert one.scores.dtype == one.contributions.dtype == np.float32
+
+
+def test_what_cannot_be_merged_is_refused_alike() -> None:
+    blend = OneQueryBlend(learned(torch.Generator().manual_seed(0)), torch.ones(NUM_ROWS))
+    top = TopK(torch.tensor([[2.0, 1.0]]), torch.tensor([[3, 4]]))
+    with pytest.raises(ValueError, match=r"\['unheard'\] have no weights"):
+        blend.merge({"unheard": top}, 1, 5)
+    with pytest.raises(ValueError, match="source 'far' scores item row 4 of query 0 nan"):
+        blend.merge({"near": top, "far": TopK(torch.tensor([[2.0, torch.nan]]), top[1])}, 1, 5)
+    with pytest.raises(ValueError, match="no source to blend"):
+        blend.merge({}, 1, 5)

@@ -1,0 +1,120 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.data.top_k import TopK
+from recsys.retrieval.blend.fusion import reciprocal_rank_fusion
+from recsys.retrieval.blend.source_features import FEATURES, lead_scales, merge_lists
+
+
+def features_slowly(scores: list[float], rows: list[int], item: int, scale: float) -> list[float]:
+    """Features of one item in one list, by their definition."""
+    if item not in rows:
+        return [0.0] * len(FEATURES)
+    known = np.array([s for s, row in zip(scores, rows, strict=True) if row > 0])
+    spread = known.std()
+    best = {row: s for s, row in reversed(list(zip(scores, rows, strict=True))) if row > 0}
+    lead = best[item] - known.min()
+    z_score = lead / spread if spread else 0.0
+    return [scale * lead, z_score, 61 / (60 + rows.index(item) + 1), 1.0]
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(st.lists(st.integers(-1, 9), min_size=6, max_size=6), min_size=4, max_size=4),
+    scores=st.lists(st.lists(st.integers(-20, 20), min_size=6, max_size=6), min_size=4, max_size=4),
+    scale=st.floats(0, 3),
+)
+def test_agrees_with_the_definition_and_keeps_the_order_of_fusion(rows, scores, scale):
+    numbers = torch.tensor(scores).float().sort(1, descending=True).values
+    lists = {
+        "a": TopK(numbers[:2], torch.tensor(rows[:2])),
+        "b": TopK(numbers[2:, :4], torch.tensor(rows[2:])[:, :4]),
+    }
+    merged = merge_lists(lists)
+    features = merged.features(torch.tensor([scale, 1.0]))
+    fused = reciprocal_rank_fusion({name: top.item_rows for name, top in lists.items()}, 10)
+    assert torch.equal(merged.item_rows, fused.item_rows)
+    assert torch.equal(merged.ranks, fused.source_ranks)
+    for query in range(2):
+        for place, item in enumerate(merged.item_rows[query].tolist()):
+            truth = [
+                features_slowly(top.scores[query].tolist(), top.item_rows[query].tolist(), item, s)
+                if item > 0
+                else [0.0] * 4
+                for top, s in zip(lists.values(), [scale, 1.0], strict=True)
+            ]
+            found = features[query, place].numpy()
+            np.testing.assert_allclose(found, np.array(truth), rtol=1e-5, atol=1e-6)
+
+
+def test_features_do_not_depend_on_the_scale_of_scores():
+    rows = torch.tensor([[4, 2, 9, -1], [1, 2, 3, 4]])
+    scores = torch.tensor([[3.0, 2.5, -1.0, -torch.inf], [0.5, 0.4, 0.3, 0.1]])
+    lists = {"a": TopK(scores, rows)}
+    moved = {"a": TopK(scores * 1e4 + 7, rows)}
+    one = merge_lists(lists).features(lead_scales(lists))
+    other = merge_lists(moved).features(lead_scales(moved))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_leads_tell_a_sure_list_from_an_undecided_one():
+    rows = torch.tensor([[1, 2, 3], [1, 2, 3]])
+    lists = {"a": TopK(torch.tensor([[9.0, 1.0, 0.0], [0.9, 0.1, 0.0]]), rows)}
+    scales = lead_scales(lists)
+    merged = merge_lists(lists).features(scales)[:, :, 0]
+    torch.testing.assert_close(merged[0, :, 0], 10 * merged[1, :, 0])
+    torch.testing.assert_close(merged[0, :, 1], merged[1, :, 1])
+    assert float((merged[:, :, 0].square()).mean()) == pytest.approx(1)
+
+
+def test_a_source_without_items_or_spread_has_a_scale():
+    empty = TopK(torch.full((2, 3), -torch.inf), torch.full((2, 3), -1))
+    equal = TopK(torch.full((2, 3), 0.7), torch.tensor([[1, 2, 3]] * 2))
+    assert lead_scales({"empty": empty, "equal": equal}).tolist() == [1, 1]
+
+
+def test_equal_scores_differ_in_nothing_but_rank():
+    scores, rows = torch.full((1, 3), 0.1), torch.tensor([[7, 1, 3]])
+    features = merge_lists({"a": TopK(scores, rows)}).features(torch.ones(1))[0, :, 0]
+    assert features[:, 0].tolist() == [0, 0, 0]
+    assert features[:, 1].tolist() == [0, 0, 0]
+    assert features[:, 2].tolist() == pytest.approx([1, 61 / 62, 61 / 63])
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_lists_without_items_give_none(length):
+    empty = TopK(torch.full((2, length), -torch.inf), torch.full((2, length), -1))
+    merged = merge_lists({"a": empty})
+    assert merged.item_rows.tolist() == [[-1] * length] * 2
+    assert merged.features(torch.ones(1)).abs().sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        ({}, "no source to blend"),
+        ({"a": TopK(torch.zeros(2, 3), torch.ones(2, 2).long())}, "for the same queries"),
+        ({"a": TopK(torch.zeros(3), torch.ones(3).long())}, "for the same queries"),
+        (
+            {
+                "a": TopK(torch.zeros(2, 1), torch.ones(2, 1).long()),
+                "b": TopK(torch.zeros(1, 1), torch.ones(1, 1).long()),
+            },
+            "for the same queries",
+        ),
+        (
+            {"a": TopK(torch.tensor([[torch.nan]]), torch.tensor([[5]]))},
+            "source 'a' scores item row 5 of query 0 nan",
+        ),
+        (
+            {"a": TopK(torch.tensor([[-torch.inf]]), torch.tensor([[5]]))},
+            "holes have item row -1",
+        ),
+    ],
+)
+def test_what_cannot_be_merged_is_refused(lists, message):
+    with pytest.raises(ValueError, match=message):
+        merge_lists(lists)

@@ -1,0 +1,271 @@
+import json
+import shutil
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+import torch
+import uvicorn
+
+from recsys.layers.lora.file import WEIGHTS
+from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
+from recsys.models.adapted.model import adapted_layers, twin_of
+from recsys.models.adapted.ranker import ranker_targets
+from serving.app import create_app
+from serving.bundle.adapters import (
+    DESCRIPTION,
+    domain_directory,
+    models_of,
+    publish_adapter,
+    read_registered,
+    withdraw_adapter,
+    write_adapter,
+)
+from serving.bundle.load import load_bundle
+from serving.bundle.manifest import publish
+from serving.bundle.synthetic import SyntheticSize, write_synthetic_bundle
+from serving.hot_swap import BundleWatcher
+from serving.recommend import Recommender
+from serving.schemas import Context, Request
+from serving.settings import Settings
+
+USERS = [f"user-{number}" for number in range(1, 13)]
+DOMAINS = ["books", "films/& more", None, "unheard of"]
+
+
+def register(bundles_dir, domain, seed=1, *, base="two_tower", reading_only=False):
+    """Write and publish an adapter that changes much."""
+    model = twin_of(models_of(load_bundle(bundles_dir / "current"))[base])
+    layers = ranker_targets(model) if base == "ranker" else adapted_layers(model)
+    targets = layers[: 1 if reading_only else None]
+    torch.manual_seed(seed)
+    adapter = LoraAdapter(model, LoraConfig(targets=targets, rank=2, max_share=1.0))
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.normal_(std=1.0)
+    directory = write_adapter(bundles_dir, adapter, domain=domain, base=base, base_version="v1")
+    publish_adapter(directory)
+    return directory
+
+
+def answers(recommender, domain):
+    """Each user's list and scores in a domain."""
+    context = Context(domain=domain, unix_time=1_800_000_000)
+    replies = [recommender.answer(Request(user_id=user, context=context)) for user in USERS]
+    return [[(item.item_id, item.score) for item in reply.items] for reply in replies]
+
+
+def served_by(recommender, domain, **fields):
+    request = Request(context=Context(domain=domain), **(fields or {"user_id": "user-1"}))
+    return recommender.answer(request).served_by.adapter
+
+
+@pytest.mark.parametrize("reading_only", [False, True])
+def test_only_the_answers_of_the_domain_change(bundles_dir, reading_only):
+    before = Recommender.load(bundles_dir / "current")
+    alone = answers(before, None)
+    assert {domain: answers(before, domain) for domain in DOMAINS} == dict.fromkeys(DOMAINS, alone)
+    directory = register(bundles_dir, "books", reading_only=reading_only)
+    after = Recommender.load(bundles_dir / "current")
+    assert answers(after, "books") != alone
+    for domain in DOMAINS[1:]:
+        assert answers(after, domain) == alone
+        assert served_by(after, domain) is None
+    assert served_by(after, "books") == f"books/{directory.name.removeprefix('adapter-')}"
+    # What no adapter reads is told of as such.
+    assert served_by(after, "books", user_id="nobody") is None
+    assert served_by(after, "books", surface="similar", item_id="item-3") is None
+
+
+def test_the_sequence_model_of_a_bundle_can_have_adapters_too(tmp_path):
+    write_synthetic_bundle(tmp_path, "v1", SyntheticSize(history_models=True))
+    publish(tmp_path, "v1")
+    alone = answers(Recommender.load(tmp_path / "current"), None)
+    register(tmp_path, "books", base="sequence")
+    register(tmp_path, "films/& more", base="two_tower")
+    after = Recommender.load(tmp_path / "current")
+    books, films = answers(after, "books"), answers(after, "films/& more")
+    assert alone not in (books, films)
+    assert books != films
+    assert answers(after, None) == alone
+
+
+def test_the_ranker_of_a_bundle_can_have_adapters_that_change_one_domains_order(tmp_path):
+    write_synthetic_bundle(tmp_path, "v1", SyntheticSize(history_models=True, ranker=True))
+    publish(tmp_path, "v1")
+    watcher = BundleWatcher(tmp_path, poll_seconds=60)
+    alone = answers(watcher.recommender, None)
+    directory = register(tmp_path, "books", base="ranker")
+    register(tmp_path, "films/& more", base="sequence")
+    assert watcher.look()
+    after = watcher.recommender
+    assert not after.adapters.refused
+    books = answers(after, "books")
+    assert books != alone
+    for own, base in zip(books, alone, strict=True):
+        assert len(own) == len(base)
+    assert answers(after, None) == answers(after, "unheard of") == alone
+    assert served_by(after, "books") == f"books/{directory.name.removeprefix('adapter-')}"
+    assert served_by(after, None) is None
+    assert served_by(after, "films/& more").startswith("films/& more/")
+    # Nothing was ranked for these, so no adapter of the ranker answered.
+    assert served_by(after, "books", surface="similar", item_id="item-3") is None
+    withdraw_adapter(tmp_path, "books")
+    assert watcher.look()
+    assert answers(watcher.recommender, "books") == alone
+
+
+def test_an_adapter_of_what_no_candidate_reads_is_refused(tmp_path):
+    write_synthetic_bundle(tmp_path, "v1", SyntheticSize(history_models=True, ranker=True))
+    publish(tmp_path, "v1")
+    model = twin_of(models_of(load_bundle(tmp_path / "current"))["ranker"])
+    config = LoraConfig(targets=("attention.query",), rank=2, max_share=1.0)
+    adapter = LoraAdapter(model, config)
+    publish_adapter(
+        write_adapter(tmp_path, adapter, domain="books", base="ranker", base_version="v1")
+    )
+    after = Recommender.load(tmp_path / "current")
+    assert "does not read candidates row by row" in after.adapters.refused["domain-books"]
+    assert served_by(after, "books") is None
+
+
+@pytest.fixture
+def server(bundles_dir):
+    """The application behind a real socket, in a thread."""
+    app = create_app(Settings(bundles=bundles_dir, poll_seconds=0.005, log_requests=False))
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
+        yield client
+    server.should_exit = True
+    thread.join()
+
+
+def asked(client, domain):
+    """Every user's items in a domain, and what adapter answered."""
+    context = {"unix_time": 1_800_000_000} | ({} if domain is None else {"domain": domain})
+    requests = [{"user_id": user, "context": context} for user in USERS]
+    replies = client.post("/v1/recommend:batch", json={"requests": requests}).json()["replies"]
+    (adapter,) = {reply["served_by"]["adapter"] for reply in replies}
+    return [reply["items"] for reply in replies], adapter
+
+
+def test_each_request_of_a_mixed_batch_gets_what_its_domain_gets_alone(server, bundles_dir):
+    for seed, domain in enumerate(DOMAINS[:2]):
+        register(bundles_dir, domain, seed)
+    wait_for_adapters(server, set(DOMAINS[:2]))
+    alone = {domain: asked(server, domain) for domain in DOMAINS}
+    requests = [
+        {"user_id": user, "context": {"unix_time": 1_800_000_000, "domain": DOMAINS[place % 4]}}
+        for place, user in enumerate(USERS)
+    ]
+    replies = server.post("/v1/recommend:batch", json={"requests": requests}).json()["replies"]
+    for place, reply in enumerate(replies):
+        lists, adapter = alone[DOMAINS[place % 4]]
+        assert (reply["items"], reply["served_by"]["adapter"]) == (lists[place], adapter)
+
+
+def wait_for_adapters(client, expected):
+    until = time.monotonic() + 20
+    while client.get("/readyz").json()["adapters"].keys() != expected:
+        assert time.monotonic() < until, client.get("/readyz").json()
+        time.sleep(0.01)
+
+
+def test_a_running_server_swaps_one_domain_and_no_other(server, bundles_dir):
+    alone, nothing = asked(server, None)
+    assert nothing is None
+    register(bundles_dir, "films/& more")
+    wait_for_adapters(server, {"films/& more"})
+    films, first = asked(server, "films/& more")
+    assert films != alone
+    failed = []
+
+    def others():
+        for _ in range(30):
+            if asked(server, None) != (alone, None) or asked(server, "unheard of")[0] != alone:
+                failed.append("the base's answers changed")
+            if asked(server, "films/& more") != (films, first):
+                failed.append("another domain's answers changed")
+
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(others)
+        seen = set()
+        for seed in range(2, 6):
+            directory = register(bundles_dir, "books", seed)
+            wanted = f"books/{directory.name.removeprefix('adapter-')}"
+            until = time.monotonic() + 20
+            while asked(server, "books")[1] != wanted:
+                assert time.monotonic() < until
+            seen.add(json.dumps(asked(server, "books")[0]))
+        watching.result()
+    assert not failed
+    assert len(seen) == 4
+    withdraw_adapter(bundles_dir, "books")
+    wait_for_adapters(server, {"films/& more"})
+    assert asked(server, "books") == (alone, None)
+
+
+def test_an_adapter_of_another_base_is_refused_with_both_digests_until_its_base_is_back(
+    bundles_dir,
+):
+    watcher = BundleWatcher(bundles_dir, poll_seconds=60)
+    directory = register(bundles_dir, "books")
+    assert watcher.look()
+    assert watcher.recommender.adapters.versions.keys() == {"books"}
+    write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
+    publish(bundles_dir, "v2")
+    assert watcher.look()
+    adapters = watcher.recommender.adapters
+    assert not adapters.versions
+    (reason,) = adapters.refused.values()
+    assert read_registered(directory).base_digest in reason
+    model = watcher.recommender.bundle.retriever.model
+    assert digest_of_weights(model) in reason
+    assert served_by(watcher.recommender, "books") is None
+    publish(bundles_dir, "v1")
+    assert watcher.look()
+    assert served_by(watcher.recommender, "books").startswith("books/")
+    assert not watcher.look()
+
+
+DAMAGES = {
+    "altered": (lambda path: (path / WEIGHTS).write_bytes(b"x" * 99), "is altered"),
+    "missing": (lambda path: (path / WEIGHTS).unlink(), "is missing"),
+    "not described": (lambda path: (path / DESCRIPTION).write_text("{}"), "describes no adapter"),
+    "gone": (shutil.rmtree, "describes no adapter"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_adapter_is_left_out_and_all_else_serves(bundles_dir, damage):
+    alone = answers(Recommender.load(bundles_dir / "current"), None)
+    directory = register(bundles_dir, "books")
+    register(bundles_dir, "films/& more", 2)
+    break_it, said = DAMAGES[damage]
+    break_it(directory)
+    recommender = Recommender.load(bundles_dir / "current")
+    assert recommender.adapters.versions.keys() == {"films/& more"}
+    assert said in recommender.adapters.refused["domain-books"]
+    assert answers(recommender, "books") == alone
+    assert served_by(recommender, "films/& more").startswith("films/& more/")
+    if damage != "gone":
+        with pytest.raises(ValueError, match=said):
+            publish_adapter(directory)
+
+
+def test_names_of_domains_become_folders_of_their_own(tmp_path):
+    names = ["..", ".", "a/b", "a b", "a%2Fb", "\u00fc", "current"]
+    folders = [domain_directory(tmp_path, name) for name in names]
+    assert len(set(folders)) == len(names)
+    assert all(folder.parent == tmp_path / "adapters" for folder in folders)
+    for name in ("", "x" * 81):
+        with pytest.raises(ValueError, match="1 to 80 characters"):
+            domain_directory(tmp_path, name)

@@ -1,0 +1,216 @@
+import hashlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from serving.bundle.load import load_bundle, write_bundle
+from serving.bundle.synthetic import SyntheticSize, synthetic_parts, write_synthetic_bundle
+
+
+@pytest.fixture
+def parts(tmp_path):
+    (tmp_path / "scratch").mkdir()
+    return synthetic_parts(tmp_path / "scratch", SyntheticSize())
+
+
+def test_bundle_reads_back_what_was_written(parts, tmp_path):
+    bundle = load_bundle(write_bundle(tmp_path, parts, version="2026-01-01"))
+    assert bundle.version == "2026-01-01"
+    assert list(bundle.catalogue.item_ids) == list(parts.catalogue.item_ids)
+    assert list(bundle.catalogue.display_texts) == list(parts.catalogue.display_texts)
+    assert bundle.catalogue.row_of("item-7") == 7
+    assert bundle.catalogue.row_of("") is None
+    assert bundle.users.row_of("user-3") == 3
+    np.testing.assert_array_equal(bundle.users.history(3), parts.users.history(3))
+    assert len(bundle.users.history(0)) == 0
+    assert bundle.catalogue.rows_in_categories([3]).tolist() == [10, 20, 30, 40]
+    served = bundle.retriever.index.vectors(torch.arange(1, 41))
+    np.testing.assert_array_equal(served, parts.two_tower.item_vectors[1:])
+    # A bundle's model encodes the same vectors as the one that was saved.
+    again = bundle.retriever.model.all_item_vectors().numpy()
+    np.testing.assert_array_equal(again, parts.two_tower.item_vectors)
+
+
+def test_equal_parts_give_an_equal_digest(tmp_path):
+    digests = set()
+    for folder in ("a", "b"):
+        digests.add(load_bundle(write_synthetic_bundle(tmp_path / folder, "v1")).digest)
+    assert len(digests) == 1
+
+
+def test_bundle_without_two_tower_and_neighbours_loads(parts, tmp_path):
+    bundle = load_bundle(
+        write_bundle(tmp_path, replace(parts, two_tower=None, item_to_item=None), version="v1")
+    )
+    assert bundle.retriever is None
+    assert bundle.item_to_item is None
+
+
+def test_released_version_is_never_overwritten(parts, tmp_path):
+    write_bundle(tmp_path, parts, version="v1")
+    with pytest.raises(ValueError, match=r"bundle-v1 exists .* choose another version"):
+        write_bundle(tmp_path, parts, version="v1")
+
+
+@pytest.mark.parametrize("version", ["", "a/b", "../a", "..", ".hidden", "v1+2", "x" * 65])
+def test_version_must_be_a_plain_name(parts, tmp_path, version):
+    with pytest.raises(ValueError, match="version"):
+        write_bundle(tmp_path / "bundles", parts, version=version)
+    assert not list((tmp_path / "bundles").glob("*bundle*"))
+
+
+def other_rows(parts, tmp_path):
+    """Parts of a larger world."""
+    (tmp_path / "other").mkdir()
+    return synthetic_parts(tmp_path / "other", SyntheticSize(num_items=50, num_users=14))
+
+
+def test_parts_of_different_runs_are_refused_and_leave_nothing(parts, tmp_path):
+    other = other_rows(parts, tmp_path)
+    mixtures = {
+        "popularity is 51": {"popularity": other.popularity},
+        "item_to_item is 51": {"item_to_item": other.item_to_item},
+        "item_categories has offsets": {
+            "catalogue": replace(
+                parts.catalogue,
+                item_ids=other.catalogue.item_ids,
+                display_texts=other.catalogue.display_texts,
+            )
+        },
+        "50, allowed are": {
+            "users": replace(
+                parts.users,
+                item_rows=np.where(parts.users.item_rows == 1, 50, parts.users.item_rows),
+            )
+        },
+        "histories has offsets for 15": {
+            "users": replace(
+                parts.users,
+                offsets=np.append(parts.users.offsets, [len(parts.users.item_rows)] * 2),
+            )
+        },
+        "item_vectors.npy is 51": {
+            "two_tower": replace(parts.two_tower, item_vectors=other.two_tower.item_vectors)
+        },
+        "items.faiss is 51": {"two_tower": replace(parts.two_tower, index=other.two_tower.index)},
+        "num_item_rows 51": {"two_tower": replace(parts.two_tower, model=other.two_tower.model)},
+        "content.npy is 51": {
+            "two_tower": replace(parts.two_tower, content=other.two_tower.content)
+        },
+        "content_dim 4, the bundle has 3": {
+            "two_tower": replace(parts.two_tower, content=parts.two_tower.content[:, :3])
+        },
+        "user_features {'age': 4}, the bundle has": {
+            "user_features": {},
+            "users": replace(parts.users, features={}),
+        },
+        "allowed are \\[0, 3\\)": {"user_features": {"age": 3}},
+        "a second time at row 2": {
+            "catalogue": replace(
+                parts.catalogue,
+                item_ids=type(parts.catalogue.item_ids).from_strings(
+                    ["", "item-1", *["item-1"] * 39]
+                ),
+            )
+        },
+    }
+    for message, change in mixtures.items():
+        with pytest.raises(ValueError, match=message):
+            write_bundle(tmp_path / "bundles", replace(parts, **change), version="v1")
+        assert list((tmp_path / "bundles").iterdir()) == []
+
+
+def test_forged_dimensions_are_refused(bundles_dir, reseal):
+    directory = bundles_dir / "bundle-v1"
+    document = json.loads((directory / "manifest.json").read_text())
+    for name in document["dimensions"]:
+        if name == "num_events":
+            continue
+        wrong = {**document["dimensions"], name: document["dimensions"][name] + 1}
+        reseal(directory, dimensions=wrong)
+        with pytest.raises(ValueError, match=r"different runs|allowed are"):
+            load_bundle(directory)
+
+
+def test_table_swapped_for_another_of_equal_size_is_refused(bundles_dir, reseal):
+    directory = bundles_dir / "bundle-v1"
+    reseal(directory, vocabularies={"items": "0" * 64, "users": "0" * 64, "categories": "0" * 64})
+    with pytest.raises(ValueError, match="vocabulary digests"):
+        load_bundle(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("histories/offsets.npy", np.zeros(13, np.float64), "float64 .* expected int64"),
+        ("histories/offsets.npy", np.zeros((13, 1), np.int64), r"\(13, 1\), expected int64"),
+        ("histories/offsets.npy", np.zeros(14, np.int64), "do not cut its"),
+        ("histories/times.npy", np.zeros(3, np.int64), "3 times for"),
+        ("catalogue/item_ids.utf8.npy", np.full(231, 255, np.uint8), "item_ids"),
+        ("users/feature.age.npy", np.zeros(5, np.int64), "5 rows, the bundle has 13"),
+        ("users/feature.age.npy", np.full(13, -1), "rows -1 to -1"),
+    ],
+)
+def test_array_that_does_not_fit_is_refused_by_name(bundles_dir, reseal, name, array, message):
+    directory = bundles_dir / "bundle-v1"
+    np.save(directory / name, array)
+    reseal(directory)
+    with pytest.raises(ValueError, match=message):
+        load_bundle(directory)
+
+
+@pytest.mark.parametrize("place", [4, 8, 32, 37])
+def test_crafted_index_header_is_refused_before_faiss_reads_it(bundles_dir, reseal, place):
+    """Whoever forges every digest still cannot make faiss allocate what the file does not hold."""
+    path = bundles_dir / "bundle-v1" / "index" / "items.faiss"
+    content = bytearray(path.read_bytes())
+    content[place : place + 4] = (1 << 30).to_bytes(4, "little")
+    path.write_bytes(content)
+    described = json.loads(path.with_name("items.faiss.json").read_text())
+    described.pop("meta_sha256")
+    described["sha256"] = hashlib.sha256(content).hexdigest()
+    described["dim"] = int.from_bytes(content[4:8], "little")
+    described["num_item_rows"] = int.from_bytes(content[8:16], "little")
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    path.with_name("items.faiss.json").write_text(json.dumps({**described, "meta_sha256": digest}))
+    reseal(bundles_dir / "bundle-v1")
+    with pytest.raises(ValueError, match=r"items\.faiss of the bundle cannot be used"):
+        load_bundle(bundles_dir / "current")
+
+
+def test_model_with_nan_is_refused(bundles_dir, reseal):
+    from safetensors.torch import load_file, save_file
+
+    path = bundles_dir / "bundle-v1" / "two_tower" / "two_tower.safetensors"
+    state = load_file(path)
+    name = next(name for name in state if name.endswith("embedding_bags.item.weight"))
+    state[name][3] = torch.nan
+    save_file(state, path)
+    reseal(bundles_dir / "bundle-v1")
+    with pytest.raises(
+        ValueError, match="two_tower of the bundle cannot be used: its item vectors"
+    ):
+        load_bundle(bundles_dir / "current")
+
+
+def test_a_bundle_loads_without_torchrec_and_the_compiler(released):
+    """Importing them takes longer than all else of a start."""
+    code = """
+import sys
+from pathlib import Path
+from serving.bundle.load import load_bundle
+load_bundle(Path(sys.argv[1]))
+print([name for name in ("torchrec", "torch._dynamo") if name in sys.modules])
+"""
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(released / "current")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert child.stdout.strip() == "[]"

@@ -1,0 +1,202 @@
+import json
+import os
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serving.bundle.load import load_bundle
+from serving.bundle.manifest import MANIFEST, publish, read_manifest, verify_files
+
+BLOCK = 4096
+FILES = (
+    "catalogue/display_texts.utf8.npy",
+    "histories/item_rows.npy",
+    "index/items.faiss",
+    "index/items.faiss.json",
+    "popularity/popularity.safetensors",
+    "two_tower/config.json",
+    "two_tower/two_tower.safetensors",
+)
+
+
+class Payload:
+    """Writes a marker when it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = str(marker)
+
+    def __reduce__(self):
+        return (os.system, (f"touch {self.marker}",))
+
+
+def test_every_file_of_a_bundle_is_listed_with_its_digest(released):
+    directory = released / "bundle-v1"
+    manifest, _ = read_manifest(directory)
+    verify_files(directory, manifest)
+    present = {str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file()}
+    assert present == {*manifest.files, MANIFEST}
+    assert manifest.dimensions.num_item_rows == 41
+    assert manifest.profile == "fast"
+    assert manifest.metrics == {"popularity": {"recall@10": 0.5}}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_truncated_file_is_refused_by_name(bundles_dir, name):
+    path = bundles_dir / "bundle-v1" / name
+    content = path.read_bytes()
+    cuts = {0, 1, len(content) - 1, *range(BLOCK, len(content), BLOCK)}
+    for cut in sorted(cuts):
+        path.write_bytes(content[:cut])
+        with pytest.raises(ValueError, match=rf"{path.name} has {cut} bytes.*release the bundle"):
+            load_bundle(bundles_dir / "current")
+    path.write_bytes(content)
+    load_bundle(bundles_dir / "current")
+
+
+@pytest.mark.parametrize("name", FILES)
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_flipped_bit_is_refused_by_name(bundles_dir, name, data):
+    path = bundles_dir / "bundle-v1" / name
+    content = bytearray(path.read_bytes())
+    bit = data.draw(st.integers(0, 8 * len(content) - 1))
+    flipped = bytearray(content)
+    flipped[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(flipped)
+    with pytest.raises(ValueError, match=rf"{path.name} is altered: its sha256 is"):
+        load_bundle(bundles_dir / "current")
+    path.write_bytes(content)
+
+
+def test_missing_and_unknown_files_are_refused(bundles_dir):
+    directory = bundles_dir / "bundle-v1"
+    extra = directory / "catalogue" / "notes.npy"
+    extra.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"notes\.npy is not in the bundle's manifest"):
+        load_bundle(directory)
+    extra.unlink()
+    (directory / "index" / "items.faiss.json").unlink()
+    with pytest.raises(ValueError, match=r"items\.faiss\.json is missing"):
+        load_bundle(directory)
+
+
+def test_link_inside_a_bundle_is_refused(bundles_dir, tmp_path):
+    path = bundles_dir / "bundle-v1" / "index" / "items.faiss"
+    shutil.move(path, tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="not a regular file"):
+        load_bundle(bundles_dir / "current")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside.npy",
+        "/etc/passwd",
+        "catalogue/../../outside.npy",
+        "catalogue//item_ids.utf8.npy",
+        "./catalogue/item_ids.utf8.npy",
+        "catalogue\\x.npy",
+        "catalogue/x\0.npy",
+        "catalogue/.npy",
+        "manifest.json",
+        "two_tower/model.pkl",
+        "two_tower/MLmodel",
+        "elsewhere/x.npy",
+        "popularity/deep/x.json",
+    ],
+)
+def test_manifest_cannot_name_a_file_outside_the_schema(bundles_dir, name):
+    path = bundles_dir / "bundle-v1" / MANIFEST
+    document = json.loads(path.read_text())
+    document["files"][name] = {"sha256": "0" * 64, "size": 0}
+    path.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=r"[Dd]o not use this bundle"):
+        load_bundle(bundles_dir / "current")
+
+
+def test_pickles_in_a_forged_bundle_are_never_executed(bundles_dir, tmp_path, reseal):
+    directory, marker = bundles_dir / "bundle-v1", tmp_path / "executed"
+    bait = pickle.dumps(Payload(marker))
+
+    (directory / "two_tower" / "model.pkl").write_bytes(bait)
+    reseal(directory)
+    with pytest.raises(ValueError, match=r"names 'two_tower/model\.pkl'"):
+        load_bundle(directory)
+    (directory / "two_tower" / "model.pkl").unlink()
+
+    for name in (
+        "histories/item_rows.npy",
+        "popularity/popularity.safetensors",
+        "index/items.faiss",
+    ):
+        path = directory / name
+        honest = path.read_bytes()
+        path.write_bytes(bait)
+        reseal(directory)
+        with pytest.raises(ValueError, match=path.name.partition(".")[0]):
+            load_bundle(directory)
+        path.write_bytes(honest)
+
+    path = directory / "histories" / "item_rows.npy"
+    np.save(path, np.array([Payload(marker)], object), allow_pickle=True)
+    reseal(directory)
+    with pytest.raises(ValueError, match=r"item_rows\.npy of the bundle cannot be used"):
+        load_bundle(directory)
+    assert not marker.exists()
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(content=st.binary(max_size=200) | st.text('[]{}"0123456789,:', max_size=50).map(str.encode))
+def test_garbage_manifest_is_refused(bundles_dir, content):
+    (bundles_dir / "bundle-v1" / MANIFEST).write_bytes(content)
+    with pytest.raises(ValueError, match="is not a bundle manifest of schema 1"):
+        load_bundle(bundles_dir / "current")
+
+
+def test_deeply_nested_and_huge_manifests_are_refused(bundles_dir):
+    path = bundles_dir / "bundle-v1" / MANIFEST
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="is not a bundle manifest"):
+        load_bundle(bundles_dir / "current")
+    with path.open("wb") as file:
+        file.truncate(17 << 20)
+    with pytest.raises(ValueError, match="bytes, at most"):
+        load_bundle(bundles_dir / "current")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("schema_version", 2),
+        ("version", "../v1"),
+        ("profile", "slow"),
+        ("kind", "model"),
+        ("metrics", {"two_tower": {"recall@10": float("nan")}}),
+        ("user_features", {"../age": 4}),
+        ("surprise", 1),
+    ],
+)
+def test_manifest_of_another_schema_is_refused_by_field(bundles_dir, field, value, reseal):
+    reseal(bundles_dir / "bundle-v1", **{field: value})
+    with pytest.raises(ValueError, match=f"schema 1 \\({field}"):
+        load_bundle(bundles_dir / "current")
+
+
+def test_directory_without_a_manifest_says_what_a_bundle_is(tmp_path):
+    with pytest.raises(ValueError, match=r"it has no manifest\.json"):
+        load_bundle(tmp_path)
+
+
+def test_publish_refuses_what_is_not_there_or_damaged(bundles_dir):
+    with pytest.raises(ValueError, match="bundle-v2 is not a bundle"):
+        publish(bundles_dir, "v2")
+    shutil.copytree(bundles_dir / "bundle-v1", bundles_dir / "bundle-v2")
+    (bundles_dir / "bundle-v2" / "index" / "items.faiss").write_bytes(b"")
+    with pytest.raises(ValueError, match="truncated or altered"):
+        publish(bundles_dir, "v2")
+    assert (bundles_dir / "current").readlink().name == "bundle-v1"

@@ -1,0 +1,215 @@
+"""A bundle with a ranker: what is served is what it scores, bit for bit, or said not to be."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.item_mask import ItemMask
+from recsys.models.ranker.batch import RankingBatch
+from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
+from serving.bundle.delta import NewItem, write_delta
+from serving.bundle.load import load_bundle, write_bundle
+from serving.bundle.ranker import CandidateRanker, reordered
+from serving.bundle.synthetic import SyntheticSize, synthetic_parts
+from serving.filters import eligible_items
+from serving.query import hydrate
+from serving.recommend import Recommender
+from serving.schemas import Request
+from serving.surfaces import HOME
+
+SIZE = SyntheticSize(history_models=True, ranker=True)
+NUM_RANKED = 30
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    return synthetic_parts(tmp_path_factory.mktemp("parts"), SIZE)
+
+
+@pytest.fixture(scope="module")
+def bundle(parts, tmp_path_factory):
+    return load_bundle(write_bundle(tmp_path_factory.mktemp("bundles"), parts, version="v1"))
+
+
+@pytest.fixture(scope="module")
+def recommender(bundle):
+    return Recommender(bundle)
+
+
+def ask(recommender, **fields):
+    return recommender.answer(Request.model_validate(fields))
+
+
+def rows(reply):
+    return [int(item.item_id.removeprefix("item-")) for item in reply.items]
+
+
+def candidates(recommender, user_id):
+    """A user's candidates and query, from the sources that a request asks."""
+    bundle = recommender.bundle
+    query = hydrate(Request(user_id=user_id), bundle, HOME)
+    eligible, _ = eligible_items(query, bundle)
+    blend = bundle.ranker.blend
+    lists, _ = recommender._retrieve(
+        dict.fromkeys(blend.sources, HOME.num_candidates), query, eligible
+    )
+    numbers = OneQueryFeatures(blend, bundle.item_counts, bundle.ranker.against_history)
+    found = numbers.candidates(lists, query.features["history"].values, NUM_RANKED)
+    return query, torch.from_numpy(found.merged.item_rows), found.numbers
+
+
+def whole_lists(recommender, query):
+    """Lists of every item that a source has."""
+    bundle = recommender.bundle
+    everything = ItemMask(torch.ones(bundle.num_item_rows, dtype=torch.bool).numpy())
+    return {
+        name: source.candidates(query, everything, 20)
+        for name, source in recommender._sources.items()
+        if name in bundle.blends["fast"].sources
+    }
+
+
+def test_served_scores_are_batch_scores_bit_for_bit(recommender):
+    users = ["user-3", "user-4", "user-9"]
+    made = [candidates(recommender, user) for user in users]
+    features = {
+        name: Jagged(
+            torch.cat([query.features[name].values for query, _, _ in made]),
+            torch.tensor([0, *(len(query.features[name].values) for query, _, _ in made)]).cumsum(
+                0
+            ),
+        )
+        for name in made[0][0].features
+    }
+    batch = RankingBatch(
+        JaggedBatch(features),
+        Jagged(
+            torch.cat([own for _, own, _ in made]),
+            torch.tensor([0, *(len(own) for _, own, _ in made)]).cumsum(0),
+        ),
+        None,
+        torch.cat([numbers for _, _, numbers in made]),
+    )
+    scores = recommender.bundle.ranker.model.score(batch)
+    ends = batch.candidates.offsets.tolist()
+    for place, user in enumerate(users):
+        own = slice(ends[place], ends[place + 1])
+        of_row = dict(zip(batch.candidates.values[own].tolist(), scores[own].tolist(), strict=True))
+        for k in (1, 7, 25):
+            reply = ask(recommender, user_id=user, k=k)
+            assert reply.served_by.ranker == recommender.bundle.ranker.version
+            assert [item.score for item in reply.items] == [of_row[row] for row in rows(reply)]
+            assert rows(reply) == sorted(of_row, key=lambda row: -of_row[row])[:k]
+
+
+def test_sources_are_named_as_the_blend_tells_them(recommender, bundle):
+    plain = Recommender(replace(bundle, ranker=None))
+    before = {item.item_id: item for item in ask(plain, user_id="user-3", k=32, explain=True).items}
+    reply = ask(recommender, user_id="user-3", k=20, explain=True)
+    assert [item.item_id for item in reply.items] != list(before)[:20]
+    for item in reply.items:
+        told = before[item.item_id]
+        assert (item.source, item.reason, item.contributions) == (
+            told.source,
+            told.reason,
+            told.contributions,
+        )
+
+
+def test_what_follows_the_ranked_places_keeps_its_order(recommender, bundle):
+    plain = Recommender(replace(bundle, ranker=None))
+    blended, ranked = (rows(ask(one, user_id="user-3", k=32)) for one in (plain, recommender))
+    assert sorted(ranked[:NUM_RANKED]) == sorted(blended[:NUM_RANKED])
+    assert ranked[NUM_RANKED:] == blended[NUM_RANKED:]
+    scores = [item.score for item in ask(recommender, user_id="user-3", k=32).items]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_who_has_no_history_and_other_lists_are_not_ranked(recommender):
+    assert ask(recommender, k=5).served_by.ranker is None
+    assert ask(recommender, surface="similar", item_id="item-4").served_by.ranker is None
+    full = Recommender(recommender.bundle, profile="full")
+    assert ask(full, user_id="user-3").served_by.ranker is None
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "broken", "said"),
+    [(0.0, False, "late_stage: ranker"), (None, True, "failed_stage: ranker")],
+)
+def test_late_or_failed_the_blends_order_is_served_and_said(
+    bundle, monkeypatch, timeout_ms, broken, said
+):
+    plain = ask(Recommender(replace(bundle, ranker=None)), user_id="user-3")
+    recommender = Recommender(bundle, ranker_timeout_ms=timeout_ms)
+    if broken:
+        model = bundle.ranker.model
+        monkeypatch.setattr(
+            model, "score_candidates", lambda _reader, own, _numbers: own.float() * torch.nan
+        )
+    reply = ask(recommender, user_id="user-3")
+    assert reply.degraded == [said]
+    assert reply.served_by.ranker is None
+    assert reply.items == plain.items
+
+
+def test_numbers_that_are_not_finite_are_refused(recommender, bundle):
+    query, _, _ = candidates(recommender, "user-3")
+    lists = whole_lists(recommender, query)
+    counts = bundle.item_counts * torch.nan
+    ranker = CandidateRanker(bundle.ranker)
+    with pytest.raises(ValueError, match="not finite"):
+        ranker.ranked(lists, query.features, counts, 5)
+
+
+def test_equal_scores_keep_the_blends_order(recommender, bundle):
+    query, _, _ = candidates(recommender, "user-3")
+    lists, part = whole_lists(recommender, query), bundle.ranker
+    numbers = OneQueryFeatures(part.blend, bundle.item_counts, part.against_history)
+    found = numbers.candidates(lists, query.features["history"].values, 20).merged
+    same = reordered(found, np.zeros(10, np.float32), 20)
+    assert same.item_rows.tolist() == found.item_rows.tolist()
+
+
+def test_a_ranker_without_a_blend_is_refused(parts, tmp_path):
+    with pytest.raises(ValueError, match="the bundle has none"):
+        write_bundle(tmp_path / "bundles", replace(parts, blends={}), version="v1")
+
+
+def test_a_ranker_of_other_numbers_is_refused(parts, tmp_path):
+    folder = shutil.copytree(parts.ranker, tmp_path / "ranker")
+    document = json.loads((folder / "config.json").read_text())
+    document["inputs"]["candidate_dense"][0] = "weather"
+    (folder / "config.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=r"candidate_dense .*weather"):
+        write_bundle(tmp_path / "bundles", replace(parts, ranker=folder), version="v1")
+
+
+def test_appended_items_are_ranked_and_old_ones_keep_their_scores(parts, tmp_path):
+    directory = write_bundle(tmp_path, parts, version="v1")
+    before = load_bundle(directory)
+    retriever = before.retriever
+    write_delta(
+        tmp_path,
+        "v1",
+        [NewItem(item_id="item-41", display_text="Fresh", categories=["odd"])],
+        content=retriever.content[[6]].numpy(),
+        item_vectors=retriever.index.vectors(torch.tensor([6])).numpy(),
+    )
+    after = load_bundle(tmp_path / "bundle-v1+1")
+    model = after.ranker.model
+    query, own, numbers = candidates(Recommender(before), "user-3")
+    batch = RankingBatch(query.features, Jagged(own, torch.tensor([0, len(own)])), None, numbers)
+    assert torch.equal(model.score(batch), before.ranker.model.score(batch))
+    fresh = torch.tensor([41])
+    alone = model.score_candidates(model.reader_of(batch, 0), fresh, numbers[:1])
+    unknown = model.score_candidates(model.reader_of(batch, 0), torch.tensor([0]), numbers[:1])
+    assert bool(alone.isfinite().all())
+    assert not torch.equal(alone, unknown)
+    reply = ask(Recommender(after), user_id="user-3", k=33)
+    assert reply.served_by.ranker == before.ranker.version
+    assert "item-41" in [item.item_id for item in reply.items]

@@ -1,0 +1,414 @@
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.data.item_mask import ItemMask
+from recsys.semantic_ids.codes import SemanticIds
+from recsys.semantic_ids.lifecycle import append
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+from serving.bundle.content_neighbours import ContentNeighbours
+from serving.bundle.delta import NewItem, write_delta
+from serving.bundle.load import load_bundle, write_bundle
+from serving.bundle.manifest import MANIFEST, publish, read_manifest
+from serving.bundle.semantic_ids import NewIds, SemanticIdParts
+from serving.bundle.synthetic import SyntheticSize, synthetic_parts, write_synthetic_bundle
+from serving.recommend import Recommender
+from serving.schemas import Request
+
+FRESH = [
+    NewItem(item_id="fresh-1", display_text="Fresh one", categories=["even"]),
+    NewItem(item_id="fresh-2", display_text="Fresh two"),
+]
+
+
+@pytest.fixture
+def parts(tmp_path):
+    (tmp_path / "scratch").mkdir()
+    return synthetic_parts(tmp_path / "scratch", SyntheticSize())
+
+
+@pytest.fixture
+def bundle(released):
+    return load_bundle(released / "bundle-v1")
+
+
+def new_ids(own, content):
+    """IDs as `append` gives them, on the id rows after the last."""
+    child = append(own.ids, own.quantizer, torch.from_numpy(content))
+    rows = np.arange(own.ids.num_item_rows, child.num_item_rows)
+    return NewIds(child.codes[torch.from_numpy(rows)], rows), child
+
+
+def add_fresh(bundles_dir, *, with_ids=True, parent="v1", items=FRESH, like=3):
+    """Append items with the content of item 3, and 4, ..."""
+    bundle = load_bundle(bundles_dir / f"bundle-{parent}")
+    rows = torch.arange(like, like + len(items))
+    content = bundle.retriever.content[rows].numpy()
+    new, child = new_ids(bundle.semantic_ids, content)
+    directory = write_delta(
+        bundles_dir,
+        parent,
+        items,
+        content=content,
+        item_vectors=bundle.retriever.index.vectors(rows).numpy(),
+        semantic_ids=new if with_ids else None,
+    )
+    return directory, child
+
+
+def rewritten(directory, reseal, **changes):
+    """Forge fields of manifest.semantic_ids."""
+    document = json.loads((directory / MANIFEST).read_text())
+    reseal(directory, semantic_ids={**document["semantic_ids"], **changes})
+
+
+# ---- what is served
+
+
+def test_every_item_carries_its_id_and_the_reply_the_version(released, bundle):
+    own = bundle.semantic_ids
+    stored = SemanticIds.load(released / "bundle-v1" / "semantic_ids")
+    recommender = Recommender(bundle)
+    reply = recommender.answer(Request(user_id="user-1", k=30))
+    assert reply.served_by.semantic_ids == stored.version == own.version
+    assert len({item.semantic_id for item in reply.items}) == 30
+    for item in reply.items:
+        row = bundle.catalogue.row_of(item.item_id)
+        # The made-up bundle counts id rows from the last item.
+        assert item.semantic_id == stored.text(41 - row) == own.text(row)
+    frame = recommender.recommend(["user-1"], k=30)
+    assert frame["semantic_id"].to_list() == [item.semantic_id for item in reply.items]
+    assert own.text(0) == ""
+
+
+def test_bundle_without_semantic_ids_says_null(tmp_path):
+    write_synthetic_bundle(tmp_path, "v1", SyntheticSize(semantic_ids=False))
+    recommender = Recommender.load(tmp_path / "bundle-v1")
+    assert recommender.bundle.semantic_ids is None
+    for surface in ({"user_id": "user-1"}, {"surface": "similar", "item_id": "item-1"}):
+        reply = recommender.answer(Request(**surface, k=40))
+        assert reply.served_by.semantic_ids is None
+        assert {item.semantic_id for item in reply.items} == {None}
+        assert "content" not in {item.source for item in reply.items}
+
+
+def test_manifest_from_before_semantic_ids_still_loads(tmp_path, reseal):
+    directory = write_synthetic_bundle(tmp_path, "v1", SyntheticSize(semantic_ids=False))
+    document = json.loads((directory / MANIFEST).read_text())
+    del document["semantic_ids"]
+    (directory / MANIFEST).write_text(json.dumps(document))
+    assert load_bundle(directory).semantic_ids is None
+
+
+def test_item_without_an_id_has_null_and_finds_no_content_neighbours(parts, tmp_path):
+    folder = parts.semantic_ids.directory
+    id_rows = np.load(folder / "id_rows.npy")
+    id_rows[7] = 0
+    np.save(folder / "id_rows.npy", id_rows)
+    bundle = load_bundle(write_bundle(tmp_path, parts, version="v1"))
+    assert bundle.manifest.semantic_ids.num_with_id == 39
+    items = Recommender(bundle).answer(Request(user_id="user-2", k=40)).items
+    assert [item.semantic_id for item in items if item.item_id == "item-7"] == [None]
+    similar = Recommender(bundle).answer(Request(surface="similar", item_id="item-7", k=39)).items
+    assert "content" not in {item.source for item in similar}
+
+
+def test_quantizer_is_read_only_when_it_is_needed(bundles_dir):
+    bundle = load_bundle(bundles_dir / "bundle-v1")
+    shutil.rmtree(bundles_dir / "bundle-v1" / "quantizer")
+    assert Recommender(bundle).answer(Request(user_id="user-1")).items[0].semantic_id
+    with pytest.raises(ValueError, match="quantizer"):
+        _ = bundle.semantic_ids.quantizer
+
+
+# ---- content neighbours
+
+
+def test_content_neighbours_are_the_slow_truth(bundle):
+    """Of the items behind the longest prefix that has k, the nearest by cosine."""
+    content = bundle.retriever.content
+    codes = bundle.semantic_ids.codes
+    neighbours = ContentNeighbours(bundle.semantic_ids, content, 41)
+    allowed = np.ones(41, bool)
+    allowed[[0, 5, 6]] = False
+    for row in range(1, 41):
+        for k in (1, 3, 40):
+            candidates = []
+            for length in (3, 2, 1):
+                alike = (codes[:, :length] == codes[row, :length]).all(1)
+                candidates = [
+                    int(one) for one in alike.nonzero() if allowed[int(one)] and one != row
+                ]
+                if len(candidates) >= k:
+                    break
+            cosines = torch.cosine_similarity(content[candidates], content[row], dim=1)
+            order = sorted(zip((-cosines).tolist(), candidates, strict=True))
+            found = neighbours.nearest(row, k, ItemMask(allowed))
+            expected = [one for _, one in order][:k]
+            assert found.item_rows[0, : len(expected)].tolist() == expected
+            assert (found.item_rows[0, len(expected) :] == -1).all()
+
+
+def test_new_item_finds_its_like_and_is_found_by_it(bundles_dir):
+    add_fresh(bundles_dir)
+    after = Recommender.load(bundles_dir / "bundle-v1+1")
+
+    def similar(item_id, k):
+        return after.answer(Request(surface="similar", item_id=item_id, k=k, explain=True)).items
+
+    # Fresh 1 has the content and the vector of item 3.
+    first = similar("fresh-1", 1)[0]
+    assert (first.item_id, first.source) == ("item-3", "two_tower")
+    assert "fresh-1" in {item.item_id for item in similar("item-3", 20)}
+    by_content = [item for item in similar("item-3", 40) if item.source == "content"]
+    assert all(item.reason.startswith("is about the same as Title 3 ") for item in by_content)
+    own = after.bundle.semantic_ids
+    assert own.codes[41, 0] == own.codes[3, 0]
+
+
+def test_visitor_gets_the_new_item_that_is_like_the_latest_ones(bundles_dir):
+    add_fresh(bundles_dir)
+    after = load_bundle(bundles_dir / "bundle-v1+1")
+    neighbours = ContentNeighbours(after.semantic_ids, after.retriever.content, 41)
+    codes, everything = after.semantic_ids.codes, ItemMask.all(43)
+    # Fresh 1 is item 3 again, fresh 2 item 4.
+
+    def appended(history, k, mask=everything):
+        rows = neighbours.appended_like(np.array(history), k, mask).item_rows[0].tolist()
+        return [row for row in rows if row > 0]
+
+    assert appended([3], 5)[0] == 41
+    assert appended([4], 1) == [42]
+    assert set(appended([3, 4], 5)) == {41, 42}
+    assert appended([3], 5, ItemMask.none(43)) == []
+    unlike = next(row for row in range(1, 41) if codes[row, 0] not in codes[[3, 4], 0])
+    assert appended([unlike], 5) == []
+
+    def place(session):
+        items = Recommender(after).answer(Request(session=session, k=40, explain=True)).items
+        told = {item.reason for item in items if item.source == "content"}
+        assert told <= {"is about the same as the history, and is new"}
+        return [item.item_id for item in items].index("fresh-1")
+
+    assert place(["item-3"]) < place([f"item-{unlike}"])
+
+
+def test_lists_of_a_bundle_as_released_take_nothing_from_content(bundle):
+    neighbours = ContentNeighbours(bundle.semantic_ids, bundle.retriever.content, 41)
+    assert neighbours.appended_like(np.array([3]), 5, ItemMask.all(41)) is None
+    items = Recommender(bundle).answer(Request(session=["item-3"], k=39)).items
+    assert "content" not in {item.source for item in items}
+
+
+# ---- deltas
+
+
+def test_delta_adds_ids_and_moves_none(bundles_dir, bundle):
+    directory, child = add_fresh(bundles_dir)
+    after = load_bundle(directory)
+    assert after.semantic_ids.version == child.version
+    assert child.parent == bundle.semantic_ids.version
+    assert read_manifest(directory)[0].semantic_ids.num_with_id == 42
+    assert torch.equal(after.semantic_ids.codes[:41], bundle.semantic_ids.codes)
+    assert after.semantic_ids.text(41) == child.text(41) != ""
+    reply = Recommender(after).answer(Request(session=["fresh-1"]))
+    assert reply.served_by.semantic_ids == child.version
+
+    more = [NewItem(item_id="fresh-3", display_text="Fresh three")]
+    second, grandchild = add_fresh(bundles_dir, parent="v1+1", items=more, like=9)
+    assert grandchild.parent == child.version
+    twice = load_bundle(second)
+    assert twice.semantic_ids.version == grandchild.version
+    assert torch.equal(twice.semantic_ids.codes[:43], after.semantic_ids.codes)
+
+
+def test_delta_without_ids_keeps_the_version(bundles_dir, bundle):
+    directory, _ = add_fresh(bundles_dir, with_ids=False)
+    after = load_bundle(directory)
+    assert after.semantic_ids.version == bundle.semantic_ids.version
+    assert after.semantic_ids.texts([3, 41, 42]) == [bundle.semantic_ids.text(3), None, None]
+
+
+def test_item_that_comes_back_has_its_old_id(parts, tmp_path):
+    """Id row 99 had an ID in a catalogue of before; the version is the same with and without."""
+    folder = parts.semantic_ids.directory
+    ids = SemanticIds.load(folder)
+    codes = torch.full((100, 3), -1, dtype=torch.int32)
+    codes[: ids.num_item_rows] = ids.codes
+    free = torch.cartesian_prod(*[torch.arange(size) for size in ids.level_sizes]).int()
+    codes[99] = next(one for one in free if not (ids.codes == one).all(1).any())
+    replace(ids, codes=codes).save(folder)
+    own = load_bundle(write_bundle(tmp_path, parts, version="v1")).semantic_ids
+    back = own.extended(NewIds(codes[99:], np.array([99])))
+    assert (back.version, back.text(41)) == (
+        own.version,
+        "-".join(map(str, codes[99].tolist())),
+    )
+    moved = codes[99:].clone()
+    moved[0, 2] = (moved[0, 2] + 1) % ids.level_sizes[2]
+    with pytest.raises(ValueError, match=r"id row 99 has the ID .* a published ID never moves"):
+        own.extended(NewIds(moved, np.array([99])))
+
+
+def test_new_ids_that_do_not_fit_are_refused(bundle):
+    own = bundle.semantic_ids
+    new, _ = new_ids(own, bundle.retriever.content[3:5].numpy())
+    faults = {
+        r"codes \(2, 2\)": NewIds(new.codes[:, :2], new.id_rows),
+        "an id row without an ID": NewIds(torch.full_like(new.codes, -1), new.id_rows),
+        "id row 41 to two": NewIds(new.codes, np.array([41, 41])),
+        "id row 7 is given to a new item and belongs to another": NewIds(
+            new.codes, np.array([7, 41])
+        ),
+        "share the semantic ID": NewIds(own.codes[3:5], new.id_rows),
+        r"each must be in \[0, ": NewIds(new.codes + 100, new.id_rows),
+    }
+    for message, wrong in faults.items():
+        with pytest.raises(ValueError, match=message):
+            own.extended(wrong)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    "name", ["semantic_ids/semantic_ids.safetensors", "quantizer/quantizer.safetensors"]
+)
+def test_altered_files_are_refused(bundles_dir, reseal, name):
+    """Also where whoever altered them forged the manifest's digests."""
+    path = bundles_dir / "bundle-v1" / name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} is altered"):
+        load_bundle(bundles_dir / "bundle-v1")
+    reseal(bundles_dir / "bundle-v1")
+    with pytest.raises(ValueError, match=r"refused .*safetensors: its sha256 is"):
+        _ = load_bundle(bundles_dir / "bundle-v1").semantic_ids.quantizer
+
+
+def test_other_version_than_the_manifests_is_refused_naming_both(bundles_dir, bundle, reseal):
+    wanted = "0" * 64
+    rewritten(bundles_dir / "bundle-v1", reseal, version=wanted)
+    message = f"{bundle.semantic_ids.version}, expected {wanted}"
+    with pytest.raises(ValueError, match=message):
+        load_bundle(bundles_dir / "bundle-v1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_with_id": 39}, "num_with_id 40, its manifest says 39"),
+        ({"level_sizes": [5, 5, 6]}, r"level_sizes \[5, 5, 5\], its manifest says \[5, 5, 6\]"),
+        ({"quantizer_digest": "0" * 64}, "quantizer_digest .*, its manifest says 0000"),
+    ],
+)
+def test_manifest_that_says_otherwise_is_refused(bundles_dir, reseal, changes, message):
+    rewritten(bundles_dir / "bundle-v1", reseal, **changes)
+    with pytest.raises(ValueError, match=message):
+        load_bundle(bundles_dir / "bundle-v1")
+
+
+def test_semantic_ids_the_manifest_does_not_name_are_refused(bundles_dir, reseal):
+    reseal(bundles_dir / "bundle-v1", semantic_ids=None)
+    with pytest.raises(ValueError, match="its manifest names no semantic IDs"):
+        load_bundle(bundles_dir / "bundle-v1")
+
+
+@pytest.mark.parametrize(
+    ("id_rows", "message"),
+    [
+        (np.arange(40), "40 item rows, the rest of it needs 41"),
+        (np.arange(42) % 41, "42 item rows, the rest of it needs 41"),
+        (np.arange(41) + 1, "must begin with 0"),
+        (np.arange(41) * 2, r"hold id rows in \[0, 41\)"),
+        (np.arange(41) // 2, "to two items"),
+        (np.arange(41.0), "float64"),
+        (np.arange(0), "must begin with 0"),
+    ],
+)
+def test_id_rows_that_do_not_fit_are_refused(parts, tmp_path, id_rows, message):
+    np.save(parts.semantic_ids.directory / "id_rows.npy", id_rows)
+    with pytest.raises(ValueError, match=message):
+        write_bundle(tmp_path / "bundles", parts, version="v1")
+    assert list((tmp_path / "bundles").iterdir()) == []
+
+
+def test_quantizer_of_another_digest_is_refused(parts, tmp_path):
+    content = torch.from_numpy(parts.two_tower.content[1:])
+    other = ResidualKMeans.fit(content, ResidualKMeansConfig(level_sizes=(5, 5, 5), seed=7))
+    made_by = SemanticIds.load(parts.semantic_ids.directory).quantizer_digest
+    other.save(parts.semantic_ids.directory / "quantizer")
+    with pytest.raises(ValueError, match=f"holds quantiser {other.digest}.*{made_by}"):
+        write_bundle(tmp_path / "bundles", parts, version="v1")
+
+
+def test_directory_without_semantic_ids_is_refused(parts, tmp_path):
+    wrong = replace(parts, semantic_ids=SemanticIdParts(directory=tmp_path / "scratch"))
+    with pytest.raises(ValueError, match="scratch holds no semantic IDs"):
+        write_bundle(tmp_path / "bundles", wrong, version="v1")
+
+
+def test_delta_whose_version_does_not_recompute_is_refused(bundles_dir, reseal):
+    directory, child = add_fresh(bundles_dir)
+    path = directory / "semantic_ids" / "codes.npy"
+    codes = np.load(path)
+    np.save(path, codes[::-1])
+    with pytest.raises(ValueError, match=r"codes\.npy is altered"):
+        load_bundle(directory)
+    reseal(directory)
+    with pytest.raises(ValueError, match=f"with version .*, its manifest says {child.version}"):
+        load_bundle(directory)
+
+
+def test_delta_with_ids_of_another_length_is_refused(bundles_dir, reseal):
+    directory, _ = add_fresh(bundles_dir)
+    for name in ("codes", "id_rows"):
+        path = directory / "semantic_ids" / f"{name}.npy"
+        np.save(path, np.load(path)[:1])
+    reseal(directory)
+    with pytest.raises(ValueError, match="semantic IDs for 42 item rows, the rest of it needs 43"):
+        load_bundle(directory)
+
+
+def test_delta_is_refused_when_its_parent_moved(bundles_dir):
+    """The same items and vectors, other IDs: the parent's digest is another one."""
+    directory, _ = add_fresh(bundles_dir)
+    shutil.rmtree(bundles_dir / "bundle-v1")
+    write_synthetic_bundle(bundles_dir, "v1", SyntheticSize(semantic_ids=False))
+    with pytest.raises(ValueError, match=r"was made for v1 with digest .* make the delta again"):
+        load_bundle(directory)
+
+
+def test_delta_with_ids_on_a_parent_without_is_refused(tmp_path, bundles_dir, reseal):
+    directory, _ = add_fresh(bundles_dir)
+    shutil.rmtree(bundles_dir / "bundle-v1")
+    write_synthetic_bundle(bundles_dir, "v1", SyntheticSize(semantic_ids=False))
+    digest = load_bundle(bundles_dir / "bundle-v1").digest
+    reseal(directory, parent={"version": "v1", "digest": digest})
+    with pytest.raises(ValueError, match="its parent has no semantic IDs"):
+        load_bundle(directory)
+
+
+def test_swap_to_refused_ids_keeps_the_old_bundle(bundles_dir, reseal):
+    """A running server goes on with what it has."""
+    from serving.hot_swap import BundleWatcher
+
+    watcher = BundleWatcher(bundles_dir, poll_seconds=60)
+    directory, _ = add_fresh(bundles_dir)
+    rewritten(directory, reseal, version="f" * 64)
+    link = bundles_dir / "current"
+    link.unlink()
+    link.symlink_to(directory.name)
+    assert not watcher.look()
+    assert "leads to semantic IDs with version" in watcher.state.refused
+    assert watcher.recommender.bundle.version == "v1"
+    shutil.rmtree(directory)
+    add_fresh(bundles_dir)
+    publish(bundles_dir, "v1+1")
+    assert watcher.look()
+    assert watcher.recommender.bundle.version == "v1+1"
