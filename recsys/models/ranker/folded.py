@@ -20,22 +20,35 @@ their inner width, T tasks, P places of a history.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from recsys.layers.attention.target import TargetAttention
 from recsys.layers.cross import CrossNetwork
 from recsys.layers.moe.layer import SparseMoe
 from recsys.layers.moe.routing import Routing
 from recsys.layers.wide_linear import WideLinear, wide_product, wide_product_onto
-from recsys.models.ranker.network import Reader, Trunk
-
-if TYPE_CHECKING:
-    from recsys.models.ranker.model import Ranker
+from recsys.models.ranker.network import Correction, Heads, Reader, Trunk
 
 MOST_EXPERTS = 4
 """Experts for each that a row visits, up to which all of them are multiplied."""
+
+
+class Layers(NamedTuple):
+    """The layers of a ranker that candidates go through."""
+
+    attention: TargetAttention
+    correction: Correction | None
+    candidate_dense: nn.Linear | None
+    cross: CrossNetwork
+    trunk: Trunk
+    heads: Heads
+
+    def folded(self) -> tuple[nn.Module, ...]:
+        """Give the layers whose weights are laid out anew."""
+        return self.attention, self.cross, self.trunk, self.heads
 
 
 class FoldedReader(NamedTuple):
@@ -66,7 +79,7 @@ class _Experts(NamedTuple):
 class FoldedRanker:
     """Scores tiles of candidates; made by ``folded``."""
 
-    def __init__(self, model: Ranker, items: Tensor, routing: Routing | None) -> None:
+    def __init__(self, model: Layers, items: Tensor, routing: Routing | None) -> None:
         """Lay the weights out; they must not change afterwards.
 
         Args:
@@ -87,8 +100,7 @@ class FoldedRanker:
             _block_diagonal([one.weight[0] for one in last]),
             torch.cat([one.bias for one in last]),
         )
-        watched = (model.attention, model.cross, model.trunk, model.heads)
-        self._watched = [one for part in watched for one in part.modules()]
+        self._watched = [one for part in model.folded() for one in part.modules()]
 
     def is_bare(self) -> bool:
         """Say whether no adapter corrects a layer, by a hook or in place of its forward."""
@@ -163,7 +175,7 @@ def _side_by_side(trunk: Trunk, routing: Routing) -> _Experts:
     )
 
 
-def folded(model: Ranker, items: Tensor, routing: Routing | None) -> FoldedRanker | None:
+def folded(model: Layers, items: Tensor, routing: Routing | None) -> FoldedRanker | None:
     """Lay a ranker's weights out; None where it is not on a CPU, or of another build.
 
     Args:
@@ -176,15 +188,11 @@ def folded(model: Ranker, items: Tensor, routing: Routing | None) -> FoldedRanke
         fits = routing is not None and body.shared is None and few
     else:
         fits = isinstance(body, nn.Sequential)
-    plain = all(one.device.type == "cpu" and one.dtype == torch.float32 for one in _weights(model))
+    weights = [weight for part in model.folded() for weight in part.parameters()]
+    plain = all(one.device.type == "cpu" and one.dtype == torch.float32 for one in weights)
     if not (fits and plain and _is_full_rank(model.cross)):
         return None
     return FoldedRanker(model, items, routing)
-
-
-def _weights(model: Ranker) -> list[Tensor]:
-    parts: tuple[nn.Module, ...] = (model.attention, model.cross, model.trunk, model.heads)
-    return [weight for part in parts for weight in part.parameters()]
 
 
 def _is_full_rank(cross: CrossNetwork) -> bool:

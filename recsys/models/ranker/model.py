@@ -38,7 +38,7 @@ from recsys.layers.moe.routing import Routing
 from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower
 from recsys.models.ranker.batch import Feedback, RankingBatch, check_batch
 from recsys.models.ranker.config import RankerConfig, RankerInputs, num_fields
-from recsys.models.ranker.folded import FoldedRanker, folded
+from recsys.models.ranker.folded import FoldedRanker, Layers, folded
 from recsys.models.ranker.network import Correction, Heads, QueryFields, Ranked, Reader, Trunk
 
 Finish = Callable[[Tensor], Tensor]
@@ -298,7 +298,7 @@ class Ranker(CatalogueModel):
         """Choose how a query's tiles are predicted, by rows [C] and numbers: folded if it can."""
         inputs, routing = self.all_item_inputs(), self.all_item_routing()
         if not self.training and (self._folded is None or self._folded[0] is not inputs):
-            self._folded = (inputs, folded(self, inputs, routing))
+            self._folded = (inputs, folded(self.layers(), inputs, routing))
         laid_out = None if self._folded is None or self.training else self._folded[1]
         if laid_out is not None and laid_out.is_bare():
             return partial(laid_out.logits, laid_out.read(reader))
@@ -310,6 +310,17 @@ class Ranker(CatalogueModel):
             return self.rank(reader, items, numbers, None, routed).logits
 
         return logits
+
+    def layers(self) -> Layers:
+        """Give the layers that candidates go through."""
+        return Layers(
+            self.attention,
+            self.correction,
+            self.candidate_dense,
+            self.cross,
+            self.trunk,
+            self.heads,
+        )
 
     @torch.no_grad()
     def all_item_routing(self) -> Routing | None:

@@ -54,7 +54,7 @@ def asked(count: int = 70, events: int = 4, seed: int = 1) -> RankingBatch:
 
 
 def is_folded(model: Ranker) -> bool:
-    return folded(model, model.all_item_inputs(), model.all_item_routing()) is not None
+    return folded(model.layers(), model.all_item_inputs(), model.all_item_routing()) is not None
 
 
 @pytest.mark.parametrize("events", [0, 1, 9])
