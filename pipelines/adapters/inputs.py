@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipelines.config.run import RunConfig
-from pipelines.inputs.tensors import ModelInputs, queries_per_batch, released_order
-from pipelines.training.run import count_items
+from pipelines.inputs.tensors import queries_per_batch, read_inputs, released_order
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Rows
 from recsys.data.held_out import HeldOut
+from recsys.fitting.inputs import ModelInputs
 
 NO_DOMAIN = -1
 
@@ -136,7 +136,7 @@ class DomainQueries:
             ),
             domain_of_query=of_query[rows],
             num_events=torch.from_numpy(np.asarray(lengths[users[rows]])),
-            item_counts=count_items(inputs, "train"),
+            item_counts=inputs.item_counts("train"),
         )
 
     def only_domain(self) -> DomainQueries:
@@ -195,5 +195,5 @@ def load_inputs(config: RunConfig) -> tuple[ModelInputs, Domains, str]:
     """Read the artefacts of a run, and the order whose models are released."""
     features, content = config.workspace / "build_features", config.workspace / "embed_items"
     order = released_order(features)
-    inputs = ModelInputs.load(features, content if content.exists() else None, order)
+    inputs = read_inputs(features, content if content.exists() else None, order)
     return inputs, load_domains(features, inputs.sizes.num_item_rows), order

@@ -28,13 +28,13 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.errors import UnstableTrainingError
 from pipelines.engine.stage import StageContext
 from pipelines.engine.workspace import Workspace, bundles_dir
-from pipelines.inputs.tensors import ModelInputs
 from pipelines.ranking.artefact import ProfileRanker, load_ranker, reordered
 from pipelines.ranking.examples import Asked, candidates_for, outcomes_of
 from pipelines.training.run import ProgressBar, training_device
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import RankingResult, list_ranks, per_user_metric
+from recsys.fitting.inputs import ModelInputs
 from recsys.layers.lora.linear import LoraAdapter, digest_of_weights
 from recsys.models.adapted.model import twin_of
 from recsys.models.adapted.ranker import AdaptedRanker, ranker_targets

@@ -25,13 +25,13 @@ from pipelines.adapters.ranker import adapt_ranker_to
 from pipelines.config.run import RunConfig
 from pipelines.engine.errors import UnstableTrainingError
 from pipelines.engine.workspace import Workspace, bundles_dir
-from pipelines.inputs.tensors import ModelInputs
 from pipelines.training.run import ProgressBar, training_device
 from recsys.data.batch import JaggedBatch
 from recsys.data.domains import domain_positions, domain_window_batch, domain_windows
 from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
 from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
+from recsys.fitting.inputs import ModelInputs
 from recsys.layers.lora.linear import LoraAdapter
 from recsys.models.adapted.model import (
     CONTENT_LAYER,

@@ -15,10 +15,11 @@ from pipelines.candidates.blends import (
 )
 from pipelines.candidates.sources import Source, ask_all, lists_of
 from pipelines.config.run import RunConfig
-from pipelines.inputs.tensors import HeldOut, ModelInputs, batches
+from pipelines.inputs.tensors import HeldOut, batches
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import list_ranks, per_user_metric
+from recsys.fitting.inputs import ModelInputs
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_lists import fitted_blend
 

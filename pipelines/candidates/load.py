@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipelines.candidates.generation import GeneratedSource, ItemCodes
 from pipelines.candidates.sources import CONTENT, ScoredSource, Source
 from pipelines.engine.stage import StageContext
-from pipelines.inputs.tensors import ModelInputs
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_to_item import ItemToItem

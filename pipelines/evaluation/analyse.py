@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pipelines.config.run import EvaluationConfig
 from pipelines.evaluation.analysis import ModelAnalysis, SplitAnalysis
-from pipelines.inputs.tensors import ModelInputs, concatenated, ragged
+from pipelines.inputs.tensors import concatenated, ragged
 from recsys.data.batch import Jagged
 from recsys.data.item_mask import ItemMask
 from recsys.evaluation.beyond_accuracy import (
@@ -50,6 +50,7 @@ from recsys.evaluation.slices import (
     slice_metrics,
     user_activity_slices,
 )
+from recsys.fitting.inputs import ModelInputs
 
 MAX_LENGTH = 10
 """Of the lists whose coverage, novelty and diversity are measured."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,59 +16,42 @@ from recsys.data.dataset import Sequences
 from recsys.data.held_out import HeldOut as HeldOut
 from recsys.data.held_out import concatenated as concatenated
 from recsys.data.held_out import ragged as ragged
+from recsys.fitting.inputs import GIVEN, ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from serving.surfaces import HOME
 
 Rows = NDArray[np.int64]
 CONTENT_FILE = "content.npy"
-GIVEN = "given"
 MAX_QUERIES = 512
 """Scored at a time; more is no faster."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelInputs:
-    """One tie order of the features artefact with the catalogue beside it."""
-
-    sequences: Sequences
-    catalogue: ItemCatalogue
-    sizes: FeatureSizes
-    user_features: dict[str, Rows]
-    tie_order: str = GIVEN
-
-    @classmethod
-    def load(cls, features: Path, content: Path | None, tie_order: str) -> ModelInputs:
-        """Read the artefacts of build_features and, where there is one, embed_items."""
-        described = json.loads((features / "features.json").read_text(encoding="utf-8"))
-        catalogue = load_catalogue(features, content)
-        user_features = {
-            feature["name"]: load_rows(features / "user_features" / f"{feature['name']}.npy")
-            for feature in described["user_features"]
-        }
-        sizes = FeatureSizes(
-            num_item_rows=described["num_item_rows"],
-            content_dim=catalogue.content.shape[1],
-            num_categories=described["num_categories"],
-            user_features={
-                feature["name"]: feature["cardinality"] for feature in described["user_features"]
-            },
-            context_features={
-                feature["name"]: feature["cardinality"] for feature in described["context_features"]
-            },
-        )
-        return cls(
-            sequences=Sequences.load(features / "sequences" / tie_order),
-            catalogue=catalogue,
-            sizes=sizes,
-            user_features=user_features,
-            tie_order=tie_order,
-        )
-
-    def queries(self, positions: Rows, *, max_history: int) -> JaggedBatch:
-        """Build what was known before each event at ``positions``, user features included."""
-        return self.sequences.queries(
-            positions, max_history=max_history, user_features=self.user_features
-        )
+def read_inputs(features: Path, content: Path | None, tie_order: str) -> ModelInputs:
+    """Read the artefacts of build_features and, where there is one, embed_items."""
+    described = json.loads((features / "features.json").read_text(encoding="utf-8"))
+    catalogue = load_catalogue(features, content)
+    user_features = {
+        feature["name"]: load_rows(features / "user_features" / f"{feature['name']}.npy")
+        for feature in described["user_features"]
+    }
+    sizes = FeatureSizes(
+        num_item_rows=described["num_item_rows"],
+        content_dim=catalogue.content.shape[1],
+        num_categories=described["num_categories"],
+        user_features={
+            feature["name"]: feature["cardinality"] for feature in described["user_features"]
+        },
+        context_features={
+            feature["name"]: feature["cardinality"] for feature in described["context_features"]
+        },
+    )
+    return ModelInputs(
+        sequences=Sequences.load(features / "sequences" / tie_order),
+        catalogue=catalogue,
+        sizes=sizes,
+        user_features=user_features,
+        tie_order=tie_order,
+    )
 
 
 def queries_per_batch(inputs: ModelInputs, config: RunConfig) -> int:

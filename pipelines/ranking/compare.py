@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pipelines.candidates.examples import standard_error
 from pipelines.config.run import RunConfig
-from pipelines.inputs.tensors import ModelInputs
 from pipelines.ranking.fit import fit_ranker, make_ranker, values_of
 from pipelines.ranking.measures import measures_of
 from pipelines.training.run import TrainingRun
 from recsys.data.batch import Jagged
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.ranker.config import Trunk, at_equal_compute, flops_of
 from recsys.models.ranker.model import Ranker
 from recsys.training.loop import TrainResult

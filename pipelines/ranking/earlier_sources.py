@@ -18,11 +18,12 @@ import numpy as np
 from pipelines.candidates.sources import ScoredSource, Source
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.engine.stage import StageContext
-from pipelines.inputs.tensors import HeldOut, ModelInputs, concatenated, ragged
+from pipelines.inputs.tensors import HeldOut, concatenated, ragged
 from pipelines.training.baselines import fit_models
 from pipelines.training.refits import trainings
 from pipelines.training.run import Curve, ProgressBar, TrainingRun
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_tower import RetrievalModel
 from recsys.models.sequence.members import of_first
 

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from pipelines.candidates.examples import Examples
-from pipelines.inputs.tensors import HeldOut, ModelInputs
+from pipelines.inputs.tensors import HeldOut
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Rows, concatenated_ranges
 from recsys.data.top_k import TopK
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.ease import Ease, EaseConfig
 from recsys.retrieval.blend.candidate_features import ranking_candidates
 from recsys.retrieval.blend.history_features import HistoryFeatures

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from pipelines.candidates.blends import taken
 from pipelines.config.run import RunConfig
-from pipelines.inputs.tensors import ModelInputs
 from pipelines.ranking.artefact import reordered
 from pipelines.training.run import TrainingRun, fit, training_device
 from recsys.data.batch import Jagged
 from recsys.evaluation.ranking import list_ranks, per_user_metric
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.ranker.config import RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.retrieval.blend.candidate_features import BASE, number_names

@@ -14,10 +14,10 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from pipelines.inputs.tensors import ModelInputs
 from recsys.data.batch import Jagged
 from recsys.evaluation.auc import area_under_curve
 from recsys.evaluation.calibration import expected_calibration_error, reliability_curve
+from recsys.fitting.inputs import ModelInputs
 from recsys.layers.moe.routing import expert_use, load_by_group
 from recsys.models.ranker.model import Ranker
 from recsys.training.ranker_fit import logits_of

@@ -17,10 +17,11 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from pipelines.inputs.tensors import HeldOut, ModelInputs, ragged
+from pipelines.inputs.tensors import HeldOut, ragged
 from pipelines.ranking.earlier_sources import asked_at
 from pipelines.ranking.examples import LED_TO_SECONDS, rows_of
 from recsys.data.dataset import Rows, Sequences
+from recsys.fitting.inputs import ModelInputs
 from recsys.training.ranking_examples import LIKE, NEXT, UNOBSERVED
 from recsys.training.shown_lists import Shown
 

@@ -17,7 +17,7 @@ import torch
 
 from pipelines.config.run import RunConfig
 from pipelines.engine.runner import pick_stages, run_stages
-from pipelines.inputs.tensors import ModelInputs, tie_orders
+from pipelines.inputs.tensors import read_inputs, tie_orders
 from pipelines.presets.resolve import with_dataset
 from pipelines.stages.list import STAGES
 from recsys.reproduction.prepared import Codes, Prepared
@@ -101,7 +101,7 @@ def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool
     run_stages(pick_stages(STAGES, PREPARING, None), config, show_progress=show_progress)
     features, content = (config.workspace / stage for stage in ("build_features", "embed_items"))
     orders = tie_orders(features)
-    inputs = {order: ModelInputs.load(features, content, order) for order in orders}
+    inputs = {order: read_inputs(features, content, order) for order in orders}
     first = inputs[orders[0]]
     encoder = json.loads((content / "content.json").read_text(encoding="utf-8"))["encoder"]
     return Prepared(

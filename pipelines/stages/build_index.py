@@ -7,7 +7,8 @@ import torch
 
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import ModelInputs, Rows, released_order
+from pipelines.inputs.tensors import Rows, read_inputs, released_order
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.faiss_index import build_index as build
 from recsys.retrieval.index_recall import tune_effort
@@ -19,7 +20,7 @@ RECALL_QUERIES = 1_000
 def build_index(context: StageContext) -> StageRows:
     """Index all items and compare the index with exact search on real users' queries."""
     config = context.config
-    inputs = ModelInputs.load(
+    inputs = read_inputs(
         context.inputs["build_features"],
         context.inputs.get("embed_items"),
         released_order(context.inputs["build_features"]),

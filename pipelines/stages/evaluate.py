@@ -34,11 +34,12 @@ from pipelines.engine.artifacts import Manifest, digest_of_json, to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.evaluation.analyse import Background, analyse_split, best_single
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
-from pipelines.inputs.tensors import HeldOut, ModelInputs, batches, tie_orders
+from pipelines.inputs.tensors import HeldOut, batches, read_inputs, tie_orders
 from pipelines.ranking.artefact import RANKED, ProfileRanker, load_ranker
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingResult, evaluate_ranking, joined_results
+from recsys.fitting.inputs import ModelInputs
 from serving.bundle.manifest import Profile
 
 SPLITS: tuple[Literal["validation", "test"], ...] = ("validation", "test")
@@ -171,7 +172,7 @@ def evaluate(context: StageContext) -> StageRows:
     data_digest = features_digest(features)
     num_users = num_rows = 0
     for order in tie_orders(features):
-        inputs = ModelInputs.load(features, context.inputs.get("embed_items"), order)
+        inputs = read_inputs(features, context.inputs.get("embed_items"), order)
         sources = load_sources(context, inputs, order)
         profiles = load_blends(context.inputs["fit_blend"] / order)
         trained = context.inputs["train_ranker"] / order

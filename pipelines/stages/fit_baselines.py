@@ -6,7 +6,7 @@ Likeness by content learns nothing from events; it is left out where items have 
 from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import ModelInputs, tie_orders
+from pipelines.inputs.tensors import read_inputs, tie_orders
 from pipelines.training.baselines import fit_models, save_models
 
 
@@ -15,7 +15,7 @@ def fit_baselines(context: StageContext) -> StageRows:
     features = context.inputs["build_features"]
     num_events = 0
     for order in tie_orders(features):
-        inputs = ModelInputs.load(features, context.inputs["embed_items"], order)
+        inputs = read_inputs(features, context.inputs["embed_items"], order)
         save_models(fit_models(inputs, context.config, "train"), context.output / order)
         num_events += int(
             (inputs.sequences.visible_end("train") - inputs.sequences.offsets[:-1]).sum()

@@ -38,7 +38,7 @@ from pipelines.candidates.load import load_sources
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import ModelInputs, tie_orders
+from pipelines.inputs.tensors import read_inputs, tie_orders
 from recsys.retrieval.blend.source_features import FEATURES
 from recsys.retrieval.blend.source_lists import blended_lists
 
@@ -153,7 +153,7 @@ def fit_blend(context: StageContext) -> StageRows:
     config, features = context.config, context.inputs["build_features"]
     num_users = num_sources = 0
     for order in tie_orders(features):
-        inputs = ModelInputs.load(features, context.inputs.get("embed_items"), order)
+        inputs = read_inputs(features, context.inputs.get("embed_items"), order)
         examples = collect_examples(load_sources(context, inputs, order), inputs, config)
         everyone = torch.arange(examples.targets.batch_size)
         profiles = {}

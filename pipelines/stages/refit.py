@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import ModelInputs, released_order
+from pipelines.inputs.tensors import read_inputs, released_order
 from pipelines.training.baselines import fit_models, save_models
 from pipelines.training.refits import Again, trainings
 from pipelines.training.run import Curve, ProgressBar, TrainingRun, save_model
@@ -39,9 +39,7 @@ def train_again(context: StageContext, again: Again) -> int:
 def refit(context: StageContext) -> StageRows:
     """Fit every model that was measured on all events, in the first tie order."""
     config, order = context.config, released_order(context.inputs["build_features"])
-    inputs = ModelInputs.load(
-        context.inputs["build_features"], context.inputs.get("embed_items"), order
-    )
+    inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), order)
     save_models(fit_models(inputs, config, "all"), context.output)
     num_steps = 0
     for again in trainings(context, inputs, order):

@@ -24,12 +24,13 @@ from pipelines.engine.artifacts import digest_of_json, to_json, write_text_durab
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir
-from pipelines.inputs.tensors import ModelInputs, released_order
+from pipelines.inputs.tensors import read_inputs, released_order
 from pipelines.publishing.checks import Metrics, release_verdicts
 from pipelines.publishing.promotion import note_release
 from pipelines.ranking.artefact import RANKED, served_ranker
 from pipelines.semantic_ids.artefact import read_version
 from pipelines.stages.build_semantic_ids import publish_version, store_of
+from recsys.fitting.inputs import ModelInputs
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.delta import chain_of
 from serving.bundle.load import BundleParts, write_bundle
@@ -204,9 +205,7 @@ def release(context: StageContext) -> StageRows:
     if not all(verdict.passed for verdict in verdicts):
         refuse(context, verdicts, metrics)
 
-    inputs = ModelInputs.load(
-        context.inputs["build_features"], context.inputs.get("embed_items"), order
-    )
+    inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), order)
     directory = bundle_directory(folder, version)
     # A run that was killed after the bundle was written, but before its own artefact was, left it.
     if directory.exists():

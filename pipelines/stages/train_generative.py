@@ -11,7 +11,6 @@ from __future__ import annotations
 from pipelines.candidates.generation import ItemCodes
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import ModelInputs
 from pipelines.semantic_ids.artefact import read_version
 from pipelines.training.generative import fit_generative_model, read_sequence
 from pipelines.training.run import (
@@ -19,6 +18,7 @@ from pipelines.training.run import (
     train_each_order,
 )
 from recsys.data.windows import training_windows
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.generative.model import GenerativeModel
 from recsys.training.loop import TrainResult
 

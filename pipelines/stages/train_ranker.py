@@ -33,7 +33,7 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import HeldOut, ModelInputs, tie_orders
+from pipelines.inputs.tensors import HeldOut, read_inputs, tie_orders
 from pipelines.ranking.artefact import (
     CALIBRATION,
     CANDIDATES,
@@ -57,6 +57,7 @@ from pipelines.ranking.shown_lists import shown_before
 from pipelines.training.run import Curve, ProgressBar, TrainingRun
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Rows
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.ranker.model import Ranker
 from recsys.retrieval.blend.history_features import HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
@@ -255,9 +256,7 @@ def too_few(found: int, config: RunConfig) -> str | None:
 def train_order(context: StageContext, order: str) -> tuple[int, int]:
     """Train the ranker of a tie order, judge and write it; return events and validation users."""
     config, output = context.config, context.output / order
-    inputs = ModelInputs.load(
-        context.inputs["build_features"], context.inputs.get("embed_items"), order
-    )
+    inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), order)
     output.mkdir()
     told: dict[str, Any] = {"num_candidates": config.ranker_training.num_candidates}
 

@@ -7,13 +7,13 @@ others.
 from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import ModelInputs
 from pipelines.training.run import (
     TrainingRun,
     train_each_order,
 )
 from pipelines.training.sequence import fit_sequence_model
 from recsys.data.windows import training_windows
+from recsys.fitting.inputs import ModelInputs
 from recsys.training.members import Trained
 
 

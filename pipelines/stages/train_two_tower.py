@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import ModelInputs
 from pipelines.training.run import (
     TrainingRun,
     train_each_order,
 )
 from pipelines.training.two_tower import fit_two_tower
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.two_tower import TwoTower
 from recsys.training.loop import TrainResult
 

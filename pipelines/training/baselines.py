@@ -10,8 +10,8 @@ import numpy as np
 
 from pipelines.candidates.sources import CONTENT
 from pipelines.config.run import RunConfig
-from pipelines.inputs.tensors import ModelInputs
 from recsys.data.dataset import concatenated_ranges
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity

@@ -12,10 +12,8 @@ from torch import Tensor
 from pipelines.candidates.generation import GeneratedSource, ItemCodes
 from pipelines.candidates.sources import candidates_asked
 from pipelines.config.run import RunConfig
-from pipelines.inputs.tensors import ModelInputs
 from pipelines.training.run import (
     TrainingRun,
-    count_items,
     fit,
     training_device,
     validation_metrics,
@@ -23,6 +21,7 @@ from pipelines.training.run import (
 from recsys.data.batch import JaggedBatch
 from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.generative.model import GenerativeInputs, GenerativeModel
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.blend.source_lists import unseen
@@ -55,7 +54,7 @@ def make_generative_model(
         num_categories=inputs.sizes.num_categories,
         vector_dim=0 if vectors is None else vectors.shape[1],
     )
-    counts = count_items(inputs, split)
+    counts = inputs.item_counts(split)
     torch.manual_seed(config.seed)
     model = GenerativeModel(settings, sizes, codes.codes, inputs.catalogue, counts, vectors)
     return model.to(device)

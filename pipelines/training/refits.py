@@ -10,13 +10,13 @@ from pathlib import Path
 from pipelines.candidates.generation import ItemCodes
 from pipelines.config.run import TrainingConfig
 from pipelines.engine.stage import StageContext
-from pipelines.inputs.tensors import ModelInputs
 from pipelines.training.generative import fit_generative_model, read_sequence
 from pipelines.training.run import Model, TrainingRun
 from pipelines.training.sequence import fit_sequence_model
 from pipelines.training.two_tower import fit_two_tower
 from recsys.data.dataset import Sequences
 from recsys.data.windows import training_windows
+from recsys.fitting.inputs import ModelInputs
 from recsys.training.loop import TrainConfig, TrainResult
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,9 +18,10 @@ from pipelines.engine.console import log
 from pipelines.engine.errors import UnstableTrainingError
 from pipelines.engine.outbox import RunLog
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import HeldOut, ModelInputs, batches, tie_orders
+from pipelines.inputs.tensors import HeldOut, batches, read_inputs, tie_orders
 from recsys.data.batch import JaggedBatch
 from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.members import first_members
@@ -141,12 +142,6 @@ def training_device(training: TrainingConfig) -> torch.device:
     return torch.device(name)
 
 
-def count_items(inputs: ModelInputs, split: Literal["train", "all"]) -> Tensor:
-    """Count each item's events that a model fit on ``split`` may see, [num_item_rows]."""
-    sequences = inputs.sequences
-    return sequences.item_counts(sequences.visible_end(split), inputs.sizes.num_item_rows)
-
-
 def validation_metrics(
     inputs: ModelInputs,
     config: RunConfig,
@@ -216,7 +211,7 @@ def train_each_order(
     """
     num_labels = num_steps = num_items = 0
     for order in tie_orders(context.inputs["build_features"]):
-        inputs = ModelInputs.load(
+        inputs = read_inputs(
             context.inputs["build_features"], context.inputs.get("embed_items"), order
         )
         num_labels = len(inputs.sequences.label_positions("train"))

@@ -8,16 +8,15 @@ from typing import Literal
 import torch
 
 from pipelines.config.run import RunConfig
-from pipelines.inputs.tensors import ModelInputs
 from pipelines.training.run import (
     TrainingRun,
-    count_items,
     fit,
     training_device,
     validation_metrics,
 )
 from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.sequence.model import SequenceConfig, SequenceModel
 from recsys.training.loop import TrainConfig
 from recsys.training.members import Trained, member_seed, train_members
@@ -53,7 +52,7 @@ def fit_sequence_model(
     def fit_one(part: SequenceConfig, number: int | None) -> Trained:
         seed = member_seed(config.seed, number or 0)
         torch.manual_seed(seed)
-        counts = count_items(inputs, split)
+        counts = inputs.item_counts(split)
         model = SequenceModel(part, inputs.sizes, inputs.catalogue, counts).to(device)
         order = BatchOrder(len(windows), training.batch_size, seed)
 

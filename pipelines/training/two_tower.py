@@ -7,15 +7,14 @@ from typing import Literal
 import torch
 
 from pipelines.config.run import RunConfig
-from pipelines.inputs.tensors import ModelInputs
 from pipelines.training.run import (
     TrainingRun,
-    count_items,
     fit,
     training_device,
     validation_metrics,
 )
 from recsys.data.order import BatchOrder
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.two_tower import TwoTower
 from recsys.training.loop import TrainConfig, TrainResult
 
@@ -24,7 +23,7 @@ def make_two_tower(
     inputs: ModelInputs, config: RunConfig, split: Literal["train", "all"], device: torch.device
 ) -> TwoTower:
     """Build an untrained model that knows how often each item occurs in its split."""
-    counts = count_items(inputs, split)
+    counts = inputs.item_counts(split)
     torch.manual_seed(config.seed)
     return TwoTower(config.two_tower, inputs.sizes, inputs.catalogue, counts).to(device)
 

@@ -29,6 +29,8 @@ from recsys.data.batch import Jagged, JaggedBatch
 
 Rows = NDArray[np.int64]
 Split = Literal["train", "validation", "test", "all"]
+FitSplit = Literal["train", "all"]
+"""What a model is fitted on: all events before those held out, or every event."""
 
 
 @dataclass(frozen=True)

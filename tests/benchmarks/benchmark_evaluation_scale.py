@@ -32,11 +32,12 @@ from torch import Tensor
 
 from pipelines.config.run import EvaluationConfig
 from pipelines.evaluation.analyse import Background, analyse_split
-from pipelines.inputs.tensors import MAX_QUERIES, ModelInputs
+from pipelines.inputs.tensors import MAX_QUERIES
 from pipelines.stages.evaluate import per_user_table
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingResult, evaluate_ranking
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 
 HISTORY = 20

@@ -32,7 +32,7 @@ from results_file import RESULTS, Row, device_name, write_results
 from pipelines.candidates.sources import ScoredSource
 from pipelines.config.run import RunConfig
 from pipelines.engine.runner import pick_stages, run_stages
-from pipelines.inputs.tensors import ModelInputs
+from pipelines.inputs.tensors import read_inputs
 from pipelines.presets import PRESETS
 from pipelines.presets.resolve import with_dataset
 from pipelines.stages.evaluate import evaluate_split
@@ -95,7 +95,7 @@ def measure(
     by_stage = {outcome.stage: outcome for outcome in outcomes}
     features = workspace / "build_features"
     content = None if baselines_only else workspace / "embed_items"
-    inputs = ModelInputs.load(features, content, order)
+    inputs = read_inputs(features, content, order)
     if baselines_only:
         folder = workspace / "fit_baselines" / order
         sources = {

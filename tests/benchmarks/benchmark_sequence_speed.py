@@ -32,7 +32,7 @@ import numpy as np
 from results_file import Row, write_results
 
 from pipelines.engine.runner import pick_stages, run_stages
-from pipelines.inputs.tensors import ModelInputs
+from pipelines.inputs.tensors import read_inputs
 from pipelines.presets import PRESETS
 from pipelines.presets.resolve import with_dataset
 from pipelines.stages.list import STAGES
@@ -89,7 +89,7 @@ def histories(options: argparse.Namespace) -> dict[str, Any]:
     """Read MovieLens-1M's sequences by the pipeline, without anyone's last event."""
     config = replace(PRESETS["movielens_1m"](), workspace=options.workspace)
     run_stages(pick_stages(STAGES, (), "build_features"), with_dataset(config))
-    inputs = ModelInputs.load(options.workspace / "build_features", None, "given")
+    inputs = read_inputs(options.workspace / "build_features", None, "given")
     offsets = np.asarray(inputs.sequences.offsets)
     whole = np.flatnonzero(np.diff(offsets) >= 3)
     users = whole[np.linspace(0, len(whole) - 1, int(options.share * len(whole))).astype(int)]

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from pipelines.candidates.blends import load_blends
 from pipelines.candidates.generation import GeneratedSource, ItemCodes
 from pipelines.candidates.sources import ScoredSource, Source, ask_all, lists_of
-from pipelines.inputs.tensors import ModelInputs
+from pipelines.inputs.tensors import read_inputs
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative.model import GenerativeModel
@@ -88,7 +88,7 @@ def test_http_gives_the_scores_of_python(
 @pytest.mark.parametrize("profile", ["fast", "full"])
 def test_the_measured_blend_is_the_served_one(shop: Path, profile: Profile) -> None:
     recommender = Recommender.load(shop / "bundles/current", profile)
-    inputs = ModelInputs.load(shop / "build_features", shop / "embed_items", "given")
+    inputs = read_inputs(shop / "build_features", shop / "embed_items", "given")
     refit = shop / "refit"
     two_tower = TwoTower.load(refit / "two_tower", inputs.catalogue)
     sequence = SequenceModel.load(refit / "sequence", inputs.catalogue)

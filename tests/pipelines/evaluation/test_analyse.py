@@ -20,11 +20,11 @@ import torch
 from pipelines.config.run import EvaluationConfig
 from pipelines.evaluation.analyse import Background, analyse_split, best_single, item_domains
 from pipelines.evaluation.analysis import SplitAnalysis
-from pipelines.inputs.tensors import ModelInputs
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import RankingResult
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 
 CONFIG = EvaluationConfig(

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from pipelines.config.ranker import RankerTrainingConfig
-from pipelines.inputs.tensors import ModelInputs
 from pipelines.ranking.earlier_sources import asked_at, earlier_of, events_before
 from pipelines.ranking.fit import parts_of
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.training.ranking_examples import Candidates, RankingExamples
 

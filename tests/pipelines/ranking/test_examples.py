@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from pipelines.config.ranker import RankerTrainingConfig
-from pipelines.inputs.tensors import HeldOut, ModelInputs
+from pipelines.inputs.tensors import HeldOut
 from pipelines.ranking.artefact import reordered, served_ranker
 from pipelines.ranking.examples import outcomes_of
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 
 NAN = float("nan")

@@ -9,9 +9,9 @@ import pytest
 
 from features.build import FeaturesConfig, build_features
 from features.schema import FilterConfig, SourceConfig
-from pipelines.inputs.tensors import ModelInputs
 from pipelines.ranking.shown_lists import ShownBefore, shown_before
 from recsys.data.dataset import Sequences
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 
 START = 1_700_000_000
