@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pipelines.candidates.generation import GeneratedSource, ItemCodes
+from pipelines.candidates.generation import GeneratedSource
 from pipelines.candidates.sources import CONTENT, ScoredSource, Source
 from pipelines.engine.stage import StageContext
+from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative.model import GenerativeModel
@@ -51,7 +52,7 @@ def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict
         sources["ensemble"] = ScoredSource(SequenceModel.load(trained, catalogue).score)
     trained = context.inputs["train_generative"] / order / "generative"
     if trained.exists():
-        codes = ItemCodes.load(context.inputs["build_semantic_ids"], order)
+        codes = read_item_codes(context.inputs["build_semantic_ids"], order)
         generative = GenerativeModel.load(
             trained, catalogue, codes.codes, semantic_ids=codes.version
         )

@@ -20,9 +20,9 @@ from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.inputs.tensors import read_inputs, tie_orders
 from pipelines.presets.resolve import with_dataset
 from pipelines.stages.list import STAGES
-from recsys.reproduction.prepared import Codes, Prepared
+from recsys.reproduction.prepared import VERSION, Prepared
 from recsys.reproduction.recipe import Recipe
-from recsys.semantic_ids.codes import NO_CODE, SemanticIds
+from recsys.semantic_ids.codes import ItemCodes, SemanticIds
 from recsys.training.passes import TrainingConfig
 from serving.surfaces import HOME
 
@@ -113,20 +113,17 @@ def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool
         num_categories=first.sizes.num_categories,
         user_features={name: np.asarray(rows) for name, rows in first.user_features.items()},
         cardinalities=dict(first.sizes.user_features),
-        codes=read_codes(config, first.sizes.num_item_rows),
+        codes=read_codes(config),
+        content_columns=config.semantic_ids.content_columns,
         about={"encoder": encoder, "split": config.splits.kind, "seed": config.seed},
     )
 
 
-def read_codes(config: RunConfig, num_item_rows: int) -> Codes | None:
+def read_codes(config: RunConfig) -> ItemCodes | None:
     """Lay a run's semantic IDs out by item row; None where there are none."""
     artefact = config.workspace / "build_semantic_ids"
     if not (artefact / "semantic_ids.json").exists():
         return None
     ids = SemanticIds.load(artefact)
     rows = torch.from_numpy(np.load(artefact / "id_rows.npy", allow_pickle=False))
-    codes = torch.full((num_item_rows, ids.num_levels), NO_CODE, dtype=torch.int32)
-    known = rows > 0
-    codes[: len(rows)][known] = ids.codes[rows[known]]
-    columns = config.semantic_ids.content_columns
-    return Codes(codes=codes, level_sizes=ids.level_sizes, content_columns=columns)
+    return replace(ids.by_item_row(rows), version=VERSION)

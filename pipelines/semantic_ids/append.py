@@ -12,11 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pipelines.engine.console import log
 from pipelines.semantic_ids.store import FOLDER, Published, SemanticIdStore
-from recsys.semantic_ids.codes import NO_CODE, SemanticIds
+from recsys.semantic_ids.codes import NO_CODE
 from recsys.semantic_ids.collisions import rows_with_content
 from recsys.semantic_ids.lifecycle import append
 from serving.bundle.load import Bundle
@@ -114,10 +113,10 @@ def give_ids(
     id_rows[unknown] = num_given + 1 + np.arange(int(unknown.sum()))
 
     rows = torch.from_numpy(id_rows)
-    codes, reserved = _codes_of(own.ids, rows), None
+    codes, reserved = own.ids.by_item_row(rows).codes, None
     if beside is not None:
         ids = beside.published.ids
-        codes = torch.where(codes == NO_CODE, _codes_of(ids, rows), codes)
+        codes = torch.where(codes == NO_CODE, ids.by_item_row(rows).codes, codes)
         reserved = ids.codes[ids.item_rows]
         if (retired := beside.store.reserved()).numel():
             reserved = torch.cat([reserved, retired])
@@ -129,14 +128,6 @@ def give_ids(
         codes[fresh] = child.codes[rows[fresh]]
     has_id = (codes[:, 0] != NO_CODE).numpy()
     return NewIds(codes, np.where(has_id, id_rows, 0))
-
-
-def _codes_of(ids: SemanticIds, rows: Tensor) -> Tensor:
-    """Look up id rows, [M, L]; -1 for row 0 and rows that the version does not have."""
-    codes = torch.full((len(rows), ids.num_levels), NO_CODE, dtype=torch.int32)
-    inside = rows < ids.num_item_rows
-    codes[inside] = ids.codes[rows[inside]]
-    return codes
 
 
 def publish_ids(item_ids: Sequence[str], new: NewIds, beside: Beside) -> None:

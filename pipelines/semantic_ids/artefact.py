@@ -1,21 +1,21 @@
-"""TODO-DOC."""
+"""What build_semantic_ids writes, read back."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from pipelines.semantic_ids.store import Published
-from recsys.semantic_ids.codes import SemanticIds
+from recsys.semantic_ids.codes import ItemCodes, SemanticIds
 from recsys.semantic_ids.quantizers import load_quantizer
 
 REPORT = "semantic_ids_report.json"
-
-
 ID_ROWS = "id_rows.npy"
-
-
 ORDERS = "orders"
+QUANTIZER = "quantizer"
 
 
 def read_version(artefact: Path) -> Published | None:
@@ -34,4 +34,24 @@ def read_version(artefact: Path) -> Published | None:
     )
 
 
-QUANTIZER = "quantizer"
+def read_item_codes(artefact: Path, order: str | None = None) -> ItemCodes:
+    """Read the semantic IDs by item row.
+
+    Args:
+        order: Of tied times that is measured; None and the released order have the published IDs.
+
+    Raises:
+        ValueError: There are no semantic IDs.
+    """
+    version = read_version(artefact)
+    if version is None:
+        raise ValueError(
+            "there are no semantic IDs to generate: no item has content, or "
+            'semantic_ids.method = "none". Give items text, or set '
+            "generative_training.enabled = false"
+        )
+    if order is not None and (artefact / ORDERS / order).exists():
+        ids = SemanticIds.load(artefact / ORDERS / order)
+        return ids.by_item_row(torch.arange(ids.num_item_rows))
+    id_rows = np.load(artefact / ID_ROWS, allow_pickle=False)
+    return version.ids.by_item_row(torch.from_numpy(id_rows))

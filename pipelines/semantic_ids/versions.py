@@ -148,12 +148,9 @@ def _numbered(
     return [*store.item_ids, *names], id_rows
 
 
-def _codes_at(ids: SemanticIds, id_rows: Tensor) -> Tensor:
+def _have_ids(ids: SemanticIds, id_rows: Tensor) -> Tensor:
     """Say which id rows have an ID, [N] bool."""
-    inside = id_rows < ids.num_item_rows
-    found = torch.zeros(len(id_rows), dtype=torch.bool)
-    found[inside] = ids.codes[id_rows[inside], 0] != NO_CODE
-    return found
+    return ids.by_item_row(id_rows).codes[:, 0] != NO_CODE
 
 
 def append_new(content: Content, store: SemanticIdStore, previous: Published) -> NextVersion:
@@ -164,7 +161,7 @@ def append_new(content: Content, store: SemanticIdStore, previous: Published) ->
     """
     item_ids, numbers = _numbered(content, store, content.is_known())
     rows = torch.from_numpy(numbers)
-    missing = content.is_known() & ~_codes_at(previous.ids, rows)
+    missing = content.is_known() & ~_have_ids(previous.ids, rows)
     ids = previous.ids
     if bool(missing.any()):
         reserved = store.reserved()
@@ -179,7 +176,7 @@ def append_new(content: Content, store: SemanticIdStore, previous: Published) ->
         ids=ids,
         quantizer=previous.quantizer,
         item_ids=item_ids,
-        id_rows=np.where(_codes_at(ids, rows).numpy(), numbers, 0),
+        id_rows=np.where(_have_ids(ids, rows).numpy(), numbers, 0),
         origin=previous.origin,
         how="appended" if bool(missing.any()) else "kept",
         num_new=int(missing.sum()),
@@ -227,7 +224,7 @@ def fit_again(
         ids=ids,
         quantizer=quantizer,
         item_ids=item_ids,
-        id_rows=np.where(_codes_at(ids, rows).numpy(), numbers, 0),
+        id_rows=np.where(_have_ids(ids, rows).numpy(), numbers, 0),
         origin=origin,
         how="trained",
         num_new=len(item_ids) - len(store.item_ids),

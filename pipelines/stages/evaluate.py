@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from pipelines.candidates.blends import ProfileBlend, dense, fold_of_users, load_blends, row_names
-from pipelines.candidates.generation import ItemCodes
 from pipelines.candidates.load import load_sources
 from pipelines.candidates.sources import Answer, Source, ask_all, lists_of
 from pipelines.config.run import RunConfig
@@ -36,10 +35,12 @@ from pipelines.evaluation.analyse import Background, analyse_split, best_single
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
 from pipelines.inputs.tensors import HeldOut, batches, read_inputs, tie_orders
 from pipelines.ranking.artefact import RANKED, ProfileRanker, load_ranker
+from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingResult, evaluate_ranking, joined_results
 from recsys.fitting.inputs import ModelInputs
+from recsys.semantic_ids.quality import invalid_share
 from serving.bundle.manifest import Profile
 
 SPLITS: tuple[Literal["validation", "test"], ...] = ("validation", "test")
@@ -185,9 +186,9 @@ def evaluate(context: StageContext) -> StageRows:
             results = evaluate_split(sources, inputs, split, config, blending)
             metrics[order][split] = {name: dict(result.metrics) for name, result in results.items()}
             if GENERATIVE in results:
-                codes = ItemCodes.load(context.inputs["build_semantic_ids"], order)
-                rate = codes.invalid_rate(results[GENERATIVE].top_k.item_rows)
-                metrics[order][split][GENERATIVE]["invalid_id_rate"] = rate
+                codes = read_item_codes(context.inputs["build_semantic_ids"], order)
+                rate = invalid_share(results[GENERATIVE].top_k.item_rows, codes.codes)
+                metrics[order][split][GENERATIVE]["invalid_id_rate"] = rate or 0.0
             num_users += next(iter(results.values())).num_users
             table = per_user_table(results, config.evaluation.listed, context.making)
             table.write_parquet(context.output / f"per_user_{order}_{split}.parquet")

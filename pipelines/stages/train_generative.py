@@ -8,10 +8,9 @@ sequence model may teach it and give it its item vectors.
 
 from __future__ import annotations
 
-from pipelines.candidates.generation import ItemCodes
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.semantic_ids.artefact import read_version
+from pipelines.semantic_ids.artefact import read_item_codes, read_version
 from pipelines.training.generative import fit_generative_model, read_sequence
 from pipelines.training.run import (
     TrainingRun,
@@ -34,7 +33,7 @@ def train_generative(context: StageContext) -> StageRows:
         return StageRows(rows_in=0, rows_out=0)
 
     def fit_on(inputs: ModelInputs, run: TrainingRun) -> tuple[GenerativeModel, TrainResult]:
-        codes = ItemCodes.load(artefact, inputs.tie_order)
+        codes = read_item_codes(artefact, inputs.tie_order)
         windows = training_windows(inputs.sequences, "train", config.generative.max_length)
         train_config = config.generative_training.for_examples(len(windows))
         trained = context.inputs.get("train_sequence")

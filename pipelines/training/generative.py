@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pipelines.candidates.generation import GeneratedSource, ItemCodes
+from pipelines.candidates.generation import GeneratedSource
 from pipelines.candidates.sources import candidates_asked
 from pipelines.config.run import RunConfig
 from pipelines.training.run import (
@@ -25,6 +25,7 @@ from recsys.fitting.inputs import ModelInputs
 from recsys.models.generative.model import GenerativeInputs, GenerativeModel
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.blend.source_lists import unseen
+from recsys.semantic_ids.codes import ItemCodes
 from recsys.training.code_distillation import CodeTeacher, with_dropped_events
 from recsys.training.loop import TrainConfig, TrainResult
 

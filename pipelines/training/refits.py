@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.candidates.generation import ItemCodes
 from pipelines.config.run import TrainingConfig
 from pipelines.engine.stage import StageContext
+from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.training.generative import fit_generative_model, read_sequence
 from pipelines.training.run import Model, TrainingRun
 from pipelines.training.sequence import fit_sequence_model
@@ -66,7 +66,7 @@ def trainings(context: StageContext, inputs: ModelInputs, order: str) -> list[Ag
             num_examples=num_windows(sequences, config.generative.max_length),
             fit=lambda steps, run: fit_generative_model(
                 inputs,
-                ItemCodes.load(context.inputs["build_semantic_ids"]),
+                read_item_codes(context.inputs["build_semantic_ids"]),
                 config,
                 steps,
                 run,

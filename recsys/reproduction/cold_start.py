@@ -28,8 +28,9 @@ from recsys.data.batch import Jagged
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.data.held_out import HeldOut
 from recsys.models.item_tower import ItemCatalogue
-from recsys.reproduction.prepared import Codes, Prepared
+from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking import Question
+from recsys.semantic_ids.codes import ItemCodes
 from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.lifecycle import append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
@@ -99,7 +100,9 @@ def cold_world(prepared: Prepared, order: str, seed: int, config: ColdStartConfi
     training = warm_sequences(moved, len(warm_rows))
     codes = None
     if prepared.codes is not None:
-        codes = appended_codes(catalogue.content, len(warm_rows), prepared.codes, seed)
+        codes = appended_codes(
+            catalogue.content[:, : prepared.content_columns], len(warm_rows), prepared.codes, seed
+        )
     grown = replace(prepared, orders={order: training}, catalogue=catalogue, codes=codes)
     warm = replace(grown, catalogue=first_rows(catalogue, len(warm_rows)))
     if codes is not None:
@@ -178,16 +181,15 @@ def cold_queries(
     return asked, users
 
 
-def appended_codes(content: Tensor, num_warm_rows: int, like: Codes, seed: int) -> Codes:
+def appended_codes(content: Tensor, num_warm_rows: int, like: ItemCodes, seed: int) -> ItemCodes:
     """Fit semantic IDs on warm items and append those of the cold ones; the warm keep theirs.
 
     Args:
-        content: [N, F], warm items first; rows of zeros have no content and get no ID.
+        content: [N, F], warm items first; what IDs are made from. Rows of zeros get no ID.
         num_warm_rows: W.
-        like: Their sizes, and what of the content they are made from.
+        like: IDs of the same level sizes.
         seed: Of the fit.
     """
-    content = content[:, : like.content_columns]
     config = ResidualKMeansConfig(level_sizes=like.level_sizes, seed=seed)
     warm = content[:num_warm_rows]
     known = warm.abs().sum(1) > 0

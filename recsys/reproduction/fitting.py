@@ -27,7 +27,7 @@ from recsys.models.sequence.members import of_first
 from recsys.models.sequence.model import SequenceConfig, SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.reproduction.generation import GeneratedSource, codes_of, generative_inputs
-from recsys.reproduction.prepared import Codes, Prepared
+from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking import (
     Question,
     ScoredSource,
@@ -37,6 +37,7 @@ from recsys.reproduction.ranking import (
 )
 from recsys.reproduction.recipe import Recipe
 from recsys.semantic_ids.behaviour import behaviour_ids
+from recsys.semantic_ids.codes import ItemCodes
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
 from recsys.training.code_distillation import CodeTeacher, with_dropped_events
@@ -285,7 +286,7 @@ def sequence_model(experiment: Experiment) -> SequenceModel:
     return cast("SequenceModel", fit_sequence(experiment).model).eval()
 
 
-def generated_ids(experiment: Experiment, behaviour: Tensor | None) -> Codes:
+def generated_ids(experiment: Experiment, behaviour: Tensor | None) -> ItemCodes:
     """Give the semantic IDs that the recipe generates.
 
     Args:
@@ -305,14 +306,14 @@ def generated_ids(experiment: Experiment, behaviour: Tensor | None) -> Codes:
         level_sizes=codes.level_sizes, kmeans=KMeansConfig(balanced=True), seed=experiment.seed
     )
     ids = behaviour_ids(behaviour, content, config).ids
-    return Codes(codes=ids.codes, level_sizes=ids.level_sizes)
+    return replace(codes, codes=ids.codes, level_sizes=ids.level_sizes)
 
 
 class Taught(NamedTuple):
     """A generative model to be trained, and what it learns from."""
 
     model: GenerativeModel
-    codes: Codes
+    codes: ItemCodes
     teacher: CodeTeacher | None
 
 

@@ -12,24 +12,22 @@ from recsys.evaluation.ranking import list_ranks
 from recsys.models.generative.config import GenerativeInputs
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_tower import ItemCatalogue
-from recsys.reproduction.prepared import Codes, Prepared
+from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking import Found
 from recsys.retrieval.beam_search import BeamSearch, check_scores
+from recsys.semantic_ids.codes import ItemCodes
 from recsys.semantic_ids.trie import Trie
-
-VERSION = "as prepared"
-"""Of the semantic IDs: arrays carry one, so there is none to confuse it with."""
 
 
 class GeneratedSource:
     """Lists what a beam search finds; targets beyond the list have no rank."""
 
-    def __init__(self, model: GenerativeModel, codes: Codes, beam_width: int) -> None:
+    def __init__(self, model: GenerativeModel, codes: ItemCodes, beam_width: int) -> None:
         device = next(model.parameters()).device
-        trie = Trie.of_item_codes(codes.codes, codes.level_sizes, version=VERSION).to(device)
+        trie = Trie.of_items(codes).to(device)
         self._model, self._trie = model, trie
         self._search = BeamSearch(
-            model.decode_step, trie, beam_width=beam_width, semantic_ids_version=VERSION
+            model.decode_step, trie, beam_width=beam_width, semantic_ids_version=codes.version
         )
 
     @torch.no_grad()
@@ -39,7 +37,9 @@ class GeneratedSource:
         return Found(lists, list_ranks(lists.item_rows, targets).values)
 
 
-def generative_inputs(prepared: Prepared, codes: Codes, vector_dim: int = 0) -> GenerativeInputs:
+def generative_inputs(
+    prepared: Prepared, codes: ItemCodes, vector_dim: int = 0
+) -> GenerativeInputs:
     """Say how much there is of what the model reads.
 
     Args:
@@ -49,14 +49,14 @@ def generative_inputs(prepared: Prepared, codes: Codes, vector_dim: int = 0) -> 
     return GenerativeInputs(
         num_item_rows=sizes.num_item_rows,
         level_sizes=codes.level_sizes,
-        semantic_ids=VERSION,
+        semantic_ids=codes.version,
         content_dim=sizes.content_dim,
         num_categories=sizes.num_categories,
         vector_dim=vector_dim,
     )
 
 
-def codes_of(prepared: Prepared) -> Codes:
+def codes_of(prepared: Prepared) -> ItemCodes:
     """Return the semantic IDs that a generative model needs.
 
     Raises:
@@ -71,8 +71,8 @@ def codes_of(prepared: Prepared) -> Codes:
 
 
 def grown_model(
-    model: GenerativeModel, folder: Path, catalogue: ItemCatalogue, codes: Codes
+    model: GenerativeModel, folder: Path, catalogue: ItemCatalogue, codes: ItemCodes
 ) -> GenerativeModel:
     """Load the model over a catalogue and IDs that have grown since it was trained."""
     model.save(folder)
-    return GenerativeModel.load(folder, catalogue, codes.codes, semantic_ids=VERSION)
+    return GenerativeModel.load(folder, catalogue, codes.codes, semantic_ids=codes.version)

@@ -20,28 +20,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Rows, Sequences
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.reproduction.recipe import Recipe, config_of
+from recsys.semantic_ids.codes import ItemCodes
 
 DESCRIPTION = "prepared.json"
 ARRAYS = "arrays.npz"
 CONTENT = "content.npz"
+VERSION = "as prepared"
+"""Of the semantic IDs: arrays carry one, so there is none to confuse it with."""
 Arrays = dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Codes:
-    """Semantic IDs by item row."""
-
-    codes: Tensor
-    """[N, L] int32, -1 where an item row has none."""
-    level_sizes: tuple[int, ...]
-    content_columns: int | None = None
-    """First columns of the content that they are made from; None for all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +50,9 @@ class Prepared:
     user_features: Mapping[str, Rows] = field(default_factory=dict)
     """Categorical rows by user row, each [U]."""
     cardinalities: Mapping[str, int] = field(default_factory=dict)
-    codes: Codes | None = None
+    codes: ItemCodes | None = None
+    content_columns: int | None = None
+    """First columns of the content that ``codes`` are made from; None for all."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else a reader wants to know: encoder, versions."""
 
@@ -106,7 +99,7 @@ class Prepared:
             "num_categories": self.num_categories,
             "cardinalities": dict(self.cardinalities),
             "level_sizes": None if self.codes is None else list(self.codes.level_sizes),
-            "content_columns": None if self.codes is None else self.codes.content_columns,
+            "content_columns": self.content_columns,
             "about": dict(self.about),
         }
         # Last, so that a folder with a description is whole.
@@ -194,10 +187,10 @@ def _prepared_of(document: Mapping[str, Any], arrays: Arrays, content: NDArray[A
     )
     codes = None
     if document["level_sizes"] is not None:
-        codes = Codes(
+        codes = ItemCodes(
             codes=torch.from_numpy(wide["codes"]).int(),
             level_sizes=tuple(document["level_sizes"]),
-            content_columns=document["content_columns"],
+            version=VERSION,
         )
     return Prepared(
         name=document["name"],
@@ -209,5 +202,6 @@ def _prepared_of(document: Mapping[str, Any], arrays: Arrays, content: NDArray[A
         user_features={name[5:]: rows for name, rows in wide.items() if name.startswith("user/")},
         cardinalities=document["cardinalities"],
         codes=codes,
+        content_columns=document["content_columns"],
         about=document["about"],
     )

@@ -30,11 +30,12 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import list_ranks
 from recsys.reproduction.fitting import FITTERS, Experiment
-from recsys.reproduction.prepared import Codes, Prepared
+from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking import Question, Ranked, metrics_of, rank_all
 from recsys.reproduction.recipe import SOURCES
 from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.blend.source_lists import blended_lists, fitted_blend
+from recsys.semantic_ids.codes import ItemCodes
 from recsys.semantic_ids.quality import invalid_share
 
 MeasuredSplit = Literal["validation", "test"]
@@ -304,7 +305,9 @@ def metrics_by_split(
     }
 
 
-def invalid_ids(folder: Path, codes: Codes | None, splits: Sequence[MeasuredSplit]) -> float | None:
+def invalid_ids(
+    folder: Path, codes: ItemCodes | None, splits: Sequence[MeasuredSplit]
+) -> float | None:
     """Share of what the generative model listed that is no item with a semantic ID."""
     path = folder / "generative.npz"
     if codes is None or not path.exists():

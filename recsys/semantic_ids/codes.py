@@ -75,6 +75,18 @@ class Quantizer(Protocol):
         """Write the state for the class's ``load``."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ItemCodes:
+    """Semantic IDs by item row, as models and tries read them.
+
+    ``codes`` [N, L]: -1 where an item has none. ``version`` is that of the published IDs.
+    """
+
+    codes: Tensor
+    level_sizes: tuple[int, ...]
+    version: str
+
+
 def id_keys(codes: Tensor, level_sizes: Sequence[int]) -> Tensor:
     """Pack codes [N, l] into one int64 each, [N], sorted as the codes are.
 
@@ -229,6 +241,17 @@ class SemanticIds:
         at = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
         found = torch.where(keys[at] == wanted, rows[at], 0).to(codes.device)
         return torch.where(in_range, found, 0)
+
+    def by_item_row(self, id_rows: Tensor) -> ItemCodes:
+        """Look up the codes of items whose rows here are given.
+
+        Args:
+            id_rows: [N] int64; 0, and rows past the last, have none.
+        """
+        inside = torch.where(id_rows < self.num_item_rows, id_rows, 0)
+        return ItemCodes(
+            codes=self.codes[inside], level_sizes=self.level_sizes, version=self.version
+        )
 
     def text(self, item_row: int) -> str:
         """Write an item's ID as ``12-250-3``; empty where the row has none."""

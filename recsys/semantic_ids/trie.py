@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
-from recsys.semantic_ids.codes import SemanticIds, id_keys
+from recsys.semantic_ids.codes import ItemCodes, SemanticIds, id_keys
 from recsys.semantic_ids.tensor_file import digest_of, read_tensors, write_tensors
 from recsys.semantic_ids.trie_tables import (
     build_tables,
@@ -101,23 +101,14 @@ class Trie:
         return cls(keys, rows[order], level_sizes, num_item_rows=size, version=version)
 
     @classmethod
-    def of_item_codes(
-        cls, codes: Tensor, level_sizes: Sequence[int], *, version: str | None = None
-    ) -> Self:
-        """Build from the codes of every item row [N, L], -1 where an item has none."""
-        rows = (codes[:, 0] >= 0).nonzero()[:, 0]
+    def of_items(cls, ids: ItemCodes | SemanticIds) -> Self:
+        """Build from the codes of every item row, -1 where an item has none."""
+        rows = (ids.codes[:, 0] >= 0).nonzero()[:, 0]
         return cls.build(
-            codes[rows], level_sizes, item_rows=rows, num_item_rows=len(codes), version=version
-        )
-
-    @classmethod
-    def of_ids(cls, ids: SemanticIds) -> Self:
-        """Build from a version of the semantic IDs."""
-        return cls.build(
-            ids.codes[ids.item_rows],
+            ids.codes[rows],
             ids.level_sizes,
-            item_rows=ids.item_rows,
-            num_item_rows=ids.num_item_rows,
+            item_rows=rows,
+            num_item_rows=len(ids.codes),
             version=ids.version,
         )
 

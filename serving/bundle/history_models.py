@@ -136,16 +136,15 @@ def load_generation(
         )
     levels = {"level_sizes": released.level_sizes}
     check_inputs(path / "config.json", manifest, items.content.shape[1], levels)
-    codes = semantic_ids.codes
+    ids = semantic_ids.item_codes
     with reading(path), torch.no_grad():
         model = GenerativeModel.load(
-            path, items, codes, semantic_ids=released.version, backend="torch"
+            path, items, ids.codes, semantic_ids=released.version, backend="torch"
         )
         # Encoded here once, so that requests in many threads only read it.
         if not bool(torch.isfinite(model.all_item_inputs()).all()):
             raise ValueError("its item vectors are not finite; train and release it again")
-        trie = Trie.of_item_codes(codes, semantic_ids.ids.level_sizes, version=semantic_ids.version)
-    return Generation(model=model, trie=trie)
+    return Generation(model=model, trie=Trie.of_items(ids))
 
 
 def load_blends(directory: Path, manifest: BundleManifest) -> dict[Profile, LearnedBlend]:

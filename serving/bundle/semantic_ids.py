@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.semantic_ids.codes import FILE_NAME, NO_CODE, Quantizer, SemanticIds
+from recsys.semantic_ids.codes import FILE_NAME, NO_CODE, ItemCodes, Quantizer, SemanticIds
 from recsys.semantic_ids.tensor_file import read_description
 from serving.bundle.catalogue import load_array, load_rows, reading
 from serving.bundle.manifest import SemanticIdSource
@@ -162,9 +162,14 @@ class ItemSemanticIds:
         return self.codes if self.from_content is None else self.from_content
 
     @cached_property
+    def item_codes(self) -> ItemCodes:
+        """The IDs by item row."""
+        return self.ids.by_item_row(torch.from_numpy(self.id_rows))
+
+    @property
     def codes(self) -> Tensor:
         """Codes by item row, [N, L] int32; -1 without an ID."""
-        return self.ids.codes[torch.from_numpy(self.id_rows)]
+        return self.item_codes.codes
 
     @property
     def version(self) -> str:

@@ -91,7 +91,7 @@ class Timed:
             self.counts,
             torch.randn(prepared.num_item_rows, width) if reads_vectors else None,
         ).eval()
-        trie = Trie.of_item_codes(codes.codes, codes.level_sizes, version="timed")
+        trie = Trie.of_items(codes)
         search = BeamSearch(
             model.decode_step,
             trie,

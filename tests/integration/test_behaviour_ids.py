@@ -12,8 +12,8 @@ import pytest
 import torch
 from click.testing import Result
 
-from pipelines.candidates.generation import ItemCodes
 from pipelines.presets.resolve import resolve
+from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.semantic_ids.store import SemanticIdStore
 from pipelines.stages.build_semantic_ids import read_behaviour
 from pipelines.stages.list import STAGES
@@ -117,7 +117,7 @@ def test_appended_item_is_generated(own: Path, recsys: Recsys) -> None:
     row = bundle.catalogue.row_of("a-new-one")
     assert row is not None
     # Nobody moved, and the new item begins like one that the quantiser of content puts beside it.
-    before = ItemCodes.load(own / "build_semantic_ids").codes
+    before = read_item_codes(own / "build_semantic_ids").codes
     codes = torch.as_tensor(bundle.semantic_ids.codes).long()
     assert torch.equal(codes[: len(before)], before)
     assert int(codes[row, 0]) in before[1:, 0].tolist()
@@ -243,8 +243,8 @@ def test_each_order_of_tied_times_is_measured_with_ids_of_its_own(
     more = [word for one in (*short, orders) for word in ("--set", one)]
     run(recsys, own, *more, "--until", "train_generative")
     artefact = own / "build_semantic_ids"
-    given, shuffled = (ItemCodes.load(artefact, order) for order in ("given", "shuffled"))
-    assert given.version == ItemCodes.load(artefact).version == report_of(own)["version"]
+    given, shuffled = (read_item_codes(artefact, order) for order in ("given", "shuffled"))
+    assert given.version == read_item_codes(artefact).version == report_of(own)["version"]
     assert shuffled.version != given.version
     for codes, order in ((given, "given"), (shuffled, "shuffled")):
         saved = own / f"train_generative/{order}/generative/config.json"

@@ -12,9 +12,10 @@ from click.testing import Result
 from fastapi.testclient import TestClient
 
 from pipelines.candidates.blends import load_blends
-from pipelines.candidates.generation import GeneratedSource, ItemCodes
+from pipelines.candidates.generation import GeneratedSource
 from pipelines.candidates.sources import ScoredSource, Source, ask_all, lists_of
 from pipelines.inputs.tensors import read_inputs
+from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative.model import GenerativeModel
@@ -93,7 +94,7 @@ def test_the_measured_blend_is_the_served_one(shop: Path, profile: Profile) -> N
     two_tower = TwoTower.load(refit / "two_tower", inputs.catalogue)
     sequence = SequenceModel.load(refit / "sequence", inputs.catalogue)
     popularity = Popularity.load(refit / "popularity")
-    codes = ItemCodes.load(shop / "build_semantic_ids")
+    codes = read_item_codes(shop / "build_semantic_ids")
     generative = GenerativeModel.load(
         refit / "generative", inputs.catalogue, codes.codes, semantic_ids=codes.version
     )

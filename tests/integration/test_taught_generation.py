@@ -10,10 +10,10 @@ import pytest
 import torch
 from click.testing import Result
 
-from pipelines.candidates.generation import ItemCodes
 from pipelines.config.run import GenerativeTrainingConfig, SequenceTrainingConfig
 from pipelines.inputs.tensors import load_catalogue
 from pipelines.presets.shop import shop as shop_preset
+from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.models.generative.model import GenerativeConfig, GenerativeModel
 from recsys.models.sequence.model import SequenceModel
 from recsys.training.code_distillation import TeachingConfig
@@ -63,7 +63,7 @@ def test_vectors_are_those_of_the_sequence_model_trained_on_the_same_events(
     taught: Path, place: str
 ) -> None:
     catalogue = load_catalogue(taught / "build_features", taught / "embed_items")
-    codes = ItemCodes.load(taught / "build_semantic_ids")
+    codes = read_item_codes(taught / "build_semantic_ids")
     sequence = SequenceModel.load(taught / place.format("sequence") / "sequence", catalogue)
     folder = taught / place.format("generative") / "generative"
     model = GenerativeModel.load(folder, catalogue, codes.codes, semantic_ids=codes.version)

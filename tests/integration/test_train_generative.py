@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from pipelines.candidates.blends import FILE
-from pipelines.candidates.generation import ItemCodes
+from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.stages.report import report_path
 
 Recsys = Callable[..., Result]
@@ -38,7 +38,7 @@ def test_the_beam_finds_the_successor_and_no_id_is_invalid(shop: Path) -> None:
 
 
 def test_lists_hold_items_with_an_id_that_the_user_has_not_taken(shop: Path) -> None:
-    codes = ItemCodes.load(shop / "build_semantic_ids")
+    codes = read_item_codes(shop / "build_semantic_ids")
     table = pl.read_parquet(shop / "evaluate/per_user_given_test.parquet")
     rows = table["top_k_generative"].explode()
     assert bool((codes.codes[rows.to_torch()] >= 0).all())

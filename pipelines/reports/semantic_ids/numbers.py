@@ -20,7 +20,7 @@ from pipelines.reports.semantic_ids.examples import (
     moved_items,
     prefix_examples,
 )
-from recsys.semantic_ids.codes import NO_CODE, SemanticIds
+from recsys.semantic_ids.codes import NO_CODE
 from recsys.semantic_ids.collisions import rows_with_content
 from recsys.semantic_ids.lifecycle import KeptShares, kept_shares
 from recsys.semantic_ids.purity import main_categories
@@ -147,12 +147,6 @@ def depths_of(codes: Tensor, level_sizes: tuple[int, ...]) -> list[Depth]:
     return found
 
 
-def by_item_row(ids: SemanticIds, id_rows: Tensor) -> Tensor:
-    """Lay codes out by item row, [N, L]; an id row that a version does not have is none."""
-    inside = torch.where(id_rows < ids.num_item_rows, id_rows, 0)
-    return ids.codes.cpu()[inside].long()
-
-
 def by_id_row(values: Tensor, id_rows: Tensor, size: int, nothing: float) -> Tensor:
     """Lay what is given by item row [N, ...] out by id row [size, ...]."""
     if len(id_rows) == size and torch.equal(id_rows, torch.arange(size)):
@@ -210,7 +204,7 @@ def drift_of(reported: ReportedIds, now: Neighbourhood, id_rows: Tensor) -> Vers
     if previous is None:
         return None
     comparable = previous.level_sizes == reported.ids.level_sizes
-    before = Neighbourhood(reported, by_item_row(previous, id_rows))
+    before = Neighbourhood(reported, previous.by_item_row(id_rows).codes)
     has, had = set(reported.ids.item_rows.tolist()), set(previous.item_rows.tolist())
     return VersionDrift(
         previous_version=previous.version,
@@ -231,7 +225,7 @@ def numbers_of(reported: ReportedIds) -> SemanticIdReport:
     check(reported)
     ids, sizes = reported.ids, reported.quantizer.level_sizes
     id_rows = torch.from_numpy(reported.id_rows).long()
-    codes = by_item_row(ids, id_rows)
+    codes = ids.by_item_row(id_rows).codes
     now = Neighbourhood(reported, codes)
     categories, names = main_categories(reported.catalogue.categories)
     quality = quality_report(

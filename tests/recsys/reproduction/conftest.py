@@ -12,9 +12,10 @@ from recsys.models.generative.config import GenerativeConfig
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.sequence.model import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
-from recsys.reproduction.prepared import Codes, Prepared
+from recsys.reproduction.prepared import VERSION, Prepared
 from recsys.reproduction.recipe import Recipe
 from recsys.retrieval.blend.learned import LearnedBlendConfig
+from recsys.semantic_ids.codes import ItemCodes
 from recsys.training.code_distillation import TeachingConfig
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig
@@ -99,5 +100,5 @@ def small_world(small_recipe) -> Prepared:
         orders={"given": walks(0), "shuffled": walks(1)},
         catalogue=ItemCatalogue(content, categories),
         num_categories=NUM_CLUSTERS + 1,
-        codes=Codes(codes=codes, level_sizes=(NUM_CLUSTERS, CLUSTER_SIZE)),
+        codes=ItemCodes(codes=codes, level_sizes=(NUM_CLUSTERS, CLUSTER_SIZE), version=VERSION),
     )

@@ -142,7 +142,7 @@ def test_saved_trie_comes_back_and_damage_or_another_version_is_refused(tmp_path
     codes = torch.randint(0, 9, (200, 3)).unique(dim=0).int()
     table = torch.cat([torch.full((1, 3), -1, dtype=torch.int32), codes])
     ids = SemanticIds(codes=table, level_sizes=(9, 9, 9), quantizer_digest="q")
-    trie = Trie.of_ids(ids)
+    trie = Trie.of_items(ids)
     trie.save(tmp_path)
     again = Trie.load(tmp_path, expected_version=ids.version)
     assert torch.equal(again.item_rows(again.walk(codes)), ids.item_rows_of(codes))
