@@ -60,8 +60,8 @@ format: install  ## rewrite files in the house format
 	@$(BIN)/ruff check --fix .
 
 bench: install  ## run every benchmark and rewrite tests/benchmarks/results
-	@for script in tests/benchmarks/benchmark_*.py; do \
-		echo "bench: $$script" && $(BIN)/python $$script || exit 1; done
+	@for script in $$(find tests/benchmarks -name 'benchmark_*.py' | sort | tr / . ); do \
+		echo "bench: $$script" && $(BIN)/python -m $${script%.py} || exit 1; done
 
 lock: install  ## resolve requirements/*.in again
 	@$(BIN)/python requirements/lock.py cpu dev gpu airflow

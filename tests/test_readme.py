@@ -60,13 +60,12 @@ def test_the_stage_table_is_the_generated_one(tmp_path: Path) -> None:
 
 
 def test_the_page_of_results_is_of_the_results_there_are() -> None:
-    script = "import results_index; print(results_index.index(), end='')"
-    folder = ROOT / "tests" / "benchmarks"
+    script = "from tests.benchmarks.index import index; print(index(), end='')"
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    page = (folder / "results" / "README.md").read_text(encoding="utf-8")
-    assert page == done.stdout, "run python tests/benchmarks/results_index.py"
+    page = (ROOT / "tests" / "benchmarks" / "results" / "README.md").read_text(encoding="utf-8")
+    assert page == done.stdout, "run python -m tests.benchmarks.index"
 
 
 def write_shop(folder: Path) -> None:

@@ -86,9 +86,10 @@ def write_study(folder: Path, out: Path) -> dict[str, PowerLaw]:
         "recipe": rungs[0]["recipe"],
         "device": sorted({rung["device"] for rung in rungs}),
         "laws": {measure: asdict(law) for measure, law in laws.items()},
-        "rungs": rungs,
     }
-    (out / "scaling.json").write_text(json.dumps(document, indent=2) + "\n")
+    lines = ",\n".join(json.dumps(rung) for rung in rungs)
+    text = f'{json.dumps(document)[:-1]}, "rungs": [\n{lines}\n]}}\n'
+    (out / "scaling.json").write_text(text)
     (out / "scaling.md").write_text(page_of(rungs, laws))
     by_size = sorted(rungs, key=lambda rung: (rung["width"], rung["depth"]))
     points = [point for measure in MEASURES for point in points_of(by_size, measure, laws[measure])]

@@ -21,7 +21,10 @@ from recsys.retrieval.faiss_library import Kind, faiss_threads, load_faiss
 
 @dataclass(frozen=True, kw_only=True)
 class FaissIndexConfig:
-    """How an index is built; the defaults come from tests/benchmarks/benchmark_faiss_index.py."""
+    """How an index is built.
+
+    The defaults were measured by tests/benchmarks/retrieval/benchmark_faiss_index.py.
+    """
 
     kind: Kind | Literal["auto"] = "auto"
     flat_max_rows: int = 50_000

@@ -21,7 +21,7 @@ from recsys.training.orthogonal import Muon, block_matrices
 ROWS_PAY_FROM = 1 << 25
 """Elements of a layer's tables from which moving rows beats a dense step: on an H200 the dense step
 of the two-tower took 0.9 times as long as by rows at 1.5M elements, 1.07 times at 64M and 1.8 times
-at 640M (``tests/benchmarks/results/training_step_cuda.md``)."""
+at 640M (``tests/benchmarks/results/kernels/training_step_cuda.md``)."""
 
 
 @dataclass(frozen=True, kw_only=True)

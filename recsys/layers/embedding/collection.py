@@ -93,7 +93,7 @@ class EmbeddingBags(nn.Module):
             rows by FBGEMM. ``triton`` moves rows by our kernels; lookups with dense gradients are
             plain torch's. ``auto`` is what was measured fastest: ``triton`` for tables on CUDA
             where it is installed, else plain torch, with rows moved by FBGEMM on a CPU where that
-            is installed and can (``tests/benchmarks/results/embedding_bag_cpu.md``).
+            is installed and can (``tests/benchmarks/results/kernels/embedding_bag_cpu.md``).
 
     Raises:
         ValueError: If two tables share a name or a feature, or a backend is asked for and absent.

@@ -1,6 +1,7 @@
 """Several adapters of one base in one forward: each row of a batch is corrected by its own.
 
-There are four ways to do it, chosen by what was measured (``tests/benchmarks/benchmark_lora.py``):
+There are four ways to do it, chosen by what was measured
+(``tests/benchmarks/adapters/benchmark_speed.py``):
 
 - *On a GPU*: one launch works out a layer and what each row's own adapter adds to it
   (``recsys.kernels.lora``), or adds the latter to what torch's product gave.

@@ -1,0 +1,152 @@
+"""Gather what the cards of ``recsys reproduce`` measured into one page with goals and times.
+
+The runs are made by the command, or by ``python -m recsys.reproduction`` on a machine with a GPU;
+each card's lie in a folder of its name below RUNS, as either writes them:
+
+    RUNS/beauty/given-0/result.json  RUNS/beauty-cold/cold-given-0/result.json  RUNS/*/ledger.jsonl
+
+    python -m tests.benchmarks.evaluation.benchmark_reproduction RUNS --seconds beauty=140
+
+Writes results/evaluation/reproduction.{json,md}; each look at a test split is added to
+results/test_split_ledger.jsonl once, and --bands writes the numbers into the cards as their bands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pipelines.reproduction.cards.card import FOLDER, Card, card_names, read_card, read_published
+from pipelines.reproduction.page import AS_SERVED, facts_of, markdown_page, tables_of
+from pipelines.reproduction.summary import expected_toml, out_of_band, summary_of
+from recsys.reproduction.recipe import REFITTED, ROWS
+from tests.benchmarks.harness import RESULTS, Row, write_results
+
+LEDGER = RESULTS / "test_split_ledger.jsonl"
+BEAUTY_SECONDS = 300
+
+
+def parsed_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path, help="folder with a folder for each card")
+    parser.add_argument("--seconds", nargs="*", default=[], metavar="CARD=S", help="wall time")
+    parser.add_argument("--bands", action="store_true", help="write bands into the cards")
+    return parser.parse_args()
+
+
+def results_of(folder: Path) -> list[dict[str, Any]]:
+    """Read every run of a card; one that was cut short has the rows that it finished."""
+    return [
+        json.loads((run / "result.json").read_text())
+        if (run / "result.json").exists()
+        else cut_short(run)
+        for run in sorted(folder.iterdir())
+        if any(run.glob("*.json"))
+    ]
+
+
+def cut_short(run: Path) -> dict[str, Any]:
+    """Put together what a run left that was stopped before its end."""
+    parts = {path.stem: json.loads(path.read_text()) for path in sorted(run.glob("*.json"))}
+    first = next(iter(parts.values()))
+    rows = {name: parts[name]["row"] for name in (*ROWS, *REFITTED) if name in parts}
+    return {
+        **{name: value for name, value in first.items() if name != "row"},
+        "device": first.get("device", "NVIDIA H200"),
+        "seconds": round(sum(row["seconds"] for row in rows.values()), 1),
+        "invalid_ids": None,
+        "rows": rows,
+    }
+
+
+def rows_of(name: str, card: Card, summary: dict[str, Any]) -> Iterable[Row]:
+    """One row for each goal of a card, and for each shown number of its best rows."""
+    reached = {(goal["row"], goal["metric"]) for goal in summary["goals"]}
+    for goal in summary["goals"]:
+        yield Row(
+            name=f"{name}, {goal['row']}: {goal['metric']}",
+            value=goal["value"],
+            unit="",
+            goal=f">= {goal['goal']}",
+            met=goal["met"],
+        )
+    for order, rows in summary["orders"].items():
+        for row, metrics in rows.items():
+            for metric in (metric for metric in summary["shown"] if metric in metrics):
+                if order != "given" or (row, metric) not in reached:
+                    value = metrics[metric]["mean"]
+                    label = f"{row} ({AS_SERVED})" if row in REFITTED else row
+                    yield Row(name=f"{name}, {order}, {label}: {metric}", value=value, unit="")
+    if summary["invalid_ids"] is not None:
+        met = summary["invalid_ids"] == 0
+        yield Row(
+            name=f"{name}: share of generated IDs that name no item",
+            value=summary["invalid_ids"],
+            unit="",
+            goal="0 by construction",
+            met=met,
+        )
+
+
+def add_looks(runs: Path) -> None:
+    """Add the looks at test of all cards that the ledger does not have yet."""
+    known = set(LEDGER.read_text().splitlines())
+    with LEDGER.open("a") as file:
+        for path in sorted(runs.glob("*/ledger.jsonl")):
+            for line in path.read_text().splitlines():
+                if line not in known:
+                    known.add(line)
+                    file.write(line + "\n")
+
+
+def write_bands(name: str, summary: dict[str, Any]) -> None:
+    """Put the numbers of these runs into the card as the bands of later ones."""
+    path = FOLDER / f"{name}.toml"
+    kept = path.read_text().partition("[[expected]]")[0].rstrip()
+    path.write_text(f"{kept}\n\n{expected_toml(summary)}".rstrip() + "\n")
+
+
+def main() -> None:
+    options = parsed_arguments()
+    seconds = {name: float(value) for name, value in (one.split("=") for one in options.seconds)}
+    rows, parts = [], []
+    devices: set[str] = set()
+    for name in card_names():
+        folder = options.runs / name
+        results = results_of(folder) if folder.is_dir() else []
+        if not results:
+            continue
+        card = read_card(name)
+        summary = summary_of(name, card, results)
+        devices |= set(summary["device"])
+        if options.bands:
+            write_bands(name, summary)
+        facts = facts_of(summary, out_of_band(card, summary))
+        tables = tables_of(card, summary, read_published())
+        parts.append(markdown_page(card.title, facts, tables).replace("\n#", "\n##"))
+        rows += rows_of(name, card, summary)
+        if name in seconds:
+            goal = BEAUTY_SECONDS if name == "beauty" else None
+            rows.append(
+                Row(
+                    name=f"{name}: one seed's strict rows, alone on the device, arrays prepared",
+                    value=seconds[name],
+                    unit="s",
+                    goal=None if goal is None else f"<= {goal} s on one H200",
+                    met=None if goal is None else seconds[name] <= goal,
+                )
+            )
+    add_looks(options.runs)
+    notes = "\n".join(f"#{part}" for part in parts)
+    write_results(
+        "reproduction", rows, notes=notes, device="; ".join(sorted(devices)), in_page=False
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""What every benchmark shares: its command line, its timing, and its result as JSON and as a table.
+
+A script runs as a module from the repository's root, so that it imports its neighbours by name:
+
+    python -m tests.benchmarks.kernels.benchmark_embedding_bag --help
+
+Results go to ``results/<folder of the script>/``: one line of JSON a measurement, and a page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).parent
+ROOT = BENCHMARKS.parents[1]
+RESULTS = BENCHMARKS / "results"
+LEDGER = RESULTS / "test_split_ledger.jsonl"
+MAX_COLUMNS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measurement, named ``case: metric``.
+
+    ``ratio`` is this value against the peer's in the direction that makes more than 1 better;
+    ``goal`` is the bar in words; ``met`` is None where no bar was set.
+    """
+
+    name: str
+    value: float
+    unit: str = ""
+    peer: str | None = None
+    ratio: float | None = None
+    goal: str | None = None
+    met: bool | None = None
+
+
+def command_line(doc: str | None) -> argparse.ArgumentParser:
+    """Make a parser that shows a script's docstring as it is written, and its defaults."""
+
+    class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+        pass
+
+    return argparse.ArgumentParser(description=doc, formatter_class=Help)
+
+
+def device_name() -> str:
+    """Name the processor and the number of usable cores."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].split(":", 1)[1].strip() if names else model
+    return f"{model}, {len(os.sched_getaffinity(0))} cores"
+
+
+def versions() -> str:
+    return f"Python {platform.python_version()}, torch {version('torch')}"
+
+
+def current_commit(checkout: Path = BENCHMARKS) -> str:
+    """Short hash of the checked-out commit, with a plus where files differ from it."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=checkout,
+    )
+    return described.stdout.strip() or "unknown"
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def median_seconds(call: Callable[[], object], repeats: int, warmup: int = 1) -> float:
+    """Median time of a call after some that do not count."""
+    for _ in range(warmup):
+        call()
+    return statistics.median(seconds_of(call) for _ in range(repeats))
+
+
+def alternating_seconds(
+    calls: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1
+) -> dict[str, list[float]]:
+    """Times of several calls that take turns, so that whatever slows the machine slows all."""
+    for call in calls.values():
+        for _ in range(warmup):
+            call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds):
+        order = list(calls) if number % 2 == 0 else list(reversed(calls))
+        for name in order:
+            times[name].append(seconds_of(calls[name]))
+    return times
+
+
+def first_sentence(script: Path) -> str:
+    """First line of a script's docstring, without its full stop."""
+    text = ast.get_docstring(ast.parse(script.read_text())) or ""
+    return text.split("\n")[0].rstrip(".").replace("``", "`")
+
+
+def _cell(row: Row | None, goal_in_header: bool) -> str:
+    """A measurement as ``value (peer, ratio; goal)``."""
+    if row is None:
+        return ""
+    beside = [row.peer or "", "" if row.ratio is None else f"{row.ratio:.2f}x"]
+    about = [", ".join(part for part in beside if part)]
+    if row.goal and not goal_in_header:
+        about.append(f"goal {row.goal}")
+    if row.met is False:
+        about.append("**missed**")
+    inside = "; ".join(part for part in about if part)
+    return f"{row.value:.5g}" + (f" ({inside})" if inside else "")
+
+
+def _only(values: Sequence[Any]) -> Any | None:
+    """The one value that all share, else None."""
+    return values[0] if len(set(values)) == 1 else None
+
+
+def _cases_table(cases: Mapping[str, Mapping[str, Row]], metrics: Sequence[str]) -> list[str]:
+    """One line a case and one column a metric; a goal that a whole column shares is in its head."""
+    heads, shared = [], {}
+    for metric in metrics:
+        rows = [case[metric] for case in cases.values() if metric in case]
+        unit, goal = _only([row.unit for row in rows]), _only([row.goal for row in rows])
+        shared[metric] = goal is not None
+        heads.append(metric + (f", {unit}" if unit else "") + (f"; goal {goal}" if goal else ""))
+    lines = ["| case | " + " | ".join(heads) + " |", "| --- |" + " --- |" * len(metrics)]
+    for name, case in cases.items():
+        cells = [_cell(case.get(metric), shared[metric]) for metric in metrics]
+        if any(cells):
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _plain_table(rows: Sequence[Row]) -> list[str]:
+    lines = [
+        "| measured | value | peer | ratio | goal | met |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
+        met = {None: "", True: "yes", False: "**no**"}[row.met]
+        cells = [row.name, f"{row.value:.6g} {row.unit}".strip(), row.peer or "", ratio]
+        lines.append("| " + " | ".join([*cells, row.goal or "", met]) + " |")
+    return lines
+
+
+def as_table(rows: Sequence[Row]) -> str:
+    """Lay out measurements: those named ``case: metric`` side by side, the others one a line."""
+    cases: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        case, _, metric = row.name.rpartition(": ")
+        cases.setdefault(case, {})[metric] = row
+    cases = {name: case for name, case in cases.items() if name and len(case) > 1}
+    metrics = list(dict.fromkeys(metric for case in cases.values() for metric in case))
+    if len(cases) < 2 or len(metrics) > 4 * MAX_COLUMNS:
+        return "\n".join(_plain_table(rows))
+    single = [row for row in rows if row.name.rpartition(": ")[0] not in cases]
+    tables = [_plain_table(single)] if single else []
+    starts = range(0, len(metrics), MAX_COLUMNS)
+    tables += [_cases_table(cases, metrics[start : start + MAX_COLUMNS]) for start in starts]
+    return "\n\n".join("\n".join(table) for table in tables)
+
+
+def as_json(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """JSON with one line a measurement, fields without a value left out."""
+    lines = []
+    for row in rows:
+        fields = {key: value for key, value in asdict(row).items() if value not in (None, "")}
+        lines.append(json.dumps({**fields, "value": float(f"{row.value:.8g}")}))
+    head = json.dumps(dict(header))[:-1]
+    return head + ', "rows": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def page_of(name: str, header: Mapping[str, Any], rows: Sequence[Row], notes: str) -> str:
+    script = header.get("script")
+    made = f" Made by `python -m {script}`." if script else ""
+    what = "" if script is None else first_sentence(ROOT / f"{script.replace('.', '/')}.py") + ". "
+    about = f"{what}Device: {header['device']}. Commit: {header['commit']}.{made}"
+    parts = [f"# {name}", about, as_table(rows) if rows else "", notes.strip()]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def running_script() -> str:
+    """Dotted name of the script that runs."""
+    path = Path(sys.argv[0]).resolve()
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def write_results(
+    name: str,
+    rows: Sequence[Row],
+    *,
+    notes: str = "",
+    device: str | None = None,
+    commit: str | None = None,
+    in_page: bool = True,
+) -> None:
+    """Write results/<folder of the script>/<name>.json and .md and print the page.
+
+    Args:
+        commit: What was measured, where the checkout may have moved on meanwhile.
+        in_page: Whether the page has a table of the rows; not where the notes hold one.
+    """
+    script = running_script()
+    header = {
+        "script": script,
+        "device": device or device_name(),
+        "commit": commit or current_commit(),
+        "versions": versions(),
+    }
+    folder = RESULTS / script.split(".")[-2]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(as_json(header, rows))
+    page = page_of(name, header, rows if in_page else [], notes)
+    (folder / f"{name}.md").write_text(page)
+    print(page)

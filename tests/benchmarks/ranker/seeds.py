@@ -1,0 +1,344 @@
+"""Candidates of one seed of ``benchmark_ranker``, and rankers of any trunk over them.
+
+Axes: U users, k candidates, T tasks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recsys.data.batch import Jagged
+from recsys.data.dataset import Rows
+from recsys.data.top_k import TopK
+from recsys.evaluation.auc import area_under_curve
+from recsys.evaluation.ranking import list_ranks, per_user_metric
+from recsys.layers.moe.routing import expert_use
+from recsys.models.ease import EaseConfig
+from recsys.models.ranker.config import (
+    RankerConfig,
+    RankerInputs,
+    Trunk,
+    at_equal_compute,
+    flops_of,
+)
+from recsys.models.ranker.model import Ranker
+from recsys.reproduction.fitting import QuietProgress
+from recsys.reproduction.run import blended_by_halves, blended_in_parts, learned, moved, on_device
+from recsys.retrieval.blend.candidate_features import BASE, number_names, ranking_candidates
+from recsys.retrieval.blend.history_features import HISTORY_NUMBERS, HistoryFeatures
+from recsys.retrieval.blend.learned import LearnedBlend
+from recsys.training.loop import train
+from recsys.training.optim import ScheduleConfig, adamw
+from recsys.training.progress import SilentTracker
+from recsys.training.ranker_fit import RankerFitConfig, fit_line, ranker_loss
+from recsys.training.ranker_fit import on_device as batch_on_device
+from recsys.training.ranking_examples import (
+    Candidates,
+    Outcomes,
+    RankingExamples,
+    labels_of,
+    tasks_of,
+)
+from tests.benchmarks.ranker.sources import Asked, Data, stage
+
+TRUNKS: tuple[Trunk, ...] = ("dense", "shared_bottom", "mmoe", "ple", "sparse")
+BLEND, EARLIER_BLEND, CORRECTION = "blend, served", "blend of earlier events", "straight line"
+METRIC = "ndcg@10"
+MOST_EVENTS = 200
+QUERIES = 512
+"""Merged and scored at a time."""
+
+
+SPARSE = RankerConfig(
+    trunk="sparse",
+    embedding_dim=16,
+    key_dim=16,
+    hidden_dim=16,
+    num_experts=8,
+    top_k=2,
+    num_cross_layers=1,
+    max_history=20,
+    dropout=0.1,
+    id_dropout=0.95,
+)
+
+
+FIT = RankerFitConfig(
+    precision="float32",
+    schedule=ScheduleConfig(learning_rate=5e-4, decay="linear", final_share=0.02),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How rankers are made and taught."""
+
+    ranker: RankerConfig = field(default_factory=lambda: SPARSE)
+    """The sparse trunk, to which the others are made equal."""
+    fit: RankerFitConfig = field(default_factory=lambda: FIT)
+    linear: EaseConfig = field(default_factory=EaseConfig)
+
+
+def outcomes_of(data: Data, of: Asked) -> Outcomes:
+    """Take the values of held-out events."""
+    return Outcomes.of_values(data.values[torch.from_numpy(np.asarray(of.held_out.positions))])
+
+
+def examples_of(
+    data: Data,
+    seen: Asked,
+    blend: LearnedBlend,
+    numbers: HistoryFeatures,
+    tasks: Sequence[str],
+    fit: RankerFitConfig,
+    device: torch.device,
+) -> RankingExamples:
+    """Merge lists, number candidates, label them."""
+    prepared, held_out = data.prepared, seen.held_out
+    queries = data.sequences.queries(
+        held_out.positions, max_history=MOST_EVENTS, user_features=prepared.user_features
+    )
+    there, counts = moved(blend, device), seen.item_counts.to(device)
+    numbers = numbers.to(device)
+    parts = []
+    for rows in torch.split(torch.arange(len(held_out.positions)), QUERIES):
+        lists = {
+            name: on_device(TopK(*(part[rows] for part in top)), device)
+            for name, top in seen.lists.items()
+        }
+        history = queries["history"].take(rows).to(device)
+        # Merging makes its tensors on the default device.
+        with device:
+            found = ranking_candidates(there, lists, history, counts, fit.num_candidates, numbers)
+        one = (found.blended.scores, found.blended.item_rows, found.numbers)
+        parts.append([part.cpu() for part in one])
+    scores, item_rows, of_candidates = (torch.cat(part) for part in zip(*parts, strict=True))
+    values = data.values[torch.from_numpy(np.asarray(held_out.positions))]
+    labels = labels_of(
+        item_rows, held_out.targets, Outcomes.of_values(values), tasks, fit.like_from
+    )
+    return RankingExamples(queries, Candidates(TopK(scores, item_rows), of_candidates), labels)
+
+
+def per_user(top: TopK, targets: Jagged) -> Tensor:
+    """Measure lists, [U]."""
+    return per_user_metric(list_ranks(top.item_rows, targets), METRIC).nan_to_num(0)
+
+
+def ordered(top: TopK, scores: Tensor) -> TopK:
+    """Order candidates by scores, [U, k]."""
+    order = scores.sort(dim=1, descending=True, stable=True).indices
+    return TopK(top.scores.gather(1, order), top.item_rows.gather(1, order))
+
+
+@torch.no_grad()
+def logits_together(model: Ranker, examples: RankingExamples, chosen: Tensor) -> Tensor:
+    """Predict candidates many queries at a time, [U, k, T]; nan at holes.
+
+    What is served differs from this by rounding alone.
+    """
+    device, was_training = next(model.parameters()).device, model.training
+    model.eval()
+    there = examples.candidates.top.item_rows[chosen] > 0
+    logits = torch.full((*there.shape, len(model.inputs.tasks)), torch.nan)
+    for rows in torch.split(torch.arange(len(chosen)), QUERIES):
+        batch = batch_on_device(examples.whole_batch(chosen[rows]), device)
+        part = torch.full((*there[rows].shape, logits.shape[2]), torch.nan)
+        part[there[rows]] = model(batch).logits.cpu()
+        logits[rows] = part
+    model.train(was_training)
+    return logits
+
+
+def scores_together(model: Ranker, logits: Tensor) -> Tensor:
+    """Join tasks, [U, k, T] -> [U, k]; -inf at holes."""
+    there = ~logits[:, :, 0].isnan()
+    scores = torch.full(there.shape, -torch.inf)
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        scores[there] = model.combined(model.calibrated(logits[there].to(device))).cpu()
+    return scores
+
+
+class Seed:
+    """What rankers of one seed learn from and are judged by."""
+
+    frozen_line = False
+
+    def __init__(
+        self,
+        data: Data,
+        seed: int,
+        before: Mapping[str, Asked],
+        now: Mapping[str, Asked],
+        recipe: Recipe,
+        device: torch.device,
+    ) -> None:
+        self.data, self.seed, self.device, self.recipe = data, seed, device, recipe
+        self.before, self.now = before["earlier"], now
+        with stage("blend of earlier events"):
+            self.blend = self._learned(self.before)
+        values = data.values[torch.from_numpy(np.asarray(self.before.held_out.positions))]
+        self.tasks, _ = tasks_of(Outcomes.of_values(values), recipe.fit.like_from)
+        with stage("numbers of candidates"):
+            numbers = self._numbers(data.earlier_ends(), self.before)
+            self.learned = self._examples(self.before, numbers)
+            numbers = self._numbers(np.asarray(data.sequences.train_end), next(iter(now.values())))
+            self.judged = {split: self._examples(one, numbers) for split, one in now.items()}
+
+    def _learned(self, of: Asked) -> LearnedBlend:
+        config = self.data.prepared.recipe.blend
+        return learned(
+            of.lists, of.held_out.targets, of.lengths, of.item_counts, config, self.device
+        )
+
+    def _numbers(self, ends: Rows, of: Asked) -> HistoryFeatures:
+        linear = self.data.linear(ends, self.recipe.linear, self.device)
+        return HistoryFeatures(self.data.prepared.catalogue, linear, of.vectors)
+
+    def _examples(self, of: Asked, numbers: HistoryFeatures) -> RankingExamples:
+        return examples_of(
+            self.data, of, self.blend, numbers, self.tasks, self.recipe.fit, self.device
+        )
+
+    def blends(self) -> dict[str, dict[str, Tensor]]:
+        """Measure both blends, by row and split."""
+        served, earlier = {}, {}
+        whole = self.data.experiment("now", self.seed, self.device)
+        for split, found in self.now.items():
+            lists = dict(found.lists)
+            if split == "validation":
+                question = whole.question("validation", self.data.most_judged)
+                merged = blended_by_halves(whole, lists, question)
+            else:
+                blend = self._learned(self.now["validation"])
+                merged = blended_in_parts(
+                    blend, lists, found.lengths, found.item_counts, self.device
+                )
+            served[split] = per_user(merged, found.held_out.targets)
+            earlier[split] = per_user(self.judged[split].candidates.top, found.held_out.targets)
+        return {BLEND: served, EARLIER_BLEND: earlier}
+
+    def ranker(self, trunk: Trunk | None) -> Ranker:
+        """Build an untrained ranker; None for a trunk that learns nothing."""
+        prepared = self.data.prepared
+        sizes = RankerInputs(
+            num_item_rows=prepared.num_item_rows,
+            tasks=self.tasks,
+            content_dim=prepared.catalogue.content.shape[1],
+            num_categories=prepared.num_categories,
+            user_features=dict(prepared.cardinalities),
+            candidate_dense=number_names(self.blend.sources),
+            base_number=BASE,
+        )
+        torch.manual_seed(self.seed)
+        config = at_equal_compute(self.recipe.ranker, sizes, trunk or "dense")
+        model = Ranker(config, sizes, prepared.catalogue, self.before.item_counts)
+        return model.to(self.device)
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Number the events of nine users of ten that teach, and those of the tenth."""
+        aside = self.learned.queries["user"].values % 10 == 0
+        found = torch.zeros(len(aside), dtype=torch.bool)
+        found[self.learned.found()] = True
+        return (found & ~aside).nonzero()[:, 0], aside.nonzero()[:, 0]
+
+    def line_without(self, kinds: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Fit a straight line that does not see some kinds of numbers; measure it on validation.
+
+        Returns:
+            Its values [U], and those of the line that sees all.
+        """
+        values, (chosen, _) = [], self.parts()
+        for hidden in (tuple(kinds), ()):
+            model = self.ranker(None).eval()
+            line, examples = model.correction, self.learned
+            assert line is not None
+            there = examples.candidates.top.item_rows[chosen] > 0
+            line.fit_scale(examples.candidates.numbers[chosen][there])
+            names = number_names(self.blend.sources)
+            of_history = len(names) - len(HISTORY_NUMBERS)
+            for column in range(of_history, len(names)):
+                if names[column].partition(".")[0] in hidden:
+                    line.scales[column] = 0
+            fit_line(line, examples, chosen, self.recipe.fit)
+            judged = self.judged["validation"]
+            logits = logits_together(model, judged, torch.arange(len(judged.labels)))
+            top = ordered(judged.candidates.top, scores_together(model, logits))
+            values.append(per_user(top, self.now["validation"].held_out.targets))
+        return values[0], values[1]
+
+    def trained(self, trunk: Trunk | None) -> tuple[Ranker, float]:
+        """Train on nine users of ten; the tenth pick the pass."""
+        model, fit = self.ranker(trunk), self.recipe.fit
+        examples, targets = self.learned, self.before.held_out.targets
+        chosen, held = self.parts()
+        begin = time.perf_counter()
+        loss_at = ranker_loss(model, examples, chosen, fit, self.seed, self.device)
+        if self.frozen_line and model.correction is not None:
+            model.correction.requires_grad_(False)
+        top = TopK(*(one[held] for one in examples.candidates.top))
+
+        def evaluate(_: nn.Module) -> dict[str, float]:
+            scores = scores_together(model, logits_together(model, examples, held))
+            return {METRIC: float(per_user(ordered(top, scores), targets.take(held)).mean())}
+
+        if trunk is not None:
+            train(
+                model,
+                loss_at,
+                adamw(model, fit.optimizer),
+                fit.for_examples(len(chosen)),
+                evaluate=evaluate,
+                tracker=SilentTracker(),
+                progress=QuietProgress(),
+            )
+        logits = logits_together(model, examples, held)
+        there = top.item_rows > 0
+        model.eval().fit_calibration(
+            logits[there].to(self.device), examples.labels[held][there].to(self.device), "platt"
+        )
+        return model, time.perf_counter() - begin
+
+    def measured(self, model: Ranker) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Measure a ranker on every split; tell of its probabilities and experts."""
+        values = {}
+        told: dict[str, Any] = {"flops": flops_of(model.config, model.inputs)["total"]}
+        for split, examples in self.judged.items():
+            everyone = torch.arange(len(examples.labels))
+            logits = logits_together(model, examples, everyone)
+            top = ordered(examples.candidates.top, scores_together(model, logits))
+            values[split] = per_user(top, self.now[split].held_out.targets)
+            there = examples.candidates.top.item_rows > 0
+            told[f"auc/{split}"] = {
+                name: area_under_curve(
+                    logits[there][:, place], examples.labels[there][:, place].nan_to_num(0)
+                )
+                for place, name in enumerate(self.tasks)
+            }
+        examples = self.judged["validation"]
+        batch = batch_on_device(
+            examples.whole_batch(torch.arange(min(1024, len(examples.labels)))), self.device
+        )
+        with torch.no_grad():
+            routing = model(batch).routing
+        if routing is not None:
+            use = expert_use(routing.experts, model.config.num_experts)
+            told |= {"max_violation": use.max_violation, "dead_experts": use.dead_experts}
+        return values, told
+
+
+def recipe_with(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+    """Change settings, named ``part.setting``."""
+    for name, value in settings.items():
+        part, _, setting = name.partition(".")
+        changed = replace(getattr(recipe, part), **{setting: value})
+        recipe = replace(recipe, **{part: changed})
+    return recipe

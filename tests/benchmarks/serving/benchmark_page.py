@@ -1,0 +1,123 @@
+"""First paint of the try-it page and the time from a click to the new list, in headless Chromium.
+
+Each first paint is a fresh browser context (empty cache); each click adds the item at a place of
+the list and waits until the new list is on the screen (two frames after it is in the document).
+Server and browser share this machine's cores. Needs chromium and playwright.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from playwright.sync_api import Browser, sync_playwright
+
+from serving.bundle.manifest import publish
+from serving.bundle.synthetic import write_synthetic_bundle
+from tests.benchmarks.harness import Row, write_results
+from tests.benchmarks.serving.benchmark_load import DEMO_SIZE, serving
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
+# When the second frame after the change begins, what changed has been painted.
+CLICK = """(place) => new Promise((done) => {
+  const list = document.getElementById("list");
+  const started = performance.now();
+  new MutationObserver((changes, observer) => {
+    observer.disconnect();
+    requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - started)));
+  }).observe(list, { childList: true });
+  list.querySelectorAll(".title")[place].click();
+})"""
+
+
+def first_paints(browser: Browser, address: str, count: int) -> tuple[list[float], list[float]]:
+    """Return ms from navigation to first contentful paint, and to the first whole list."""
+    paints, lists = [], []
+    for _ in range(count):
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        page = context.new_page()
+        page.goto(address)
+        page.wait_for_selector("#list .item")
+        while not (paint := page.evaluate(PAINT)):
+            page.wait_for_timeout(10)
+        paints.append(paint)
+        ends = "performance.getEntriesByName('list').map(one => one.startTime + one.duration)[0]"
+        lists.append(page.evaluate(ends))
+        context.close()
+    return paints, lists
+
+
+def clicks(browser: Browser, address: str, users: int, per_user: int) -> list[float]:
+    """Return ms from a click to the new list on the screen."""
+    taken = []
+    for _ in range(users):
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        page = context.new_page()
+        page.goto(address)
+        page.wait_for_selector("#list .item")
+        page.click("#surprise")
+        page.wait_for_selector("#history .event")
+        for place in range(per_user):
+            page.wait_for_timeout(300)
+            taken.append(page.evaluate(CLICK, place % 5))
+        context.close()
+    return taken
+
+
+def row(name: str, values: list[float], share: float, bound: float | None) -> Row:
+    value = float(np.quantile(values, share))
+    goal, met = (None, None) if bound is None else (f"<= {bound:g} ms", value <= bound)
+    return Row(name=name, value=value, unit="ms", goal=goal, met=met)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bundles", type=Path, help="by default a made-up one of the demo's size")
+    parser.add_argument("--chromium", default=shutil.which("chromium"))
+    parser.add_argument("--paints", type=int, default=20)
+    parser.add_argument("--users", type=int, default=5)
+    parser.add_argument("--clicks", type=int, default=12, help="for each user")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
+        bundles = arguments.bundles
+        if bundles is None:
+            bundles = Path(scratch)
+            write_synthetic_bundle(bundles, "v1", DEMO_SIZE)
+            publish(bundles, "v1")
+        browser = playwright.chromium.launch(executable_path=arguments.chromium, args=FLAGS)
+        with serving(bundles) as port:
+            address = f"http://127.0.0.1:{port}/"
+            first_paints(browser, address, 1)
+            paints, lists = first_paints(browser, address, arguments.paints)
+            taken = clicks(browser, address, arguments.users, arguments.clicks)
+        version = browser.version
+        browser.close()
+    rows = [
+        row("first contentful paint, median", paints, 0.5, 300),
+        row("first contentful paint, worst", paints, 1.0, 300),
+        row("first list, median", lists, 0.5, None),
+        row("click to new list on the screen, median", taken, 0.5, 150),
+        row("click to new list on the screen, 95%", taken, 0.95, 150),
+        row("click to new list on the screen, worst", taken, 1.0, 150),
+    ]
+    what = "made up, of the demo's size" if arguments.bundles is None else "movielens-100k"
+    notes = (
+        f"Chromium {version}, headless, 1280 x 900. Bundle: {what}. {len(paints)} first paints, "
+        f"each in a fresh context; {len(taken)} clicks by {arguments.users} users."
+    )
+    write_results("page", rows, notes=notes)
+
+
+if __name__ == "__main__":
+    main()

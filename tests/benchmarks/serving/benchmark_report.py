@@ -1,0 +1,142 @@
+"""Size of the report and the time until it is open, every chart drawn, in headless Chromium.
+
+The evaluation is made up: 22,000 users and 12,000 items with five models and two tie orders, the
+size of Amazon Beauty, or read from a workspace. Each opening is a fresh browser context that reads
+the file from disk. It ends with the second frame after the last chart is drawn, when what was drawn
+is on the screen. Needs chromium and playwright.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from playwright.sync_api import Browser, sync_playwright
+
+from pipelines.reports.page import report_html
+from pipelines.reports.report_data import Provenance, read_report_data
+from pipelines.reports.synthetic_evaluation import SyntheticEvaluation, write_synthetic_evaluation
+from tests.benchmarks.harness import Row, write_results
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+SIZE = SyntheticEvaluation(
+    num_users=22_000,
+    num_items=12_000,
+    events_per_user=9,
+    models=("popularity", "item_to_item", "two_tower", "generative", "blend"),
+    orders=("given", "shuffled"),
+    categories=tuple(f"Category {letter}" for letter in "ABCDEFGHIJKLMNOPQRST"),
+    num_resamples=100,
+)
+MEGABYTE = 1e6
+OPENED = """() => new Promise((done) => {
+  const painted = () => performance.getEntriesByName("first-contentful-paint")[0]?.startTime;
+  const told = () => requestAnimationFrame(() => requestAnimationFrame(function wait() {
+    if (painted() === undefined) return requestAnimationFrame(wait);
+    const drawn = performance.getEntriesByName("charts-drawn")[0].startTime;
+    done([performance.now(), drawn, painted()]);
+  }));
+  if (document.documentElement.dataset.charts) told();
+  else new MutationObserver(told).observe(document.documentElement, { attributes: true });
+})"""
+
+
+def made_report(folder: Path, size: SyntheticEvaluation) -> tuple[Path, float]:
+    """Write the report of a made-up evaluation; return it and the seconds it took to write."""
+    places = write_synthetic_evaluation(folder, size)
+    begin = time.perf_counter()
+    data = read_report_data(
+        places,
+        title="made up",
+        split_kind="leave_one_out",
+        excludes_history=True,
+        provenance=Provenance(
+            data_digest="",
+            evaluation_digest="",
+            raw_files={},
+            versions={},
+            settings="",
+            dataset=None,
+            num_test_looks=1,
+        ),
+    )
+    path = folder / "report.html"
+    path.write_text(report_html(data), encoding="utf-8")
+    return path, time.perf_counter() - begin
+
+
+def openings(browser: Browser, report: Path, width: int, count: int) -> list[list[float]]:
+    """Open the report so often; return ms until on the screen, drawn, and first painted."""
+    taken = []
+    for _ in range(count):
+        context = browser.new_context(viewport={"width": width, "height": 900}, offline=True)
+        page = context.new_page()
+        page.goto(report.as_uri(), wait_until="commit")
+        taken.append(page.evaluate(OPENED))
+        assert page.evaluate("document.documentElement.dataset.charts") == "drawn"
+        context.close()
+    return taken
+
+
+def rows_of(taken: list[list[float]], where: str) -> list[Row]:
+    screen, drawn, painted = (list(values) for values in zip(*taken, strict=True))
+    goal = 1_000.0
+    rows = []
+    for name, value in (
+        (f"open and all charts on the screen, {where}, median", statistics.median(screen)),
+        (f"open and all charts on the screen, {where}, worst", max(screen)),
+    ):
+        met = value <= goal
+        rows.append(Row(name=name, value=value, unit="ms", goal="<= 1,000 ms", met=met))
+    for name, values in (("charts drawn", drawn), ("first contentful paint", painted)):
+        value = statistics.median(values)
+        rows.append(Row(name=f"{name}, {where}, median", value=value, unit="ms"))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--report", type=Path, help="a report.html; by default one is made up")
+    parser.add_argument("--chromium", default=shutil.which("chromium"))
+    parser.add_argument("--openings", type=int, default=15, help="for each width")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
+        path, seconds = arguments.report, None
+        if path is None:
+            path, seconds = made_report(Path(scratch) / "workspace", SIZE)
+        megabytes = path.stat().st_size / MEGABYTE
+        browser = playwright.chromium.launch(executable_path=arguments.chromium, args=FLAGS)
+        openings(browser, path, 1280, 1)
+        rows = [Row(name="size", value=megabytes, unit="MB", goal="<= 3 MB", met=megabytes <= 3)]
+        rows += rows_of(openings(browser, path, 1280, arguments.openings), "1280 px")
+        rows += rows_of(openings(browser, path, 390, arguments.openings), "390 px")
+        if seconds is not None:
+            rows.append(Row(name="write the report", value=seconds, unit="s"))
+        version = browser.version
+        browser.close()
+    what = (
+        f"made up: {SIZE.num_users:,} users, {SIZE.num_items:,} items, {len(SIZE.models)} models, "
+        f"{len(SIZE.orders)} tie orders"
+        if arguments.report is None
+        else str(arguments.report)
+    )
+    notes = (
+        f"Chromium {version}, headless, {arguments.openings} openings for each width, each in a "
+        f"fresh context, from file://. Report: {what}."
+    )
+    write_results("report", rows, notes=notes)
+
+
+if __name__ == "__main__":
+    main()
