@@ -13,6 +13,7 @@ Axes: B queries, M history values of a batch, N item rows, F width of the conten
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -78,7 +79,7 @@ class Whitening(NamedTuple):
             return cls(mean.float(), torch.eye(width, device=content.device))
         apart = known - mean
         covariance = apart.T @ apart / len(known)
-        spread, axes = torch.linalg.eigh(covariance)
+        spread, axes = _eigen(covariance, len(known))
         if spread.max() <= NORM_FLOOR**2:  # every item says the same, so nothing is evidence
             return cls(mean.float(), torch.zeros(width, width, device=content.device))
         # Few items say little of many directions, so there all count more alike.
@@ -86,6 +87,27 @@ class Whitening(NamedTuple):
         scale = spread.clamp_min(1e-4 * spread.max()) ** (-strength / 2)
         # Back in the embeddings' own axes, so that a sign of an axis decides nothing.
         return cls(mean.float(), (axes * scale @ axes.T).float())
+
+
+def _eigen(covariance: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
+    """Decompose a covariance of any rank: eigenvalues [F], eigenvectors [F, F].
+
+    LAPACK's eigensolver may not converge on a singular matrix, where rounding errors shrink from
+    step to step to denormal numbers. A multiple of the identity gives such a matrix full rank and
+    leaves its eigenvectors as they are. Up to F items always make a singular one; more may, where
+    texts repeat or columns are constant.
+    """
+    width = len(covariance)
+    spread: Tensor
+    axes: Tensor
+    if num_items > width:
+        with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+            spread, axes = torch.linalg.eigh(covariance)
+            return spread, axes
+    shift = covariance.diagonal().sum() / num_items
+    identity = torch.eye(width, dtype=covariance.dtype, device=covariance.device)
+    spread, axes = torch.linalg.eigh(covariance + shift * identity)
+    return spread - shift, axes
 
 
 class ContentSimilarity:

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.content_similarity import (
@@ -65,6 +66,67 @@ def test_a_catalogue_of_one_text_tells_nothing() -> None:
     vectors = torch.full((5, 3), 0.3)
     scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1, 2]))
     assert torch.equal(scores, torch.full((1, 5), -torch.inf))
+
+
+def few_words(num_texts: int, *, width: int = 384, seed: int = 0) -> torch.Tensor:
+    """Unit vectors with most columns zero, as hashed words give, [num_texts, width]."""
+    generator = torch.Generator().manual_seed(seed)
+    present = torch.rand(num_texts, width, generator=generator) < 0.05
+    words = torch.randn(num_texts, width, generator=generator) * present
+    return functional.normalize(words, dim=1)
+
+
+def assert_whitened(vectors: torch.Tensor, fitted: Whitening) -> None:
+    """Directions must be the inverse root of the covariance plus its ridge, in double."""
+    known = vectors[1:].double()
+    apart = known - known.mean(0)
+    covariance = apart.T @ apart / len(known)
+    ridge = covariance.trace() / len(known) * torch.eye(covariance.shape[0]).double()
+    directions = fitted.directions.double()
+    # Directions are rounded to float32: by half its eps, times the ratio of the longest to the
+    # shortest, which the ridge bounds by sqrt(N + 1).
+    bound = 4 * torch.finfo(torch.float32).eps * (len(known) + 1) ** 0.5
+    found = directions @ (covariance + ridge) @ directions
+    torch.testing.assert_close(found, torch.eye(len(found)).double(), atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("num_items", [2, 24, 500])
+def test_texts_that_span_one_direction_are_whitened(num_items: int) -> None:
+    """LAPACK does not converge on these: with AVX-512 on some, with AVX2 on others."""
+    for seed in (0, 8, 14, 24, 27, 44, 62, 74, 94, 97, 141, 143):
+        texts = few_words(2, seed=seed)
+        vectors = torch.cat([torch.zeros(1, 384), texts[torch.arange(num_items) % 2]])
+        assert_whitened(vectors, Whitening.fit(vectors, 1.0))
+
+
+@pytest.mark.parametrize(("num_items", "num_texts"), [(5, 5), (24, 24), (500, 5), (500, 300)])
+def test_fewer_texts_than_columns_are_whitened(num_items: int, num_texts: int) -> None:
+    vectors = torch.cat(
+        [torch.zeros(1, 384), few_words(num_texts)[torch.arange(num_items) % num_texts]]
+    )
+    assert_whitened(vectors, Whitening.fit(vectors, 1.0))
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e-38, 1e-44])
+def test_vectors_next_to_zero_tell_nothing(size: float) -> None:
+    vectors = torch.cat([torch.zeros(1, 384), few_words(24) * size])
+    fitted = Whitening.fit(vectors, 1.0)
+    assert torch.equal(fitted.directions, torch.zeros(384, 384))
+
+
+def test_one_item_is_compared_as_it_is() -> None:
+    vectors = torch.cat([torch.zeros(1, 384), few_words(1)])
+    assert torch.equal(Whitening.fit(vectors, 1.0).directions, torch.eye(384))
+    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1]))
+    assert scores[0, 0] == -torch.inf
+
+
+@pytest.mark.parametrize("num_items", [2, 24, 500])
+def test_equal_texts_tell_nothing(num_items: int) -> None:
+    vectors = torch.cat([torch.zeros(1, 384), few_words(1).expand(num_items, -1)])
+    assert torch.equal(Whitening.fit(vectors, 1.0).directions, torch.zeros(384, 384))
+    scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1, 2]))
+    assert (scores == -torch.inf).all()
 
 
 def test_a_handful_of_items_is_hardly_whitened() -> None:
