@@ -19,8 +19,8 @@ from recsys.data.top_k import TopK, no_items
 from recsys.layers.codes.decode_step import Beams, Decoded
 from recsys.models.adapted.model import AdaptedRetriever
 from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.generative.history_reader import BeamState, GenerativeContext
 from recsys.models.generative.model import GenerativeModel
-from recsys.models.history_reader import BeamState, GenerativeContext
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel

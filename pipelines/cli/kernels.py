@@ -6,7 +6,7 @@ import gc
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,13 +20,13 @@ from pipelines.engine.errors import RefusedError
 if TYPE_CHECKING:
     import torch
 
-    from pipelines.kernel_bench.workload import Call, Prepared, Workload
+    from pipelines.kernel_bench.workload import Call, Workload
     from recsys.kernels.tuning import Measured
 
 app = typer.Typer(no_args_is_help=True)
 
 KERNELS = (
-    "embedding_bag", "topk_search", "hstu_attention", "gated_norm", "routed_experts", "lora",
+    "embedding_bag", "topk_search", "hstu_attention", "routed_experts", "lora",
 )  # fmt: skip
 Kernels = Annotated[
     list[str] | None,
@@ -202,7 +202,7 @@ def median_of(calls: Sequence[Call], device: torch.device) -> float:
 
 
 def timed(case: Workload, device: torch.device, rate: float | None) -> Timed:
-    """Check a workload, then time it and its peers."""
+    """Check a workload, then time it and its peers where it is right."""
     prepared = case.prepare(device)
     row = Timed(
         kernel=case.kernel,
@@ -211,24 +211,16 @@ def timed(case: Workload, device: torch.device, rate: float | None) -> Timed:
         tolerance=prepared.tolerance,
         num_bytes=prepared.num_bytes,
     )
-    return with_times(row, prepared, device, rate) if row.is_right else row
-
-
-def with_times(row: Timed, prepared: Prepared, device: torch.device, rate: float | None) -> Timed:
-    """Add the times of a result that is right."""
+    if not row.is_right:
+        return row
     ms = median_of(prepared.ours, device)
-    seconds = ms * 1e-3
-    share = prepared.num_bytes / seconds / rate if rate and prepared.num_bytes else None
-    return Timed(
-        kernel=row.kernel,
-        workload=row.workload,
-        error=row.error,
-        tolerance=row.tolerance,
-        num_bytes=row.num_bytes,
+    bytes_per_second = prepared.num_bytes / (ms * 1e-3)
+    return replace(
+        row,
         ms=ms,
         peers_ms={name: median_of(calls, device) for name, calls in prepared.peers.items()},
-        share_of_copy_rate=share,
-        tflops=prepared.num_flops / seconds / 1e12 if prepared.num_flops else None,
+        share_of_copy_rate=bytes_per_second / rate if rate and prepared.num_bytes else None,
+        tflops=prepared.num_flops / (ms * 1e-3) / 1e12 if prepared.num_flops else None,
     )
 
 

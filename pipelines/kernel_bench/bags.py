@@ -6,27 +6,21 @@ Axes: B bags a feature, D width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from pipelines.kernel_bench.workload import (
-    NUM_SETS,
-    Call,
-    Prepared,
-    distance,
-)
+from pipelines.kernel_bench.workload import NUM_SETS, Call, Prepared, distance
 from recsys.data.batch import Jagged
 from recsys.layers.embedding.fbgemm_updates import FbgemmRowUpdates
 from recsys.layers.embedding.row_updates import KernelRowUpdates, RowUpdateConfig, TorchRowUpdates
 from recsys.layers.embedding.tables import TableConfig
 
 
-@dataclass(frozen=True)
-class Bags:
+class Bags(NamedTuple):
     """Sizes of an embedding case: every table is one feature's."""
 
     tables: int
@@ -34,9 +28,6 @@ class Bags:
     dim: int
     batch: int
     length: int
-
-    def __str__(self) -> str:
-        return f"{self.tables} x {self.rows:,} x {self.dim}, batch {self.batch}, {self.length} ids"
 
 
 class BagCase:
@@ -110,8 +101,9 @@ def bag_batches(bags: Bags, device: torch.device) -> list[tuple[Tensor, Tensor, 
     ]
 
 
-def prepare_bags(bags: Bags, device: torch.device, *, backward: bool) -> Prepared:
-    """Forward alone, or forward and the backward with row-wise Adagrad inside."""
+def prepare_bags(sizes: tuple[int, ...], device: torch.device, *, backward: bool) -> Prepared:
+    """Forward alone, or forward and the backward with row-wise Adagrad inside; sizes of `Bags`."""
+    bags = Bags(*sizes)
     batches = bag_batches(bags, device)
     kinds: dict[str, type] = {"ours": KernelRowUpdates, "torch": TorchRowUpdates}
     if find_spec("fbgemm_gpu") and bags.dim % 4 == 0:

@@ -1,4 +1,4 @@
-"""Kernels of layers as ``recsys kernels`` runs them: attention, norms, experts, adapters.
+"""Kernels of layers as ``recsys kernels`` runs them: attention, experts, adapters.
 
 Axes: M rows, D width, H heads, L events of a sequence.
 """
@@ -13,15 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipelines.kernel_bench.workload import (
-    NUM_SETS,
-    Prepared,
-    distance,
-    results,
-    worst,
-)
-from recsys.kernels.gated_norm.op import gated_norm
-from recsys.kernels.gated_norm.reference import dropout_mask, kept_scale
+from pipelines.kernel_bench.workload import NUM_SETS, Prepared, distance, results, worst
 from recsys.kernels.hstu_attention.op import hstu_attention
 from recsys.kernels.hstu_attention.reference import reference_attention
 from recsys.kernels.lora.op import Corrections
@@ -30,9 +22,7 @@ from recsys.kernels.routed_experts.op import routed_experts
 from recsys.layers.moe.experts import loop_over_experts
 
 
-def prepare_attention(
-    sizes: tuple[int, int, int, int], device: torch.device, *, backward: bool
-) -> Prepared:
+def prepare_attention(sizes: tuple[int, ...], device: torch.device, *, backward: bool) -> Prepared:
     """Attend within sequences of one length, without biases; bf16 on a GPU.
 
     Args:
@@ -77,52 +67,8 @@ def prepare_attention(
     )
 
 
-def prepare_gated_norm(
-    num_rows: int, width: int, device: torch.device, *, backward: bool
-) -> Prepared:
-    """Norm, gate and drop a fifth; bf16 on a GPU. Torch draws other numbers to drop."""
-    generator = torch.Generator(device).manual_seed(4)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    seed = torch.tensor([7], device=device)
-
-    def part(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device).to(dtype)
-
-    rows = (num_rows, width)
-    sets = [
-        (part(*rows), part(*rows), part(width), part(width), part(*rows)) for _ in range(NUM_SETS)
-    ]
-
-    def ours(x: Tensor, u: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return gated_norm(x, u, weight, bias, dropout=0.2, seed=seed)
-
-    def by_torch(x: Tensor, u: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        normed = functional.layer_norm(x, x.shape[1:], weight, bias, 1e-6)
-        return functional.dropout(normed * u, 0.2)
-
-    def exact(x: Tensor, u: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        normed = functional.layer_norm(x, x.shape[1:], weight, bias, 1e-6)
-        kept = dropout_mask(x.shape[0], x.shape[1], int(seed), 0.2, x.device)
-        return normed * u * kept * kept_scale(0.2)
-
-    def error() -> float:
-        x, u, weight, bias, grad = sets[0]
-        few = (x[:1024], u[:1024], weight, bias, grad[:1024])
-        truth = results(exact, *(one.double() for one in few), backward=backward)
-        return worst(results(ours, *few, backward=backward), truth)
-
-    return Prepared(
-        ours=[partial(results, ours, *one, backward=backward) for one in sets],
-        peers={"torch": [partial(results, by_torch, *one, backward=backward) for one in sets]},
-        error=error,
-        tolerance=1e-2 if dtype == torch.bfloat16 else 1e-5,
-        # Two tensors read and one written; backward three and two.
-        num_bytes=(8 if backward else 3) * num_rows * width * dtype.itemsize,
-    )
-
-
 def prepare_routed_experts(
-    sizes: tuple[int, int, int], device: torch.device, *, backward: bool
+    sizes: tuple[int, ...], device: torch.device, *, backward: bool
 ) -> Prepared:
     """Rows that visit two of 32 experts each, by their number, width and inner width."""
     generator = torch.Generator(device).manual_seed(5)
@@ -161,7 +107,7 @@ def prepare_routed_experts(
     )
 
 
-def prepare_lora(sizes: tuple[int, int, int], device: torch.device, *, whole: bool) -> Prepared:
+def prepare_lora(sizes: tuple[int, ...], device: torch.device, *, whole: bool) -> Prepared:
     """Rows of three adapters of rank 8, by their number and the layer's widths."""
     generator = torch.Generator(device).manual_seed(6)
     num_rows, width_in, width_out = sizes

@@ -57,8 +57,3 @@ def results(call: Callable[..., Tensor], *inputs: Tensor, backward: bool) -> lis
     leaves = [one.detach().requires_grad_() for one in inputs[:-1]]
     out = call(*leaves)
     return [out.detach(), *torch.autograd.grad(out, leaves, inputs[-1])]
-
-
-def direction(backward: bool) -> str:
-    """Name what a workload runs."""
-    return "forward + backward" if backward else "forward"

@@ -2,9 +2,11 @@
 
 What followed two given items in a row is a fact to look up rather than to compute: the last n IDs
 of each event hash to rows of a table, and the event's state decides how much of them it takes
-(conditional memory: Cheng et al. 2026, "Engram", arXiv:2601.07372).
+(conditional memory: Cheng et al. 2026, "Engram", arXiv:2601.07372). Each n-gram is the mean of
+``NUM_HASHES`` rows of a table far smaller than the number of n-grams (hash embeddings,
+arXiv:1709.03933); row 0 is "unknown" as in every table.
 
-Axes: B sequences, T places, D width, n IDs of a gram.
+Axes: B sequences, T places, D width, n IDs of a gram, M ids of a batch.
 """
 
 from __future__ import annotations
@@ -17,10 +19,52 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.embedding.collection import Backend, EmbeddingBags, TableConfig
-from recsys.layers.embedding.growing_vocabulary import hashed_feature, mixed
 
 NUM_HASHES = 2
 """Rows of a gram: two grams are mixed up only where both rows are the same."""
+
+
+def hashed_rows(ids: Tensor, num_rows: int, num_hashes: int, *, seed: int = 0) -> Tensor:
+    """Hash ids to rows in [1, num_rows), [...] -> [..., num_hashes]; on any device.
+
+    Each hash is a different permutation of the 64-bit words (the finaliser of SplitMix64) taken
+    modulo the rows. The same numbers give the same rows on every machine.
+    """
+    if num_rows < 2 or num_hashes < 1:
+        raise ValueError(
+            f"hashing needs num_rows >= 2 and num_hashes >= 1, got {num_rows} and {num_hashes}"
+        )
+    streams = torch.arange(1, num_hashes + 1, device=ids.device) + seed * 1_000_003
+    words = mixed(ids.long()[..., None] ^ mixed(streams * -0x61C8864680B583EB))
+    rows: Tensor = words.remainder(num_rows - 1) + 1
+    return rows
+
+
+def mixed(words: Tensor) -> Tensor:
+    """Permute 64-bit words such that each bit depends on all (Stafford's variant 13)."""
+    words = (words ^ shifted(words, 30)) * -0x40A7B892E31B1A47
+    words = (words ^ shifted(words, 27)) * -0x6B2FB644ECCEEE15
+    return words ^ shifted(words, 31)
+
+
+def shifted(words: Tensor, count: int) -> Tensor:
+    """Shift to the right and fill with zeros, as for unsigned words."""
+    kept: Tensor = (words >> count) & ((1 << (64 - count)) - 1)
+    return kept
+
+
+def hashed_feature(values: Jagged, num_rows: int, num_hashes: int, *, seed: int = 0) -> Jagged:
+    """Replace each id by its hashed rows, weighted so that they are averaged; any table pools that.
+
+    The weights of an id's rows sum to the id's own weight, so sum and mean pooling mean the same as
+    for ids with a row each.
+    """
+    rows = hashed_rows(values.values, num_rows, num_hashes, seed=seed)  # [M, num_hashes]
+    weights = values.weights
+    if weights is None:
+        weights = torch.ones(len(values.values), device=values.values.device)
+    shared = (weights / num_hashes).repeat_interleave(num_hashes)
+    return Jagged(rows.flatten(), values.offsets * num_hashes, shared)
 
 
 class NgramMemory(nn.Module):

@@ -252,14 +252,6 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
     return tensors
 
 
-@torch.no_grad()
-def reset_optimizer_rows(optimizer: Optimizer, parameter: nn.Parameter, rows: Tensor) -> None:
-    """Forget what an optimizer remembers of rows of a table, which another id has now."""
-    for value in optimizer.state.get(parameter, {}).values():
-        if value.ndim and len(value) == len(parameter):
-            value[rows.to(value.device)] = 0
-
-
 def joined_name(place: str, name: str) -> str:
     """Name a parameter of a module within the model; the model's own place is empty."""
     return f"{place}.{name}" if place else name

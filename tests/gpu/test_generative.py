@@ -10,13 +10,13 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.item_mask import ItemMask
 from recsys.layers.codes import decoder as code_decoder
 from recsys.layers.codes.decoder import SharedContext, joint_attention
+from recsys.models.generative.history_reader import BeamState
 from recsys.models.generative.model import (
     GenerativeConfig,
     GenerativeContext,
     GenerativeInputs,
     GenerativeModel,
 )
-from recsys.models.history_reader import BeamState
 from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.beam_search import BeamSearch, CapturedSearch
 from recsys.semantic_ids.trie import Trie
@@ -26,18 +26,15 @@ pytestmark = pytest.mark.gpu
 SIZES = (16, 16, 16)
 NUM_ITEM_ROWS = 1_001
 LISTS = ([3, 8, 3, 21, 40], [], [7, 999, 5_000, 2, 1, 4, 5, 6, 9])
-ARCHITECTURES = ("encoder_decoder", "decoder_only")
 
 
-def model_on(device: torch.device | str, architecture: str) -> GenerativeModel:
+def model_on(device: torch.device | str) -> GenerativeModel:
     config = GenerativeConfig(
-        architecture=architecture,  # type: ignore[arg-type]
         embedding_dim=32,
         hidden_dim=64,
         max_length=8,
         dropout=0.0,
         id_dropout=0.0,
-        prefix_rows=100,
         memory_orders=(1, 2),
         memory_rows=256,
         backend="torch",
@@ -65,9 +62,8 @@ def queries(device: torch.device | str, shift: int = 0) -> JaggedBatch:
     return JaggedBatch({"history": Jagged.from_lists(lists)}).to(device)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_lists_and_loss_are_those_of_the_cpu(cuda: torch.device, architecture: str) -> None:
-    model, on_gpu = model_on("cpu", architecture), model_on(cuda, architecture)
+def test_lists_and_loss_are_those_of_the_cpu(cuda: torch.device) -> None:
+    model, on_gpu = model_on("cpu"), model_on(cuda)
     expected = search_with(model).search(model.context(queries("cpu")), 60)
     found = search_with(on_gpu).search(on_gpu.context(queries(cuda)), 60)
     torch.testing.assert_close(found.scores.cpu(), expected.scores, rtol=1e-4, atol=1e-4)
@@ -77,11 +73,10 @@ def test_lists_and_loss_are_those_of_the_cpu(cuda: torch.device, architecture: s
 
 
 @pytest.mark.parametrize("restricted", [False, True])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_captured_search_follows_new_histories_and_masks(
-    cuda: torch.device, architecture: str, restricted: bool
+    cuda: torch.device, restricted: bool
 ) -> None:
-    model = model_on(cuda, architecture)
+    model = model_on(cuda)
     search = search_with(model)
     own = model.context(queries(cuda))
     captured = CapturedSearch(search, own, 60, restricted=restricted)

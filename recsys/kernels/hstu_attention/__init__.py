@@ -1,1 +1,1 @@
-"""Jagged attention with SiLU in place of softmax, and the gated norm after it."""
+"""Jagged attention with SiLU in place of softmax."""

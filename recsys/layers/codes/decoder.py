@@ -1,9 +1,8 @@
 """Blocks that read a history and decode semantic IDs behind it, code by code.
 
-A block either reads places that attend to each other, or decodes tokens that attend to their own
-tokens before them and to a history whose keys and values were computed once and are shared by all
-beams of a request. With ``cross_attention`` the two are read one after the other (Raffel et al.
-2020, arXiv:1910.10683, as TIGER has it), without it by one softmax, as a decoder alone does.
+A block either reads places that attend to the places before them, or decodes tokens that attend,
+by one softmax, to their own tokens before them and to a history whose keys and values were computed
+once and are shared by all beams of a request.
 
 Axes: B requests, W beams (in training: places that are trained), S tokens of a beam, T places of
 the history, D width, H heads.
@@ -39,7 +38,6 @@ class CodeBlockConfig:
     hidden_dim: int
     """Width inside the feed-forward layer."""
     dropout: float
-    cross_attention: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads < 1 or self.dim % self.num_heads:
@@ -65,44 +63,32 @@ class OwnTokens(NamedTuple):
 
 
 class DistanceBias(nn.Module):
-    """Learned numbers for each head by how many places lie between two, and on which side.
+    """Learned bias of each head by how many places back another one lies.
 
     Args:
         num_heads: H.
-        num_buckets: Numbers of each side and head; near distances have one of their own.
+        num_buckets: Biases of each head; near distances have one of their own.
         num_places: Distances are less than this.
-        both_sides: Whether places ahead are read too.
     """
 
-    def __init__(
-        self, num_heads: int, num_buckets: int, num_places: int, *, both_sides: bool = False
-    ) -> None:
+    def __init__(self, num_heads: int, num_buckets: int, num_places: int) -> None:
         super().__init__()
-        self.num_buckets = num_buckets
-        self.weights = nn.Parameter(torch.zeros(num_buckets * (1 + both_sides), num_heads))
+        self.weights = nn.Parameter(torch.zeros(num_buckets, num_heads))
         self.buckets: Tensor
         buckets = distance_buckets(num_places, num_buckets).long()
         self.register_buffer("buckets", buckets, persistent=False)
 
     def forward(self, distance: Tensor) -> Tensor:
-        """Look up distances back in time, negative ones ahead, [..., T] -> [..., H, T]."""
+        """Look up distances back in time, [..., T] -> [..., H, T]; the sign is not read."""
         bucket = self.buckets[distance.abs().clamp(max=len(self.buckets) - 1)]
-        if len(self.weights) > self.num_buckets:
-            bucket = bucket + (distance < 0) * self.num_buckets
         return functional.embedding(bucket, self.weights).movedim(-1, -2)
 
-    def pairs(self, num_places: int, *, both_sides: bool) -> Tensor:
-        """Give every place its numbers of every other, [H, T, T], looking up each distance once.
-
-        Args:
-            num_places: T.
-            both_sides: Whether places ahead are read too; else theirs is -inf.
-        """
+    def pairs(self, num_places: int) -> Tensor:
+        """Give every place its bias of every other, [H, T, T], -inf ahead; each distance once."""
         device = self.weights.device
         distance = torch.arange(num_places - 1, -num_places, -1, device=device)  # [2 T - 1]
         numbers: Tensor = self(distance).contiguous()  # [H, 2 T - 1]
-        if not both_sides:
-            numbers = numbers.masked_fill(distance < 0, -torch.inf)
+        numbers = numbers.masked_fill(distance < 0, -torch.inf)
         # Row i of the pairs is a window that begins at the distance from i to the first place.
         return numbers.unfold(1, num_places, 1).flip(1)
 
@@ -114,7 +100,6 @@ class CodeBlock(nn.Module):
         super().__init__()
         dim = config.dim
         self.num_heads, self.head_dim = config.num_heads, dim // config.num_heads
-        self.cross_attention = config.cross_attention
         self.attention_norm = nn.LayerNorm(dim)
         self.query_key_value = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
@@ -126,11 +111,6 @@ class CodeBlock(nn.Module):
             nn.Linear(config.hidden_dim, dim),
         )
         self.dropout = nn.Dropout(config.dropout)
-        if config.cross_attention:
-            self.cross_norm = nn.LayerNorm(dim)
-            self.cross_query = nn.Linear(dim, dim)
-            self.cross_output = nn.Linear(dim, dim)
-            self.cross_key_value = nn.Linear(dim, 2 * dim)
 
     def _heads(self, projected: Tensor) -> Tensor:
         """Split the width, [..., D] -> [..., H, D / H]."""
@@ -169,11 +149,6 @@ class CodeBlock(nn.Module):
         )
         return query, key, value
 
-    def share(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute keys and values of an encoded history, [B, T, D] -> [B, H, T, D / H] each."""
-        key, value = self.cross_key_value(memory).chunk(2, dim=-1)
-        return self._heads(key).transpose(1, 2), self._heads(value).transpose(1, 2)
-
     def decode(
         self, tokens: Tensor, context: SharedContext, past: OwnTokens | None
     ) -> tuple[Tensor, OwnTokens]:
@@ -188,18 +163,8 @@ class CodeBlock(nn.Module):
         if past is not None:
             own = OwnTokens(*(torch.cat(pair, dim=2) for pair in zip(past, own, strict=True)))
         scores = own_scores(query, own.keys)  # [B, W, S, H, all S]
-        if not self.cross_attention:
-            read = joint_attention(query, scores, own.values, context)
-            return self._add(tokens, self.output(read)), own
-        read = (torch.softmax(scores, -1).to(value.dtype)[..., None] * own_rows(own.values)).sum(-2)
-        tokens = tokens + self.dropout(self.output(read.flatten(3)))
-        query = side_by_side(self._heads(self.cross_query(self.cross_norm(tokens))))
-        mask = repeat_tokens(context.bias, tokens.shape[2]).to(query.dtype)
-        read = functional.scaled_dot_product_attention(
-            query, context.keys, context.values, attn_mask=mask
-        )
-        read = read.transpose(1, 2).reshape(tokens.shape)
-        return self._add(tokens, self.cross_output(read)), own
+        read = joint_attention(query, scores, own.values, context)
+        return self._add(tokens, self.output(read)), own
 
 
 def own_rows(own: Tensor) -> Tensor:

@@ -17,18 +17,10 @@ from recsys.models.item_tower import FeatureSizes
 class GenerativeConfig:
     """Settings of GenerativeModel; the defaults were chosen on validation of Amazon Beauty."""
 
-    architecture: Literal["encoder_decoder", "decoder_only"] = "decoder_only"
-    """An encoder of its own, to whose places the decoder attends across; or the decoder's blocks
-    read the history too, and codes follow it as in a language model."""
-    encoder_reads: Literal["past", "bidirectional"] = "past"
-    """What an event is read with in an encoder: the events before it, so that one pass trains all
-    prefixes; or every event, so that each prefix is a pass."""
     embedding_dim: int = 128
     max_length: int = 50
     """Events of a history that are read."""
-    num_encoder_layers: int = 1
     num_layers: int = 2
-    """Blocks of the decoder."""
     num_heads: int = 2
     hidden_dim: int = 256
     """Width inside a block's feed-forward layer."""
@@ -45,24 +37,17 @@ class GenerativeConfig:
     """Share of items whose id is hidden in a training step, so that content learns to stand in."""
     content_weight: float = 3.0
     id_init_scale: float = 0.3
-    prefix_rows: int = 0
-    """Rows of a hashed table of ID prefixes, read by events and the decoder; 0 for none."""
     memory_orders: tuple[int, ...] = ()
-    """Lengths of the runs of IDs that a hashed memory holds; none without."""
+    """Lengths n of the n-grams of IDs that a hashed memory holds; empty for no memory."""
     memory_rows: int = 1 << 16
     """Rows of the memory's table of each length."""
-    code_temperature: float | None = None
-    """Divides cosines between state and codes; None scores codes by a linear layer."""
     softmax_over: Literal["level", "catalogue"] = "catalogue"
     """What a code's probability is shared among: all codes of the level, or those that lead to an
     item of the catalogue."""
     label_smoothing: float = 0.1
     """Share of a code's target spread over the other codes of its softmax."""
     first_weight: float = 0.1
-    """How much a sequence's first event counts, which follows on nothing."""
-    num_prefixes: int | None = None
-    """Positions trained of a sequence, drawn at random, on average; None is all. For encoders that
-    read both sides, where each is a pass."""
+    """Weight of a sequence's first event, which no event precedes."""
     dense_weight: float = 1.0
     """Weight of the dense head's loss beside the codes'; 0 for no such head."""
     temperature: float = 0.07
@@ -78,8 +63,6 @@ class GenerativeConfig:
 
     def __post_init__(self) -> None:
         for name, allowed in (
-            ("architecture", ("encoder_decoder", "decoder_only")),
-            ("encoder_reads", ("past", "bidirectional")),
             ("items", ("codes", "codes_tower", "codes_vectors")),
             ("softmax_over", ("level", "catalogue")),
         ):
@@ -88,38 +71,27 @@ class GenerativeConfig:
         for name in ("dropout", "id_dropout", "label_smoothing", "dense_label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        for name in ("num_layers", "num_encoder_layers", "max_length", "position_buckets"):
+        for name in ("num_layers", "max_length", "position_buckets"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.temperature <= 0 or (self.code_temperature or 1.0) <= 0:
-            raise ValueError(
-                f"temperatures must be > 0, got {self.temperature} and {self.code_temperature}"
-            )
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be > 0, got {self.temperature}")
         if self.memory_orders and min(self.memory_orders) < 1:
             raise ValueError(f"memory_orders must be >= 1, got {self.memory_orders}")
-        self.block_config(cross_attention=False)
-
-    @property
-    def has_encoder(self) -> bool:
-        return self.architecture == "encoder_decoder"
-
-    @property
-    def bidirectional(self) -> bool:
-        return self.has_encoder and self.encoder_reads == "bidirectional"
+        self.block_config()
 
     @property
     def reads_items(self) -> bool:
         """Whether there is an item tower: for events, for the dense head, or for both."""
         return self.items == "codes_tower" or self.dense_weight > 0
 
-    def block_config(self, *, cross_attention: bool) -> CodeBlockConfig:
+    def block_config(self) -> CodeBlockConfig:
         """Give the sizes of a block."""
         return CodeBlockConfig(
             dim=self.embedding_dim,
             num_heads=self.num_heads,
             hidden_dim=self.hidden_dim,
             dropout=self.dropout,
-            cross_attention=cross_attention,
         )
 
 

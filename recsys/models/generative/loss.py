@@ -24,7 +24,7 @@ NUM_PARTS = 8
 
 
 class Positions(NamedTuple):
-    """Where a training step asks for the next event."""
+    """Events that a training step predicts, each from those before it."""
 
     sequences: Tensor
     """[P], the sequence of each."""
@@ -37,16 +37,11 @@ class Positions(NamedTuple):
 
     @classmethod
     def of(cls, events: Jagged, config: GenerativeConfig) -> Positions:
-        """Ask for every known event of sequences, or for some drawn at random."""
+        """Predict every known event of sequences."""
         segments = events.segments()
         places = torch.arange(len(segments), device=segments.device) - events.offsets[segments]
         weights = torch.where(places == 0, config.first_weight, 1.0) * (events.values > 0)
-        asked = cls(segments, places, events.values, weights)
-        if config.num_prefixes is None or not config.bidirectional:
-            return asked
-        share = config.num_prefixes / events.lengths()[segments]
-        drawn = torch.rand(len(segments), device=segments.device) < share
-        return cls(*(values[drawn] for values in asked))
+        return cls(segments, places, events.values, weights)
 
 
 class TaughtCodes(NamedTuple):

@@ -31,6 +31,7 @@ from recsys.layers.codes.decoder import CodeBlock, OwnTokens
 from recsys.layers.codes.tokens import CodeTokens
 from recsys.layers.embedding.collection import Backend
 from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
+from recsys.models.generative.history_reader import BeamState, GenerativeContext, HistoryReader
 from recsys.models.generative.loss import (
     DenseRanking,
     Positions,
@@ -40,7 +41,6 @@ from recsys.models.generative.loss import (
     cut_alike,
     shortest_first,
 )
-from recsys.models.history_reader import BeamState, GenerativeContext, HistoryReader
 from recsys.models.item_tower import NORM_FLOOR, ItemCatalogue, ItemTower, RetrievalModel
 from recsys.models.sequence.model import Ranked, sampled_items
 
@@ -82,11 +82,10 @@ class GenerativeModel(RetrievalModel):
         dim, sizes = config.embedding_dim, inputs.level_sizes
         self.register_buffer("codes", codes.long(), persistent=False)
         self.code_children = CodeChildren(self.codes, sizes)
-        self.tokens = CodeTokens(dim, sizes, config.prefix_rows)
+        self.tokens = CodeTokens(dim, sizes)
         self.reader = HistoryReader(config)
         self.decoder = nn.ModuleList(
-            CodeBlock(config.block_config(cross_attention=config.has_encoder))
-            for _ in range(config.num_layers)
+            CodeBlock(config.block_config()) for _ in range(config.num_layers)
         )
         self.decoder_norm = nn.LayerNorm(dim)
         self.heads = nn.ModuleList(nn.Linear(dim, size) for size in sizes)
@@ -157,20 +156,15 @@ class GenerativeModel(RetrievalModel):
             from_tower = self.all_item_inputs()[history.values]
         places, found = self._places(history, layout, from_tower)
         seen = history.lengths()
-        keys, values, states = self.reader(places, found, seen, self.blocks())
+        keys, values, states = self.reader(places, found, self.blocks())
         bias = self.reader.bias(seen, places.shape[1])[:, :, None]  # [B, H, 1, T]
         carried = states[torch.arange(len(seen), device=seen.device), seen][:, None]
         return GenerativeContext(keys, values, bias.to(keys.dtype), carried)
 
     def _logits(self, hidden: Tensor, level: int) -> Tensor:
         """Score the codes of a level, [..., D] -> [..., K]."""
-        head: nn.Linear = self.heads[level]  # type: ignore[assignment]
-        if self.config.code_temperature is None:
-            logits: Tensor = head(hidden)
-            return logits
-        directions = functional.normalize(head.weight, dim=1, eps=NORM_FLOOR)
-        asked = functional.normalize(hidden, dim=-1, eps=NORM_FLOOR)
-        return functional.linear(asked, directions) / self.config.code_temperature + head.bias
+        logits: Tensor = self.heads[level](hidden)
+        return logits
 
     def decode_step(
         self, context: GenerativeContext, beams: Beams[BeamState] | None, /
@@ -178,28 +172,17 @@ class GenerativeModel(RetrievalModel):
         """Score the next code of every beam, see ``recsys.layers.codes.decode_step``."""
         softmax_over = self.config.softmax_over
         if beams is None:
-            prefixes = torch.zeros(
-                context.keys.shape[1], 1, dtype=torch.int64, device=context.keys.device
-            )
-            token = self._token(context, 0, prefixes, prefixes)
-            hidden, state = self._decode(context, token, None)
-            return Decoded(self._logits(hidden, 0), BeamState(*state, prefixes), softmax_over)
+            hidden, state = self._decode(context, self._first_token(context), None)
+            return Decoded(self._logits(hidden, 0), state, softmax_over)
         batch = torch.arange(len(beams.parents), device=beams.parents.device)[:, None]
-        keys, values, prefixes = beams.state
-        prefixes = prefixes.gather(1, beams.parents)
-        past = BeamState(
-            keys[:, batch, beams.parents],
-            values[:, batch, beams.parents],
-            self.tokens.step(prefixes, beams.codes, beams.level - 1),
-        )
-        token = self._token(context, beams.level, beams.codes, past.prefixes)
+        past = BeamState(*(part[:, batch, beams.parents] for part in beams.state))
+        token = self._token(context, beams.level, beams.codes)
         hidden, state = self._decode(context, token, past)
-        logits = self._logits(hidden, beams.level)
-        return Decoded(logits, BeamState(*state, past.prefixes), softmax_over)
+        return Decoded(self._logits(hidden, beams.level), state, softmax_over)
 
     def _decode(
         self, context: GenerativeContext, token: Tensor, past: BeamState | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    ) -> tuple[Tensor, BeamState]:
         """Decode one token of each beam, [B, W, D] -> [B, W, D] and keys and values of all."""
         hidden, owns = token[:, :, None], []
         for index, block in enumerate(self.blocks()):
@@ -207,7 +190,7 @@ class GenerativeModel(RetrievalModel):
             hidden, own = block.decode(hidden, context.block(index), own)
             owns.append(own)
         keys, values = zip(*owns, strict=True)
-        return self.decoder_norm(hidden[:, :, 0]), (torch.stack(keys), torch.stack(values))
+        return self.decoder_norm(hidden[:, :, 0]), BeamState(torch.stack(keys), torch.stack(values))
 
     def _queries(self, hidden: Tensor) -> Tensor:
         """Turn the decoder's first tokens into unit vectors, [..., D] -> [..., D]."""
@@ -230,15 +213,13 @@ class GenerativeModel(RetrievalModel):
         return self._queries(self._decode(context, self._first_token(context), None)[0][:, 0])
 
     def _first_token(self, context: GenerativeContext) -> Tensor:
-        """Ask for the first code of one beam for each request, [B, 1, D]."""
+        """Embed the token of the first code for one beam of each request, [B, 1, D]."""
         nothing = context.bias.new_zeros(context.keys.shape[1], 1, dtype=torch.int64)
-        return self._token(context, 0, nothing, nothing)
+        return self._token(context, 0, nothing)
 
-    def _token(
-        self, context: GenerativeContext, level: int, taken: Tensor, prefixes: Tensor
-    ) -> Tensor:
-        """Ask for a code of a level, [B, W] -> [B, W, D]."""
-        token = self.tokens.token(level, taken, prefixes)
+    def _token(self, context: GenerativeContext, level: int, taken: Tensor) -> Tensor:
+        """Embed the token of a level's code behind the codes ``taken``, [B, W] -> [B, W, D]."""
+        token = self.tokens.token(level, taken)
         return token + context.carried if self.config.carries_place else token
 
     def loss(self, batch: JaggedBatch, teacher: Teacher | None = None) -> Tensor:
@@ -259,7 +240,7 @@ class GenerativeModel(RetrievalModel):
         asked = Positions.of(history, config)
         ranked, rows, inputs = self._tower_inputs(asked.labels, history.values)
         parts = [
-            (self._training_context(*part, rows, inputs), part[1])
+            (self._training_context(part[0], rows, inputs), part[1])
             for part in cut_alike(history, asked)
         ]
         codes = self.codes[asked.labels]  # [P, L]
@@ -300,9 +281,7 @@ class GenerativeModel(RetrievalModel):
         inputs: Tensor = self.item_tower(items, self._content)
         return inputs
 
-    def _training_context(
-        self, history: Jagged, asked: Positions, rows: Tensor, inputs: Tensor
-    ) -> GenerativeContext:
+    def _training_context(self, history: Jagged, rows: Tensor, inputs: Tensor) -> GenerativeContext:
         """Read histories for all positions; each position reads up to its place."""
         from_tower = None
         if self.config.items == "codes_tower":
@@ -310,17 +289,9 @@ class GenerativeModel(RetrievalModel):
         length = self.config.max_length + 1
         layout = Layout.of(history.offsets, history.segments(), length, None)
         places, found = self._places(history, layout, from_tower)
-        if self.config.bidirectional:
-            places = places[asked.sequences]
-            found = None if found is None else found[asked.sequences]
-            bias = self.reader.bias(asked.places, places.shape[1])[:, :, None]  # [P, H, 1, T]
-        else:
-            every = torch.arange(places.shape[1], device=places.device)
-            bias = self.reader.bias(every, len(every)).transpose(0, 1)[None]  # [1, H, T, T]
-        keys, values, states = self.reader(places, found, asked.places, self.blocks())
-        if self.config.bidirectional:
-            each = torch.arange(len(states), device=states.device)
-            states = states[each, asked.places][:, None]  # [P, 1, D]
+        every = torch.arange(places.shape[1], device=places.device)
+        bias = self.reader.bias(every, len(every)).transpose(0, 1)[None]  # [1, H, T, T]
+        keys, values, states = self.reader(places, found, self.blocks())
         return GenerativeContext(keys, values, bias, states)
 
     def _forced(self, parts: list[tuple[GenerativeContext, Positions]], codes: Tensor) -> Tensor:
@@ -333,22 +304,15 @@ class GenerativeModel(RetrievalModel):
         return cast("Tensor", self.decoder_norm(torch.cat(hidden)))
 
     def _forced_part(self, context: GenerativeContext, asked: Positions, codes: Tensor) -> Tensor:
-        if self.config.bidirectional:
-            grid = codes[:, None]  # every position is a row of the context
-        else:
-            shape = (context.keys.shape[1], context.keys.shape[3], codes.shape[1])
-            grid = codes.new_zeros(shape).index_put((asked.sequences, asked.places), codes)
-        tokens, prefixes = [], torch.zeros_like(grid[..., 0])
-        for level in range(codes.shape[1]):
-            taken = grid[..., max(0, level - 1)]
-            if level > 0:
-                prefixes = self.tokens.step(prefixes, taken, level - 1)
-            tokens.append(self._token(context, level, taken, prefixes))
+        shape = (context.keys.shape[1], context.keys.shape[3], codes.shape[1])
+        grid = codes.new_zeros(shape).index_put((asked.sequences, asked.places), codes)
+        tokens = [
+            self._token(context, level, grid[..., max(0, level - 1)])
+            for level in range(codes.shape[1])
+        ]
         hidden = torch.stack(tokens, dim=2)  # [B, W, L, D]
         for index, block in enumerate(self.blocks()):
             hidden, _ = block.decode(hidden, context.block(index), None)
-        if self.config.bidirectional:
-            return hidden[:, 0]
         return hidden[asked.sequences, asked.places]
 
     def _code_loss(self, hidden: Tensor, taught: TaughtCodes, weights: Tensor) -> Tensor:

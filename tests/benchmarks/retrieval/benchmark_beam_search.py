@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -25,13 +25,13 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.item_mask import ItemMask
+from recsys.models.generative.history_reader import BeamState
 from recsys.models.generative.model import (
     GenerativeConfig,
     GenerativeContext,
     GenerativeInputs,
     GenerativeModel,
 )
-from recsys.models.history_reader import BeamState
 from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.beam_search import BeamSearch, CapturedSearch
 from recsys.semantic_ids.trie import Restriction, Trie
@@ -40,11 +40,6 @@ from tests.benchmarks.retrieval.benchmark_trie import draw_ids
 
 LEVEL_SIZES = (256,) * 4
 ALLOWED_SHARE = 0.1
-Architecture = Literal["encoder_decoder", "decoder_only"]
-ARCHITECTURES: dict[str, Architecture] = {
-    "attended across": "encoder_decoder",
-    "decoder alone": "decoder_only",
-}
 T5_SPECIAL_TOKENS = 2
 
 
@@ -140,16 +135,14 @@ def milliseconds(call: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
-def build(shape: Shape, trie: Trie, codes: Tensor, architecture: Architecture) -> Searches:
+def build(shape: Shape, trie: Trie, codes: Tensor) -> Searches:
     config = GenerativeConfig(
-        architecture=architecture,
         items="codes",
         dense_weight=0.0,
         embedding_dim=shape.dim,
         hidden_dim=4 * shape.dim,
         num_heads=shape.num_heads,
         num_layers=shape.num_layers,
-        num_encoder_layers=shape.num_layers,
         max_length=shape.num_events,
         backend="torch",
     )
@@ -260,22 +253,19 @@ def cpu_rows(shape: Shape, sizes: list[int]) -> list[Row]:
         trie = TimedTrie.build(codes, LEVEL_SIZES)
         generator = np.random.default_rng(0)
         masks = [ItemMask(generator.random(trie.num_item_rows) < ALLOWED_SHARE) for _ in range(16)]
-        across = f"{num_items:,} items, {shape.num_events} events attended across"
-        both = build(shape, trie, codes, "encoder_decoder")
-        parts = timed_parts(shape, trie, both, None)
-        rows += part_rows(across, parts)
+        name = f"{num_items:,} items, decoder alone behind {shape.num_events} events"
+        searches = build(shape, trie, codes)
+        parts = timed_parts(shape, trie, searches, None)
+        rows += part_rows(name, parts)
         if num_items == sizes[0] and find_spec("transformers") is not None:
             peer = t5_milliseconds(shape, codes)
             label = f"T5, generate of transformers: {peer:.3g} ms"
             rows[0] = replace(rows[0], peer=label, ratio=peer / parts.total)
-        alone = build(shape, trie, codes, "decoder_only")
-        name = f"{num_items:,} items, decoder alone behind {shape.num_events} events"
-        rows += part_rows(name, timed_parts(shape, trie, alone, None))
-        name = f"{across}, {ALLOWED_SHARE:.0%} of items allowed"
-        rows += part_rows(name, timed_parts(shape, trie, both, masks[:1]))
+        name = f"{name}, {ALLOWED_SHARE:.0%} of items allowed"
+        rows += part_rows(name, timed_parts(shape, trie, searches, masks[:1]))
         restrict = milliseconds(partial(trie.restrict, masks[:1]), 30)
         rows.append(Row(name=f"{name}: of it the restriction", value=restrict, unit="ms"))
-        batch = timed_parts(shape, trie, both, masks).total / len(masks)
+        batch = timed_parts(shape, trie, searches, masks).total / len(masks)
         name = f"{name}, a request in a batch of {len(masks)}"
         rows.append(Row(name=name, value=batch, unit="ms"))
     return rows
@@ -356,16 +346,14 @@ def main() -> None:
         trie = Trie.build(codes.to(device), LEVEL_SIZES)
         notes += (
             f"{arguments.num_items[-1]:,} items, {ON_GPU.num_layers} layers of width {ON_GPU.dim} "
-            "in bfloat16, as many again to encode where it is attended across, "
-            f"{ON_GPU.num_events + 1} places of history, beam {ON_GPU.beam_width}. "
+            f"in bfloat16, {ON_GPU.num_events + 1} places of history, beam {ON_GPU.beam_width}. "
             "A search ends with its lists checked for NaN, so it waits for the device."
         )
         rows, gpu = [], torch.cuda.get_device_name()
-        for name, architecture in ARCHITECTURES.items():
-            searches = build(ON_GPU, trie, codes, architecture)
-            for batch_size in (1, 16):
-                rows += gpu_rows(ON_GPU, trie, codes, (name, searches), batch_size)
-                write_results("beam_search_gpu", rows, notes=notes, device=gpu)
+        searches = build(ON_GPU, trie, codes)
+        for batch_size in (1, 16):
+            rows += gpu_rows(ON_GPU, trie, codes, ("decoder alone", searches), batch_size)
+            write_results("beam_search_gpu", rows, notes=notes, device=gpu)
         return
     torch.set_num_threads(1)
     rows = cpu_rows(ON_CPU, arguments.num_items)

@@ -14,11 +14,9 @@ from recsys.layers.codes.decoder import (
 BATCH, WIDTH, TOKENS, PLACES, DIM, HEADS = 2, 3, 4, 6, 8, 2
 
 
-def block_of(cross_attention: bool) -> CodeBlock:
+def small_block() -> CodeBlock:
     torch.manual_seed(0)
-    config = CodeBlockConfig(
-        dim=DIM, num_heads=HEADS, hidden_dim=16, dropout=0.0, cross_attention=cross_attention
-    )
+    config = CodeBlockConfig(dim=DIM, num_heads=HEADS, hidden_dim=16, dropout=0.0)
     return CodeBlock(config).eval()
 
 
@@ -31,11 +29,8 @@ def context_of(width: int) -> SharedContext:
 
 @torch.no_grad()
 @pytest.mark.parametrize("width", [1, WIDTH])
-@pytest.mark.parametrize("cross_attention", [True, False])
-def test_tokens_decoded_one_by_one_are_those_decoded_at_once(
-    cross_attention: bool, width: int
-) -> None:
-    block, context = block_of(cross_attention), context_of(width)
+def test_tokens_decoded_one_by_one_are_those_decoded_at_once(width: int) -> None:
+    block, context = small_block(), context_of(width)
     tokens = torch.randn(BATCH, WIDTH, TOKENS, DIM)
     at_once, _ = block.decode(tokens, context, None)
     past = None
@@ -45,9 +40,8 @@ def test_tokens_decoded_one_by_one_are_those_decoded_at_once(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("cross_attention", [True, False])
-def test_what_is_masked_in_the_context_is_never_read(cross_attention: bool) -> None:
-    block, context = block_of(cross_attention), context_of(1)
+def test_what_is_masked_in_the_context_is_never_read() -> None:
+    block, context = small_block(), context_of(1)
     tokens = torch.randn(BATCH, WIDTH, 1, DIM)
     before, _ = block.decode(tokens, context, None)
     context.values[:, :, 4:] = 1e6
@@ -55,13 +49,11 @@ def test_what_is_masked_in_the_context_is_never_read(cross_attention: bool) -> N
     assert torch.equal(before, after)
 
 
-def test_distances_have_numbers_of_their_own_on_each_side() -> None:
-    bias = DistanceBias(HEADS, 4, 10, both_sides=True)
+def test_near_distances_have_a_bias_of_their_own_and_far_ones_share() -> None:
+    bias = DistanceBias(HEADS, 4, 10)
     with torch.no_grad():
-        bias.weights.copy_(torch.arange(16.0).view(8, 2))
-    back, ahead = bias(torch.tensor([0, 1, 9, 50])), bias(torch.tensor([-1, -9]))
-    assert back[0].tolist() == [0.0, 2.0, 6.0, 6.0]
-    assert ahead[0].tolist() == [10.0, 14.0]
+        bias.weights.copy_(torch.arange(8.0).view(4, 2))
+    assert bias(torch.tensor([0, 1, 9, 50]))[0].tolist() == [0.0, 2.0, 6.0, 6.0]
 
 
 def test_heads_must_divide_the_width() -> None:
@@ -88,15 +80,12 @@ def test_two_softmaxes_merged_are_one() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("both_sides", [True, False])
-def test_pairs_of_places_are_looked_up_by_their_distance(both_sides: bool) -> None:
-    bias = DistanceBias(HEADS, 4, 9, both_sides=both_sides)
+def test_pairs_of_places_are_looked_up_by_their_distance() -> None:
+    bias = DistanceBias(HEADS, 4, 9)
     bias.weights.normal_()
     place = torch.arange(7)
     distance = place[:, None] - place[None, :]
-    expected = bias(distance).transpose(0, 1)
-    if not both_sides:
-        expected = expected.masked_fill(distance < 0, -torch.inf)
-    pairs = bias.pairs(7, both_sides=both_sides)
+    expected = bias(distance).transpose(0, 1).masked_fill(distance < 0, -torch.inf)
+    pairs = bias.pairs(7)
     assert torch.equal(pairs, expected)
     assert pairs.is_contiguous()  # as attention wants it

@@ -7,7 +7,7 @@ decoder, H heads, D width.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +42,6 @@ class BeamState(NamedTuple):
     """Of the tokens decoded so far, [J, B, W, S, H, D / H]."""
     values: Tensor
     """[J, B, W, S, H, D / H]"""
-    prefixes: Tensor
-    """Codes taken, read as one number, [B, W] int64."""
 
 
 class Read(NamedTuple):
@@ -66,16 +64,9 @@ class HistoryReader(nn.Module):
         self.config = config
         self.start = nn.Parameter(torch.randn(dim) / math.sqrt(dim))
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = nn.ModuleList(
-            CodeBlock(config.block_config(cross_attention=False))
-            for _ in range(config.num_encoder_layers if config.has_encoder else 0)
-        )
-        self.memory_norm = nn.LayerNorm(dim) if config.has_encoder else None
         self.carried_norm = nn.LayerNorm(dim) if config.carries_place else None
         buckets = config.position_buckets
-        self.among_places = DistanceBias(
-            config.num_heads, buckets, places, both_sides=config.bidirectional
-        )
+        self.among_places = DistanceBias(config.num_heads, buckets, places)
         self.to_places = DistanceBias(config.num_heads, buckets, places)
         self.memory = None
         if config.memory_orders:
@@ -95,19 +86,12 @@ class HistoryReader(nn.Module):
             return None
         return self.memory.look_up(functional.pad(layout.padded(ids + 1), (1, 0)) - 1)
 
-    def forward(
-        self, places: Tensor, found: Tensor | None, seen: Tensor, decoder: list[CodeBlock]
-    ) -> Read:
-        """Read places, [B, T, D], of which the first ``seen`` + 1, [B], count."""
-        num_places, both_sides = places.shape[1], self.config.bidirectional
-        bias = self.among_places.pairs(num_places, both_sides=both_sides)[None]  # [1, H, T, T]
-        if both_sides:
-            place = torch.arange(num_places, device=places.device)
-            bias = bias.masked_fill((place > seen[:, None])[:, None, None], -torch.inf)
+    def forward(self, places: Tensor, found: Tensor | None, blocks: list[CodeBlock]) -> Read:
+        """Read places [B, T, D] by the decoder's blocks, each with the places before it."""
+        bias = self.among_places.pairs(places.shape[1])[None]  # [1, H, T, T]
         shared = []
-        blocks = cast("list[CodeBlock]", list(self.encoder)) or decoder
         # In training the draws of dropout behind the last block stay in their order.
-        is_read = self.training or self.memory_norm is not None or self.carried_norm is not None
+        is_read = self.training or self.carried_norm is not None
         for index, block in enumerate(blocks):
             if index == len(blocks) - 1 and not is_read:
                 shared.append(block.keys_and_values(places))
@@ -117,9 +101,6 @@ class HistoryReader(nn.Module):
             if index == 0 and self.memory is not None and found is not None:
                 places = self.memory(places, found)
         carried = places[..., :0] if self.carried_norm is None else self.carried_norm(places)
-        if self.memory_norm is not None:
-            memory = self.memory_norm(places)
-            shared = [block.share(memory) for block in decoder]
         keys, values = zip(*shared, strict=True)
         return Read(torch.stack(keys), torch.stack(values), carried)
 

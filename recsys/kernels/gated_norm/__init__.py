@@ -1,1 +1,0 @@
-"""Layer norm, gate and dropout of an HSTU layer in one pass."""
