@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import to_json, write_text_durably
+from pipelines.engine.artifacts import to_json
 from pipelines.engine.errors import RefusedError
+from recsys.data.durable import write_durably
 from serving.bundle.manifest import Verdict
 
 
@@ -36,7 +37,7 @@ def refuse_harm(config: RunConfig, domain: str, verdicts: list[Verdict]) -> None
         return
     path = config.workspace / "refused-adapter.json"
     told = {"domain": domain, "verdicts": [verdict.model_dump() for verdict in verdicts]}
-    write_text_durably(path, to_json(told))
+    write_durably(path, to_json(told))
     failed = [
         f"  {one.name}: {one.value:.4f} against a bound of {one.bound:.4f} ({one.reason})"
         for one in verdicts

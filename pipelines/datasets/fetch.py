@@ -21,7 +21,8 @@ from pathlib import Path
 import polars as pl
 
 from pipelines.datasets.registry import Archive, Dataset, Layout, Wheel
-from pipelines.engine.artifacts import Manifest, begin, check_files, commit, digest_of_file
+from pipelines.engine.artifacts import Manifest, begin, check_files, commit
+from recsys.data.durable import digest_of_file
 
 # Raise it when a parser's output changes, so that tables of the old one are made again.
 PARSER_VERSION = "2"

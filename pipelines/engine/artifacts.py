@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from recsys.data.durable import PARTIAL, digest_of_file, fsync, fsync_tree, write_durably
+
 MANIFEST = "manifest.json"
 RUN = "run.json"
-PARTIAL = ".partial-"
 REPLACED = ".replaced-"
 
 
@@ -96,35 +96,9 @@ def digest_of_json(value: Any) -> str:
     return hashlib.sha256(to_json(value).encode()).hexdigest()
 
 
-def digest_of_file(path: Path) -> str:
-    """Hash a file's bytes (sha256, hex)."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def files_under(directory: Path) -> Iterator[Path]:
     """List the regular files below a directory in a fixed order."""
     return (path for path in sorted(directory.rglob("*")) if path.is_file())
-
-
-def fsync(path: Path) -> None:
-    """Force a file or a directory's entries to disk; a failure to do so rises."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_text_durably(path: Path, text: str) -> None:
-    """Replace a small file so that a reader finds the old text or the new, never a part."""
-    partial = path.with_name(f"{PARTIAL}{path.name}")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    fsync(path.parent)
 
 
 def begin(final: Path) -> Path:
@@ -152,12 +126,9 @@ def commit(partial: Path, final: Path, *, manifest: Manifest, run: Mapping[str, 
         raise ValueError(f"stage {manifest.stage} wrote {sorted(reserved)}, which are reserved")
     digests = {name: digest_of_file(path) for name, path in names.items()}
     complete = replace(manifest, files=digests)
-    for path in paths:
-        fsync(path)
-    for directory in sorted({path.parent for path in paths}):
-        fsync(directory)
-    write_text_durably(partial / RUN, to_json(run))
-    write_text_durably(partial / MANIFEST, complete.to_json())
+    fsync_tree(partial)
+    write_durably(partial / RUN, to_json(run))
+    write_durably(partial / MANIFEST, complete.to_json())
     move_into_place(partial, final)
     return complete
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-from pipelines.engine.artifacts import digest_of_file
+from recsys.data.durable import digest_of_file
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 MAX_NAME = 250

@@ -16,10 +16,11 @@ from typing import Protocol
 
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain, to_toml
-from pipelines.engine.artifacts import Manifest, begin, commit, digest_of_file, write_text_durably
+from pipelines.engine.artifacts import Manifest, begin, commit
 from pipelines.engine.outbox import RunLog, SilentRun
 from pipelines.engine.stage import Stage, StageContext
 from pipelines.engine.workspace import Workspace
+from recsys.data.durable import digest_of_file, write_durably
 
 
 class Recorder(Protocol):
@@ -212,7 +213,7 @@ def run_stages(
     workspace = Workspace(config.workspace)
     outcomes = []
     with workspace.lock():
-        write_text_durably(workspace.path / "config.toml", to_toml(plain(config)))
+        write_durably(workspace.path / "config.toml", to_toml(plain(config)))
         for stage in stages:
             started(stage)
             outcome = run_stage(

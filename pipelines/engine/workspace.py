@@ -1,7 +1,7 @@
 """The folder of one run: a directory for each stage, one lock, checkpoints, and the ledger.
 
 <workspace>/
-    lock                        flock; holds the pid of the run that works here
+    lock                        locked; names the pid of the run that works here
     config.toml                 the resolved configuration of the latest run
     <stage>/                    an artefact: manifest.json, run.json and the stage's files
     checkpoints/<stage>-<key>/  training states, kept until the stage's artefact is complete
@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -26,10 +25,10 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import (
     Manifest,
     check_files,
-    fsync,
     sweep,
 )
 from pipelines.engine.errors import WorkspaceBusyError
+from recsys.data.durable import append_line, locked
 
 
 def check_writable(folder: Path, what: str, setting: str) -> None:
@@ -95,21 +94,18 @@ class Workspace:
             WorkspaceBusyError: If another run holds it; names its process.
         """
         self.check_writable()
-        with (self.path / "lock").open("a+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                file.seek(0)
-                holder = file.read().strip() or "an unknown process"
+        path = self.path / "lock"
+        with locked(path, wait=False) as held:
+            if not held:
+                holder = path.read_text(encoding="utf-8").strip() or "an unknown process"
                 raise WorkspaceBusyError(
                     f"workspace {self.path.absolute()} is in use by {holder}. Wait for that run "
                     "to end, or give this one a folder of its own with --workspace"
-                ) from error
-            file.truncate(0)
-            file.write(f"process {os.getpid()}, started {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC")
-            file.flush()
+                )
+            started = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+            path.write_text(f"process {os.getpid()}, started {started}", encoding="utf-8")
             yield sweep(self.path)
-            file.truncate(0)
+            path.write_text("")
 
     def keep_only_checkpoints(self, stage: str, making: str | None) -> None:
         """Delete a stage's training states but those of ``making``."""
@@ -120,14 +116,7 @@ class Workspace:
 
     def append_to_ledger(self, entry: Mapping[str, Any]) -> None:
         """Record a look at a test split as one JSON line, durably."""
-        path = self.path / "ledger.jsonl"
-        # A kill in the middle of a line must not swallow the next one.
-        torn = path.exists() and not path.read_bytes().endswith(b"\n")
-        with path.open("a", encoding="utf-8") as file:
-            file.write("\n" * torn + json.dumps(entry, sort_keys=True) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        fsync(self.path)
+        append_line(self.path / "ledger.jsonl", json.dumps(entry, sort_keys=True))
 
     def ledger(self) -> list[dict[str, Any]]:
         """Read every look at a test split, oldest first; a torn line counts as {"torn": text}."""

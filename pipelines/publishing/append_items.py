@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from recsys.content.encoder import Encoder
 from recsys.content.enrichment import enrich
 from recsys.content.prompt import EndpointError
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.durable import locked
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import CURRENT, publish, read_manifest
@@ -184,7 +182,7 @@ def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, in
         for row in rows
     ]
     vectors = item_vectors(bundle, new, content)
-    with one_writer(bundles):
+    with locked(bundles / ".append-items.lock"):
         if publish_it and (now := served_in(bundles)) != served:
             raise ValueError(
                 f"while the new items were encoded, {bundles / CURRENT} moved from {served} to "
@@ -210,14 +208,6 @@ def served_in(bundles: Path) -> str | None:
     """Name the bundle that ``current`` points at; None without one."""
     link = bundles / CURRENT
     return link.readlink().name if link.is_symlink() else None
-
-
-@contextmanager
-def one_writer(bundles: Path) -> Iterator[None]:
-    """Let appends to the same bundles wait for each other; the kernel ends it with the process."""
-    with (bundles / ".append-items.lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def item_vectors(bundle: Bundle, items: list[NewItem], content: Vectors) -> Vectors:

@@ -11,14 +11,13 @@ through the outbox and may be gone meanwhile.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pipelines.config.tracking import TrackingConfig
-from pipelines.engine.artifacts import fsync
 from pipelines.engine.outbox import Outbox, read_lines
+from recsys.data.durable import append_line
 from serving.bundle.manifest import CURRENT, bundle_directory, publish
 
 HISTORY = "aliases.jsonl"
@@ -95,13 +94,7 @@ def note_alias(bundles: Path, alias: str, version: str, action: str) -> AliasCha
         previous=before[-1] if before else None,
         action=action,
     )
-    path = bundles / HISTORY
-    torn = path.exists() and not path.read_bytes().endswith(b"\n")
-    with path.open("a", encoding="utf-8") as file:
-        file.write("\n" * torn + json.dumps(asdict(change), sort_keys=True) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fsync(bundles)
+    append_line(bundles / HISTORY, json.dumps(asdict(change), sort_keys=True))
     return change
 
 

@@ -11,10 +11,8 @@ version is published, so a kill in between leaves numbers that nobody has yet.
 
 from __future__ import annotations
 
-import fcntl
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipelines.engine.artifacts import write_text_durably
+from recsys.data.durable import locked, write_durably
 from recsys.semantic_ids.codes import FILE_NAME, Quantizer, SemanticIds
 from recsys.semantic_ids.quantizers import load_quantizer
 from recsys.semantic_ids.tensor_file import read_description
@@ -113,7 +111,7 @@ class SemanticIdStore:
         """
         if self.current() is None:
             raise ValueError(f"{self.directory} has no published semantic IDs")
-        with self._locked():
+        with locked(self.directory / LOCK):
             return self.versions.rollback(version)
 
     def leads_from(self, version: str) -> bool:
@@ -166,11 +164,11 @@ class SemanticIdStore:
             ValueError: Another run published meanwhile, so that an ID would move.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        with self._locked():
+        with locked(self.directory / LOCK):
             self._check_follows(ids, item_ids, after or ids.parent)
             if list(item_ids) != self.item_ids:
                 text = json.dumps(list(item_ids), ensure_ascii=False, indent=0) + "\n"
-                write_text_durably(self.directory / ITEM_IDS, text)
+                write_durably(self.directory / ITEM_IDS, text)
                 self.item_ids = list(item_ids)
             self.versions.publish(ids, quantizer, origin)
 
@@ -185,9 +183,3 @@ class SemanticIdStore:
                 f"but {self.directory} is at {(current or 'none')[:12]} with {known:,} items: "
                 "IDs were published meanwhile; run again to keep them"
             )
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.directory / LOCK).open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield

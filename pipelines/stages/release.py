@@ -20,7 +20,7 @@ from pipelines.candidates.blends import served_blends
 from pipelines.candidates.sources import CONTENT
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain
-from pipelines.engine.artifacts import digest_of_json, to_json, write_text_durably
+from pipelines.engine.artifacts import digest_of_json, to_json
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir
@@ -30,6 +30,7 @@ from pipelines.publishing.promotion import note_release
 from pipelines.ranking.artefact import RANKED, served_ranker
 from pipelines.semantic_ids.artefact import read_version
 from pipelines.stages.build_semantic_ids import publish_version, store_of
+from recsys.data.durable import write_durably
 from recsys.fitting.inputs import ModelInputs
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.delta import chain_of
@@ -174,7 +175,7 @@ def refuse(context: StageContext, verdicts: list[Verdict], metrics: Metrics) -> 
         "verdicts": [verdict.model_dump() for verdict in verdicts],
         "metrics": metrics,
     }
-    write_text_durably(path, to_json(document))
+    write_durably(path, to_json(document))
     failed = [
         f"  {verdict.name}: {verdict.value} is below {verdict.bound:.4f} ({verdict.reason})"
         for verdict in verdicts

@@ -10,7 +10,6 @@ MLflow. A registry entry says where a bundle lies; bundles are verified and load
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -18,16 +17,16 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pipelines.config.tracking import TrackingConfig
-from pipelines.engine.artifacts import to_json, write_text_durably
+from pipelines.engine.artifacts import to_json
 from pipelines.engine.outbox import REFUSED, Outbox, read_lines, store_name
 from pipelines.tracking.tracking import SyncResult, is_server, store_uri
+from recsys.data.durable import locked, write_durably
 
 RUN_TAG = "recsys.run"
 DIGEST_TAG = "bundle_digest"
@@ -115,7 +114,7 @@ class Sender:
                 self.send(events, state, path)
                 state["offset"] = offset
                 self.num_sent += len(events)
-                write_text_durably(path.with_suffix(".state.json"), to_json(state))
+                write_durably(path.with_suffix(".state.json"), to_json(state))
                 ended = ended or events[-1]["event"] == "end"
         if ended or self.was_ended(path, state):
             self.put_away(path)
@@ -291,25 +290,13 @@ def grouped(
         yield last, group
 
 
-@contextmanager
-def sole_sender(outbox: Outbox) -> Iterator[bool]:
-    """Hold the outbox for sending; False where another process does."""
-    with (outbox.path / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-
-
 def send_outbox(outbox: Outbox, config: TrackingConfig) -> SyncResult:
     """Send in this process; MLflow stays imported afterwards."""
     deadline = time.monotonic() + config.sync_seconds
     uri = store_uri(config, outbox)
     if not outbox.waiting():
         return SyncResult()
-    with sole_sender(outbox) as alone:
+    with locked(outbox.path / "lock", wait=False) as alone:
         if not alone:
             return SyncResult(waiting=outbox.num_waiting(), problem="another process is sending")
         if is_server(uri) and not answers(uri, config.request_seconds):

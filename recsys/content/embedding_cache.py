@@ -17,7 +17,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 
 from recsys.content.encoder import Encoder, Vectors, normalized
 from recsys.content.joined_encoder import JoinedEncoder
+from recsys.data.durable import write_durably
 
 logger = logging.getLogger(__name__)
 Halves = NDArray[np.float16]
@@ -126,15 +126,5 @@ def _write_shard(folder: Path, encoder: Encoder, keys: list[str], rows: Halves) 
         "keys": keys,
         "sha256": hashlib.sha256(content.getvalue()).hexdigest(),
     }
-    _replace(folder / f"{stem}.npy", content.getvalue())
-    _replace(folder / f"{stem}.json", json.dumps(document).encode())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write beside ``path``, flush to the disk and rename."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_durably(folder / f"{stem}.npy", content.getvalue())
+    write_durably(folder / f"{stem}.json", json.dumps(document))

@@ -12,11 +12,9 @@ bounds stay spent, so restarts cannot stretch a budget. A line that a kill cut o
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
-import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +24,7 @@ from typing import IO, Any
 
 from recsys.content.attributes import Attribute, Provenance, Value, checked
 from recsys.content.prompt import Tokens
+from recsys.data.durable import flush, locked
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +81,7 @@ class EnrichmentLedger:
         line = json.dumps(document, ensure_ascii=True).encode()
         with self._lock:
             self._file.write(line + b"\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            flush(self._file)
             self._read(line)
 
     def _read(self, line: bytes) -> None:
@@ -138,14 +136,12 @@ def open_ledger(cache_dir: Path, model: str, prompt_version: str) -> Iterator[En
     readable = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:80]
     digest = hashlib.sha256(f"{model}\0{prompt_version}".encode()).hexdigest()[:8]
     path = cache_dir / f"{readable}-{prompt_version}-{digest}.jsonl"
-    with path.open("ab+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with locked(path, wait=False) as held, path.open("ab+") as file:
+        if not held:
             raise ValueError(
                 f"another process enriches items with {model} ({path} is locked); "
                 "wait for it, its answers will count here too"
-            ) from None
+            )
         yield EnrichmentLedger(file, model, prompt_version)
 
 

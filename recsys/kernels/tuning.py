@@ -17,14 +17,12 @@ Tuning may change how a kernel that adds tile by tile rounds, nothing else.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import math
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -32,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from recsys.data.durable import locked, write_durably
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ def store(measured: Iterable[Measured], device_name: str, folder: Path | None = 
     folder = cache_folder() if folder is None else folder
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file_name(device_name)
-    with turn(path.with_suffix(".lock")):
+    with locked(path.with_suffix(".lock")):
         entries.cache_clear()
         found = dict(entries(path))
         for one in measured:
@@ -200,21 +200,9 @@ def store(measured: Iterable[Measured], device_name: str, folder: Path | None = 
                 "default_ms": round(one.default_ms, 6),
             }
         document = {"format": FORMAT, "device": device_name, "entries": found}
-        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".writing-", suffix=".json")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1, sort_keys=True)
-            file.write("\n")
-        Path(temporary).replace(path)
+        write_durably(path, json.dumps(document, indent=1, sort_keys=True) + "\n")
     forget()
     return path
-
-
-@contextlib.contextmanager
-def turn(lock: Path) -> Iterator[None]:
-    """Wait for the other processes that write."""
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def forget() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recsys.data.durable import digest_of_file, replace_file
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import NO_ROW, TopK, no_items
 from recsys.retrieval.exact import check_queries, exact_top_k
@@ -29,9 +30,7 @@ from recsys.retrieval.faiss_library import (
 )
 from recsys.retrieval.index_file import (
     IndexFileMeta,
-    file_digest,
     read_verified_meta,
-    replace_file,
     write_meta,
 )
 
@@ -164,7 +163,7 @@ class FaissIndex:
         """Write the index and its JSON description, both atomically; return the sha256."""
         faiss = load_faiss()
         replace_file(path, lambda partial: faiss.write_index(self._index, str(partial)))
-        digest = file_digest(path)
+        digest = digest_of_file(path)
         meta = IndexFileMeta(
             kind=self.kind,
             dim=self.dim,

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+
+from recsys.data.durable import digest_of_file, write_durably
 
 FORMAT = 1
 FOURCC = {"flat": b"IxFI", "hnsw": b"IHNf", "ivf_sq8": b"IxRF"}
@@ -43,31 +43,11 @@ def meta_path(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def file_digest(path: Path) -> str:
-    """Compute the sha256 of a file without holding it in memory."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def replace_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Write beside ``path``, flush to the disk and rename, so that no reader sees a part."""
-    partial = path.with_name(path.name + ".partial")
-    write(partial)
-    with partial.open("rb+") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 def write_meta(path: Path, meta: IndexFileMeta) -> None:
     """Write the description of the index file at ``path``."""
     document = {**asdict(meta), "meta_sha256": _digest(asdict(meta))}
     text = json.dumps(document, indent=2, sort_keys=True) + "\n"
-    replace_file(meta_path(path), lambda partial: _write_text(partial, text))
+    write_durably(meta_path(path), text)
 
 
 def read_verified_meta(path: Path, sha256: str | None) -> IndexFileMeta:
@@ -88,7 +68,7 @@ def read_verified_meta(path: Path, sha256: str | None) -> IndexFileMeta:
     if num_bytes != meta.num_bytes:
         raise _refusal(path, f"it has {num_bytes} bytes, {meta.num_bytes} were written")
     check_header(path, meta)
-    digest = file_digest(path)
+    digest = digest_of_file(path)
     if digest != meta.sha256 or (sha256 is not None and digest != sha256):
         raise _refusal(path, f"its sha256 is {digest}, expected {sha256 or meta.sha256}")
     return meta
@@ -150,10 +130,6 @@ def _read_meta(path: Path) -> IndexFileMeta:
 
 def _digest(document: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def _refusal(path: Path, why: str) -> ValueError:

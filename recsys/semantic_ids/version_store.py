@@ -10,8 +10,6 @@ A version is written beside its place, forced to disk and renamed: a kill leaves
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recsys.data.durable import new_directory, write_durably
 from recsys.semantic_ids.codes import FILE_NAME, Quantizer, SemanticIds
 from recsys.semantic_ids.delta import FILE_NAME as DELTA
 from recsys.semantic_ids.delta import Delta, diff
@@ -28,14 +27,6 @@ CURRENT = "current"
 VERSIONS = "versions"
 QUANTIZER = "quantizer"
 ORIGIN = "origin.json"
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class VersionStore:
@@ -87,19 +78,13 @@ class VersionStore:
             )
         final = self._place(ids.version)
         if not final.exists():
-            partial = final.with_name(f".partial-{final.name}")
-            if partial.exists():
-                shutil.rmtree(partial)
-            ids.save(partial)
-            quantizer.save(partial / QUANTIZER)
-            text = json.dumps(dict(origin or {}), indent=2, sort_keys=True) + "\n"
-            (partial / ORIGIN).write_text(text, encoding="utf-8")
-            if ids.parent is not None and self._place(ids.parent).exists():
-                self._write_delta(partial, ids, self.load(ids.parent))
-            for path in [*partial.rglob("*"), partial]:
-                _fsync(path)
-            partial.rename(final)
-            _fsync(final.parent)
+            with new_directory(final) as partial:
+                ids.save(partial)
+                quantizer.save(partial / QUANTIZER)
+                text = json.dumps(dict(origin or {}), indent=2, sort_keys=True) + "\n"
+                (partial / ORIGIN).write_text(text, encoding="utf-8")
+                if ids.parent is not None and self._place(ids.parent).exists():
+                    self._write_delta(partial, ids, self.load(ids.parent))
         history = self.history()
         if history[-1:] != [ids.version]:
             self._set_history([*history, ids.version])
@@ -112,13 +97,8 @@ class VersionStore:
             diff(parent, ids).save(directory)
 
     def _set_history(self, history: list[str]) -> None:
-        partial = self.directory / f".partial-{CURRENT}"
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(json.dumps({"history": history}, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.directory / CURRENT)
-        _fsync(self.directory)
+        text = json.dumps({"history": history}, indent=2) + "\n"
+        write_durably(self.directory / CURRENT, text)
 
     def load(self, version: str | None = None) -> SemanticIds:
         """Read a version, or the current one; verified.

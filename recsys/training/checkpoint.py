@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from recsys.data.durable import digest_of_file, fsync, write_durably
 
 MANIFEST = "manifest.json"
 TEMPORARY_PREFIX = ".writing-"
@@ -87,7 +88,7 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint, *, keep: int = 2) -
             # Left damaged by an earlier run; a directory cannot be renamed over another.
             _discard(final)
         temporary.rename(final)
-        _flush(directory)
+        fsync(directory)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise OSError(
@@ -111,7 +112,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         file = path / name
         if not file.is_file():
             raise CheckpointError(f"checkpoint {path} lacks {name}; delete it to use an older one")
-        digest = _sha256(file)
+        digest = digest_of_file(file)
         if digest != recorded["sha256"]:
             raise CheckpointError(
                 f"checkpoint {path} is damaged: {name} ({file.stat().st_size} bytes) has sha256 "
@@ -173,8 +174,8 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     for stem, named in checkpoint.tensors.items():
         file = folder / f"{stem}.safetensors"
         save_file({name: value.detach().contiguous() for name, value in named.items()}, file)
-        _flush(file)
-        files[file.name] = {"sha256": _sha256(file), "bytes": file.stat().st_size}
+        fsync(file)
+        files[file.name] = {"sha256": digest_of_file(file), "bytes": file.stat().st_size}
     manifest = {
         "format": FORMAT,
         "step": checkpoint.step,
@@ -183,11 +184,7 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     }
     body = json.dumps(manifest, sort_keys=True)
     document = {"sha256": hashlib.sha256(body.encode()).hexdigest(), "manifest": manifest}
-    with (folder / MANIFEST).open("w", encoding="utf-8") as file_object:
-        json.dump(document, file_object, sort_keys=True, indent=1)
-        file_object.flush()
-        os.fsync(file_object.fileno())
-    _flush(folder)
+    write_durably(folder / MANIFEST, json.dumps(document, sort_keys=True, indent=1))
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -206,19 +203,6 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             "train from the start or with the version that wrote it"
         )
     return manifest
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _discard(path: Path) -> None:

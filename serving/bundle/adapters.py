@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from recsys.data.durable import digest_of_file, new_directory, replace_link
 from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, digest_of_weights
 from recsys.models.adapted.model import AdaptedRetriever, twin_of
@@ -36,8 +36,6 @@ from serving.bundle.manifest import (
     FileEntry,
     Sha256,
     Verdict,
-    digest_of_file,
-    whole_directory,
 )
 
 FOLDER = "adapters"
@@ -105,7 +103,7 @@ def write_adapter(
     version = _version_of(adapter)
     final = folder / f"adapter-{version}"
     if not final.exists():
-        with whole_directory(final) as directory:
+        with new_directory(final) as directory:
             for name in (CONFIG, WEIGHTS):
                 (scratch / name).rename(directory / name)
             manifest = AdapterManifest(
@@ -128,7 +126,6 @@ def write_adapter(
             )
             text = json.dumps(manifest.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
             (directory / DESCRIPTION).write_text(text, encoding="utf-8")
-            _flush(directory)
     for path in scratch.iterdir():
         path.unlink()
     scratch.rmdir()
@@ -141,15 +138,6 @@ def _version_of(adapter: LoraAdapter) -> str:
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
 
 
-def _flush(directory: Path) -> None:
-    for path in (*directory.iterdir(), directory):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def publish_adapter(directory: Path) -> None:
     """Serve an adapter for its domain, in one rename.
 
@@ -157,10 +145,7 @@ def publish_adapter(directory: Path) -> None:
         ValueError: If it is damaged.
     """
     read_registered(directory)
-    link = directory.parent / f".{CURRENT}-{os.getpid()}"
-    link.unlink(missing_ok=True)
-    link.symlink_to(directory.name)
-    link.replace(directory.parent / CURRENT)
+    replace_link(directory.parent / CURRENT, directory.name)
 
 
 def withdraw_adapter(bundles_dir: Path, domain: str) -> None:

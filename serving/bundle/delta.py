@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from recsys.data.durable import new_directory
 from serving.bundle.catalogue import Catalogue, load_array, reading
 from serving.bundle.manifest import (
     BundleManifest,
@@ -26,7 +27,6 @@ from serving.bundle.manifest import (
     bundle_directory,
     read_manifest,
     seal,
-    whole_directory,
 )
 from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, check_source
 
@@ -209,7 +209,7 @@ def write_delta(
             "num_category_rows": before.num_category_rows + added.num_category_rows - 1,
         }
     )
-    with whole_directory(final) as directory:
+    with new_directory(final) as directory:
         added.save(directory)
         (directory / "two_tower").mkdir()
         np.save(directory / "two_tower" / "content.npy", np.asarray(content, np.float32))

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recsys.data.durable import new_directory
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.item_to_item import ItemToItem, Neighbours
 from recsys.models.item_tower import ItemCatalogue
@@ -64,7 +65,6 @@ from serving.bundle.manifest import (
     seal,
     verify_files,
     vocabulary_digests,
-    whole_directory,
 )
 from serving.bundle.ranker import RANKER, RankerPart, load_ranker
 from serving.bundle.retriever import (
@@ -176,7 +176,7 @@ def write_bundle(
             "digits, dots, dashes and underscores (a plus is for deltas, see write_delta)"
         )
     final = bundle_directory(bundles_dir, version)
-    with whole_directory(final) as directory:
+    with new_directory(final) as directory:
         parts.catalogue.save(directory)
         parts.users.save(directory)
         models = _write_models(parts, directory)

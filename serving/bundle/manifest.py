@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recsys.data.durable import digest_of_file, replace_link
 
 SCHEMA_VERSION: Literal[1] = 1
 MANIFEST = "manifest.json"
@@ -187,12 +186,6 @@ def bundle_directory(bundles_dir: Path, version: str) -> Path:
     return bundles_dir / f"bundle-{version}"
 
 
-def digest_of_file(path: Path) -> str:
-    """Hash a file's bytes (sha256, hex)."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def read_manifest(directory: Path) -> tuple[BundleManifest, str]:
     """Read a bundle's manifest and the bundle's digest.
 
@@ -281,57 +274,16 @@ def _everything_under(directory: Path) -> Iterator[Path]:
             yield path
 
 
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def whole_directory(final: Path) -> Iterator[Path]:
-    """Offer a temporary directory that becomes ``final`` if the block ends well.
-
-    The block calls `seal` last. A kill at any point leaves ``final`` absent or whole.
-
-    Raises:
-        ValueError: If ``final`` is there: a released bundle is never changed.
-    """
-    if final.exists():
-        raise ValueError(
-            f"{final} exists and released bundles are never changed; choose another version"
-        )
-    partial = final.with_name(f".partial-{final.name}")
-    if partial.exists():
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        partial.rename(final)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    _fsync(final.parent)
-
-
 def seal(directory: Path, **fields: Any) -> BundleManifest:
-    """Digest and fsync every file of a written directory, then write its manifest."""
+    """Digest every file of a written directory, then write its manifest."""
     files = {}
     for path in _everything_under(directory):
-        _fsync(path)
         name = path.relative_to(directory).as_posix()
         _check_name(directory, name)
         files[name] = FileEntry(sha256=digest_of_file(path), size=path.stat().st_size)
     manifest = BundleManifest(files=files, vocabularies=vocabulary_digests(files), **fields)
-    for folder in sorted({(directory / name).parent for name in files}):
-        _fsync(folder)
     text = json.dumps(manifest.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
-    with (directory / MANIFEST).open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    _fsync(directory)
+    (directory / MANIFEST).write_text(text, encoding="utf-8")
     return manifest
 
 
@@ -344,9 +296,5 @@ def publish(bundles_dir: Path, version: str) -> Path:
     directory = bundle_directory(bundles_dir, version)
     manifest, _ = read_manifest(directory)
     verify_files(directory, manifest)
-    link = bundles_dir / f".{CURRENT}-{os.getpid()}"
-    link.unlink(missing_ok=True)
-    link.symlink_to(directory.name)
-    link.replace(bundles_dir / CURRENT)
-    _fsync(bundles_dir)
+    replace_link(bundles_dir / CURRENT, directory.name)
     return bundles_dir / CURRENT

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from recsys.data.durable import digest_of_file
 from serving.bundle.manifest import (
     MANIFEST,
     FileEntry,
-    digest_of_file,
     publish,
     vocabulary_digests,
 )

@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load, save
 from torch import Tensor
 
-from recsys.retrieval.index_file import replace_file
+from recsys.data.durable import write_durably
 
 TENSORS = "learned_blend.safetensors"
 DESCRIPTION = "learned_blend.json"
@@ -35,7 +34,7 @@ def write_blend(directory: Path, tensors: Mapping[str, Tensor], about: dict[str,
     text = json.dumps({**document, "sha256": digest}, indent=2, sort_keys=True) + "\n"
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in ((TENSORS, payload), (DESCRIPTION, text.encode())):
-        replace_file(directory / name, partial(_write, content=content))
+        write_durably(directory / name, content)
     return digest
 
 
@@ -65,10 +64,6 @@ def read_blend(directory: Path, sha256: str | None) -> tuple[dict[str, Tensor], 
     if hashlib.sha256(payload).hexdigest() != document["tensors_sha256"]:
         raise _refusal(directory, f"{TENSORS} does not match its digest")
     return load(payload), document
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 def _digest(document: dict[str, Any]) -> str:

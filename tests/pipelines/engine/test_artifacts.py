@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.engine import artifacts
 from pipelines.engine.artifacts import Manifest, begin, check_files, commit, sweep
 
 
@@ -131,7 +130,7 @@ def test_failed_fsync_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
-        patched.setattr(artifacts.os, "fsync", fail)
+        patched.setattr(os, "fsync", fail)
         with pytest.raises(OSError, match="Input/output error"):
             write_artifact(tmp_path / "build", "new")
     sweep(tmp_path)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from recsys.data.durable import digest_of_file
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.index_file import (
     IndexFileMeta,
-    file_digest,
     meta_path,
     read_verified_meta,
     write_meta,
@@ -35,7 +35,7 @@ def saved(request, tmp_path) -> Path:
 def bless(path: Path) -> None:
     """Make the description fit the altered file, as one who crafts a file would."""
     meta = read_meta(path)
-    write_meta(path, replace(meta, num_bytes=path.stat().st_size, sha256=file_digest(path)))
+    write_meta(path, replace(meta, num_bytes=path.stat().st_size, sha256=digest_of_file(path)))
 
 
 def read_meta(path: Path) -> IndexFileMeta:
@@ -84,7 +84,7 @@ def test_a_cut_description_is_refused(saved):
 
 
 def test_another_digest_than_the_manifests_is_refused(saved):
-    digest = file_digest(saved)
+    digest = digest_of_file(saved)
     read_verified_meta(saved, digest)
     with pytest.raises(ValueError, match=f"its sha256 is {digest}, expected 00"):
         FaissIndex.load(saved, sha256="00" * 32)

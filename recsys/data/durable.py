@@ -1,0 +1,129 @@
+"""Files and folders that a kill or a power cut leaves whole or absent, and locks between processes.
+
+Everything is written beside its place under a name that begins with ``PARTIAL``, forced to disk and
+renamed. Failures to do so rise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+PARTIAL = ".partial-"
+
+
+def digest_of_file(path: Path) -> str:
+    """Hash a file's bytes without holding them in memory (sha256, hex)."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def flush(file: IO[Any]) -> None:
+    """Force what was written to an open file to disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def fsync(path: Path) -> None:
+    """Force a file, or a folder's entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_tree(directory: Path) -> None:
+    """Force a folder and everything below it to disk."""
+    for path in (*sorted(directory.rglob("*")), directory):
+        fsync(path)
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` make a file and rename it into place; a reader finds the old one or the new."""
+    partial = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
+    try:
+        write(partial)
+        fsync(partial)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    fsync(path.parent)
+
+
+def write_durably(path: Path, content: str | bytes) -> None:
+    """Replace a small file."""
+    data = content.encode() if isinstance(content, str) else content
+    replace_file(path, lambda partial: partial.write_bytes(data))
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append to a file of lines; one that a kill cut off does not swallow the next."""
+    torn = path.exists() and not path.read_bytes().endswith(b"\n")
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n" * torn + line + "\n")
+        flush(file)
+    fsync(path.parent)
+
+
+def replace_link(link: Path, target: str) -> None:
+    """Point a symbolic link at another target in one rename."""
+    partial = link.with_name(f"{PARTIAL}{os.getpid()}-{link.name}")
+    partial.unlink(missing_ok=True)
+    partial.symlink_to(target)
+    partial.replace(link)
+    fsync(link.parent)
+
+
+@contextmanager
+def new_directory(final: Path) -> Iterator[Path]:
+    """Offer a temporary directory that becomes ``final`` if the block ends well.
+
+    Raises:
+        ValueError: If ``final`` is there.
+    """
+    if final.exists():
+        raise ValueError(f"{final} exists and is never changed; choose another version")
+    partial = final.with_name(PARTIAL + final.name)
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        fsync_tree(partial)
+        partial.rename(final)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    fsync(final.parent)
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock file; the kernel releases it when the process ends, however it ends.
+
+    Args:
+        wait: Wait for the process that holds it. Otherwise the block runs without the lock.
+
+    Yields:
+        Whether the lock is held.
+    """
+    # Takes 60 ms, and most processes lock nothing.
+    from filelock import FileLock, Timeout
+
+    # A lock by a file's existence would outlive a kill, so there is no fallback to one.
+    lock = FileLock(path, fallback_to_soft=False)
+    held = None
+    with suppress(Timeout):
+        held = lock.acquire(blocking=wait)
+    if held is None:
+        yield False
+    else:
+        with held:
+            yield True

@@ -1,0 +1,112 @@
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from recsys.data.durable import (
+    append_line,
+    locked,
+    new_directory,
+    replace_file,
+    replace_link,
+    write_durably,
+)
+
+
+def test_failed_replacement_keeps_the_old_file_and_leaves_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state.json"
+    write_durably(path, "old")
+
+    def half(partial: Path) -> None:
+        partial.write_text("ne")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(path, half)
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            write_durably(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_line_that_a_kill_cut_off_does_not_swallow_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    append_line(path, '{"a": 1}')
+    with path.open("a") as file:
+        file.write('{"a": ')
+    append_line(path, '{"a": 2}')
+    assert path.read_text().splitlines() == ['{"a": 1}', '{"a": ', '{"a": 2}']
+
+
+def test_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    final = tmp_path / "bundle"
+    (tmp_path / ".partial-bundle").mkdir()
+    (tmp_path / ".partial-bundle" / "of a killed run").touch()
+
+    def write_half() -> None:
+        with new_directory(final) as partial:
+            assert list(partial.iterdir()) == []
+            (partial / "file").write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert list(tmp_path.iterdir()) == []
+    with new_directory(final) as partial:
+        (partial / "file").write_text("whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+    with (
+        pytest.raises(ValueError, match="bundle exists and is never changed"),
+        new_directory(final),
+    ):
+        pass
+
+
+def test_link_moves_to_another_target(tmp_path: Path) -> None:
+    for version in ("v1", "v2"):
+        (tmp_path / version).mkdir()
+        replace_link(tmp_path / "current", version)
+        assert (tmp_path / "current").readlink() == Path(version)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["current", "v1", "v2"]
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from recsys.data.durable import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_lock_excludes_other_processes_and_ends_with_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_text("process 1")
+    child = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    with child, child.stdout:
+        assert child.stdout.readline() == b"held\n"
+        with locked(path, wait=False) as held:
+            assert not held
+        killer = threading.Timer(0.3, child.send_signal, [signal.SIGKILL])
+        killer.start()
+        with locked(path) as held:
+            assert held
+            assert child.wait(5) == -signal.SIGKILL
+    with locked(path, wait=False) as held:
+        assert held
+    assert path.read_text() == "process 1"
