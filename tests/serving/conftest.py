@@ -16,7 +16,7 @@ from serving.bundle.manifest import (
     publish,
     vocabulary_digests,
 )
-from serving.bundle.synthetic import write_synthetic_bundle
+from tests.serving.synthetic_bundle import write_synthetic_bundle
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from serving.app import create_app
 from serving.bundle.manifest import publish, read_manifest
-from serving.bundle.synthetic import SyntheticSize, write_synthetic_bundle
 from serving.log import LOGGER, JsonLines
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import Settings
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 JSON = {"content-type": "application/json"}
 LIMIT = 1 << 20

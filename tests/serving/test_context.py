@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from features.point_in_time import FEATURES, UserState
 from serving.bundle.load import load_bundle
-from serving.bundle.synthetic import SyntheticSize, write_synthetic_bundle
 from serving.context import STALE_SECONDS, context_rows, moment_of, state_of
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.surfaces import HOME
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 ALL = {name: feature.cardinality for name, feature in FEATURES.items()}
 ascending = st.lists(st.integers(0, 10**6), max_size=30).map(sorted)

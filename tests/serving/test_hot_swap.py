@@ -19,10 +19,10 @@ import uvicorn
 from serving.app import create_app
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.manifest import publish
-from serving.bundle.synthetic import SyntheticSize, write_synthetic_bundle
 from serving.hot_swap import BundleWatcher
 from serving.schemas import Request
 from serving.settings import Settings
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 SERVE = """
 from serving.app import serve

@@ -21,10 +21,10 @@ from recsys.retrieval.blend.source_lists import (
     unseen,
 )
 from serving.bundle.load import load_bundle
-from serving.bundle.synthetic import SyntheticSize, write_synthetic_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.surfaces import HOME
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 SIZE = SyntheticSize(history_models=True)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from serving.bundle.manifest import publish
-from serving.bundle.synthetic import SyntheticSize, write_synthetic_bundle
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ import pytest
 
 from serving.bundle.load import load_bundle, write_bundle
 from serving.bundle.manifest import publish
-from serving.bundle.synthetic import SyntheticSize, synthetic_parts
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
 EVENTS = {"open", "os.rename", "os.symlink", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
 

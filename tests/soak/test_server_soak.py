@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from serving.bundle.manifest import publish
-from serving.bundle.synthetic import SyntheticSize, write_synthetic_bundle
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 SECONDS = float(os.environ.get("RECSYS_SOAK_SECONDS", "12"))
 REQUESTS_PER_SECOND = 10.0

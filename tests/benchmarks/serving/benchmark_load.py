@@ -27,10 +27,10 @@ import torch
 
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
-from serving.bundle.synthetic import SyntheticSize, write_synthetic_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
 from tests.benchmarks.harness import Row, write_results
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 DEMO_SIZE = SyntheticSize(
     num_items=1682,

@@ -16,9 +16,9 @@ import numpy as np
 from playwright.sync_api import Browser, sync_playwright
 
 from serving.bundle.manifest import publish
-from serving.bundle.synthetic import write_synthetic_bundle
 from tests.benchmarks.harness import Row, write_results
 from tests.benchmarks.serving.benchmark_load import DEMO_SIZE, serving
+from tests.serving.synthetic_bundle import write_synthetic_bundle
 
 FLAGS = [
     "--no-sandbox",

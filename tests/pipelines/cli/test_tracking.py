@@ -8,7 +8,7 @@ from pipelines.cli.main import app
 from pipelines.config.tracking import TrackingConfig
 from pipelines.publishing.promotion import champions
 from pipelines.tracking.tracking import outbox_of, store_uri
-from serving.bundle.synthetic import write_synthetic_bundle
+from tests.serving.synthetic_bundle import write_synthetic_bundle
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from pipelines.publishing.promotion import (
 )
 from pipelines.tracking.tracking import outbox_of
 from serving.bundle.manifest import read_manifest
-from serving.bundle.synthetic import write_synthetic_bundle
+from tests.serving.synthetic_bundle import write_synthetic_bundle
 
 CONFIG = TrackingConfig(model="shop")
 

@@ -19,7 +19,7 @@ from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from recsys.testing.openai_server import Reply, Request, chat_reply, openai_server
 from serving.bundle.load import load_bundle, write_bundle
 from serving.bundle.manifest import ContentSource, EnrichmentSource, publish
-from serving.bundle.synthetic import SyntheticSize, synthetic_parts
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
 ORIGIN = {"encoder": "made up", "dim": 256, "settings": {}}
 ITEM_IDS = [f"item-{row}" for row in range(40, 0, -1)]

@@ -26,11 +26,11 @@ from serving.bundle.adapters import (
 )
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
-from serving.bundle.synthetic import SyntheticSize, write_synthetic_bundle
 from serving.hot_swap import BundleWatcher
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
 from serving.settings import Settings
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 USERS = [f"user-{number}" for number in range(1, 13)]
 DOMAINS = ["books", "films/& more", None, "unheard of"]

@@ -9,9 +9,9 @@ from recsys.data.batch import Jagged, JaggedBatch
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import MANIFEST, publish
-from serving.bundle.synthetic import SyntheticSize, write_synthetic_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 NEW = [
     NewItem(item_id="fresh-1", display_text="Fresh one", categories=["even", "brand new"]),

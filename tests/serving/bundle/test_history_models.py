@@ -20,9 +20,9 @@ from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle, write_bundle
 from serving.bundle.manifest import read_manifest
 from serving.bundle.semantic_ids import NewIds
-from serving.bundle.synthetic import SyntheticSize, synthetic_parts, write_synthetic_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
 
 SIZE = SyntheticSize(history_models=True)
 NEW_PARTS = ("content_similarity", "sequence", "generative", "blend_fast", "blend_full")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serving.bundle.load import load_bundle, write_bundle
-from serving.bundle.synthetic import SyntheticSize, synthetic_parts, write_synthetic_bundle
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle, write_bundle
 from serving.bundle.ranker import CandidateRanker, reordered
-from serving.bundle.synthetic import SyntheticSize, synthetic_parts
 from serving.filters import eligible_items
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.surfaces import HOME
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
 SIZE = SyntheticSize(history_models=True, ranker=True)
 NUM_RANKED = 30

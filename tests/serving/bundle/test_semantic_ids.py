@@ -15,9 +15,9 @@ from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle, write_bundle
 from serving.bundle.manifest import MANIFEST, publish, read_manifest
 from serving.bundle.semantic_ids import NewIds, SemanticIdParts
-from serving.bundle.synthetic import SyntheticSize, synthetic_parts, write_synthetic_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
 
 FRESH = [
     NewItem(item_id="fresh-1", display_text="Fresh one", categories=["even"]),

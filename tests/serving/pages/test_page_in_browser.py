@@ -18,8 +18,8 @@ import pytest
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.load import write_bundle
 from serving.bundle.manifest import publish
-from serving.bundle.synthetic import SyntheticSize, synthetic_parts
 from serving.bundle.users import Users
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 if CHROMIUM is None:

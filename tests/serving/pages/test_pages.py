@@ -7,9 +7,9 @@ from fastapi.testclient import TestClient
 from serving.app import create_app
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
-from serving.bundle.synthetic import SyntheticSize, write_synthetic_bundle
 from serving.pages.pages import STATIC
 from serving.settings import Settings
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 HERE = "http://127.0.0.1:8000"
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}

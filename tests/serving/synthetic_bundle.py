@@ -1,4 +1,4 @@
-"""Bundles of any size from made-up arrays, for tests, load tests and trying the server out.
+"""Bundles of any size from made-up arrays, for tests and load tests.
 
 Even users took even items and odd users odd items, popular ones more often; popularity and
 item-to-item are fitted on that, the other models are left as they were initialised and blends
