@@ -81,13 +81,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         ValueError: If there is no bundle to serve, or it is refused; says what to do.
     """
     settings = settings or Settings.from_environment()
-    watcher = BundleWatcher(
-        settings.bundles,
-        poll_seconds=settings.poll_seconds,
-        profile=settings.profile,
-        beam_timeout_ms=settings.beam_timeout_ms,
-        ranker_timeout_ms=settings.ranker_timeout_ms,
-    )
+    watcher = BundleWatcher(settings.bundles, settings, poll_seconds=settings.poll_seconds)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from serving.bundle.adapters import identity_of, served_adapters
-from serving.bundle.manifest import CURRENT, MANIFEST, Profile
+from serving.bundle.manifest import CURRENT, MANIFEST
 from serving.log import log
 from serving.recommend import Recommender
 from serving.schemas import Request
+from serving.settings import ServingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,33 +46,25 @@ class BundleWatcher:
     def __init__(
         self,
         bundles_dir: Path,
+        options: ServingOptions | None = None,
         *,
         poll_seconds: float,
-        profile: Profile = "fast",
-        beam_timeout_ms: float | None = None,
-        ranker_timeout_ms: float | None = None,
     ) -> None:
-        """Load ``current``; the profile and what may be late are as of Recommender.
+        """Load ``current``.
 
         Raises:
             ValueError: If there is none, or it is refused; says what to do.
         """
         self._current = bundles_dir / CURRENT
         self._poll_seconds = poll_seconds
-        self._load = partial(
-            _load_and_try,
-            self._current,
-            profile=profile,
-            beam_timeout_ms=beam_timeout_ms,
-            ranker_timeout_ms=ranker_timeout_ms,
-        )
+        self._options = options
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._looking = threading.Lock()
         _check_there(bundles_dir)
         self._tried = self._identity()
         self._adapters_tried = identity_of(served_adapters(bundles_dir))
-        self._recommender = self._load()
+        self._recommender = _load_and_try(self._current, self._options)
         self._state = SwapState(loaded_at=datetime.now(UTC))
         log("bundle_loaded", {"bundle": self._recommender.bundle.version})
 
@@ -113,7 +105,7 @@ class BundleWatcher:
             adapters = identity_of(served_adapters(self._current.parent))
             started = time.perf_counter()
             try:
-                candidate = self._load()
+                candidate = _load_and_try(self._current, self._options)
             except Exception as error:
                 # Whatever is wrong with a new bundle, the old one has to go on serving.
                 self._refuse(error)
@@ -215,24 +207,13 @@ def _check_there(bundles_dir: Path) -> None:
     )
 
 
-def _load_and_try(
-    current: Path,
-    *,
-    profile: Profile,
-    beam_timeout_ms: float | None,
-    ranker_timeout_ms: float | None,
-) -> Recommender:
+def _load_and_try(current: Path, options: ServingOptions | None) -> Recommender:
     """Load a bundle and answer with it once, so that the first request finds everything warm."""
     with _permitted():
         # A folder that may not be listed would look empty, its files missing.
         for _ in os.walk(current.resolve(), onerror=_raise):
             pass
-        recommender = Recommender.load(
-            current,
-            profile,
-            beam_timeout_ms=beam_timeout_ms,
-            ranker_timeout_ms=ranker_timeout_ms,
-        )
+        recommender = Recommender.load(current, options)
     bundle = recommender.bundle
     owner = bundle.users.user_ids[1] if bundle.users.num_user_rows > 1 else None
     recommender.answer(Request(user_id=owner, k=1))

@@ -31,8 +31,9 @@ from serving.log import log
 from serving.query import Query, hydrate
 from serving.ranking import FILLER, Ranked, by_learned_weights, by_reciprocal_rank, filled_up
 from serving.schemas import Context, RecommendedItem, Reply, Request, ServedBy
-from serving.sources import LateError, SourceOptions, sources_of
-from serving.surfaces import SURFACES, Surface
+from serving.settings import ServingOptions
+from serving.sources import LateError, sources_of
+from serving.surfaces import SURFACES
 
 if TYPE_CHECKING:
     import polars as pl
@@ -61,43 +62,26 @@ class Recommender:
     def __init__(
         self,
         bundle: Bundle,
-        surfaces: Mapping[str, Surface] = SURFACES,
+        options: ServingOptions | None = None,
         *,
-        profile: Profile = "fast",
-        beam_timeout_ms: float | None = None,
-        ranker_timeout_ms: float | None = None,
         adapters: Adapters = NO_ADAPTERS,
     ) -> None:
-        """Make the sources of a profile.
-
-        Args:
-            profile: ``full`` asks slower models too; of a bundle without them it is ``fast``.
-            beam_timeout_ms: A list is made without generated items where they take longer, and
-                says so; None waits for them.
-            ranker_timeout_ms: The same of the ranker, without which the blend's order stays.
-        """
-        self.bundle = bundle
-        slower = bundle.generative is not None or bundle.ensemble is not None
-        self.profile: Profile = profile if slower else "fast"
-        self.adapters = adapters
-        self._surfaces = surfaces
+        """Make the sources of a profile; of a bundle without slow models, ``full`` is ``fast``."""
+        options = options or ServingOptions()
+        if bundle.generative is None and bundle.ensemble is None:
+            options = replace(options, profile="fast")
+        self.bundle, self.adapters, self._options = bundle, adapters, options
         self._blends = {
             name: OneQueryBlend(blend, bundle.item_counts) for name, blend in bundle.blends.items()
         }
         self._blend = self._blends.get(self.profile)
-        options = SourceOptions(
-            self.profile,
-            learned_content=self._blend is not None and "content" in self._blend.sources,
-            beam_width=surfaces["home"].beam_width,
-            beam_timeout_ms=beam_timeout_ms,
-            adapters=adapters,
-        )
-        self._options = options
-        self._sources = sources_of(bundle, options)
-        self._ranker_timeout_ms = ranker_timeout_ms
+        learned_content = self._blend is not None and "content" in self._blend.sources
+        self._sources = sources_of(bundle, options, adapters, learned_content=learned_content)
         self._ranker: CandidateRanker | None = None
         if bundle.ranker is not None and self.profile == PROFILE:
-            self._ranker = CandidateRanker(bundle.ranker, ranker_timeout_ms, adapters.ranker)
+            self._ranker = CandidateRanker(
+                bundle.ranker, options.ranker_timeout_ms, adapters.ranker
+            )
         self._served_by = ServedBy(
             bundle=bundle.version,
             index=_index_name(bundle),
@@ -105,43 +89,28 @@ class Recommender:
             profile=self.profile,
         )
 
+    @property
+    def profile(self) -> Profile:
+        """What is served, which the bundle may bound."""
+        return self._options.profile
+
     @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        profile: Profile = "fast",
-        *,
-        beam_timeout_ms: float | None = None,
-        ranker_timeout_ms: float | None = None,
-    ) -> Recommender:
+    def load(cls, path: str | Path, options: ServingOptions | None = None) -> Recommender:
         """Verify and load ``bundle-<version>`` or ``current``, and the adapters beside it.
 
-        Arguments are as of the class. An adapter that does not fit is left out, see
-        ``adapters.refused``.
+        An adapter that does not fit is left out, see ``adapters.refused``.
 
         Raises:
             ValueError: If it is not a bundle, or anything in it is not as it was released.
         """
         bundle = load_bundle(Path(path))
         adapters = load_adapters(served_adapters(Path(path).parent), models_of(bundle))
-        return cls(
-            bundle,
-            profile=profile,
-            beam_timeout_ms=beam_timeout_ms,
-            ranker_timeout_ms=ranker_timeout_ms,
-            adapters=adapters,
-        )
+        return cls(bundle, options, adapters=adapters)
 
     def with_adapters(self, served: Mapping[str, Path]) -> Recommender:
         """Serve the same bundle with other adapters, as ``served_adapters`` finds them."""
-        return Recommender(
-            self.bundle,
-            self._surfaces,
-            profile=self.profile,
-            beam_timeout_ms=self._options.beam_timeout_ms,
-            ranker_timeout_ms=self._ranker_timeout_ms,
-            adapters=load_adapters(served, models_of(self.bundle)),
-        )
+        adapters = load_adapters(served, models_of(self.bundle))
+        return Recommender(self.bundle, self._options, adapters=adapters)
 
     def answer(self, request: Request, *, names_history: bool = True) -> Reply:
         """Make one list.
@@ -152,7 +121,7 @@ class Recommender:
         Raises:
             UnknownItemError: If surface ``similar`` is asked about an item that is not there.
         """
-        surface, clock = self._surfaces[request.surface], _Stopwatch()
+        surface, clock = SURFACES[request.surface], _Stopwatch()
         with torch.inference_mode():
             query = hydrate(request, self.bundle, surface)
             clock.lap("hydrate")

@@ -1,4 +1,4 @@
-"""Settings of a server: from the environment (RECSYS_*) and the command line."""
+"""Settings: how a bundle is served, and how a server process runs (RECSYS_*, command line)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,19 @@ PREFIX = "RECSYS_"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ServingOptions:
+    """How a bundle is served; handed as it is from the settings to the recommender."""
+
+    profile: Profile = "fast"
+    """``full`` also queries slower models, such as a generative one, where the bundle has any."""
+    beam_timeout_ms: float | None = None
+    """Lists omit generated items that take longer, and say so; None waits for them."""
+    ranker_timeout_ms: float | None = None
+    """Lists keep the blend's order where ranking takes longer, and say so; None waits for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(ServingOptions):
     """How one server process runs."""
 
     bundles: Path = Path("bundles")
@@ -23,12 +35,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     """0 takes any free port."""
-    profile: Profile = "fast"
-    """``full`` asks slower models too, such as one that generates, where the bundle has any."""
-    beam_timeout_ms: float = 200.0
-    """Lists are made without generated items where they take longer; replies then say so."""
-    ranker_timeout_ms: float = 50.0
-    """Lists keep the blend's order where ranking takes longer; replies then say so."""
+    beam_timeout_ms: float | None = 200.0
+    ranker_timeout_ms: float | None = 50.0
     poll_seconds: float = 0.5
     """How often ``current`` is looked at (a link and a file's times); SIGHUP looks at once."""
     max_body_bytes: int = 8 << 20
@@ -58,8 +66,9 @@ class Settings:
             "body_timeout_seconds",
             "torch_threads",
         ):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be > 0, got {value}")
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"port must be in [0, 65536), got {self.port}")
 

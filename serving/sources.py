@@ -31,9 +31,10 @@ from serving.bundle.adapters import NO_ADAPTERS, Adapters
 from serving.bundle.content_neighbours import ContentNeighbours
 from serving.bundle.history_models import Generation
 from serving.bundle.load import Bundle
-from serving.bundle.manifest import Profile
 from serving.bundle.retriever import Retriever
 from serving.query import Query
+from serving.settings import ServingOptions
+from serving.surfaces import HOME
 
 
 class CandidateSource(Protocol):
@@ -221,42 +222,39 @@ class PopularSource:
         return listed
 
 
-class SourceOptions(NamedTuple):
-    """What a profile wants of the sources."""
+def sources_of(
+    bundle: Bundle,
+    options: ServingOptions,
+    adapters: Adapters = NO_ADAPTERS,
+    *,
+    learned_content: bool = False,
+) -> dict[str, CandidateSource]:
+    """Make the sources of a profile that a bundle has the parts for.
 
-    profile: Profile = "fast"
-    learned_content: bool = False
-    """Whether content speaks for every item, as a learned blend weighs it."""
-    beam_width: int = 50
-    beam_timeout_ms: float | None = None
-    adapters: Adapters = NO_ADAPTERS
-
-
-def sources_of(bundle: Bundle, options: SourceOptions) -> dict[str, CandidateSource]:
-    """Make the sources of a profile that a bundle has the parts for."""
+    Args:
+        learned_content: Whether content speaks for every item, as a learned blend weighs it.
+    """
     sources: dict[str, CandidateSource] = {"popular": PopularSource(bundle.popularity)}
     if bundle.item_to_item is not None:
         sources["item_to_item"] = ItemToItemSource(bundle.item_to_item)
     neighbours = None
     if bundle.retriever is not None:
         sources["two_tower"] = TwoTowerSource(
-            bundle.retriever, options.adapters.retrievers.get("two_tower")
+            bundle.retriever, adapters.retrievers.get("two_tower")
         )
         if bundle.semantic_ids is not None:
             neighbours = ContentNeighbours(
                 bundle.semantic_ids, bundle.retriever.content, bundle.num_released_rows
             )
     if bundle.sequence is not None:
-        sources["sequence"] = SequenceSource(
-            bundle.sequence, options.adapters.retrievers.get("sequence")
-        )
+        sources["sequence"] = SequenceSource(bundle.sequence, adapters.retrievers.get("sequence"))
     if bundle.ensemble is not None and options.profile == "full":
         sources["ensemble"] = SequenceSource(bundle.ensemble)
     if bundle.generative is not None and options.profile == "full":
         sources["generative"] = GenerativeSource(
-            bundle.generative, options.beam_width, options.beam_timeout_ms
+            bundle.generative, HOME.beam_width, options.beam_timeout_ms
         )
-    similarity = bundle.content_similarity if options.learned_content else None
+    similarity = bundle.content_similarity if learned_content else None
     if neighbours is not None or similarity is not None:
         sources["content"] = ContentSource(neighbours, similarity)
     return sources

@@ -26,7 +26,8 @@ from serving.bundle.load import load_bundle
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request
-from serving.sources import SourceOptions, sources_of
+from serving.settings import ServingOptions
+from serving.sources import GenerativeSource
 from serving.surfaces import HOME
 
 Recsys = Callable[..., Result]
@@ -89,7 +90,9 @@ def test_what_a_bundle_serves_is_what_behaviour_ids_gives(finished: Path) -> Non
     assert bundle.semantic_ids is not None
     assert torch.equal(torch.as_tensor(bundle.semantic_ids.codes), expected.ids.codes)
     assert bundle.semantic_ids.quantizer.digest == expected.quantizer.digest
-    reply = Recommender(bundle, profile="full").answer(Request(user_id="user-0", k=3))
+    reply = Recommender(bundle, ServingOptions(profile="full")).answer(
+        Request(user_id="user-0", k=3)
+    )
     rows = [bundle.catalogue.row_of(item.item_id) or 0 for item in reply.items]
     assert [item.semantic_id for item in reply.items] == [
         "-".join(map(str, expected.ids.codes[row].tolist())) for row in rows
@@ -121,8 +124,8 @@ def test_appended_item_is_generated(own: Path, recsys: Recsys) -> None:
     codes = torch.as_tensor(bundle.semantic_ids.codes).long()
     assert torch.equal(codes[: len(before)], before)
     assert int(codes[row, 0]) in before[1:, 0].tolist()
-    options = SourceOptions(profile="full", beam_width=25)
-    source = sources_of(bundle, options)["generative"]
+    assert bundle.generative is not None
+    source = GenerativeSource(bundle.generative, 25, None)
     mask = ItemMask.all(bundle.num_item_rows)
     for session in (["item-0"], ["item-4", "item-5"]):
         with torch.inference_mode():

@@ -27,7 +27,7 @@ from recsys.testing.synthetic import World
 from serving.app import create_app
 from serving.bundle.manifest import Profile
 from serving.recommend import Recommender
-from serving.settings import Settings
+from serving.settings import ServingOptions, Settings
 
 MEASURED = {
     "popularity",
@@ -88,7 +88,7 @@ def test_http_gives_the_scores_of_python(
 
 @pytest.mark.parametrize("profile", ["fast", "full"])
 def test_the_measured_blend_is_the_served_one(shop: Path, profile: Profile) -> None:
-    recommender = Recommender.load(shop / "bundles/current", profile)
+    recommender = Recommender.load(shop / "bundles/current", ServingOptions(profile=profile))
     inputs = read_inputs(shop / "build_features", shop / "embed_items", "given")
     refit = shop / "refit"
     two_tower = TwoTower.load(refit / "two_tower", inputs.catalogue)

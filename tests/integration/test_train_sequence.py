@@ -13,6 +13,7 @@ from pipelines.stages.report import report_path
 from recsys.training.checkpoint import save_checkpoint
 from serving.recommend import Recommender
 from serving.schemas import Request
+from serving.settings import ServingOptions
 
 Recsys = Callable[..., Result]
 BEFORE = ("build_features", "enrich_items", "embed_items")
@@ -165,7 +166,7 @@ def test_further_members_are_trained_apart_and_serve_profile_full(
     assert {"sequence", "ensemble", "blend_fast", "blend"} <= set(metrics)
     bundle = workspace / "bundles/current"
     for profile, expected in (("fast", False), ("full", True)):
-        recommender = Recommender.load(bundle, profile)
+        recommender = Recommender.load(bundle, ServingOptions(profile=profile))
         assert recommender.bundle.sequence.config.num_members == 1
         reply = recommender.answer(Request(user_id="user-2", k=20, explain=True))
         assert reply.served_by.profile == profile

@@ -13,7 +13,7 @@ from serving.bundle.manifest import publish, read_manifest
 from serving.log import LOGGER, JsonLines
 from serving.recommend import Recommender
 from serving.schemas import Request
-from serving.settings import Settings
+from serving.settings import ServingOptions, Settings
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 JSON = {"content-type": "application/json"}
@@ -342,7 +342,9 @@ def test_server_of_profile_full_answers_as_python_does(tmp_path):
         assert client.get("/readyz").json()["profile"] == "full"
         reply = client.post("/v1/recommend", json=asked).json()
     assert reply["served_by"]["profile"] == "full"
-    local = Recommender.load(tmp_path / "current", "full").answer(Request.model_validate(asked))
+    local = Recommender.load(tmp_path / "current", ServingOptions(profile="full")).answer(
+        Request.model_validate(asked)
+    )
     assert reply["items"] == [asdict(item) for item in local.items]
     assert "generative" in reply["items"][0]["contributions"]
     with TestClient(create_app(Settings(bundles=tmp_path, log_requests=False))) as client:

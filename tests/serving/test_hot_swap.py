@@ -21,7 +21,7 @@ from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.manifest import publish
 from serving.hot_swap import BundleWatcher
 from serving.schemas import Request
-from serving.settings import Settings
+from serving.settings import ServingOptions, Settings
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 SERVE = """
@@ -60,7 +60,7 @@ def test_bundle_that_was_replaced_lets_go_of_its_files(tmp_path):
     for seed, name in enumerate(("v1", "v2")):
         write_synthetic_bundle(tmp_path, name, SyntheticSize(history_models=True, seed=seed))
     publish(tmp_path, "v1")
-    watcher = BundleWatcher(tmp_path, poll_seconds=60, profile="full")
+    watcher = BundleWatcher(tmp_path, ServingOptions(profile="full"), poll_seconds=60)
     watcher.recommender.answer(Request(user_id="user-1", k=1))
     gc.collect()
     gc.disable()

@@ -23,6 +23,7 @@ from recsys.retrieval.blend.source_lists import (
 from serving.bundle.load import load_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
+from serving.settings import ServingOptions
 from serving.surfaces import HOME
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
@@ -36,12 +37,12 @@ def bundle(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["fast", "full"])
 def recommender(bundle, request):
-    return Recommender(bundle, profile=request.param)
+    return Recommender(bundle, ServingOptions(profile=request.param))
 
 
 @pytest.fixture(scope="module")
 def full(bundle):
-    return Recommender(bundle, profile="full")
+    return Recommender(bundle, ServingOptions(profile="full"))
 
 
 def ask(recommender, **fields):
@@ -130,13 +131,18 @@ def test_a_request_gets_the_same_bits_whoever_else_asks(recommender):
 
 def test_reply_names_the_profile_and_its_sources(bundle):
     for profile in ("fast", "full"):
-        reply = ask(Recommender(bundle, profile=profile), user_id="user-2", k=32, explain=True)
+        reply = ask(
+            Recommender(bundle, ServingOptions(profile=profile)),
+            user_id="user-2",
+            k=32,
+            explain=True,
+        )
         assert reply.served_by.profile == profile
         told = {name for item in reply.items for name in item.contributions}
         assert told == set(bundle.blends[profile].sources)
         assert ("generative" in told) == (profile == "full")
     without = replace(bundle, generative=None)
-    reply = ask(Recommender(without, profile="full"), user_id="user-2", k=5)
+    reply = ask(Recommender(without, ServingOptions(profile="full")), user_id="user-2", k=5)
     assert reply.served_by.profile == "fast"
     assert reply.items == ask(Recommender(bundle), user_id="user-2", k=5).items
 
@@ -207,8 +213,8 @@ def test_history_is_as_long_as_models_read_it(bundle):
 
 
 def test_late_generation_leaves_the_fast_list_and_says_so(bundle):
-    late = Recommender(bundle, profile="full", beam_timeout_ms=1e-6)
-    in_time = Recommender(bundle, profile="full", beam_timeout_ms=60_000)
+    late = Recommender(bundle, ServingOptions(profile="full", beam_timeout_ms=1e-6))
+    in_time = Recommender(bundle, ServingOptions(profile="full", beam_timeout_ms=60_000))
     for user_id in ("user-1", "user-2"):
         reply = ask(late, user_id=user_id, k=20)
         assert reply.degraded == ["late_source: generative"]
@@ -217,7 +223,9 @@ def test_late_generation_leaves_the_fast_list_and_says_so(bundle):
         assert reply.items == fast.items
         assert ask(in_time, user_id=user_id, k=20).degraded == []
     # Without any blend the others' ranks count.
-    bare = Recommender(replace(bundle, blends={}), profile="full", beam_timeout_ms=1e-6)
+    bare = Recommender(
+        replace(bundle, blends={}), ServingOptions(profile="full", beam_timeout_ms=1e-6)
+    )
     reply = ask(bare, user_id="user-2", k=5)
     assert reply.degraded == ["late_source: generative"]
     assert len(reply.items) == 5
@@ -296,7 +304,7 @@ def test_any_request_gets_a_sound_list(full, user, session, exclude, categories,
 def test_longer_list_than_sources_are_asked_for_begins_alike(tmp_path):
     size = replace(SIZE, num_items=600)
     recommender = Recommender(
-        load_bundle(write_synthetic_bundle(tmp_path, "v1", size)), profile="full"
+        load_bundle(write_synthetic_bundle(tmp_path, "v1", size)), ServingOptions(profile="full")
     )
     shorter = ask(recommender, user_id="user-2", k=HOME.num_candidates)
     longer = ask(recommender, user_id="user-2", k=592)

@@ -29,6 +29,7 @@ from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
 from serving.recommend import Recommender
 from serving.schemas import Request
+from serving.settings import ServingOptions
 from tests.benchmarks.harness import Row, write_results
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
@@ -171,7 +172,7 @@ def measure_profiles(bundles_dir: Path, k: int, count: int, what: str) -> list[R
     rows = []
     bundle = load_bundle(bundles_dir / "current")
     for profile in ("fast", "full"):
-        recommender = Recommender(bundle, profile=profile)
+        recommender = Recommender(bundle, ServingOptions(profile=profile))
         if recommender.profile == profile:
             name = f"in process, {what}, profile {profile}"
             rows += percentiles(name, in_process(recommender, k, count))

@@ -22,6 +22,7 @@ from serving.bundle.manifest import read_manifest
 from serving.bundle.semantic_ids import NewIds
 from serving.recommend import Recommender
 from serving.schemas import Request
+from serving.settings import ServingOptions
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
 
 SIZE = SyntheticSize(history_models=True)
@@ -209,7 +210,7 @@ def grown(made, tmp_path_factory):
 
 def lists(bundle, name, session, k=40, profile="full"):
     """One source's list of a session."""
-    recommender = Recommender(bundle, profile=profile)
+    recommender = Recommender(bundle, ServingOptions(profile=profile))
     query = request_query(bundle, session)
     mask = ItemMask.all(bundle.num_item_rows)
     return recommender._sources[name].candidates(query, mask, k)
@@ -258,7 +259,7 @@ def test_appended_item_is_generated_behind_its_prefix(grown):
     assert after.generative.trie.version == after.semantic_ids.version
     allowed = np.zeros(43, np.bool_)
     allowed[[6, 41, 42]] = True
-    source = Recommender(after, profile="full")._sources["generative"]
+    source = Recommender(after, ServingOptions(profile="full"))._sources["generative"]
     found = source.candidates(request_query(after, ["item-10"]), ItemMask(allowed), 3)
     assert set(found.item_rows[0].tolist()) == {6, 41, -1}
 
@@ -266,7 +267,7 @@ def test_appended_item_is_generated_behind_its_prefix(grown):
 @pytest.mark.parametrize("profile", ["fast", "full"])
 def test_appended_items_are_in_learned_lists(grown, profile):
     _, after = grown
-    recommender = Recommender(after, profile=profile)
+    recommender = Recommender(after, ServingOptions(profile=profile))
     items = recommender.answer(Request(session=["item-6"], k=41, explain=True)).items
     listed = {item.item_id: item for item in items}
     assert len(listed) == 41

@@ -19,6 +19,7 @@ from serving.filters import eligible_items
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request
+from serving.settings import ServingOptions
 from serving.surfaces import HOME
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
@@ -133,7 +134,7 @@ def test_what_follows_the_ranked_places_keeps_its_order(recommender, bundle):
 def test_who_has_no_history_and_other_lists_are_not_ranked(recommender):
     assert ask(recommender, k=5).served_by.ranker is None
     assert ask(recommender, surface="similar", item_id="item-4").served_by.ranker is None
-    full = Recommender(recommender.bundle, profile="full")
+    full = Recommender(recommender.bundle, ServingOptions(profile="full"))
     assert ask(full, user_id="user-3").served_by.ranker is None
 
 
@@ -145,7 +146,7 @@ def test_late_or_failed_the_blends_order_is_served_and_said(
     bundle, monkeypatch, timeout_ms, broken, said
 ):
     plain = ask(Recommender(replace(bundle, ranker=None)), user_id="user-3")
-    recommender = Recommender(bundle, ranker_timeout_ms=timeout_ms)
+    recommender = Recommender(bundle, ServingOptions(ranker_timeout_ms=timeout_ms))
     if broken:
         model = bundle.ranker.model
         monkeypatch.setattr(
