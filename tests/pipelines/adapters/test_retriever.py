@@ -11,9 +11,12 @@ from pipelines.config.adapter import AdapterConfig
 from recsys.models.adapted.model import ITEM_TABLE
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.model import SequenceConfig, SequenceModel
+from recsys.testing.tensors import rounding
 
 NUM_ITEM_ROWS = 30
 OWN = torch.arange(10, 25)
+# Means of 15 items' vectors, from 6 content columns and rank 3.
+CLOSE = rounding(15 + 6 + 3)
 
 
 def model_that_met(rows: Tensor) -> SequenceModel:
@@ -44,7 +47,7 @@ def test_items_that_the_base_never_met_are_centred_and_those_that_it_knows_are_n
     for share in (0.0, 0.4, 1.0):
         settings = replace(SETTINGS, centred=1 - share)
         adapter = new_adapter(task_of(settings), new)
-        torch.testing.assert_close(new.item_inputs(OWN).mean(0), share * alone, rtol=0, atol=1e-6)
+        torch.testing.assert_close(new.item_inputs(OWN).mean(0), share * alone, rtol=0, atol=CLOSE)
         assert adapter.table_correction(ITEM_TABLE).rows.tolist() == OWN.tolist()
         adapter.detach()
     before = known.item_inputs(OWN)

@@ -27,7 +27,10 @@ from recsys.semantic_ids.quantizers import load_quantizer
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from recsys.semantic_ids.rq_vae import RqVae, RqVaeConfig
 from recsys.semantic_ids.version_store import VersionStore
+from recsys.testing.tensors import rounding
 
+# Centres are means of up to 300 items of 6 columns.
+CLOSE = rounding(300 + 6)
 NUM_FIRST = 250
 """Items of the first version; the others come later."""
 
@@ -68,7 +71,7 @@ def said_of(ids: SemanticIds, quantizer: Quantizer) -> dict[str, Any]:
 def agree(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Compare texts and neighbours exactly, vectors to what threads may round otherwise."""
     same = all(one[part] == other[part] for part in ("texts", "neighbours"))
-    return same and np.allclose(one["vectors"], other["vectors"], rtol=0, atol=1e-6)
+    return same and np.allclose(one["vectors"], other["vectors"], rtol=0, atol=CLOSE)
 
 
 def fitted(kind: str) -> Quantizer:

@@ -7,6 +7,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.members import alone, first_members, side_by_side
 from recsys.models.sequence.model import SequenceConfig, SequenceModel
+from recsys.testing.tensors import rounding
 from recsys.training.loop import TrainResult
 from recsys.training.members import member_seed, train_members
 
@@ -22,6 +23,8 @@ APART = SequenceConfig(
     max_length=6,
     calendar_days=30.0,
 )
+# Three members, 8 wide inside and 16 hidden, then cosines.
+CLOSE = rounding(3 * (8 + 16 + 8))
 HISTORY = Jagged.from_lists([[1, 2, 3, 4, 5, 6, 7], [8], [30, 40, 2]])
 QUERIES = JaggedBatch(
     {"history": HISTORY, "history.times": HISTORY._replace(values=HISTORY.values * 86_400)}
@@ -58,7 +61,7 @@ def test_members_trained_apart_become_one_model_of_their_mean_cosines(tmp_path):
     assert [config.block for config, _ in asked] == ["attention", "hstu", "attention"]
     members = [built(config, member_seed(7, number)) for config, number in asked]
     mean = sum(member.score(QUERIES)[:, 1:] for member in members) / 3
-    torch.testing.assert_close(whole.score(QUERIES)[:, 1:], mean, atol=1e-6, rtol=0)
+    torch.testing.assert_close(whole.score(QUERIES)[:, 1:], mean, atol=CLOSE, rtol=0)
     # Apart means apart: no two began from the same weights.
     assert not torch.equal(members[0].all_item_vectors(), members[2].all_item_vectors())
     assert how.best_step == 5
@@ -72,7 +75,7 @@ def test_members_trained_apart_become_one_model_of_their_mean_cosines(tmp_path):
         {name: part.take(torch.tensor([0])) for name, part in QUERIES.features.items()}
     )
     torch.testing.assert_close(
-        read.query_vectors(one, only_last=True), read.query_vectors(one), atol=1e-6, rtol=0
+        read.query_vectors(one, only_last=True), read.query_vectors(one), atol=CLOSE, rtol=0
     )
 
 
@@ -96,7 +99,7 @@ def test_the_first_members_answer_alone_as_if_they_had_been_trained_alone():
     assert first.config.num_members == 2
     assert first.config.member_blocks == ("attention", "hstu")
     mean = (members[0].score(QUERIES)[:, 1:] + members[1].score(QUERIES)[:, 1:]) / 2
-    torch.testing.assert_close(first.score(QUERIES)[:, 1:], mean, atol=1e-6, rtol=0)
+    torch.testing.assert_close(first.score(QUERIES)[:, 1:], mean, atol=CLOSE, rtol=0)
     of_all = built(APART, 0)
     assert first_members(of_all) is of_all
     for wrong in ({"fast_members": 3}, {"fast_members": 1, "trained_apart": False}):

@@ -11,6 +11,7 @@ from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.blend.one import OneQueryBlend
 from recsys.retrieval.blend.source_features import FEATURES
 from recsys.retrieval.blend.source_lists import blended_lists
+from recsys.testing.tensors import rounding
 
 SOURCES = ("near", "far", "odd", "dull")
 NUM_ROWS = 40
@@ -59,11 +60,11 @@ def test_one_query_is_merged_as_in_a_batch(
     there = batch.item_rows[0] > 0
     assert one.item_rows.tolist() == batch.item_rows[0][there].tolist()
     assert one.ranks.tolist() == batch.source_ranks[0][there].tolist()
-    np.testing.assert_allclose(one.scores, batch.scores[0][there], rtol=1e-6, atol=1e-6)
+    largest = 1 + float(np.abs(one.contributions).max(initial=0))
+    close = rounding(len(SOURCES) * len(FEATURES), size=largest)
+    np.testing.assert_allclose(one.scores, batch.scores[0][there], rtol=0, atol=close)
     assert batch.contributions is not None
-    np.testing.assert_allclose(
-        one.contributions, batch.contributions[0][there], rtol=1e-6, atol=1e-6
-    )
+    np.testing.assert_allclose(one.contributions, batch.contributions[0][there], rtol=0, atol=close)
     assert one.scores.dtype == one.contributions.dtype == np.float32
 
 
