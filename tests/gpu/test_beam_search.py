@@ -10,7 +10,7 @@ from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import TopK
 from recsys.retrieval.beam_search import BeamSearch, CapturedSearch
 from recsys.semantic_ids.trie import Trie
-from recsys.testing.code_decoder import BeamState, CodeDecoder, CodeDecoderConfig, Context
+from tests.recsys.retrieval.code_decoder import BeamState, CodeDecoder, CodeDecoderConfig, Context
 
 pytestmark = pytest.mark.gpu
 

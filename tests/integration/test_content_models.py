@@ -11,7 +11,7 @@ from click.testing import Result
 
 from recsys.content.encoder import HashEncoder
 from recsys.content.language_model import model_digest
-from recsys.testing.openai_server import (
+from tests.recsys.content.openai_server import (
     OpenAIServer,
     Reply,
     Request,

@@ -31,7 +31,6 @@ from recsys.evaluation.ranking import per_user_metric
 from recsys.models.ranker.batch import Feedback, RankingBatch
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.ranker.model import Ranker
-from recsys.testing.ranking_worlds import RankingWorld, RankingWorldConfig, ranking_world
 from recsys.training.distillation import (
     DistillationConfig,
     distillation_loss,
@@ -43,6 +42,7 @@ from recsys.training.progress import SilentTracker
 from tests.benchmarks.distillation.ranker_students import request_ms, run_real
 from tests.benchmarks.harness import Row, device_name, write_results
 from tests.benchmarks.ranker.benchmark_trunks import loaded
+from tests.recsys.testing.ranking_worlds import RankingWorld, RankingWorldConfig, ranking_world
 
 TEACHER = RankerConfig(
     embedding_dim=48,

@@ -17,10 +17,10 @@ import torch
 
 from recsys.models.ranker.config import RankerConfig, at_equal_compute, flops_of
 from recsys.models.ranker.model import Ranker
-from recsys.testing.ranking_worlds import RankingWorld, RankingWorldConfig, ranking_world
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw, lr_at
 from tests.benchmarks.harness import Row, write_results
 from tests.benchmarks.ranker.benchmark_worlds import SPARSE, TEST_SHARE, moved
+from tests.recsys.testing.ranking_worlds import RankingWorld, RankingWorldConfig, ranking_world
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

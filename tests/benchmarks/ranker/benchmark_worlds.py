@@ -36,10 +36,10 @@ from recsys.models.ranker.config import (
     num_fields,
 )
 from recsys.models.ranker.model import Ranker
-from recsys.testing.ranking_worlds import RankingWorld, RankingWorldConfig, ranking_world
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from tests.benchmarks.harness import Row, device_name, write_results
+from tests.recsys.testing.ranking_worlds import RankingWorld, RankingWorldConfig, ranking_world
 
 TEST_SHARE = 0.15
 FIRST_SEED = 30

@@ -19,8 +19,11 @@ from playwright.sync_api import Browser, sync_playwright
 
 from pipelines.reports.page import report_html
 from pipelines.reports.report_data import Provenance, read_report_data
-from pipelines.reports.synthetic_evaluation import SyntheticEvaluation, write_synthetic_evaluation
 from tests.benchmarks.harness import Row, write_results
+from tests.pipelines.reports.synthetic_evaluation import (
+    SyntheticEvaluation,
+    write_synthetic_evaluation,
+)
 
 FLAGS = [
     "--no-sandbox",

@@ -10,10 +10,13 @@ import torch
 
 from pipelines.reports.report_data import Provenance, ReportData, read_report_data
 from pipelines.reports.semantic_ids.data import Catalogue, ReportedIds
-from pipelines.reports.synthetic_evaluation import SyntheticEvaluation, write_synthetic_evaluation
 from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
+from tests.pipelines.reports.synthetic_evaluation import (
+    SyntheticEvaluation,
+    write_synthetic_evaluation,
+)
 
 Reported = Callable[..., ReportData]
 FLAGS = [

@@ -6,7 +6,10 @@ import pytest
 
 from pipelines.reports.page import report_html
 from pipelines.reports.report_data import read_report_data
-from pipelines.reports.synthetic_evaluation import SyntheticEvaluation, write_synthetic_evaluation
+from tests.pipelines.reports.synthetic_evaluation import (
+    SyntheticEvaluation,
+    write_synthetic_evaluation,
+)
 
 pytestmark = pytest.mark.slow
 HOSTILE = (

@@ -14,7 +14,7 @@ from recsys.content.prompt import (
     EndpointUnreachableError,
     Tokens,
 )
-from recsys.testing.openai_server import Reply, Request, chat_reply, openai_server
+from tests.recsys.content.openai_server import Reply, Request, chat_reply, openai_server
 
 SECRET = "sk-very-secret-1234567890"
 

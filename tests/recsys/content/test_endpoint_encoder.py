@@ -8,7 +8,7 @@ from recsys.content.encoder import HashEncoder, MiniLMEncoder
 from recsys.content.endpoint import Endpoint
 from recsys.content.endpoint_encoder import EmbeddingEndpointConfig, EndpointEncoder
 from recsys.content.prompt import EndpointError
-from recsys.testing.openai_server import Reply, Request, embeddings_reply, openai_server
+from tests.recsys.content.openai_server import Reply, Request, embeddings_reply, openai_server
 
 
 def encoder_of(

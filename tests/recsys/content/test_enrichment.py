@@ -11,7 +11,7 @@ from recsys.content.attributes import PROMPT_VERSION, SCHEMA, enriched_text
 from recsys.content.endpoint import Endpoint, EndpointConfig
 from recsys.content.enrichment import Enrichment, EnrichmentConfig, enrich
 from recsys.content.prompt import Completion, CompletionLog, EndpointError, Prompt, Schema, Tokens
-from recsys.testing.openai_server import Reply, Request, chat_reply, openai_server
+from tests.recsys.content.openai_server import Reply, Request, chat_reply, openai_server
 
 PLENTY = EnrichmentConfig(token_budget=10**9)
 GOOD = {

@@ -6,7 +6,7 @@ from recsys.content.attributes import EXAMPLES, checked
 from recsys.content.endpoint import Endpoint, EndpointConfig
 from recsys.content.enrichment import Enrichment, EnrichmentConfig, enrich
 from recsys.content.language_model import LocalLanguageModel
-from recsys.testing.openai_server import answered_by, openai_server
+from tests.recsys.content.openai_server import answered_by, openai_server
 
 pytestmark = pytest.mark.slow
 BAG = "cosmetic bag travel bag. Tools & Accessories, Bags & Cases, Cosmetic Bags"

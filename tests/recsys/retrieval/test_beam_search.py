@@ -13,7 +13,7 @@ from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import TopK, top_k_of_scores
 from recsys.retrieval.beam_search import Beams, BeamSearch, CapturedSearch, Decoded
 from recsys.semantic_ids.trie import Trie
-from recsys.testing.code_decoder import CodeDecoder, CodeDecoderConfig
+from tests.recsys.retrieval.code_decoder import CodeDecoder, CodeDecoderConfig
 
 NUM_ROWS = 44
 Ids = dict[int, tuple[int, ...]]

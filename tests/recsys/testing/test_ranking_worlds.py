@@ -6,7 +6,12 @@ import torch
 from recsys.layers.moe.routing import expert_use, routing_information
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.ranker.model import Ranker
-from recsys.testing.ranking_worlds import TASKS, RankingWorld, RankingWorldConfig, ranking_world
+from tests.recsys.testing.ranking_worlds import (
+    TASKS,
+    RankingWorld,
+    RankingWorldConfig,
+    ranking_world,
+)
 
 CONFIG = RankingWorldConfig(seed=5, num_requests=12_000, num_users=500, num_items=400)
 

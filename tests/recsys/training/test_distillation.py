@@ -8,7 +8,6 @@ from recsys.data.top_k import TopK
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
-from recsys.testing.ranking_worlds import RankingWorldConfig, ranking_world
 from recsys.training.distillation import (
     DistillationConfig,
     distillation_loss,
@@ -18,6 +17,7 @@ from recsys.training.distillation import (
     taught_by_lists,
 )
 from recsys.training.ranking_examples import Candidates, RankingExamples
+from tests.recsys.testing.ranking_worlds import RankingWorldConfig, ranking_world
 
 TINY = RankerConfig(
     embedding_dim=8, key_dim=4, max_history=5, num_cross_layers=1, trunk="dense", hidden_dim=32,

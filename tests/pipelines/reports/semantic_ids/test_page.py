@@ -19,12 +19,15 @@ from pipelines.reports.semantic_ids.page import (
     semantic_ids_html,
     write_semantic_id_report,
 )
-from pipelines.reports.synthetic_evaluation import SyntheticEvaluation, write_synthetic_evaluation
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.lifecycle import retire
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
+from tests.pipelines.reports.synthetic_evaluation import (
+    SyntheticEvaluation,
+    write_synthetic_evaluation,
+)
 
 HOSTILE = (
     '<img src=x onerror="window.broken=1">',
