@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from pipelines.cli.options import Assignments, Quiet, WorkspacePath
 from pipelines.engine.console import log, out
 
 if TYPE_CHECKING:
@@ -19,18 +20,13 @@ if TYPE_CHECKING:
 def adapt(
     config: Annotated[Path, typer.Option("--config", "-c", help="TOML file of the run.")],
     domain: Annotated[str, typer.Option("--domain", "-d", help="As items or events name it.")],
-    workspace: Annotated[
-        Path | None, typer.Option("--workspace", "-w", help="Folder of the run's artefacts.")
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one key: adapter.rank=16."),
-    ] = None,
+    workspace: WorkspacePath = None,
+    assignments: Assignments = None,
     publish: Annotated[bool, typer.Option(help="Serve it once it is registered.")] = True,
     withdraw: Annotated[
         bool, typer.Option("--withdraw", help="Serve the domain by the base alone again.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a domain's adapter on the released model and register it beside the bundle.
 

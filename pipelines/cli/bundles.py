@@ -1,4 +1,4 @@
-"""Commands on a released bundle: serve it, ask it, add items to it."""
+"""Commands on a released bundle: serve it, query it, append items to it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from pipelines.cli.options import DEMO, AsJson
 from pipelines.engine.console import log, out
 
 if TYPE_CHECKING:
@@ -18,17 +19,17 @@ if TYPE_CHECKING:
 
 BundlePath = Annotated[
     Path,
-    typer.Option("--bundle", "--bundles", "-b", help="A bundle, or the link to the published one."),
+    typer.Option("--bundle", "--bundles", "-b", help="A bundle, its folder or a run's workspace."),
 ]
 Profile = Literal["fast", "full"]
-DEMO_BUNDLE = Path("runs/movielens-100k/bundles/current")
+DEMO_BUNDLE = DEMO / "bundles/current"
 
 
 def check_bundle(path: Path) -> Path:
     """Accept a bundle, the folder of bundles, or a run's workspace.
 
     Raises:
-        ValueError: If there is nothing to serve; says what to run.
+        ValueError: There is no bundle; the message says what to run.
     """
     for candidate in (path, path / "current", path / "bundles" / "current"):
         if (candidate / "manifest.json").is_file() and candidate.name != "release":
@@ -44,10 +45,10 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     profile: Annotated[
-        Profile | None, typer.Option(help="fast, the default, or full: generate items too.")
+        Profile | None, typer.Option(help="fast (the default), or full: also the generative model.")
     ] = None,
 ) -> None:
-    """Answer requests over HTTP; a newly published bundle is taken up while serving.
+    """Answer requests over HTTP; a newly published bundle is loaded while serving.
 
     [bold]Examples[/]
 
@@ -70,13 +71,13 @@ def recommend(
     session: Annotated[
         str | None, typer.Option(help="Item ids of this visit, oldest first: a,b,c.")
     ] = None,
-    item: Annotated[str | None, typer.Option(help="Item id: what goes with it?")] = None,
+    item: Annotated[str | None, typer.Option(help="Item id, for similar items.")] = None,
     category: Annotated[
         list[str] | None, typer.Option(help="Only items in this category (repeatable).")
     ] = None,
-    k: Annotated[int, typer.Option(help="How many.")] = 10,
-    explain: Annotated[bool, typer.Option(help="Show why.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the reply as JSON.")] = False,
+    k: Annotated[int, typer.Option(help="Length of the list.")] = 10,
+    explain: Annotated[bool, typer.Option(help="Show the reason for each item.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Recommend items for a user, a session or an item, in this process.
 
@@ -121,7 +122,7 @@ def checked_request(**fields: object) -> Request:
     """Build a request.
 
     Raises:
-        ValueError: Names the option that serving would refuse, and what is allowed.
+        ValueError: Names the field that the request schema refuses, and what is allowed.
     """
     from pydantic import ValidationError
 
@@ -131,12 +132,12 @@ def checked_request(**fields: object) -> Request:
         return Request.model_validate(fields)
     except ValidationError as error:
         faults = error.errors(include_url=False)
-        told = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults]
-        raise ValueError("; ".join(line.removeprefix(": ") for line in told)) from None
+        lines = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults]
+        raise ValueError("; ".join(line.removeprefix(": ") for line in lines)) from None
 
 
 def reply_table(reply: Reply, bundle: Bundle) -> Table:
-    """Lay a reply out with titles."""
+    """Tabulate a reply with titles."""
     explained = any(one.reason for one in reply.items)
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("", justify="right")
@@ -158,12 +159,12 @@ def append_items(
         Path, typer.Argument(help="CSV, Parquet or JSONL: item_id, title, categories (a|b), ...")
     ],
     bundle: BundlePath = DEMO_BUNDLE,
-    publish: Annotated[bool, typer.Option(help="Point current at the delta.")] = True,
+    publish: Annotated[bool, typer.Option(help="Publish the delta at once.")] = True,
 ) -> None:
-    """Add new catalogue items to a released bundle, without training.
+    """Append new catalogue items to a released bundle, without training.
 
-    The items are placed by their text and categories, so that they can be recommended at once; a
-    running server takes them up. The next run learns from their events.
+    Their vectors and semantic IDs come from text and categories, so that they can be recommended
+    at once; a running server loads them. The next run trains on their events.
 
     [bold]Example[/] recsys append-items new-items.csv --bundle runs/shop/bundles/current
     """

@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from pipelines.cli.options import DEMO, AsJson
 from pipelines.engine.console import out
 from pipelines.engine.errors import RefusedError
 
@@ -21,20 +22,17 @@ if TYPE_CHECKING:
     from recsys.evaluation.significance import Comparison, EvaluatedRun
 
 Runs = Annotated[list[Path], typer.Argument(help="Workspaces or evaluate folders; baseline first.")]
-Models = Annotated[str, typer.Option(help="Models by name, with commas; baseline first.")]
+Models = Annotated[str, typer.Option(help="Models, comma-separated; baseline first.")]
 Metrics = Annotated[
     list[str] | None, typer.Option("--metric", help="Such as ndcg@10 (repeatable).")
 ]
-Split = Annotated[str, typer.Option(help="validation, or test: the look is noted in the ledger.")]
+Split = Annotated[str, typer.Option(help="validation, or test (recorded in the ledger).")]
 Order = Annotated[str, typer.Option(help="Order of tied times.")]
 Correction = Annotated[
     Literal["holm", "benjamini_hochberg"],
-    typer.Option(help="Bound the chance of one false claim, or the share of false claims."),
+    typer.Option(help="Control the family-wise error rate (holm) or the false discovery rate."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 WorkspacePath = Annotated[Path, typer.Argument(help="Folder of a run.")]
-
-DEMO = Path("runs/movielens-100k")
 
 
 def compare(
@@ -46,7 +44,7 @@ def compare(
     correction: Correction = "holm",
     as_json: AsJson = False,
 ) -> None:
-    """Test runs user by user against the first one, corrected for the number of tests.
+    """Compare runs or models with the first one by paired tests over users.
 
     [bold]Examples[/]
 
@@ -111,7 +109,7 @@ def run_names(folders: Sequence[Path]) -> list[str]:
 def note_test_look(
     folder: Path, order: str, compared: Sequence[str], metrics: Sequence[str]
 ) -> None:
-    """Record in the run's ledger that its test split is looked at, and beside what."""
+    """Record in the run's ledger that its test split is read, and what it was compared with."""
     from pipelines.engine.artifacts import Manifest, digest_of_json
     from pipelines.engine.workspace import Workspace
 
@@ -130,7 +128,7 @@ def note_test_look(
 
 
 def read_run(folder: Path, model: str, metrics: list[str], *, table: str, run: str) -> EvaluatedRun:
-    """Read one model's ranks out of an artefact of evaluate.
+    """Read one model's ranks from an artefact of evaluate.
 
     Args:
         table: Such as per_user_given_validation.
@@ -177,7 +175,7 @@ def check_same_data(baseline: EvaluatedRun, other: EvaluatedRun) -> None:
 
 
 def comparison_table(tests: list[Comparison], title: str) -> Table:
-    """Lay the tests out, one a row."""
+    """Tabulate the tests, one a row."""
     table = Table(box=box.SIMPLE_HEAD, title=f"{title}, {tests[0].num_users:,} users")
     for name in ("candidate - baseline", "metric", "difference", "95% interval", "adjusted p", ""):
         table.add_column(name)
@@ -194,7 +192,7 @@ def comparison_table(tests: list[Comparison], title: str) -> Table:
 
 
 def ledger(workspace: WorkspacePath = DEMO, as_json: AsJson = False) -> None:
-    """List every look at a run's test split, oldest first: the more looks, the less a best says.
+    """List every time a run's test split was read, oldest first.
 
     [bold]Example[/] recsys ledger runs/shop
     """
@@ -202,8 +200,8 @@ def ledger(workspace: WorkspacePath = DEMO, as_json: AsJson = False) -> None:
 
     if not workspace.is_dir():
         raise ValueError(
-            f"{workspace.absolute()} is no folder. Name the workspace of a run, or make one with "
-            "recsys run --config shop.toml"
+            f"there is no folder {workspace.absolute()}. Name the workspace of a run, or make one "
+            "with recsys run --config shop.toml"
         )
     looks = Workspace(workspace).ledger()
     if as_json:
@@ -222,7 +220,7 @@ def without_nan(value: Any) -> Any:
 
 
 def ledger_table(looks: Sequence[Mapping[str, Any]]) -> Table:
-    """Lay the looks out, one a row."""
+    """Tabulate the looks, one a row."""
     table = Table(box=box.SIMPLE_HEAD, title=f"looks at the test split: {len(looks):,}")
     for name in ("time (UTC)", "stage", "tie order", "config", "what was seen"):
         table.add_column(name, no_wrap=name == "time (UTC)")
@@ -236,7 +234,7 @@ def ledger_table(looks: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def what_was_seen(look: Mapping[str, Any]) -> str:
-    """Say in words what a look showed: each model's number, or what was compared."""
+    """Describe what a look showed: each model's metric, or what was compared."""
     if "torn" in look:
         return f"a line cut off by a kill: {look['torn']}"
     if "compared" in look:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,6 +21,7 @@ from pipelines.cli import (
     semantic_ids,
     tracking,
 )
+from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
 from pipelines.engine.console import PlainErrors, log, out
 
 if TYPE_CHECKING:
@@ -50,20 +50,8 @@ tracking.add_to(app)
 reports.add_to(app)
 reproduce.add_to(app)
 
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help='TOML file: preset = "..." and overrides.')
-]
-Preset = Annotated[str | None, typer.Option(help="Preset by name, instead of or above the file's.")]
-Workspace = Annotated[
-    Path | None, typer.Option("--workspace", "-w", help="Folder of the run's artefacts.")
-]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one key, for example seed=1."),
-]
 
-
-def told(outcome: StageOutcome) -> None:
+def report_stage(outcome: StageOutcome) -> None:
     """Print a stage's log line."""
     style = "dim" if outcome.skipped else ""
     log.print(outcome.log_line(), style=style, soft_wrap=True)
@@ -73,7 +61,7 @@ def told(outcome: StageOutcome) -> None:
 def run(
     config: ConfigFile = None,
     preset: Preset = None,
-    workspace: Workspace = None,
+    workspace: WorkspacePath = None,
     assignments: Assignments = None,
     until: Annotated[str | None, typer.Option(help="Last stage to run.")] = None,
     stage: Annotated[
@@ -82,12 +70,11 @@ def run(
     force: Annotated[
         list[str] | None, typer.Option(help="Make this stage's artefact again (repeatable).")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run the stages from raw events to a released bundle.
 
-    A stage whose inputs, settings and code are unchanged is skipped; a killed run goes on where
-    it was.
+    A stage whose inputs, settings and code are unchanged is skipped; a killed run resumes.
 
     [bold]Examples[/]
 
@@ -119,7 +106,7 @@ def run(
             force=force or [],
             show_progress=not quiet,
             recorder=recorder,
-            finished=told,
+            finished=report_stage,
         )
     skipped = sum(outcome.skipped for outcome in outcomes)
     log.print(
@@ -135,7 +122,7 @@ def run(
 @app.command()
 def stages(
     markdown: Annotated[bool, typer.Option("--markdown", help="As the README's table.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the stages in the order they run.
 
@@ -177,8 +164,8 @@ def stage_table(all_stages: list[Stage]) -> Table:
 
 @app.command()
 def demo(
-    workspace: Workspace = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
+    workspace: WorkspacePath = None,
+    quiet: Quiet = False,
 ) -> None:
     """Turn MovieLens-100K from raw files into metrics, recommendations and a bundle to serve.
 
@@ -186,7 +173,7 @@ def demo(
     """
     from pipelines.cli.demo import run_demo
 
-    run_demo(workspace, show_progress=not quiet, finished=told)
+    run_demo(workspace, show_progress=not quiet, finished=report_stage)
 
 
 if __name__ == "__main__":

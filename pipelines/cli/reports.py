@@ -1,4 +1,4 @@
-"""``recsys report``: the report of a run's evaluation, made again where something changed."""
+"""``recsys report``: the evaluation report of a run, rebuilt where something changed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from typing import Annotated
 
 import typer
 
+from pipelines.cli.options import DEMO, Open
 from pipelines.engine.console import out
 
-DEMO = Path("runs/movielens-100k")
-
-WorkspacePath = Annotated[Path, typer.Argument(help="Folder of a run that has evaluated.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Copy the HTML file there.")]
-Open = Annotated[bool, typer.Option("--open", help="Show it in the browser.")]
+WorkspacePath = Annotated[Path, typer.Argument(help="Workspace of a run that has run evaluate.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Copy the HTML file to this path.")]
 
 
 def report(workspace: WorkspacePath = DEMO, copy: Out = None, show: Open = False) -> None:
-    """Write a run's evaluation as one HTML file that opens anywhere, and say where it is.
+    """Write a run's evaluation report as one self-contained HTML file and print its path.
 
     [bold]Example[/] recsys report runs/shop --out report.html
     """
@@ -32,8 +30,8 @@ def report(workspace: WorkspacePath = DEMO, copy: Out = None, show: Open = False
     settings = workspace / "config.toml"
     if not settings.exists():
         raise ValueError(
-            f"{workspace.absolute()} is no workspace of a run: it has no config.toml. Name one, "
-            "or make one with recsys run --config shop.toml"
+            f"{workspace.absolute()} is not the workspace of a run: it has no config.toml. Name "
+            "one, or make one with recsys run --config shop.toml"
         )
     config = resolve(settings, workspace=workspace)
     with tracked(config) as recorder:

@@ -14,6 +14,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from pipelines.cli.options import Open, on_a_run
 from pipelines.engine.console import PlainErrors, log, out
 
 if TYPE_CHECKING:
@@ -27,56 +28,24 @@ SHORT = 12
 """Characters of a version that a person is shown."""
 USED_NEXT = "the next recsys run uses it"
 
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help="TOML file of the run whose items have IDs.")
-]
-Preset = Annotated[str | None, typer.Option(help="Preset by name, instead of or above the file's.")]
-WorkspacePath = Annotated[
-    Path | None, typer.Option("--workspace", "-w", help="Folder of the run's artefacts.")
-]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one key of the configuration."),
-]
-
 app = typer.Typer(cls=PlainErrors, no_args_is_help=True, rich_markup_mode="rich")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRun:
-    """A run's catalogue and the published versions of its IDs."""
+    """A run's catalogue and the published versions of its semantic IDs."""
 
     config: RunConfig
     store: SemanticIdStore
     content: Content
 
 
-def settings_of(
-    config: Path | None,
-    preset: str | None,
-    workspace: Path | None,
-    assignments: list[str] | None,
-) -> RunConfig:
-    """Find the configuration that a command speaks of; a workspace remembers its own.
-
-    Raises:
-        ValueError: Nothing is named, or what is named is at fault.
-    """
-    from pipelines.presets.resolve import resolve
-
-    if config is None and preset is None:
-        if workspace is None:
-            raise ValueError("say whose IDs: --config shop.toml, or --workspace runs/shop")
-        config = workspace / "config.toml"
-    return resolve(config, preset=preset, assignments=assignments or [], workspace=workspace)
-
-
 @contextmanager
 def opened(config: RunConfig, *, fits: bool = False) -> Iterator[OpenRun]:
-    """Read a workspace's catalogue and its content embeddings, under the workspace's lock.
+    """Read a workspace's catalogue and content embeddings, under the workspace's lock.
 
     Args:
-        fits: Whether IDs are fitted, for which those of behaviour need the sequence model.
+        fits: Whether a quantiser is fitted, which may need the sequence model.
 
     Raises:
         ValueError: They are not there, or made from different catalogues.
@@ -100,10 +69,10 @@ def opened(config: RunConfig, *, fits: bool = False) -> Iterator[OpenRun]:
 
 
 def check_made(workspace: Workspace, stage: str, what: str) -> None:
-    """Refuse an artefact that is not there or of another catalogue.
+    """Refuse an artefact that is missing or was made from another catalogue.
 
     Raises:
-        ValueError: Says which, and what makes it.
+        ValueError: Names it and the stage that makes it.
     """
     features, made = workspace.manifest("build_features"), workspace.manifest(stage)
     place, cure = workspace.path.absolute(), f"recsys run --until {stage}"
@@ -111,8 +80,8 @@ def check_made(workspace: Workspace, stage: str, what: str) -> None:
         raise ValueError(f"{place} has no {what}; make it with {cure}")
     if made.inputs["build_features"] != features.output:
         raise ValueError(
-            f"the {what} in {place} is of another catalogue than its items; bring it up to date "
-            f"with {cure}"
+            f"the {what} in {place} was made from another catalogue; bring it up to date with "
+            f"{cure}"
         )
 
 
@@ -128,130 +97,124 @@ def store_with_versions(config: RunConfig) -> SemanticIdStore:
     if store.current() is None:
         raise ValueError(
             f"no semantic IDs are published in {store.directory.absolute()}; recsys run publishes "
-            "them with its bundle, recsys ids train at once"
+            "them with its bundle, recsys ids train without one"
         )
     return store
 
 
 def kept_table(kept: KeptShares, before: KeptShares | None = None) -> Table:
-    """Lay out what items keep of their codes, level by level."""
-    title = f"what {kept.num_items:,} items of both versions keep"
+    """Tabulate the share of items that keep their code, level by level."""
+    title = f"{kept.num_items:,} items in both versions"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column("codes")
-    for name in ("same code", "same so far", *(["before aligning"] if before else [])):
+    table.add_column("level")
+    for name in ("same code", "same prefix", *(["before aligning"] if before else [])):
         table.add_column(name, justify="right")
     for level, (own, prefix) in enumerate(zip(kept.per_level, kept.per_prefix, strict=True)):
         more = [f"{before.per_prefix[level]:.1%}"] if before else []
-        table.add_row(f"level {level + 1}", f"{own:.1%}", f"{prefix:.1%}", *more)
+        table.add_row(str(level + 1), f"{own:.1%}", f"{prefix:.1%}", *more)
     return table
 
 
-def told(version: str, what: str, seconds: float) -> None:
-    """Say what became current."""
+def report_version(version: str, what: str, seconds: float) -> None:
+    """Print which version became current."""
     line = f"version {version[:SHORT]}: {what}; {seconds:.1f} s; {USED_NEXT}"
     out.print(line, markup=False, soft_wrap=True)
 
 
 @app.command()
+@on_a_run
 def train(
-    config: ConfigFile = None,
-    preset: Preset = None,
-    workspace: WorkspacePath = None,
-    assignments: Assignments = None,
+    config: RunConfig,
     cold: Annotated[
-        bool, typer.Option("--cold", help="Start from nothing, not from the published quantiser.")
+        bool, typer.Option("--cold", help="Do not start from the published quantiser.")
     ] = False,
 ) -> None:
-    """Fit the quantiser again on the whole catalogue and publish its IDs.
+    """Fit the quantiser on the whole catalogue again and publish the new IDs.
 
-    Codes take the names of the published ones, so that most items keep theirs.
+    Its codes are matched to the published ones, so that most items keep their ID.
 
     [bold]Example[/] recsys ids train --config shop.toml
     """
     from pipelines.config.toml import plain
     from pipelines.semantic_ids.versions import fit_again
 
-    settings, begin = settings_of(config, preset, workspace, assignments), time.perf_counter()
-    with opened(settings, fits=True) as run:
+    begin = time.perf_counter()
+    with opened(config, fits=True) as run:
         if not run.content.is_known().any():
             raise ValueError(
-                "no item has content, so none can have an ID: give the catalogue texts "
-                "(content.text_columns), or a content.encoder other than none"
+                "no item has content to make an ID from: give the catalogue texts "
+                "(content.text_columns), or set a content.encoder other than none"
             )
-        table = plain(settings.semantic_ids)
+        table = plain(config.semantic_ids)
         made = fit_again(
-            run.content, run.store, settings.semantic_ids, table, seed=settings.seed, cold=cold
+            run.content, run.store, config.semantic_ids, table, seed=config.seed, cold=cold
         )
         run.store.publish(made.ids, made.quantizer, made.item_ids, made.origin)
     levels = " x ".join(map(str, made.ids.level_sizes))
     seconds = time.perf_counter() - begin
-    told(made.ids.version, f"{made.how}, {made.num_with_id:,} items, levels {levels}", seconds)
+    report_version(
+        made.ids.version, f"{made.how}, {made.num_with_id:,} items, levels {levels}", seconds
+    )
     if made.kept is not None:
         out.print(kept_table(made.kept))
     elif made.ids.parent is not None:
         log.print(
-            f"version {made.ids.parent[:SHORT]} had other levels: no code means the same, and "
-            "models that use the IDs start anew",
+            f"version {made.ids.parent[:SHORT]} had other levels, so no ID is kept, and models "
+            "that read IDs must be trained from scratch",
             style="yellow",
         )
 
 
 @app.command()
-def append(
-    config: ConfigFile = None,
-    preset: Preset = None,
-    workspace: WorkspacePath = None,
-    assignments: Assignments = None,
-) -> None:
-    """Give IDs to items of the catalogue that the published version has not; no ID moves.
+@on_a_run
+def append(config: RunConfig) -> None:
+    """Give IDs to items of the catalogue that have none yet; published IDs stay.
 
     [bold]Example[/] recsys ids append --config shop.toml
     """
     from pipelines.semantic_ids.versions import append_new
 
-    settings, begin = settings_of(config, preset, workspace, assignments), time.perf_counter()
-    with opened(settings) as run:
-        store = store_with_versions(settings)
+    begin = time.perf_counter()
+    with opened(config) as run:
+        store = store_with_versions(config)
         previous = store.previous()
         assert previous is not None
         encoders = [previous.origin.get("encoder"), run.content.encoder]
         if encoders[0] != encoders[1]:
             raise ValueError(
-                f"the published IDs come from content of encoder {encoders[0]}, this catalogue "
-                f"was encoded by {encoders[1]}; fit again with recsys ids train"
+                f"the published IDs were made from the vectors of encoder {encoders[0]}, this "
+                f"catalogue was encoded by {encoders[1]}; fit again with recsys ids train"
             )
         made = append_new(run.content, store, previous)
         if made.how == "appended":
             store.publish(made.ids, made.quantizer, made.item_ids, made.origin)
     if made.how == "kept":
         out.print(
-            f"nothing to append: version {made.ids.version[:SHORT]} has all "
-            f"{made.num_with_id:,} items with content"
+            f"nothing to append: all {made.num_with_id:,} items with content have an ID in "
+            f"version {made.ids.version[:SHORT]}"
         )
     else:
         seconds = time.perf_counter() - begin
-        told(made.ids.version, f"{made.num_new:,} new, no published ID moved", seconds)
+        report_version(made.ids.version, f"{made.num_new:,} new, no published ID moved", seconds)
 
 
 @app.command()
+@on_a_run
 def align(
+    config: RunConfig,
     new: Annotated[str, typer.Argument(help="Version whose codes are renamed.")],
     old: Annotated[
-        str | None, typer.Argument(help="Version whose names they take; the current one.")
+        str | None, typer.Argument(help="Version to match; the current one by default.")
     ] = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    workspace: WorkspacePath = None,
-    assignments: Assignments = None,
 ) -> None:
-    """Rename the codes of one version after another's, and publish it so.
+    """Rename the codes of a version so that most items have their ID of another, and publish it.
 
     [bold]Example[/] recsys ids align 3f2a 91bc --config shop.toml
     """
     from recsys.semantic_ids.lifecycle import align as align_versions
 
     begin = time.perf_counter()
-    store = store_with_versions(settings_of(config, preset, workspace, assignments))
+    store = store_with_versions(config)
     current = store.current()
     published = store.previous(store.named(new))
     target = store.versions.load(None if old is None else store.named(old))
@@ -259,30 +222,28 @@ def align(
     made = align_versions(published.ids, published.quantizer, target)
     store.publish(made.ids, made.quantizer, store.item_ids, published.origin, after=current)
     seconds = time.perf_counter() - begin
-    told(made.ids.version, f"aligned to {target.version[:SHORT]}", seconds)
+    report_version(made.ids.version, f"aligned to {target.version[:SHORT]}", seconds)
     out.print(kept_table(made.kept, made.before))
 
 
 @app.command()
+@on_a_run
 def diff(
-    old: Annotated[str, typer.Argument(help="Version to compare with; a few letters do.")],
+    config: RunConfig,
+    old: Annotated[str, typer.Argument(help="Earlier version; its first letters are enough.")],
     new: Annotated[
-        str | None, typer.Argument(help="Version that is compared; the current one.")
+        str | None, typer.Argument(help="Later version; the current one by default.")
     ] = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    workspace: WorkspacePath = None,
-    assignments: Assignments = None,
-    listed: Annotated[int, typer.Option("--list", min=0, help="Show so many items.")] = 10,
+    listed: Annotated[int, typer.Option("--list", min=0, help="Number of items to list.")] = 10,
 ) -> None:
-    """Show what changed between two versions: new, moved and missing IDs.
+    """Show which items gained, changed or lost their ID between two versions.
 
     [bold]Example[/] recsys ids diff 3f2a --config shop.toml
     """
     from pipelines.semantic_ids.compare import changes_between
     from recsys.semantic_ids.lifecycle import kept_shares
 
-    store = store_with_versions(settings_of(config, preset, workspace, assignments))
+    store = store_with_versions(config)
     before = store.versions.load(store.named(old))
     after = store.versions.load(None if new is None else store.named(new))
     changes = changes_between(before, after)
@@ -291,7 +252,7 @@ def diff(
     if before.level_sizes == after.level_sizes:
         out.print(kept_table(kept_shares(after, before)))
     else:
-        out.print(f"levels {before.level_sizes} became {after.level_sizes}: no code means the same")
+        out.print(f"levels {before.level_sizes} became {after.level_sizes}, so no ID is kept")
     shown = [(row, what) for what in ("moved", "gone", "new") for row in changes[what][:listed]]
     if shown[:listed]:
         table = Table(box=box.SIMPLE_HEAD)
@@ -304,50 +265,47 @@ def diff(
 
 
 @app.command()
+@on_a_run
 def rollback(
+    config: RunConfig,
     version: Annotated[
-        str | None, typer.Argument(help="Version to go back to; the one before by default.")
+        str | None, typer.Argument(help="Version to go back to; the previous one by default.")
     ] = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    workspace: WorkspacePath = None,
-    assignments: Assignments = None,
 ) -> None:
-    """Make an earlier version current again; bundles that are served keep theirs.
+    """Make an earlier version current again; served bundles keep their IDs.
 
     [bold]Example[/] recsys ids rollback --config shop.toml
     """
-    store = store_with_versions(settings_of(config, preset, workspace, assignments))
+    store = store_with_versions(config)
     before, begin = store.current(), time.perf_counter()
     now = store.rollback(None if version is None else store.named(version))
-    told(now, f"current again (before: {str(before)[:SHORT]})", time.perf_counter() - begin)
+    report_version(
+        now, f"current again (before: {str(before)[:SHORT]})", time.perf_counter() - begin
+    )
 
 
 @app.command()
+@on_a_run
 def report(
-    config: ConfigFile = None,
-    preset: Preset = None,
-    workspace: WorkspacePath = None,
-    assignments: Assignments = None,
+    config: RunConfig,
     html: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The HTML file; its JSON lies beside it.")
+        Path | None, typer.Option("--out", "-o", help="HTML file; the JSON is written beside it.")
     ] = None,
     previous: Annotated[
         str | None, typer.Option(help="Version to compare with; the parent by default.")
     ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    show: Open = False,
 ) -> None:
-    """Write what the IDs are like as one HTML file that opens anywhere, and its JSON.
+    """Write a report on the quality of the IDs as one self-contained HTML file and JSON.
 
     [bold]Example[/] recsys ids report --config shop.toml --out ids.html
     """
     from pipelines.reports.semantic_ids.page import write_semantic_id_report
     from pipelines.semantic_ids.compare import reported_version
 
-    settings = settings_of(config, preset, workspace, assignments)
-    with opened(settings) as run:
-        reported = reported_version(run.content, run.store, settings, previous)
-        path = html or settings.workspace / "semantic_ids.html"
+    with opened(config) as run:
+        reported = reported_version(run.content, run.store, config, previous)
+        path = html or config.workspace / "semantic_ids.html"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_semantic_id_report(reported, path)
     out.print(str(path), markup=False, soft_wrap=True)

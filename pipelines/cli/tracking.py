@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipelines.cli.options import DEMO
 from pipelines.doctor.doctor import doctor
 from pipelines.engine.console import log, out
 
@@ -23,7 +24,6 @@ Bundles = Annotated[
     Path, typer.Option("--bundles", "-b", help="Folder of the bundles (bundle-<version>, current).")
 ]
 Workspace = Annotated[Path, typer.Option("--workspace", "-w", help="Folder of the run.")]
-DEMO = Path("runs/movielens-100k")
 
 
 def tracking_of(workspace: Path) -> TrackingConfig:

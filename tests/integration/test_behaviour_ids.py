@@ -179,7 +179,7 @@ def test_published_ids_stay_whatever_the_sequence_model_learns(own: Path, recsys
     told = recsys("ids", "train", "-w", own)
     assert told.exit_code == 0, told.output
     assert "aligned" in told.output
-    assert "same so far" in told.output
+    assert "same prefix" in told.output
     now = store_of(own).previous()
     assert now is not None
     assert now.ids.parent == version

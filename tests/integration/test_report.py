@@ -72,4 +72,4 @@ def test_without_intervals_there_is_no_report_and_a_sentence_says_why(
 def test_a_folder_that_is_no_workspace_is_told(recsys: Recsys, tmp_path: Path) -> None:
     result = recsys("report", tmp_path)
     assert result.exit_code == 2
-    assert "is no workspace of a run" in " ".join(result.output.split())
+    assert "is not the workspace of a run" in " ".join(result.output.split())

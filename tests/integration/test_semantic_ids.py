@@ -167,7 +167,7 @@ def test_artefact_of_another_version_is_refused_with_both_named(own: Path, recsy
 def test_next_run_uses_what_ids_train_published(own: Path, recsys: Recsys) -> None:
     first = report_of(own)["version"]
     told = ids(recsys, own, "train", "--set", "seed=5")
-    assert "same so far" in told
+    assert "same prefix" in told
     version = store_of(own).current()
     assert str(version)[:12] in told
     assert "3 stages run" not in run(recsys, own)
