@@ -9,7 +9,7 @@ import heapq
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
@@ -146,6 +146,4 @@ class Lookup:
 
 def _index_titles(bundle: Bundle) -> TitleIndex:
     order = torch.sort(bundle.popularity.item_scores, descending=True, stable=True).indices
-    rows: Sequence[int] = order[order > 0].tolist()
-    titles = ((row, bundle.catalogue.title_of(row)) for row in rows)
-    return TitleIndex(titles, len(rows))
+    return TitleIndex((row, bundle.catalogue.title_of(row)) for row in order[order > 0].tolist())

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.pages import title_search
-from serving.pages.title_search import TitleIndex, fold, indexed_words, words_of
+from serving.pages.title_search import TitleIndex, fold, indexed_texts, words_of
 
 # Most popular first; the row is the place from 1.
 TITLES = [
@@ -21,7 +21,7 @@ TITLES = [
 
 
 def index(titles=TITLES):
-    return TitleIndex(enumerate(titles, start=1), len(titles))
+    return TitleIndex(enumerate(titles, start=1))
 
 
 def found(query, k=10):
@@ -70,8 +70,13 @@ def test_k_bounds_the_list_and_rows_are_distinct():
 
 def test_only_the_most_popular_titles_are_indexed(monkeypatch):
     monkeypatch.setattr(title_search, "MAX_TITLES", 4)
-    assert index().num_titles == 4
+    assert index().search("", 10) == [1, 2, 3, 4]
     assert [TITLES[row - 1] for row in index().search("star", 10)][-1] == "A Star Is Born"
+
+
+def test_a_long_query_of_many_words_is_searched():
+    assert index(["\u754c" * 200, "\u754c"]).search("\u754c" * 200, 5) == [1, 2]
+    assert index(["a b c"]).search(" ".join("abc" * 33), 5) == [1]
 
 
 def slow_search(titles, query, k):
@@ -79,10 +84,10 @@ def slow_search(titles, query, k):
     words, text = words_of(query), " ".join(words_of(query))
     ranked = []
     for row, title in enumerate(titles, start=1):
-        own = indexed_words(title)
+        joined, own = indexed_texts(title)
+        own = set(own.split())
         if not all(any(one.startswith(word) for one in own) for word in words):
             continue
-        joined = " ".join(words_of(title))
         kinds = (joined == text, joined.startswith(text), set(words) <= own, True)
         ranked.append((kinds.index(True), row))
     return [row for _, row in sorted(ranked)][:k]
