@@ -9,69 +9,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
-import orjson
 import torch
 import uvicorn
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.body import RefusedError, read_json, validated
 from serving.hot_swap import BundleWatcher
-from serving.log import log, log_to_stderr
-from serving.pages.pages import add_pages, shows_users
+from serving.http import (
+    JsonResponse,
+    RefusedError,
+    body_schema,
+    error_body,
+    parameters_schema,
+    read_json,
+    read_parameters,
+    shows_users,
+    validated,
+)
+from serving.log import LOG_FIELDS, RequestLog, log, log_to_stderr
+from serving.pages.pages import add_pages
 from serving.query import UnknownItemError
 from serving.recommend import Recommender
-from serving.schemas import BatchRequest, Reply, Request
+from serving.schemas import BatchRequest, Reply, Request, SimilarParameters
 from serving.settings import Settings
-
-LOG_FIELDS = "recsys.log_fields"
-
-
-class JsonResponse(Response):
-    """JSON by orjson, dataclasses included."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return orjson.dumps(content)
-
-
-class RequestLog:
-    """Logs one line a request: method, path, status, milliseconds and what the handler adds."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started, status = time.perf_counter(), 0
-        fields: dict[str, object] = {}
-        scope[LOG_FIELDS] = fields
-
-        async def remember(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, remember)
-        finally:
-            taken = round(1_000 * (time.perf_counter() - started), 3)
-            route = scope.get("route")
-            path = getattr(route, "path", "other")
-            fields |= {"method": scope["method"], "path": path, "status": status, "ms": taken}
-            log("request", fields)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -102,14 +67,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 def _add_recommendations(app: FastAPI, watcher: BundleWatcher, settings: Settings) -> None:
-    @app.post("/v1/recommend", openapi_extra=_takes(Request))
+    @app.post("/v1/recommend", openapi_extra=body_schema(Request))
     async def recommend(http: HttpRequest) -> Response:
         """Make one list."""
         request = validated(Request, await read_json(http, settings))
         shown = shows_users(http, settings)
         return _replied(http, watcher.recommender.answer(request, names_history=shown))
 
-    @app.post("/v1/recommend:batch", openapi_extra=_takes(BatchRequest))
+    @app.post("/v1/recommend:batch", openapi_extra=body_schema(BatchRequest))
     async def recommend_batch(http: HttpRequest) -> Response:
         """Make several lists, all from one bundle."""
         batch = validated(BatchRequest, await read_json(http, settings))
@@ -122,20 +87,12 @@ def _add_recommendations(app: FastAPI, watcher: BundleWatcher, settings: Setting
         http.scope.setdefault(LOG_FIELDS, {})["num_requests"] = len(replies)
         return JsonResponse({"replies": replies})
 
-    @app.get("/v1/similar/{item_id:path}", openapi_extra=_SIMILAR_PARAMETERS)
+    @app.get("/v1/similar/{item_id:path}", openapi_extra=parameters_schema(SimilarParameters))
     async def similar(http: HttpRequest, item_id: str) -> Response:
         """List items like one item."""
-        given = dict(http.query_params)
-        if unknown := sorted(given.keys() - {"k"}):
-            raise RefusedError(
-                422, "invalid_request", f"the only parameter is k, got {unknown[0]!r}"
-            )
-        fields: dict[str, object] = {"surface": "similar", "item_id": item_id}
-        if "k" in given:
-            k = given["k"]
-            # Anything but plain digits fails validation as the text it is.
-            fields["k"] = int(k) if k.isascii() and k.isdecimal() and len(k) < 10 else k
-        return _replied(http, watcher.recommender.answer(validated(Request, fields)))
+        k = read_parameters(SimilarParameters, http).k
+        request = validated(Request, {"surface": "similar", "item_id": item_id, "k": k})
+        return _replied(http, watcher.recommender.answer(request))
 
 
 def _answer_or_error(
@@ -144,7 +101,7 @@ def _answer_or_error(
     try:
         return recommender.answer(request, names_history=names_history)
     except UnknownItemError as error:
-        return {"error": {"code": "unknown_item", "message": str(error)}}
+        return error_body("unknown_item", str(error))
 
 
 def _replied(http: HttpRequest, reply: Reply) -> Response:
@@ -189,44 +146,21 @@ def _add_health(app: FastAPI, watcher: BundleWatcher) -> None:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RefusedError)
     async def refused(_: HttpRequest, error: RefusedError) -> Response:
-        return JsonResponse(error.body, status_code=error.status)
+        return JsonResponse(error.body, error.status)
 
     @app.exception_handler(UnknownItemError)
     async def unknown_item(_: HttpRequest, error: UnknownItemError) -> Response:
-        return _error(404, "unknown_item", str(error))
+        return JsonResponse(error_body("unknown_item", str(error)), 404)
 
     @app.exception_handler(HTTPException)
-    async def no_route(http: HttpRequest, error: HTTPException) -> Response:
-        message = f"{error.detail}; GET / lists what is here"
-        return _error(error.status_code, "no_such_route", message, error.headers)
+    async def no_route(_: HttpRequest, error: HTTPException) -> Response:
+        content = error_body("no_such_route", f"{error.detail}; GET / lists the routes")
+        return JsonResponse(content, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def failed(_: HttpRequest, error: Exception) -> Response:
         log("request_failed", {"error": repr(error)}, level=logging.ERROR)
-        return _error(500, "internal", "the request failed; the server's log says why")
-
-
-def _error(status: int, code: str, message: str, headers: Any = None) -> Response:
-    content = {"error": {"code": code, "message": message}}
-    return JsonResponse(content, status_code=status, headers=headers)
-
-
-def _takes(schema: type[Request] | type[BatchRequest]) -> dict[str, Any]:
-    """Describe a body that FastAPI does not parse itself."""
-    content = {"application/json": {"schema": schema.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-_SIMILAR_PARAMETERS: dict[str, Any] = {
-    "parameters": [
-        {
-            "name": "k",
-            "in": "query",
-            "required": False,
-            "schema": {"type": "integer", "minimum": 1, "maximum": 1_000, "default": 20},
-        }
-    ]
-}
+        return JsonResponse(error_body("internal", "the request failed; see the server's log"), 500)
 
 
 def serve(settings: Settings) -> None:

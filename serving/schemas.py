@@ -1,7 +1,7 @@
-"""What a client asks and what it gets, the same over HTTP, in Python and in batch.
+"""Requests and replies, the same over HTTP, in Python and in batch.
 
-A field that is not in these schemas is refused with its name, never ignored: ``query``,
-``diversity``, ``cursor`` and ``dry_run`` are not served.
+A field that is not in these schemas is refused by its name, never ignored: ``query``,
+``diversity``, ``cursor`` and ``dry_run`` are not supported.
 """
 
 from __future__ import annotations
@@ -26,45 +26,53 @@ Id = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+
+class Parameters(BaseModel):
+    """Query parameters of an address; texts become numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Filter(_Strict):
-    """What an item must be to be shown."""
+    """Which items may be recommended."""
 
     categories: list[Id] | None = Field(default=None, min_length=1, max_length=MAX_CATEGORIES)
-    """Only items in at least one of these; a category the catalogue lacks holds no item."""
+    """Only items in at least one of these categories; an unknown category has no items."""
 
 
 class Context(_Strict):
-    """The circumstances of a request."""
+    """Context of a request."""
 
     unix_time: int | None = Field(default=None, ge=0, lt=1 << 40)
-    """Answer as of this second: the history is what lies strictly before. By default now."""
+    """Time of the request in unix seconds, by default now; only events strictly before it count."""
     domain: Id | None = None
-    """Where the list is shown. Its adapter reads the history, if it has one; an unknown domain is
-    answered as none."""
+    """Domain where the list is shown. Its adapter is used if there is one; an unknown domain is
+    served by the base model."""
 
 
 class Request(_Strict):
-    """One list, please.
+    """A request for one list.
 
     Surface ``home`` takes a user, a session, both (the session continues the user's history) or
-    neither (a visitor nobody knows). Surface ``similar`` takes an item.
+    neither (an anonymous visitor). Surface ``similar`` takes an item.
     """
 
     surface: Literal["home", "similar"] = "home"
     user_id: Id | None = None
     session: list[Id] | None = Field(default=None, max_length=MAX_SESSION)
-    """Item ids, oldest first."""
+    """Item ids of the visit, oldest first."""
     item_id: Id | None = None
     context: Context = Context()
     k: int = Field(default=20, ge=1, le=MAX_K)
     filter: Filter = Filter()
     exclude: list[Id] = Field(default_factory=list, max_length=MAX_EXCLUDE)
-    """Item ids that must not be shown; unknown ones are not there anyway."""
+    """Item ids that must not be shown; unknown ids are ignored."""
     explain: bool = False
-    """Whether each item comes with a reason."""
+    """Whether each item comes with a reason and the contributions of its sources."""
 
     @model_validator(mode="after")
     def _fits_surface(self) -> Request:
@@ -84,6 +92,12 @@ class BatchRequest(_Strict):
     requests: list[Request] = Field(min_length=1, max_length=MAX_BATCH)
 
 
+class SimilarParameters(Parameters):
+    """Of ``/v1/similar/{item_id}``."""
+
+    k: int = Field(default=20, ge=1, le=MAX_K)
+
+
 @dataclass(frozen=True, slots=True)
 class RecommendedItem:
     """One item of a list."""
@@ -96,34 +110,35 @@ class RecommendedItem:
     semantic_id: str | None = None
     """Codes, coarse to fine, as ``12-250-3``; null without."""
     contributions: dict[str, float] | None = None
-    """Part of the score that each source added, largest first; null unless asked to explain."""
+    """Share of the score by source, largest first; null unless ``explain`` is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedBy:
-    """What answered; null where the bundle has no such part."""
+    """Versions of the parts that made a list; null where the bundle has no such part."""
 
     bundle: str
     index: str | None
     semantic_ids: str | None = None
     """Version of the items' semantic IDs."""
     profile: Profile = "fast"
-    """Which sources answer: ``full`` asks slower ones too, such as the beam."""
+    """Which sources are queried: ``full`` adds slower ones, such as beam search."""
     adapter: str | None = None
-    """``<domain>/<version>`` of the adapter that read the history; null where the base did."""
+    """``<domain>/<version>`` of the adapter that was used; null where the base model was."""
     ranker: str | None = None
     """Version of the ranker that ordered the list; null where the blend's order is served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The list, best first, and how it came about."""
+    """The list, best first, and how it was made."""
 
     request_id: str
     items: list[RecommendedItem]
     served_by: ServedBy
     degraded: list[str]
-    """What the list lacks against a full answer, each as ``<what>`` or ``<what>: <which>``."""
+    """What was missing or late, each as ``<what>`` or ``<what>: <which>``; empty if nothing."""
     fallback: Source | None
-    """The source that filled a list for which no other had anything, else null."""
+    """The source of the whole list where no other found an item, else null."""
     timings_ms: dict[str, float]
+    """Milliseconds by stage, and ``total``."""

@@ -8,20 +8,23 @@ files. ``/v1/catalogue``, ``/v1/search`` and ``/v1/items`` tell of items, ``/v1/
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Annotated
 
-import orjson
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from serving.body import RefusedError, validated
 from serving.hot_swap import BundleWatcher
+from serving.http import (
+    JsonResponse,
+    RefusedError,
+    parameters_schema,
+    read_parameters,
+    shows_users,
+)
 from serving.pages.lookup import (
     Lookup,
     category_sizes,
@@ -30,6 +33,7 @@ from serving.pages.lookup import (
     random_users,
     user_card,
 )
+from serving.schemas import Parameters
 from serving.settings import Settings
 
 STATIC = Path(__file__).parent / "static"
@@ -49,7 +53,6 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-cache",
 }
-FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 LINKS = {
     "recommend": "POST /v1/recommend",
     "recommend_batch": "POST /v1/recommend:batch",
@@ -65,11 +68,7 @@ LINKS = {
 }
 
 
-class _Parameters(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SearchParameters(_Parameters):
+class SearchParameters(Parameters):
     """Of ``/v1/search``."""
 
     q: str = Field(default="", max_length=200)
@@ -77,7 +76,7 @@ class SearchParameters(_Parameters):
     k: int = Field(default=10, ge=1, le=50)
 
 
-class ItemsParameters(_Parameters):
+class ItemsParameters(Parameters):
     """Of ``/v1/items``."""
 
     id: list[Annotated[str, Field(min_length=1, max_length=512)]] = Field(
@@ -86,7 +85,7 @@ class ItemsParameters(_Parameters):
     """Repeat it for more than one item."""
 
 
-class UsersParameters(_Parameters):
+class UsersParameters(Parameters):
     """Of ``/v1/users``."""
 
     prefix: str = Field(default="", max_length=512)
@@ -95,13 +94,10 @@ class UsersParameters(_Parameters):
     """Whether to draw users; ``prefix`` is not looked at then."""
 
 
-class HistoryParameters(_Parameters):
+class HistoryParameters(Parameters):
     """Of ``/v1/users/{user_id}/history``."""
 
     k: int = Field(default=50, ge=1, le=500)
-
-
-Schema = TypeVar("Schema", bound=_Parameters)
 
 
 def add_pages(app: FastAPI, watcher: BundleWatcher, settings: Settings) -> None:
@@ -128,7 +124,7 @@ def _add_files(app: FastAPI, watcher: BundleWatcher) -> None:
         """Give a browser the try-it page and anything else a list of what is here."""
         if "text/html" in http.headers.get("accept", ""):
             return sent(http, "index.html")
-        response = _json({"bundle": watcher.recommender.bundle.version, **LINKS})
+        response = JsonResponse({"bundle": watcher.recommender.bundle.version, **LINKS})
         response.headers["vary"] = "accept"
         return response
 
@@ -146,7 +142,7 @@ def _add_items(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup:
         recommender = watcher.recommender
         bundle = recommender.bundle
         shown = shows_users(http, settings)
-        return _json(
+        return JsonResponse(
             {
                 "bundle": bundle.version,
                 "profile": recommender.profile,
@@ -158,19 +154,21 @@ def _add_items(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup:
         )
 
     # Handlers that may make an index are not async: they run in a thread, beside other requests.
-    @app.get("/v1/search", openapi_extra=_takes(SearchParameters))
+    @app.get("/v1/search", openapi_extra=parameters_schema(SearchParameters))
     def search(http: HttpRequest) -> Response:
         """Find items by title."""
-        asked, bundle = _read(SearchParameters, http), watcher.recommender.bundle
-        rows = lookup.titles(bundle).search(asked.q, asked.k)
-        return _json({"bundle": bundle.version, "items": [item_card(bundle, row) for row in rows]})
+        given, bundle = read_parameters(SearchParameters, http), watcher.recommender.bundle
+        rows = lookup.titles(bundle).search(given.q, given.k)
+        return JsonResponse(
+            {"bundle": bundle.version, "items": [item_card(bundle, row) for row in rows]}
+        )
 
-    @app.get("/v1/items", openapi_extra=_takes(ItemsParameters))
+    @app.get("/v1/items", openapi_extra=parameters_schema(ItemsParameters))
     def items(http: HttpRequest) -> Response:
         """Describe items; those that are not in the catalogue are left out."""
-        asked, bundle = _read(ItemsParameters, http), watcher.recommender.bundle
-        rows = [bundle.catalogue.row_of(item_id) for item_id in asked.id]
-        return _json(
+        given, bundle = read_parameters(ItemsParameters, http), watcher.recommender.bundle
+        rows = [bundle.catalogue.row_of(item_id) for item_id in given.id]
+        return JsonResponse(
             {"bundle": bundle.version, "items": [item_card(bundle, row) for row in rows if row]}
         )
 
@@ -178,61 +176,34 @@ def _add_items(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup:
 def _add_users(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup: Lookup) -> None:
     random = Random()
 
-    @app.get("/v1/users", openapi_extra=_takes(UsersParameters))
+    @app.get("/v1/users", openapi_extra=parameters_schema(UsersParameters))
     def users(http: HttpRequest) -> Response:
         """List users by the beginning of their id, or some at random."""
         _check_shown(http, settings)
-        asked, bundle = _read(UsersParameters, http), watcher.recommender.bundle
-        if asked.random:
-            found = random_users(bundle, asked.k, random)
+        given, bundle = read_parameters(UsersParameters, http), watcher.recommender.bundle
+        if given.random:
+            found = random_users(bundle, given.k, random)
         else:
-            ids = lookup.users(bundle).beginning_with(asked.prefix, asked.k)
+            ids = lookup.users(bundle).beginning_with(given.prefix, given.k)
             found = [user_card(bundle, bundle.users.row_of(user_id) or 0) for user_id in ids]
-        return _json({"bundle": bundle.version, "users": found})
+        return JsonResponse({"bundle": bundle.version, "users": found})
 
-    @app.get("/v1/users/{user_id:path}/history", openapi_extra=_takes(HistoryParameters))
+    @app.get("/v1/users/{user_id:path}/history", openapi_extra=parameters_schema(HistoryParameters))
     def history(http: HttpRequest, user_id: str) -> Response:
         """List what a user did, newest first."""
         _check_shown(http, settings)
-        asked, bundle = _read(HistoryParameters, http), watcher.recommender.bundle
+        given, bundle = read_parameters(HistoryParameters, http), watcher.recommender.bundle
         row = bundle.users.row_of(user_id)
         if row is None:
             raise RefusedError(404, "unknown_user", "no user of the bundle has this id")
-        return _json(
+        return JsonResponse(
             {
                 "bundle": bundle.version,
                 "user_id": user_id,
                 "num_events": len(bundle.users.history(row)),
-                "items": past_items(bundle, row, asked.k),
+                "items": past_items(bundle, row, given.k),
             }
         )
-
-
-def shows_users(http: HttpRequest, settings: Settings) -> bool:
-    """Whether this request may list users and read histories (`Settings.expose_users`).
-
-    Unless it is set, only a browser on the server's own machine may: the server listens on
-    loopback, was addressed so (a foreign site whose name resolves to 127.0.0.1 sends its own
-    name), and no proxy says that it passes the request on.
-    """
-    if settings.expose_users is not None:
-        return settings.expose_users
-    if any(name in http.headers for name in FORWARDED):
-        return False
-    try:
-        addressed = urlsplit(f"//{http.headers.get('host', '')}").hostname or ""
-    except ValueError:
-        return False
-    return _is_loopback(settings.host) and _is_loopback(addressed)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_shown(http: HttpRequest, settings: Settings) -> None:
@@ -243,30 +214,3 @@ def _check_shown(http: HttpRequest, settings: Settings) -> None:
             "this server does not show its users; RECSYS_EXPOSE_USERS=true shows every user's "
             "history to everyone who can reach it (by default only to its own machine)",
         )
-
-
-def _read(schema: type[Schema], http: HttpRequest) -> Schema:
-    """Check the parameters of a request's address; a list takes all of a name's values."""
-    many = {name for name, field in schema.model_fields.items() if field.is_required()}
-    given = http.query_params
-    values: dict[str, object] = {
-        name: given.getlist(name) if name in many else given[name] for name in given
-    }
-    return validated(schema, values)
-
-
-def _takes(schema: type[_Parameters]) -> dict[str, Any]:
-    """Describe parameters that FastAPI does not parse itself."""
-    document = schema.model_json_schema()
-    required = document.get("required", [])
-    parameters = [
-        {"name": name, "in": "query", "required": name in required, "schema": described}
-        for name, described in document.get("properties", {}).items()
-    ]
-    return {"parameters": parameters}
-
-
-def _json(content: dict[str, object]) -> Response:
-    """Answer with JSON that no cache keeps: a bundle may be swapped at any time."""
-    headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
-    return Response(orjson.dumps(content), headers=headers, media_type="application/json")

@@ -107,7 +107,7 @@ def test_unknown_item_is_404_and_named(client):
         ({"k": "ten"}, "k: "),
         ({"k": "9" * 5000}, "k: "),
         ({"k": "\u0663"}, "k: "),
-        ({"n": "1"}, "the only parameter is k"),
+        ({"n": "1"}, "n: not a field of this request"),
     ],
 )
 def test_wrong_parameters_of_similar_are_422(client, parameters, message):
@@ -134,8 +134,8 @@ def test_wrong_parameters_of_similar_are_422(client, parameters, message):
         ({"surface": "similar", "item_id": "a", "user_id": "b"}, "takes item_id, not user_id"),
         ({"item_id": "item-1"}, "item_id belongs to surface 'similar'"),
         ({"filter": {"categories": []}}, "filter.categories: List should have at least 1 item"),
-        ({"filter": {"brand": "x"}}, "filter.brand: not a field that this server answers to"),
-        ({"query": "shoes"}, "query: not a field that this server answers to"),
+        ({"filter": {"brand": "x"}}, "filter.brand: not a field of this request"),
+        ({"query": "shoes"}, "query: not a field of this request"),
         ({"diversity": 0.5}, "diversity: not a field"),
         ({"cursor": "x"}, "cursor: not a field"),
         ({"dry_run": True}, "dry_run: not a field"),
@@ -240,7 +240,7 @@ def test_large_bodies_are_413_declared_or_not(client):
 
 
 def test_unknown_routes_and_methods_are_4xx(client):
-    assert "GET / lists what is here" in refused(client.get("/v2/recommend"), 404)
+    assert "GET / lists the routes" in refused(client.get("/v2/recommend"), 404)
     refused(client.get("/v1/recommend"), 405)
     assert client.get("/v1/recommend").headers["allow"] == "POST"
 

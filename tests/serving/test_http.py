@@ -4,7 +4,7 @@ import time
 import pytest
 from starlette.requests import Request as HttpRequest
 
-from serving.body import RefusedError, read_json
+from serving.http import RefusedError, read_json
 from serving.settings import Settings
 
 SETTINGS = Settings(body_timeout_seconds=0.05, max_body_bytes=100)

@@ -1,0 +1,195 @@
+"""The HTTP edge: JSON bodies and query parameters in, JSON and refusals out.
+
+orjson parses, and refuses NaN, Infinity, numbers out of range, lone surrogates, a byte order mark
+and deep nesting. No response repeats what was sent, so it can always be encoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from serving.settings import Settings
+
+MAX_FIELDS_NAMED = 10
+FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+class JsonResponse(Response):
+    """JSON by orjson, dataclasses included; no cache keeps it, since bundles are swapped."""
+
+    media_type = "application/json"
+
+    def init_headers(self, headers: Any = None) -> None:
+        super().init_headers(headers)
+        self.headers["cache-control"] = "no-store"
+        self.headers["x-content-type-options"] = "nosniff"
+
+    def render(self, content: object) -> bytes:
+        return orjson.dumps(content)
+
+
+class RefusedError(Exception):
+    """A request that gets a 4xx: ``{"error": {code, message, fields?}}``."""
+
+    def __init__(
+        self, status: int, code: str, message: str, fields: list[dict[str, str]] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body: dict[str, object] = error_body(code, message)
+        if fields:
+            self.body = {"error": {"code": code, "message": message, "fields": fields}}
+
+
+def error_body(code: str, message: str) -> dict[str, object]:
+    """Describe an error as every response with one does."""
+    return {"error": {"code": code, "message": message}}
+
+
+async def read_json(http: HttpRequest, settings: Settings) -> object:
+    """Read a JSON body.
+
+    Raises:
+        RefusedError: 400, 408, 413 or 415.
+    """
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RefusedError(
+            415, "not_json", "send the body with content-type application/json (curl: --json)"
+        )
+    if http.headers.get("content-encoding", "identity").lower() != "identity":
+        raise RefusedError(415, "compressed", "send the body without content-encoding")
+    try:
+        async with asyncio.timeout(settings.body_timeout_seconds):
+            body = await _read(http, settings.max_body_bytes)
+    except TimeoutError:
+        seconds = settings.body_timeout_seconds
+        raise RefusedError(
+            408, "too_slow", f"the body did not arrive within {seconds:g} s"
+        ) from None
+    except ClientDisconnect:
+        raise RefusedError(
+            400, "gone", "the connection closed before the whole body arrived"
+        ) from None
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RefusedError(400, "bad_json", f"the body is not JSON: {error.msg}") from None
+
+
+async def _read(http: HttpRequest, limit: int) -> bytes:
+    too_large = RefusedError(413, "too_large", f"the body may have at most {limit} bytes")
+    declared = http.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > limit:
+        raise too_large
+    parts, size = [], 0
+    async for chunk in http.stream():
+        size += len(chunk)
+        if size > limit:
+            raise too_large
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def read_parameters(schema: type[Schema], http: HttpRequest) -> Schema:
+    """Read the parameters of a request's address; a required one may be repeated.
+
+    Raises:
+        RefusedError: 422, as of ``validated``.
+    """
+    lists = {name for name, field in schema.model_fields.items() if field.is_required()}
+    given = http.query_params
+    values = {name: given.getlist(name) if name in lists else given[name] for name in given}
+    return validated(schema, values)
+
+
+def validated(schema: type[Schema], value: object) -> Schema:
+    """Check a parsed body against a schema.
+
+    Raises:
+        RefusedError: 422, naming each wrong field and what is allowed.
+    """
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        raise _refusal_of(error) from None
+
+
+def _refusal_of(error: ValidationError) -> RefusedError:
+    """Turn a failed validation into a 422 that names fields but not their values."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    fields = [
+        {"field": _printable(".".join(map(str, one["loc"])) or "body"), "message": _message(one)}
+        for one in found[:MAX_FIELDS_NAMED]
+    ]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    message = f"{fields[0]['field']}: {fields[0]['message']}{more}"
+    return RefusedError(422, "invalid_request", message, fields)
+
+
+def _message(error: ErrorDetails) -> str:
+    if error["type"] == "extra_forbidden":
+        return "not a field of this request; /openapi.json lists its fields"
+    if error["type"] == "model_type":
+        return "must be a JSON object"
+    return error["msg"].removeprefix("Value error, ")
+
+
+def _printable(name: str) -> str:
+    """Cut a field's name, which the client may have made up, to something printable."""
+    return name.encode("ascii", "backslashreplace").decode()[:80]
+
+
+def body_schema(schema: type[BaseModel]) -> dict[str, Any]:
+    """Describe a body for OpenAPI, which FastAPI does not parse itself."""
+    content = {"application/json": {"schema": schema.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def parameters_schema(schema: type[BaseModel]) -> dict[str, Any]:
+    """Describe the parameters of an address for OpenAPI."""
+    document = schema.model_json_schema()
+    required = document.get("required", [])
+    parameters = [
+        {"name": name, "in": "query", "required": name in required, "schema": described}
+        for name, described in document.get("properties", {}).items()
+    ]
+    return {"parameters": parameters}
+
+
+def shows_users(http: HttpRequest, settings: Settings) -> bool:
+    """Whether this request may list users and read histories (`Settings.expose_users`).
+
+    Unless it is set, only a browser on the server's own machine may: the server listens on
+    loopback, was addressed so (a foreign site whose name resolves to 127.0.0.1 sends its own
+    name), and no proxy says that it forwards the request.
+    """
+    if settings.expose_users is not None:
+        return settings.expose_users
+    if any(name in http.headers for name in FORWARDED):
+        return False
+    try:
+        addressed = urlsplit(f"//{http.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return False
+    return _is_loopback(settings.host) and _is_loopback(addressed)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
