@@ -11,6 +11,7 @@ from torch import Tensor
 from pipelines.candidates.blends import (
     ProfileBlend,
     fold_of_users,
+    single_of,
     taken,
 )
 from pipelines.candidates.sources import Source, ask_all, lists_of
@@ -137,6 +138,19 @@ def measured(
         top = blend.lists(part.lists, part.history_lengths, part.item_counts, folds)
         ranks.append(list_ranks(top.item_rows, part.targets).values)
     return per_user_metric(Jagged(torch.cat(ranks), examples.targets.offsets), metric)
+
+
+def measured_source(examples: Examples, source: str, metric: str) -> Tensor:
+    """Measure one source's lists for every user, [U] float64; NaN without a target.
+
+    Lists shorter than the metric's k are filled up by the other sources, as in serving.
+    """
+    rows = examples.lists[source].item_rows
+    k = int(metric.partition("@")[2])
+    if rows.shape[1] < k or bool((rows[:, :k] < 1).any()):
+        blend = single_of(tuple(examples.lists), source)
+        return measured(ProfileBlend(served=blend, folds=()), examples, metric)
+    return per_user_metric(list_ranks(rows, examples.targets), metric)
 
 
 def standard_error(differences: Tensor) -> float:

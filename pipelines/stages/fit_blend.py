@@ -32,6 +32,7 @@ from pipelines.candidates.examples import (
     collect_examples,
     learned_blend,
     measured,
+    measured_source,
     standard_error,
 )
 from pipelines.candidates.load import load_sources
@@ -58,10 +59,8 @@ def fit_profile(examples: Examples, config: RunConfig) -> tuple[ProfileBlend, di
     sources, metric = tuple(examples.lists), config.evaluation.primary_metric
     fusion = fusion_of(sources)
     alternatives = {FUSION: fusion, **{name: single_of(sources, name) for name in sources}}
-    values = {
-        name: measured(ProfileBlend(served=blend, folds=()), examples, metric)
-        for name, blend in alternatives.items()
-    }
+    values = {FUSION: measured(ProfileBlend(served=fusion, folds=()), examples, metric)}
+    values |= {name: measured_source(examples, name, metric) for name in sources}
     document: dict[str, Any] = {
         "sources": list(sources),
         "metric": metric,

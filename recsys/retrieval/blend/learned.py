@@ -238,8 +238,11 @@ class LearnedBlend:
         chosen = [self.sources.index(name) for name in lists]
         users = _user_kinds(history_lengths, self.config, len(merged.item_rows))
         items = _item_kinds(item_values, self.config, merged.item_rows)
-        # Kind -1 takes the last of each axis, the weights of all.
-        weights = self.weights[users[:, None], kinds_of_rows(items, merged.item_rows)]
+        if bool((self.weights == self.weights[-1, -1]).all()):
+            weights = self.weights[-1:, -1:]  # [1, 1, S, F], equal for all kinds
+        else:
+            # Kind -1 takes the last of each axis, the weights of all.
+            weights = self.weights[users[:, None], kinds_of_rows(items, merged.item_rows)]
         weights = weights[:, :, chosen].double() * self._grown(merged, chosen)
         features = merged.features(self.scales[chosen])  # [B, L, S, F]
         contributions = (features * weights).sum(3)
