@@ -148,7 +148,7 @@ def stage_markdown(all_stages: list[Stage]) -> str:
     lines = ["| stage | what | reads | writes |", "| --- | --- | --- | --- |"]
     for one in all_stages:
         name, *others = stage_cells(one)
-        lines.append(" | ".join([f"| [`{name}`](pipelines/{name}.py)", *others]) + " |")
+        lines.append(" | ".join([f"| [`{name}`](pipelines/stages/{name}.py)", *others]) + " |")
     return "\n".join(lines)
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, reduce
+from functools import reduce
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain
-from pipelines.engine.artifacts import files_under
+from pipelines.engine.code import INSTALLED
 from pipelines.engine.outbox import RunLog, SilentRun
 from pipelines.engine.workspace import Workspace
-
-SOURCE_ROOT = Path(__file__).resolve().parents[2]
-CODE_SUFFIXES = (".py", ".jinja", ".css", ".js")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +62,8 @@ class Stage:
     """One step from raw events to a released bundle."""
 
     name: str
+    function: Callable[[StageContext], StageRows]
+    """The source that the artefact depends on is all that its module imports."""
     description: str
     reads: tuple[str, ...]
     """Stages whose artefacts it reads."""
@@ -75,11 +73,6 @@ class Stage:
     """What its artefact holds, in words."""
     sections: tuple[str, ...]
     """Sections or dotted keys of RunConfig that shape the artefact; a change makes it again."""
-    code: tuple[str, ...]
-    """Files and folders whose change makes it again, from the source root."""
-    libraries: tuple[str, ...]
-    """Distributions whose version shapes the artefact."""
-    function: Callable[[StageContext], StageRows]
     raw_files: Callable[[RunConfig], Mapping[str, Path]] = no_raw_files
     outputs_exist: Callable[[StageContext], bool] = always
     """Whether what the stage wrote outside its artefact is there yet."""
@@ -103,11 +96,9 @@ class Stage:
 
     def versions(self) -> dict[str, str]:
         """Return the digest of the stage's code and the versions of its libraries."""
-        libraries = {name: installed_version(name) for name in self.libraries}
-        return {
-            "code": digest_of_code((*self.code, f"pipelines/stages/{self.name}.py")),
-            **libraries,
-        }
+        module = self.function.__module__
+        libraries = {name: installed_version(name) for name in INSTALLED.libraries(module)}
+        return {"code": INSTALLED.digest(module), **libraries}
 
 
 def installed_version(distribution: str) -> str:
@@ -116,16 +107,3 @@ def installed_version(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return "absent"
-
-
-@cache
-def digest_of_code(places: tuple[str, ...]) -> str:
-    """Hash the source of some files and folders (sha256, hex)."""
-    digest = hashlib.sha256()
-    for place in places:
-        path = SOURCE_ROOT / place
-        for file in [path] if path.is_file() else files_under(path):
-            if file.suffix in CODE_SUFFIXES:
-                digest.update(str(file.relative_to(SOURCE_ROOT)).encode() + b"\0")
-                digest.update(file.read_bytes() + b"\0")
-    return digest.hexdigest()

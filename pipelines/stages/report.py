@@ -42,7 +42,8 @@ SECTIONS = (
     "report",
     "seed",
 )
-LIBRARIES = ("recsys-platform", "torch", "polars", "numpy", "altair", "vl-convert-python", "jinja2")
+LIBRARIES = ("recsys-platform", "torch", "polars", "numpy")
+"""Whose versions the report names."""
 WITHOUT_ANALYSIS = (
     "there is no report, because evaluation.num_resamples = 0 leaves out what it shows; set it to "
     "1000 or leave it away"
@@ -93,7 +94,7 @@ def report(context: StageContext) -> StageRows:
             data_digest=digests["build_features"],
             evaluation_digest=digests["evaluate"],
             raw_files=raw_digests(inputs["build_features"]),
-            versions={name: installed_version(name) for name in LIBRARIES[:4]},
+            versions={name: installed_version(name) for name in LIBRARIES},
             settings=settings_of(config),
             dataset=config.data.dataset,
             num_test_looks=num_test_looks(context.workspace),

@@ -54,8 +54,6 @@ def stage(name: str, function: Any, reads: tuple[str, ...], sections: tuple[str,
         reads=reads,
         writes="numbers",
         sections=sections,
-        code=("pipelines/engine/stage.py",),
-        libraries=("numpy",),
         function=function,
         raw_files=lambda config: {} if reads else {"numbers": config.numbers.path},  # type: ignore[attr-defined]
     )
