@@ -19,16 +19,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import InitVar, asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 BENCHMARKS = Path(__file__).parent
 ROOT = BENCHMARKS.parents[1]
 RESULTS = BENCHMARKS / "results"
 LEDGER = RESULTS / "test_split_ledger.jsonl"
 MAX_COLUMNS = 6
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,10 @@ class Row:
 
     ``ratio`` is this value against the peer's in the direction that makes more than 1 better;
     ``goal`` is the bar in words; ``met`` is None where no bar was set.
+
+    ``peer_value`` is the peer's time or memory in the same unit: it makes the ratio and is named
+    beside the peer. In a row of the peer's, ``ours`` is our value. ``at_least``, ``at_most`` (of
+    the value) and ``min_ratio`` set the bar.
     """
 
     name: str
@@ -46,6 +52,39 @@ class Row:
     ratio: float | None = None
     goal: str | None = None
     met: bool | None = None
+    peer_value: InitVar[float | None] = None
+    ours: InitVar[float | None] = None
+    at_least: InitVar[float | None] = None
+    at_most: InitVar[float | None] = None
+    min_ratio: InitVar[float | None] = None
+
+    def __post_init__(
+        self,
+        peer_value: float | None,
+        ours: float | None,
+        at_least: float | None,
+        at_most: float | None,
+        min_ratio: float | None,
+    ) -> None:
+        if peer_value is not None:
+            self._set("peer", f"{self.peer} {peer_value:.4g} {self.unit}".rstrip())
+            self._set("ratio", peer_value / self.value)
+        if ours is not None:
+            self._set("peer", f"ours {ours:.4g} {self.unit}".rstrip())
+            self._set("ratio", self.value / ours)
+        if at_least is not None:
+            self._set_goal(f">= {at_least:g}", self.unit, met=self.value >= at_least)
+        if at_most is not None:
+            self._set_goal(f"<= {at_most:g}", self.unit, met=self.value <= at_most)
+        if min_ratio is not None and self.ratio is not None:
+            self._set_goal(f">= {min_ratio:g}", "x", met=self.ratio >= min_ratio)
+
+    def _set(self, field: str, value: Any) -> None:
+        object.__setattr__(self, field, value)
+
+    def _set_goal(self, bar: str, unit: str, *, met: bool) -> None:
+        self._set("goal", self.goal or bar + ("" if unit in ("", "x", "%") else " ") + unit)
+        self._set("met", bool(met))
 
 
 def command_line(doc: str | None) -> argparse.ArgumentParser:
@@ -83,32 +122,49 @@ def current_commit(checkout: Path = BENCHMARKS) -> str:
     return described.stdout.strip() or "unknown"
 
 
-def seconds_of(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
+def timed(call: Callable[[], T], clock: Callable[[], float] = time.perf_counter) -> tuple[float, T]:
+    """Seconds of a call until the GPU, if there is one, is done with it; and its result."""
+    _wait_for_gpu()
+    begin = clock()
+    result = call()
+    _wait_for_gpu()
+    return clock() - begin, result
+
+
+def _wait_for_gpu() -> None:
+    # Not imported here: some scripts measure their own memory without it.
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def median_seconds(call: Callable[[], object], repeats: int, warmup: int = 1) -> float:
     """Median time of a call after some that do not count."""
     for _ in range(warmup):
         call()
-    return statistics.median(seconds_of(call) for _ in range(repeats))
+    return statistics.median(timed(call)[0] for _ in range(repeats))
 
 
-def alternating_seconds(
-    calls: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1
-) -> dict[str, list[float]]:
-    """Times of several calls that take turns, so that whatever slows the machine slows all."""
-    for call in calls.values():
-        for _ in range(warmup):
+def alternating_ms(
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int = 5,
+    seconds: float = 0.0,
+    warmup: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:
+    """Median milliseconds of calls that take turns, so that whatever slows the machine slows all.
+
+    They go on for ``seconds`` and for at least ``rounds``.
+    """
+    for _ in range(warmup):
+        for call in calls.values():
             call()
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds):
-        order = list(calls) if number % 2 == 0 else list(reversed(calls))
-        for name in order:
-            times[name].append(seconds_of(calls[name]))
-    return times
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or len(next(iter(times.values()))) < rounds:
+        for name, call in calls.items():
+            times[name].append(1e3 * timed(call, clock)[0])
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def first_sentence(script: Path) -> str:

@@ -19,7 +19,6 @@ as it is found, and ``--from-raw`` makes the table of several such files.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import tempfile
@@ -55,7 +54,7 @@ from tests.benchmarks.adapters.domains import (
 from tests.benchmarks.adapters.plans import REAL, SYNTHETIC, Plan, Plans, shortened, told_of
 from tests.benchmarks.adapters.tables import rows_of
 from tests.benchmarks.adapters.training import fit, groups_of
-from tests.benchmarks.harness import device_name, write_results
+from tests.benchmarks.harness import command_line, device_name, write_results
 
 NUM_NEW_USERS = 100
 NUM_DRAWS = 3
@@ -334,7 +333,7 @@ PARTS = {"compared": compare, "new": meet}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--data", default="synthetic", help="'synthetic' or a folder of folders")
     parser.add_argument("--names", nargs="+", default=["beauty", "sports", "toys"])
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))

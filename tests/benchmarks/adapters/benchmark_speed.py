@@ -22,8 +22,6 @@ timed.
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
 from collections.abc import Callable
 
@@ -36,7 +34,7 @@ from recsys.models.adapted.model import AdaptedRetriever, adapted_layers
 from recsys.models.captured_queries import CapturedQueries
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.model import SequenceConfig, SequenceModel
-from tests.benchmarks.harness import Row, device_name, write_results
+from tests.benchmarks.harness import Row, alternating_ms, command_line, device_name, write_results
 
 DOMAINS = ("beauty", "sports", "toys")
 NUM_ITEMS = 42_382
@@ -230,27 +228,9 @@ class Graphs(Variants):
 
 
 def median_ms(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Alternate the calls for so long; milliseconds of each.
-
-    On a CPU the process's own time, which other work on the machine does not count into; on a
-    device the clock's, waiting for it.
-    """
+    """Alternate the calls; on a CPU in processor time, into which other work does not count."""
     clock = time.perf_counter if torch.cuda.is_available() else time.process_time
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(3):
-        for call in calls.values():
-            call()
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until or len(next(iter(taken.values()))) < 5:
-        for name, call in calls.items():
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            begin = clock()
-            call()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            taken[name].append(1_000 * (clock() - begin))
-    return {name: statistics.median(values) for name, values in taken.items()}
+    return alternating_ms(calls, seconds=seconds, warmup=3, clock=clock)
 
 
 def beside(name: str, value: float, base: float) -> Row:
@@ -262,7 +242,7 @@ def beside(name: str, value: float, base: float) -> Row:
         peer="base alone",
         ratio=base / value,
         goal="<= 10% slower",
-        met=value <= 1.1 * base,
+        at_most=1.1 * base,
     )
 
 
@@ -285,9 +265,8 @@ def apart(name: str, found: Tensor, merged: Tensor) -> Row:
     return Row(
         name=f"{name} against merged weights, largest difference",
         value=value,
-        unit="",
         goal="<= 1e-6",
-        met=value <= 1e-6,
+        at_most=1e-06,
     )
 
 
@@ -333,15 +312,14 @@ def rows_of(variants: Variants, label: str, seconds: float) -> list[Row]:
                 unit="ms",
                 peer=f"one forward, {ms[peer]:.4g} ms",
                 ratio=ratio,
-                goal=">= 3x",
-                met=ratio >= 3,
+                min_ratio=3,
             )
         )
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--blocks", type=int, default=2)
@@ -364,15 +342,7 @@ def main() -> None:
                 rows += rows_of(variants, label, chosen.seconds)
                 variants.adapted.bank.remove()
     share = variants.adapters[DOMAINS[0]].share
-    rows.append(
-        Row(
-            name="an adapter's parameters, of the base's",
-            value=share,
-            unit="",
-            goal="<= 0.05",
-            met=share <= 0.05,
-        )
-    )
+    rows.append(Row(name="an adapter's parameters, of the base's", value=share, at_most=0.05))
     notes = (
         f"Sequence model of {chosen.blocks} attention blocks of width 128 over {NUM_ITEMS:,} "
         f"items, rank {chosen.rank}, histories of {chosen.events} events, "

@@ -106,9 +106,7 @@ def goals_of(
             Row(
                 name=f"{kind}: share of full fine-tuning's gain {of_full}",
                 value=share_of_gain,
-                unit="",
-                goal=">= 0.9",
-                met=share_of_gain >= 0.9,
+                at_least=0.9,
             )
         ]
     else:
@@ -138,9 +136,7 @@ def goals_of(
         Row(
             name=f"{kind}: parameters of the largest adapter, of the base's",
             value=share,
-            unit="",
-            goal="<= 0.05",
-            met=share <= 0.05,
+            at_most=0.05,
         )
     )
     return rows
@@ -225,6 +221,6 @@ def rows_of_new(name: str, some: Lines, of_plan: dict[int, Lines]) -> list[Row]:
             value=seconds,
             unit="s",
             goal=f"<= {NEW_SECONDS:.0f} s",
-            met=seconds <= NEW_SECONDS,
+            at_most=NEW_SECONDS,
         ),
     ]

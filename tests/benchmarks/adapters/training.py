@@ -18,6 +18,7 @@ from recsys.data.domains import domain_window_batch, domain_windows
 from recsys.data.order import BatchOrder
 from recsys.data.windows import Windows, training_windows
 from recsys.models.sequence.model import SequenceModel
+from recsys.reproduction.fitting import QuietProgress
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentTracker
@@ -26,11 +27,6 @@ from tests.benchmarks.adapters.plans import Plan
 from tests.benchmarks.adapters.tables import METRIC
 
 NUM_EVALUATIONS = 10
-
-
-class Quiet:
-    def show(self, step: int, num_steps: int, **values: float) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -168,7 +164,7 @@ def fit(
         ),
         evaluate=None if judge is None else evaluate,
         tracker=SilentTracker(),
-        progress=Quiet(),
+        progress=QuietProgress(),
     )
     kept = best[0][1] if best else averaged.means if plan.average else None
     if kept is not None:

@@ -29,16 +29,14 @@ from recsys.content.enrichment import EnrichmentConfig, enrich
 from recsys.content.language_model import LocalLanguageModel, packaged_smollm2
 from recsys.content.text import item_text
 from recsys.content.transformer_encoder import TransformerEncoder
-from tests.benchmarks.harness import Row, write_results
+from tests.benchmarks.harness import Row, command_line, write_results
 
 Vectors = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
 
 def parsed_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--cache", type=Path, required=True, help="folder of answers and vectors")
     parser.add_argument("--cold", type=int, default=500, help="cold items a draw")
     parser.add_argument("--draws", type=int, default=10, help="draws of cold items")
@@ -102,7 +100,7 @@ def cold_rows(
         num_queries += len(targets)
         for name, vectors in kinds.items():
             found[name].append(cold_recall(vectors, targets, histories))
-    rows = [Row(name="queries on cold items, all draws", value=num_queries, unit="")]
+    rows = [Row(name="queries on cold items, all draws", value=num_queries)]
     first = next(iter(kinds))
     for k in (10, 50):
         plain = np.array([one[k] for one in found[first]])
@@ -138,7 +136,6 @@ def encoder_rows(users: list[Rows], kinds: dict[str, Vectors]) -> list[Row]:
                     Row(
                         name=f"next item among neighbours, recall@{k}, {name}{kind}",
                         value=value,
-                        unit="",
                         peer="MiniLM",
                         ratio=value / base[k],
                     )

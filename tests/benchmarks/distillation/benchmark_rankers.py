@@ -13,12 +13,11 @@ of ``benchmark_ranker``, several wide rankers teach one over a real data set's b
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +35,13 @@ from recsys.training.distillation import (
     distillation_loss,
     self_auxiliary_targets,
 )
-from recsys.training.loop import TrainConfig, train
-from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
-from recsys.training.progress import SilentTracker
+from recsys.training.loop import TrainConfig
+from recsys.training.optim import ScheduleConfig
 from tests.benchmarks.distillation.ranker_students import request_ms, run_real
-from tests.benchmarks.harness import Row, device_name, write_results
+from tests.benchmarks.distillation.table import accuracy_row, latency_row
+from tests.benchmarks.harness import Row, alternating_ms, command_line, device_name, write_results
 from tests.benchmarks.ranker.benchmark_trunks import loaded
+from tests.benchmarks.ranker.world_training import train_on_requests
 from tests.recsys.testing.ranking_worlds import RankingWorld, RankingWorldConfig, ranking_world
 
 TEACHER = RankerConfig(
@@ -70,24 +70,18 @@ STUDENT = replace(
 )
 NUM_CANDIDATES = 300
 TEST_SHARE = 0.1
-KEPT, SHARE = 0.98, 0.2
 
-Loss = Callable[[Ranker, Tensor, RankingBatch, Feedback], Tensor]
-
-
-class Quiet:
-    def show(self, step: int, num_steps: int, **values: float) -> None:
-        pass
+Loss = Callable[[Ranker, RankingBatch, Feedback], Tensor]
 
 
-def of_labels(model: Ranker, _: Tensor, batch: RankingBatch, feedback: Feedback) -> Tensor:
+def of_labels(model: Ranker, batch: RankingBatch, feedback: Feedback) -> Tensor:
     return model.loss(batch, feedback)
 
 
 def by_teacher(teacher: Ranker, soft_share: float) -> Loss:
     config = DistillationConfig(soft_share=soft_share)
 
-    def loss(model: Ranker, _: Tensor, batch: RankingBatch, feedback: Feedback) -> Tensor:
+    def loss(model: Ranker, batch: RankingBatch, feedback: Feedback) -> Tensor:
         with torch.no_grad():
             said = teacher(batch).logits
         return distillation_loss(model, said, batch, feedback, config)
@@ -98,7 +92,7 @@ def by_teacher(teacher: Ranker, soft_share: float) -> Loss:
 def by_itself(first: Ranker, trust: float) -> Loss:
     """Soften negatives by how likely a first run finds them, seen in their slot or not."""
 
-    def loss(model: Ranker, _: Tensor, batch: RankingBatch, feedback: Feedback) -> Tensor:
+    def loss(model: Ranker, batch: RankingBatch, feedback: Feedback) -> Tensor:
         with torch.no_grad():
             believed = first(batch).logits
         softened = self_auxiliary_targets(feedback.labels, believed, trust)
@@ -109,26 +103,21 @@ def by_itself(first: Ranker, trust: float) -> Loss:
 
 def fit(world: RankingWorld, config: RankerConfig, loss: Loss, seed: int, steps: int) -> Ranker:
     """Train a ranker on nine requests of ten."""
+    assert world.config.seed == seed
     torch.manual_seed(seed)
     model = Ranker(config, world.inputs, world.catalogue)
     num_train = round(world.config.num_requests * (1 - TEST_SHARE))
-    draws = torch.Generator().manual_seed(seed)
-
-    def loss_at(_: int) -> Tensor:
-        requests = torch.randint(num_train, (256,), generator=draws)
-        return loss(model, requests, *world.batch(requests))
-
-    train(
+    train_on_requests(
+        world,
         model,
-        loss_at,
-        adamw(model, AdamWConfig(tables="dense")),
+        partial(loss, model),
         TrainConfig(
             num_steps=steps,
             schedule=ScheduleConfig(learning_rate=5e-3, warmup_steps=100),
             deterministic=False,
         ),
-        tracker=SilentTracker(),
-        progress=Quiet(),
+        num_requests=num_train,
+        batch_size=256,
     )
     return model.eval()
 
@@ -180,7 +169,6 @@ def latencies() -> dict[str, float]:
     world = ranking_world(RankingWorldConfig(seed=0, num_requests=60))
     rows = torch.arange(NUM_CANDIDATES) + 1
     numbers = torch.zeros(NUM_CANDIDATES, 1)
-    taken: dict[str, list[float]] = {}
     calls: dict[str, Callable[[], Tensor]] = {}
     for name, config in (("teacher", TEACHER), ("student", STUDENT)):
         model = Ranker(config, world.inputs, world.catalogue).eval()
@@ -188,15 +176,8 @@ def latencies() -> dict[str, float]:
         calls[name] = lambda model=model, batch=batch: model.score_candidates(  # type: ignore[misc]
             model.reader_of(batch, 0), rows, numbers
         )
-        taken[name] = []
     with torch.inference_mode():
-        for turn in range(300):
-            for name, call in calls.items():
-                begin = time.process_time()
-                call()
-                if turn >= 20:
-                    taken[name].append(1_000 * (time.process_time() - begin))
-    return {name: statistics.median(values) for name, values in taken.items()}
+        return alternating_ms(calls, rounds=280, warmup=20, clock=time.process_time)
 
 
 def rows_of(
@@ -221,27 +202,10 @@ def rows_of(
             value, best = mean(name, what), mean("teacher", what)
             counted = is_taught and what == "ndcg@10"
             rows.append(
-                Row(
-                    name=f"{label}, {name}: {what}",
-                    value=value,
-                    unit="",
-                    peer=peer,
-                    ratio=value / best if peer else None,
-                    goal=f">= {KEPT:.0%} of the teacher's" if counted else None,
-                    met=value >= KEPT * best if counted else None,
-                )
+                accuracy_row(f"{label}, {name}: {what}", value, peer, best, is_bound=counted)
             )
-        rows.append(
-            Row(
-                name=f"{label}, {name}: one request",
-                value=own,
-                unit="ms",
-                peer=peer,
-                ratio=ms["teacher"] / own if peer else None,
-                goal="<= 1/5 of the teacher's" if is_taught else None,
-                met=own <= SHARE * ms["teacher"] if is_taught else None,
-            )
-        )
+        request = f"{label}, {name}: one request"
+        rows.append(latency_row(request, own, peer, ms["teacher"], is_bound=is_taught))
     return rows
 
 
@@ -279,7 +243,7 @@ def write_table(paths: list[Path], arrays: Path | None, members: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=2_000)
     parser.add_argument("--requests", type=int, default=60_000)

@@ -15,7 +15,6 @@ request of twenty events on one core, to a list of 100, measured where the table
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -36,7 +35,7 @@ from tests.benchmarks.distillation.students import (
 )
 from tests.benchmarks.distillation.table import write_table
 from tests.benchmarks.distillation.teachers import listing_rows
-from tests.benchmarks.harness import device_name
+from tests.benchmarks.harness import command_line, device_name
 
 TEACHERS = ("ensemble", "generative", "blend_fast", "blend")
 LESSONS = {
@@ -123,9 +122,7 @@ def lessons_for(teachers: list[str], given: str | None) -> list[Lesson]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("what", choices=("train", "table"))
     parser.add_argument("data", help="folder of prepared arrays; of their folders for the table")
     parser.add_argument("--raw", type=Path, nargs="+", required=True, help="numbers of training")

@@ -9,7 +9,6 @@ Axes: N item rows, D width.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,6 +34,7 @@ from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.one import OneQueryBlend
 from recsys.retrieval.blend.source_features import FEATURES
 from recsys.semantic_ids.trie import Trie
+from tests.benchmarks.harness import alternating_ms
 
 LIST = 100
 EVENTS = 20
@@ -205,13 +205,4 @@ def kind_of(row: Numbers) -> str:
 @torch.inference_mode()
 def median_ms(answers: dict[str, Answer]) -> dict[str, float]:
     """Alternate the requests; the process's own milliseconds of each."""
-    taken: dict[str, list[float]] = {name: [] for name in answers}
-    for answer in [*answers.values(), *answers.values()]:
-        answer()
-    until = time.perf_counter() + SECONDS
-    while time.perf_counter() < until:
-        for name, answer in answers.items():
-            begin = time.process_time()
-            answer()
-            taken[name].append(1_000 * (time.process_time() - begin))
-    return {name: statistics.median(values) for name, values in taken.items()}
+    return alternating_ms(answers, seconds=SECONDS, clock=time.process_time)

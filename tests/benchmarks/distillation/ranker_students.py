@@ -11,32 +11,27 @@ Axes: U users, k candidates, T tasks.
 from __future__ import annotations
 
 import copy
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recsys.data.batch import Jagged
-from recsys.data.top_k import TopK
 from recsys.models.ranker.batch import RankingBatch
-from recsys.models.ranker.config import RankerConfig, RankerInputs
+from recsys.models.ranker.config import RankerConfig
 from recsys.models.ranker.model import Ranker
-from recsys.reproduction.fitting import QuietProgress
-from recsys.retrieval.blend.candidate_features import BASE, number_names
 from recsys.training.distillation import DistillationConfig, taught_by_lists
-from recsys.training.loop import train
-from recsys.training.optim import adamw
-from recsys.training.progress import SilentTracker
 from recsys.training.ranker_fit import ranker_loss
+from tests.benchmarks.harness import alternating_ms
 from tests.benchmarks.ranker.seeds import (
     BLEND,
     METRIC,
     Recipe,
     Seed,
+    inputs_of,
     logits_together,
     ordered,
     per_user,
@@ -66,10 +61,9 @@ def built(one: Seed, config: RankerConfig, seed: int) -> Ranker:
 def fitted(one: Seed, config: RankerConfig, seed: int, said: Said | None, share: float) -> Ranker:
     """Train on nine users of ten, by labels and by what a teacher said; the tenth pick the pass."""
     model, fit, examples = built(one, config, seed), one.recipe.fit, one.learned
-    aside = examples.queries["user"].values % 10 == 0
-    found = torch.zeros(len(aside), dtype=torch.bool)
-    found[examples.found()] = True
-    chosen, held = (found & ~aside).nonzero()[:, 0], aside.nonzero()[:, 0]
+    chosen, held = one.parts()
+    aside = torch.zeros(len(examples.labels), dtype=torch.bool)
+    aside[held] = True
     hard = ranker_loss(model, examples, chosen, fit, seed, one.device)
     soft = None
     if said is not None:
@@ -82,22 +76,7 @@ def fitted(one: Seed, config: RankerConfig, seed: int, said: Said | None, share:
         of_labels = hard(step)
         return of_labels if soft is None else share * soft(step) + (1 - share) * of_labels
 
-    targets = one.before.held_out.targets.take(held)
-    top = TopK(*(part[held] for part in examples.candidates.top))
-
-    def evaluate(_: nn.Module) -> dict[str, float]:
-        scores = scores_together(model, logits_together(model, examples, held))
-        return {METRIC: float(per_user(ordered(top, scores), targets).mean())}
-
-    train(
-        model,
-        loss_at,
-        adamw(model, fit.optimizer),
-        fit.for_examples(len(chosen)),
-        evaluate=evaluate,
-        tracker=SilentTracker(),
-        progress=QuietProgress(),
-    )
+    one.fit(model, loss_at, len(chosen), held)
     return model.eval()
 
 
@@ -125,16 +104,7 @@ def request_ms(data: Data, members: int) -> dict[str, float]:
     """Time one request's candidates by each, in turns, of untrained models; milliseconds."""
     torch.set_num_threads(1)
     prepared = data.prepared
-    taken: dict[str, list[float]] = {"teacher": [], "student": []}
-    inputs = RankerInputs(
-        num_item_rows=prepared.num_item_rows,
-        tasks=("next", "like"),
-        content_dim=prepared.catalogue.content.shape[1],
-        num_categories=prepared.num_categories,
-        user_features=dict(prepared.cardinalities),
-        candidate_dense=number_names(tuple(prepared.recipe.sources)),
-        base_number=BASE,
-    )
+    inputs = inputs_of(prepared, ("next", "like"), prepared.recipe.sources)
     count = Recipe().fit.num_candidates
     rows, numbers = torch.arange(count) + 1, torch.zeros(count, len(inputs.candidate_dense))
     whole = data.sequences.queries(
@@ -143,19 +113,14 @@ def request_ms(data: Data, members: int) -> dict[str, float]:
         user_features=prepared.user_features,
     )
     batch = RankingBatch(whole, Jagged(rows, torch.tensor([0, count])), None, numbers)
-    of = {
-        name: [Ranker(config, inputs, prepared.catalogue).eval() for _ in range(number)]
-        for name, config, number in (("teacher", TEACHER, members), ("student", STUDENT, 1))
-    }
+    calls = {}
+    for name, config, number in (("teacher", TEACHER, members), ("student", STUDENT, 1)):
+        models = [Ranker(config, inputs, prepared.catalogue).eval() for _ in range(number)]
+        calls[name] = lambda models=models: [
+            model.score_candidates(model.reader_of(batch, 0), rows, numbers) for model in models
+        ]
     with torch.inference_mode():
-        for turn in range(320):
-            for name, models in of.items():
-                begin = time.process_time()
-                for model in models:
-                    model.score_candidates(model.reader_of(batch, 0), rows, numbers)
-                if turn >= 20:
-                    taken[name].append(1_000 * (time.process_time() - begin))
-    return {name: statistics.median(values) for name, values in taken.items()}
+        return alternating_ms(calls, rounds=300, warmup=20, clock=time.process_time)
 
 
 def run_real(

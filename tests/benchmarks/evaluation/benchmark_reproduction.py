@@ -23,16 +23,14 @@ from pipelines.reproduction.cards.card import FOLDER, Card, card_names, read_car
 from pipelines.reproduction.page import AS_SERVED, facts_of, markdown_page, tables_of
 from pipelines.reproduction.summary import expected_toml, out_of_band, summary_of
 from recsys.reproduction.recipe import REFITTED, ROWS
-from tests.benchmarks.harness import RESULTS, Row, write_results
+from tests.benchmarks.harness import RESULTS, Row, command_line, write_results
 
 LEDGER = RESULTS / "test_split_ledger.jsonl"
 BEAUTY_SECONDS = 300
 
 
 def parsed_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("runs", type=Path, help="folder with a folder for each card")
     parser.add_argument("--seconds", nargs="*", default=[], metavar="CARD=S", help="wall time")
     parser.add_argument("--bands", action="store_true", help="write bands into the cards")
@@ -71,7 +69,6 @@ def rows_of(name: str, card: Card, summary: dict[str, Any]) -> Iterable[Row]:
         yield Row(
             name=f"{name}, {goal['row']}: {goal['metric']}",
             value=goal["value"],
-            unit="",
             goal=f">= {goal['goal']}",
             met=goal["met"],
         )
@@ -81,13 +78,12 @@ def rows_of(name: str, card: Card, summary: dict[str, Any]) -> Iterable[Row]:
                 if order != "given" or (row, metric) not in reached:
                     value = metrics[metric]["mean"]
                     label = f"{row} ({AS_SERVED})" if row in REFITTED else row
-                    yield Row(name=f"{name}, {order}, {label}: {metric}", value=value, unit="")
+                    yield Row(name=f"{name}, {order}, {label}: {metric}", value=value)
     if summary["invalid_ids"] is not None:
         met = summary["invalid_ids"] == 0
         yield Row(
             name=f"{name}: share of generated IDs that name no item",
             value=summary["invalid_ids"],
-            unit="",
             goal="0 by construction",
             met=met,
         )

@@ -7,9 +7,7 @@ alone. Nothing is timed in a case whose results disagree.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import math
 from typing import NamedTuple
 
 import torch
@@ -19,7 +17,14 @@ from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.op import EmbeddingBags, QuantizedEmbeddingBags
 from recsys.kernels.embedding_bag.optimizer import OptimizerConfig
 from recsys.kernels.measure import copy_rate, median_ms, peak_bytes
-from tests.benchmarks.harness import Row, write_results
+from tests.benchmarks.harness import Row, command_line, write_results
+from tests.benchmarks.kernels.comparison import (
+    BagShape,
+    beside_peer,
+    free_memory,
+    geometric_mean_row,
+    zipf_ids,
+)
 
 INPUT_SETS = 4
 OTHER_STEPS = {
@@ -29,18 +34,12 @@ OTHER_STEPS = {
 
 
 class Case(NamedTuple):
-    name: str
-    tables: int
-    rows: int
-    dim: int
-    batch: int
-    length: int
-    dtype: torch.dtype
+    shape: BagShape
     alpha: float
 
     @property
     def label(self) -> str:
-        return f"{self.name}, alpha {self.alpha:g}"
+        return f"{self.shape.name}, alpha {self.alpha:g}"
 
 
 class Batch(NamedTuple):
@@ -58,41 +57,40 @@ def anchor_cases() -> list[Case]:
         ("history 1x10Mx64 fp32", 1, 10_000_000, 64, 4096, 200, fp32),
         ("wide 8x1Mx256 fp32", 8, 1_000_000, 256, 2048, 50, fp32),
     ]
-    return [Case(*shape, alpha) for shape in shapes for alpha in (0.0, 1.15)]
+    return [Case(BagShape(*shape), alpha) for shape in shapes for alpha in (0.0, 1.15)]
 
 
 def grid_cases() -> list[Case]:
     types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     return [
-        Case(f"L{length} D{dim} {name}", 8, 1_000_000, dim, 8192, length, dtype, 0.0)
+        Case(BagShape(f"L{length} D{dim} {name}", 8, 1_000_000, dim, 8192, length, dtype), 0.0)
         for length in (1, 5, 20, 100)
         for dim in (32, 64, 128, 256)
         for name, dtype in types.items()
     ]
 
 
-def draw_ids(case: Case, count: int, generator: torch.Generator) -> Tensor:
-    """Draw Zipf ids with exponent alpha, ranks scattered over the rows; uniform for 0."""
-    if case.alpha == 0:
-        return torch.randint(case.rows, (count,), generator=generator, device="cuda")
-    weights = torch.arange(1, case.rows + 1, device="cuda", dtype=torch.float64)
-    cdf = weights.pow(-case.alpha).cumsum(0)
-    draws = torch.rand(count, generator=generator, device="cuda", dtype=torch.float64) * cdf[-1]
-    rank = torch.searchsorted(cdf, draws).clamp_max(case.rows - 1)
-    return (rank * 2_654_435_761) % case.rows
-
-
 def make_batches(case: Case) -> list[Batch]:
     generator = torch.Generator("cuda").manual_seed(0)
-    bags = case.tables * case.batch
-    offsets = torch.arange(bags + 1, device="cuda") * case.length
+    bags = case.shape.tables * case.shape.batch
+    offsets = torch.arange(bags + 1, device="cuda") * case.shape.length
     return [
         Batch(
             torch.cat(
-                [draw_ids(case, case.batch * case.length, generator) for _ in range(case.tables)]
+                [
+                    zipf_ids(
+                        case.shape.rows, case.shape.batch * case.shape.length, case.alpha, generator
+                    )
+                    for _ in range(case.shape.tables)
+                ]
             ),
             offsets,
-            torch.randn(case.batch, case.tables * case.dim, generator=generator, device="cuda"),
+            torch.randn(
+                case.shape.batch,
+                case.shape.tables * case.shape.dim,
+                generator=generator,
+                device="cuda",
+            ),
         )
         for _ in range(INPUT_SETS)
     ]
@@ -100,10 +98,16 @@ def make_batches(case: Case) -> list[Batch]:
 
 def make_ours(case: Case) -> EmbeddingBags:
     layout = TableLayout(
-        (case.rows,) * case.tables, (case.dim,) * case.tables, tuple(range(case.tables))
+        (case.shape.rows,) * case.shape.tables,
+        (case.shape.dim,) * case.shape.tables,
+        tuple(range(case.shape.tables)),
     )
     bags = EmbeddingBags(
-        layout, OptimizerConfig(epsilon=1e-8), learning_rate=0.01, dtype=case.dtype, device="cuda"
+        layout,
+        OptimizerConfig(epsilon=1e-8),
+        learning_rate=0.01,
+        dtype=case.shape.dtype,
+        device="cuda",
     )
     bags.weights.uniform_(-0.05, 0.05)
     return bags
@@ -121,9 +125,9 @@ def make_fbgemm(case: Case, weights: Tensor, *, deterministic: bool = False) -> 
     place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
     tbe = SplitTableBatchedEmbeddingBagsCodegen(
-        [(case.rows, case.dim, *place)] * case.tables,
+        [(case.shape.rows, case.shape.dim, *place)] * case.shape.tables,
         optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        weights_precision=SparseType[names[case.dtype]],
+        weights_precision=SparseType[names[case.shape.dtype]],
         output_dtype=SparseType.FP32,
         learning_rate=0.01,
         eps=1e-8,
@@ -191,16 +195,16 @@ def graph_ms(module: torch.nn.Module, batches: list[Batch]) -> float | None:
 
 def floors(case: Case, batch: Batch, rate: float) -> tuple[float, float]:
     """Bytes that forward and backward must move, over the copy rate, in ms."""
-    first = torch.arange(case.tables, device="cuda") * case.rows
-    rows = (batch.ids.view(case.tables, -1) + first[:, None]).unique().numel()
-    row_bytes = rows * case.dim * case.dtype.itemsize
+    first = torch.arange(case.shape.tables, device="cuda") * case.shape.rows
+    rows = (batch.ids.view(case.shape.tables, -1) + first[:, None]).unique().numel()
+    row_bytes = rows * case.shape.dim * case.shape.dtype.itemsize
     ids, out = batch.ids.numel() * 8, batch.grad.numel() * 4
     return (row_bytes + ids + out) / rate * 1e3, (out + 2 * row_bytes + 8 * rows + ids) / rate * 1e3
 
 
 def agree(ours: torch.nn.Module, peer: torch.nn.Module, batch: Batch, case: Case) -> bool:
     """Compare results before and after one update."""
-    limit = 1e-5 if case.dtype == torch.float32 else 2e-3
+    limit = 1e-5 if case.shape.dtype == torch.float32 else 2e-3
     for _ in range(2):
         one, two = ours(batch.ids, batch.offsets), peer(batch.ids, batch.offsets)
         if not float((one - two).norm() / two.norm()) < limit:
@@ -223,7 +227,7 @@ def run_case(
     ours = make_ours(case)
     found: dict[str, float] = {}
     # FBGEMM trains no bf16 tables on CUDA.
-    if fbgemm and case.dtype != torch.bfloat16:
+    if fbgemm and case.shape.dtype != torch.bfloat16:
         tbe = make_fbgemm(case, ours.weights)
         if not agree(ours, tbe, batches[0], case):
             print(f"{case.label}: results disagree with FBGEMM, nothing timed")
@@ -247,7 +251,7 @@ def run_case(
     if graphs:
         found["graph"] = graph_ms(ours, batches) or 0.0
     found["fwd_floor"], found["bwd_floor"] = floors(case, batches[0], rate)
-    if case.dtype == torch.float16:
+    if case.shape.dtype == torch.float16:
         small = QuantizedEmbeddingBags(ours)
         calls = [lambda batch=batch: small(batch.ids, batch.offsets) for batch in batches]
         found["int8_fwd"] = median_ms(calls)
@@ -255,48 +259,28 @@ def run_case(
     return found
 
 
-def mean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
 def rows_of(case: Case, found: dict[str, float]) -> list[Row]:
     rows = []
     share = found["fwd_floor"] / found["fwd"]
     back = found["bwd_floor"] / (found["step"] - found["fwd"])
     for key, name in (("fwd", "forward"), ("step", "forward + backward")):
-        peer = found.get(f"peer_{key}")
-        ratio = peer / found[key] if peer else None
-        rows.append(
-            Row(
-                name=f"{case.label}: {name}",
-                value=found[key],
-                unit="ms",
-                peer=f"FBGEMM {peer:.4f} ms" if peer else None,
-                ratio=ratio,
-                goal=">= 1x" if peer and key == "step" else None,
-                met=ratio >= 1 if ratio and key == "step" else None,
-            )
-        )
-    uniform = case.alpha == 0 and case.dtype == torch.float32
+        goal = 1 if key == "step" else None
+        label, peer = f"{case.label}: {name}", found.get(f"peer_{key}")
+        rows.append(beside_peer(label, found[key], "FBGEMM", peer, goal))
+    uniform = case.alpha == 0 and case.shape.dtype == torch.float32
     for name, value, bar in (("forward", share, 0.7), ("backward", back, 0.5)):
         rows.append(
             Row(
                 name=f"{case.label}: share of the copy rate, {name}",
                 value=value,
-                unit="",
-                goal=f">= {bar}" if uniform else None,
-                met=value >= bar if uniform else None,
+                at_least=bar if uniform else None,
             )
         )
     if "peer_peak" in found:
         ratio = found["peak"] / found["peer_peak"]
         rows.append(
             Row(
-                name=f"{case.label}: peak memory of a step over FBGEMM's",
-                value=ratio,
-                unit="",
-                goal="<= 1.25",
-                met=ratio <= 1.25,
+                name=f"{case.label}: peak memory of a step over FBGEMM's", value=ratio, at_most=1.25
             )
         )
     return rows + other_modes(case, found)
@@ -307,43 +291,18 @@ def other_modes(case: Case, found: dict[str, float]) -> list[Row]:
     rows = []
     for key, name in OTHER_STEPS.items():
         if found.get(key):
-            peer = found.get(f"peer_{key}")
-            rows.append(
-                Row(
-                    name=f"{case.label}: {name}",
-                    value=found[key],
-                    unit="ms",
-                    peer=f"FBGEMM {peer:.4f} ms" if peer else None,
-                    ratio=peer / found[key] if peer else None,
-                )
-            )
+            label, peer = f"{case.label}: {name}", found.get(f"peer_{key}")
+            rows.append(beside_peer(label, found[key], "FBGEMM", peer))
     if found.get("graph"):
         share = found["bwd_floor"] / (found["graph"] - found["fwd"])
         name = f"{case.label}: share of the copy rate, backward of the CUDA graph"
-        rows.append(Row(name=name, value=share, unit=""))
+        rows.append(Row(name=name, value=share))
     if "strict_step" in found:
-        rows.append(
-            Row(
-                name=f"{case.label}: forward + backward",
-                value=found["step"],
-                unit="ms",
-                peer=f"FBGEMM deterministic {found['strict_step']:.4f} ms",
-                ratio=found["strict_step"] / found["step"],
-            )
-        )
+        name, strict = f"{case.label}: forward + backward", found["strict_step"]
+        rows.append(beside_peer(name, found["step"], "FBGEMM deterministic", strict))
     if "int8_fwd" in found:
-        ratio = found["fwd"] / found["int8_fwd"]
-        rows.append(
-            Row(
-                name=f"{case.label}: int8 forward",
-                value=found["int8_fwd"],
-                unit="ms",
-                peer=f"fp16 {found['fwd']:.4f} ms",
-                ratio=ratio,
-                goal=">= 1.5x",
-                met=ratio >= 1.5,
-            )
-        )
+        name = f"{case.label}: int8 forward"
+        rows.append(beside_peer(name, found["int8_fwd"], "fp16", found["fwd"], 1.5))
     return rows
 
 
@@ -358,24 +317,13 @@ def means(found: list[dict[str, float]]) -> list[Row]:
         both = [one for one in found if one.get(key) and one.get(f"peer_{key}")]
         if not both:
             continue
-        value = mean([one[f"peer_{key}"] / one[key] for one in both])
-        worst = min(one[f"peer_{key}"] / one[key] for one in both)
-        rows.append(
-            Row(
-                name=f"geometric mean of {len(both)} cases against FBGEMM, {name} "
-                f"(worst {worst:.2f}x)",
-                value=value,
-                unit="x",
-                ratio=value,
-                goal=f">= {bar}x",
-                met=value >= bar,
-            )
-        )
+        ratios = [one[f"peer_{key}"] / one[key] for one in both]
+        rows.append(geometric_mean_row(f"{name} against FBGEMM", ratios, bar))
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--grid", action="store_true", help="L x D x type instead, 48 cases")
     parser.add_argument("--deterministic", action="store_true", help="also FBGEMM's such mode")
     parser.add_argument("--graphs", action="store_true", help="also both as CUDA graphs")
@@ -401,13 +349,12 @@ def main() -> None:
                 one_thread=arguments.one_thread,
             )
             found.append((case, times))
-            gc.collect()
-            torch.cuda.empty_cache()
+            free_memory()
     except KeyboardInterrupt:
         print(f"interrupted: {len(found)} of {len(cases)} cases are written")
     rows = [Row(name="device copy", value=rate / 1e12, unit="TB/s")]
     for case, times in found:
-        wrong = Row(name=f"{case.label}: disagrees", value=0, unit="", met=False)
+        wrong = Row(name=f"{case.label}: disagrees", value=0, met=False)
         rows += rows_of(case, times) if times else [wrong]
     rows += means([times for _, times in found if times])
     name = "embedding_bag_grid" if arguments.grid else "embedding_bag"

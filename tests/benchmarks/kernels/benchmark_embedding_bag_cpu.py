@@ -13,9 +13,7 @@ Axes: T tables, B batch, L ids a bag, D width.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -31,7 +29,8 @@ from recsys.kernels.embedding_bag.op import EmbeddingBags as KernelBags
 from recsys.kernels.embedding_bag.optimizer import OptimizerConfig
 from recsys.layers.embedding.collection import Backend, EmbeddingBags, RowUpdateConfig, TableConfig
 from recsys.layers.embedding.fbgemm_updates import fbgemm_tables
-from tests.benchmarks.harness import Row, device_name, write_results
+from tests.benchmarks.harness import Row, command_line, device_name, write_results
+from tests.benchmarks.kernels.comparison import BagShape, beside_peer, geometric_mean_row, zipf_ids
 
 INPUT_SETS = 4
 ALPHAS = (0.0, 1.15)
@@ -40,31 +39,19 @@ BAR = 0.9
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
 
 
-class Shape(NamedTuple):
-    name: str
-    tables: int
-    rows: int
-    dim: int
-    batch: int
-    length: int
-    dtype: torch.dtype
+def label_of(shape: BagShape) -> str:
+    kind = str(shape.dtype).removeprefix("torch.")
+    sizes = f"{shape.tables}x{shape.rows // 1000}kx{shape.dim}"
+    return f"{shape.name} {sizes} {kind}, B {shape.batch}, L {shape.length}"
 
-    @property
-    def label(self) -> str:
-        kind = str(self.dtype).removeprefix("torch.")
-        sizes = f"{self.tables}x{self.rows // 1000}kx{self.dim}"
-        return f"{self.name} {sizes} {kind}, B {self.batch}, L {self.length}"
 
-    def configs(self) -> list[TableConfig]:
-        return [
-            TableConfig(
-                name=f"t{place}",
-                num_rows=self.rows,
-                embedding_dim=self.dim,
-                features=(f"f{place}",),
-            )
-            for place in range(self.tables)
-        ]
+def configs_of(shape: BagShape) -> list[TableConfig]:
+    return [
+        TableConfig(
+            name=f"t{place}", num_rows=shape.rows, embedding_dim=shape.dim, features=(f"f{place}",)
+        )
+        for place in range(shape.tables)
+    ]
 
 
 class Batch(NamedTuple):
@@ -83,35 +70,24 @@ class Way(NamedTuple):
     step: Callable[[Batch], object] | None
 
 
-def shapes_of(rows: int, batch: int) -> list[Shape]:
+def shapes_of(rows: int, batch: int) -> list[BagShape]:
     fp32, fp16 = torch.float32, torch.float16
     return [
-        Shape("one-hot", 26, rows, 128, batch, 1, fp32),
-        Shape("multi-hot", 32, rows, 128, batch, 20, fp32),
-        Shape("multi-hot", 32, rows, 128, batch, 20, fp16),
-        Shape("history", 1, 10 * rows, 64, batch, 200, fp32),
-        Shape("wide", 8, rows, 256, batch, 50, fp32),
+        BagShape("one-hot", 26, rows, 128, batch, 1, fp32),
+        BagShape("multi-hot", 32, rows, 128, batch, 20, fp32),
+        BagShape("multi-hot", 32, rows, 128, batch, 20, fp16),
+        BagShape("history", 1, 10 * rows, 64, batch, 200, fp32),
+        BagShape("wide", 8, rows, 256, batch, 50, fp32),
     ]
 
 
-def draw_ids(shape: Shape, alpha: float, count: int, generator: torch.Generator) -> Tensor:
-    """Draw Zipf ids with exponent alpha, ranks scattered over the rows; uniform for 0."""
-    if alpha == 0:
-        return torch.randint(shape.rows, (count,), generator=generator)
-    weights = torch.arange(1, shape.rows + 1, dtype=torch.float64).pow(-alpha)
-    cdf = weights.cumsum(0)
-    draws = torch.rand(count, generator=generator, dtype=torch.float64) * cdf[-1]
-    rank = torch.searchsorted(cdf, draws).clamp_max(shape.rows - 1)
-    return (rank * 2_654_435_761) % shape.rows
-
-
-def batches_of(shape: Shape, alpha: float) -> list[Batch]:
+def batches_of(shape: BagShape, alpha: float) -> list[Batch]:
     generator = torch.Generator().manual_seed(0)
     own = torch.arange(shape.batch + 1) * shape.length
     made = []
     for _ in range(INPUT_SETS):
         parts = [
-            draw_ids(shape, alpha, shape.batch * shape.length, generator)
+            zipf_ids(shape.rows, shape.batch * shape.length, alpha, generator)
             for _ in range(shape.tables)
         ]
         features = {f"f{place}": Jagged(ids, own) for place, ids in enumerate(parts)}
@@ -128,13 +104,13 @@ class Unfilled(EmbeddingBags):
 
 
 def layer_way(
-    backend: Backend, shape: Shape, weights: list[Tensor], rule: str, *, apart: bool = False
+    backend: Backend, shape: BagShape, weights: list[Tensor], rule: str, *, apart: bool = False
 ) -> Way:
     """Look up dense tables, and move rows, in a layer each as a model would.
 
     ``apart``: take results by feature, though side by side is what is wanted.
     """
-    layer = Unfilled(shape.configs(), backend)
+    layer = Unfilled(configs_of(shape), backend)
     for place, own in enumerate(weights):
         layer.weight(f"t{place}").data.copy_(own)
 
@@ -156,11 +132,11 @@ def layer_way(
     return Way(forward, step)
 
 
-def fbgemm_way(shape: Shape, weights: list[Tensor], rule: str) -> Way:
+def fbgemm_way(shape: BagShape, weights: list[Tensor], rule: str) -> Way:
     """FBGEMM's table, called directly; it has no Adam on a CPU."""
     config = RowUpdateConfig(rule=rule if rule != "adam" else "sgd")
     places = list(range(shape.tables))
-    tbe = fbgemm_tables(shape.configs(), places, config, torch.device("cpu"), shape.dtype)
+    tbe = fbgemm_tables(configs_of(shape), places, config, torch.device("cpu"), shape.dtype)
     for view, own in zip(tbe.split_embedding_weights(), weights, strict=True):
         view.copy_(own)
     tbe.set_learning_rate(0.01)
@@ -175,7 +151,7 @@ def fbgemm_way(shape: Shape, weights: list[Tensor], rule: str) -> Way:
     return Way(forward, None if rule == "adam" else step)
 
 
-def reference_way(shape: Shape, weights: list[Tensor], rule: str) -> Way:
+def reference_way(shape: BagShape, weights: list[Tensor], rule: str) -> Way:
     """The kernels' reference, which is what they run on a CPU."""
     count = shape.tables
     layout = TableLayout((shape.rows,) * count, (shape.dim,) * count, tuple(range(count)))
@@ -195,7 +171,7 @@ def reference_way(shape: Shape, weights: list[Tensor], rule: str) -> Way:
     return Way(forward, step)
 
 
-def torch_half_way(shape: Shape, weights: list[Tensor]) -> Way:
+def torch_half_way(shape: BagShape, weights: list[Tensor]) -> Way:
     """Plain torch over half tables, which layers do not have; forward alone."""
 
     def forward(batch: Batch) -> list[Tensor]:
@@ -209,7 +185,7 @@ def torch_half_way(shape: Shape, weights: list[Tensor]) -> Way:
     return Way(forward, None)
 
 
-def ways_of(shape: Shape, rule: str) -> dict[str, Callable[[list[Tensor]], Way]]:
+def ways_of(shape: BagShape, rule: str) -> dict[str, Callable[[list[Tensor]], Way]]:
     """Name the ways, FBGEMM first; each is built when its turn comes."""
     ways: dict[str, Callable[[list[Tensor]], Way]] = {
         "FBGEMM": lambda weights: fbgemm_way(shape, weights, rule)
@@ -280,7 +256,7 @@ def timed(
 Times = dict[tuple[float, str, str], tuple[float, float | None]]
 
 
-def times_of(shape: Shape, rule: str) -> Times:
+def times_of(shape: BagShape, rule: str) -> Times:
     """Time every way beside FBGEMM: (alpha, way, what) to the milliseconds of both."""
     generator = torch.Generator().manual_seed(1)
     weights = [
@@ -297,7 +273,7 @@ def times_of(shape: Shape, rule: str) -> Times:
         results = results_of(way, batches[0.0][0])
         truth = results if len(results) > len(truth) else truth
         if not agree(results, truth, TOLERANCE[shape.dtype]):
-            print(f"{shape.label}: {name} disagrees, not timed")
+            print(f"{label_of(shape)}: {name} disagrees, not timed")
             continue
         if peer is None:
             peer = way
@@ -314,23 +290,12 @@ def times_of(shape: Shape, rule: str) -> Times:
     return found
 
 
-def rows_of(shape: Shape, rule: str, found: Times) -> list[Row]:
+def rows_of(shape: BagShape, rule: str, found: Times) -> list[Row]:
     rows = []
     for (alpha, name, what), (ms, peer) in found.items():
-        ratio = peer / ms if peer else None
-        bar = ratio is not None and name == "layer, auto"
         rule_of = f", {rule}" if what != "forward" else ""
-        rows.append(
-            Row(
-                name=f"{shape.label}, alpha {alpha:g}: {what}{rule_of}, {name}",
-                value=ms,
-                unit="ms",
-                peer=f"FBGEMM {peer:.3f} ms" if ratio is not None else None,
-                ratio=ratio,
-                goal=f">= {BAR}x" if bar else None,
-                met=ratio >= BAR if bar and ratio is not None else None,
-            )
-        )
+        label = f"{label_of(shape)}, alpha {alpha:g}: {what}{rule_of}, {name}"
+        rows.append(beside_peer(label, ms, "FBGEMM", peer, BAR if name == "layer, auto" else None))
     return rows
 
 
@@ -342,23 +307,13 @@ def means(rows: list[Row]) -> list[Row]:
             found.setdefault(row.name.split(": ", 1)[1], []).append(row.ratio)
     made = []
     for what, ratios in found.items():
-        value = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        bar = what.endswith("layer, auto")
-        made.append(
-            Row(
-                name=f"geometric mean of {len(ratios)}: {what} (worst {min(ratios):.2f}x)",
-                value=value,
-                unit="x",
-                ratio=value,
-                goal=f">= {BAR}x" if bar else None,
-                met=value >= BAR if bar else None,
-            )
-        )
+        bar = BAR if what.endswith("layer, auto") else None
+        made.append(geometric_mean_row(what, ratios, bar))
     return made
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--rows", type=int, default=25_000, help="of a table; the history's tenth")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--dry", action="store_true", help="write no result")

@@ -8,8 +8,6 @@ Nothing is timed in a case whose results disagree with float64.
 
 from __future__ import annotations
 
-import argparse
-import gc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -25,8 +23,15 @@ from recsys.kernels.hstu_attention.reference import (
     reference_attention,
     time_buckets,
 )
-from recsys.kernels.measure import median_ms, peak_bytes
-from tests.benchmarks.harness import Row, write_results
+from tests.benchmarks.harness import Row, command_line, write_results
+from tests.benchmarks.kernels.comparison import (
+    StepTimes,
+    error_row,
+    free_memory,
+    largest_error,
+    step_rows,
+    step_times,
+)
 
 HEADS, BUCKETS = 8, 32
 TOLERANCE = 2e-2
@@ -126,10 +131,7 @@ def worst_error(batch: Batch, biased: bool) -> float:
     found, true = (
         attend(one, f, biased) for one, f in ((part, hstu_attention), (wide, reference_attention))
     )
-    return max(
-        float((a.double() - b).abs().max() / b.abs().max())
-        for a, b in zip(found, true, strict=True)
-    )
+    return largest_error(found, true)
 
 
 def pad(values: Tensor, batch: Batch) -> Tensor:
@@ -172,22 +174,7 @@ def padded_inputs(batch: Batch, biased: bool) -> tuple[list[Tensor], Tensor]:
     return arguments, grad
 
 
-def times_of(
-    forward: Callable[[], Tensor], leaves: list[Tensor], grad: Tensor
-) -> tuple[float, float, int]:
-    """Milliseconds of a forward and of both, and bytes that both add at their peak."""
-
-    def without() -> None:
-        with torch.no_grad():
-            forward()
-
-    def both() -> None:
-        torch.autograd.grad(forward(), leaves, grad)
-
-    return median_ms([without]), median_ms([both]), peak_bytes(both)
-
-
-def time_ours(batch: Batch, biased: bool) -> tuple[float, float, int]:
+def time_ours(batch: Batch, biased: bool) -> StepTimes:
     leaves = [x.detach().requires_grad_() for x in batch[:3]]
     options = {}
     if biased:
@@ -197,19 +184,18 @@ def time_ours(batch: Batch, biased: bool) -> tuple[float, float, int]:
             "position_bias": replace(batch.position, weights=weights[0]),
             "time_bias": replace(batch.time, weights=weights[1]),
         }
-    found = times_of(
+    return step_times(
         lambda: hstu_attention(*leaves[:3], batch.offsets, batch.max_length, **options),
         leaves,
         batch.grad,
     )
-    return found
 
 
-def time_peer(batch: Batch, biased: bool, compiled: bool) -> tuple[float, float, int]:
+def time_peer(batch: Batch, biased: bool, compiled: bool) -> StepTimes:
     arguments, grad = padded_inputs(batch, biased)
     leaves = [x.requires_grad_() for x in arguments[:3]]
     attention = torch.compile(padded_attention, dynamic=False) if compiled else padded_attention
-    return times_of(lambda: attention(*arguments), leaves, grad)
+    return step_times(lambda: attention(*arguments), leaves, grad)
 
 
 def rows_of_full(case: Case, batch: Batch) -> list[Row]:
@@ -226,18 +212,17 @@ def rows_of_full(case: Case, batch: Batch) -> list[Row]:
                 name=f"{case.name}: {name}, {ms:.4f} ms",
                 value=rate,
                 unit="TFLOP/s",
-                goal=f">= {goal}" if goal else None,
-                met=rate >= goal if goal else None,
+                at_least=goal,
             ),
             Row(
                 name=f"{case.name}: {name} with both biases"
                 + (" and their gradients" if place else ""),
                 value=with_biases,
                 unit="ms",
-                peer=f"without {ms:.4f} ms",
-                ratio=ms / with_biases,
+                peer="without",
                 goal="<= 1.5 times the time without",
-                met=with_biases <= 1.5 * ms,
+                at_most=1.5 * ms,
+                peer_value=ms,
             ),
         ]
     return rows
@@ -252,35 +237,13 @@ def rows_of_skewed(case: Case, batch: Batch, compiled: bool) -> list[Row]:
         # Compiled, the biased one takes minutes to build.
         for name in ("eager", "compiled") if compiled and not biased else ("eager",):
             peer = time_peer(batch, biased, name == "compiled")
-            gc.collect()
-            torch.cuda.empty_cache()
-            for place, what in ((0, "forward"), (1, "forward + backward")):
-                ratio = peer[place] / ours[place]
-                rows.append(
-                    Row(
-                        name=f"{case.name}, {kind}: {what}",
-                        value=ours[place],
-                        unit="ms",
-                        peer=f"padded, {name}: {peer[place]:.4f} ms",
-                        ratio=ratio,
-                        goal=">= 3x",
-                        met=ratio >= 3,
-                    )
-                )
-            rows.append(
-                Row(
-                    name=f"{case.name}, {kind}: peak memory of a step",
-                    value=ours[2] / 2**20,
-                    unit="MiB",
-                    peer=f"padded, {name}: {peer[2] / 2**20:.0f} MiB",
-                    ratio=peer[2] / ours[2],
-                )
-            )
+            free_memory()
+            rows += step_rows(f"{case.name}, {kind}", ours, f"padded, {name}", peer, min_ratio=3)
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument(
         "--compile-up-to", type=int, default=64, help="widest head with a compiled peer; 0 for none"
     )
@@ -289,24 +252,15 @@ def main() -> None:
     for case in CASES:
         batch = make_batch(case)
         errors = [worst_error(batch, biased) for biased in (False, True)]
-        right = max(errors) < TOLERANCE
-        rows.append(
-            Row(
-                name=f"{case.name}: worst error against float64",
-                value=max(errors),
-                unit="",
-                goal=f"< {TOLERANCE:g}",
-                met=right,
-            )
-        )
+        rows.append(error_row(case.name, max(errors), TOLERANCE))
+        right = rows[-1].met
         if right and case.skewed:
             rows += rows_of_skewed(case, batch, case.dim <= arguments.compile_up_to)
         elif right:
             rows += rows_of_full(case, batch)
         print(case.name, [(row.name, round(row.value, 4)) for row in rows[-14:]], flush=True)
         del batch
-        gc.collect()
-        torch.cuda.empty_cache()
+        free_memory()
         write_results("hstu_attention", rows, device=torch.cuda.get_device_name())
 
 

@@ -7,7 +7,6 @@ same run. Nothing is timed where results disagree with float64.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +17,8 @@ from recsys.kernels.measure import median_ms
 from recsys.layers.moe.experts import Experts, loop_over_experts
 from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
 from recsys.layers.moe.routing import expert_use
-from tests.benchmarks.harness import Row, write_results
+from tests.benchmarks.harness import Row, command_line, write_results
+from tests.benchmarks.kernels.comparison import error_row, largest_error
 from tests.benchmarks.kernels.moe_devices import rows_of_devices
 
 NUM_ROWS, DIM, NUM_EXPERTS, TOP_K = 16_384, 512, 32, 2
@@ -82,10 +82,7 @@ def worst_error(case: Case, rows: Tensor) -> float:
 
     found = results(layer.experts, rows[:2048], wide=False)
     truth = results(layer.experts, rows[:2048], wide=True)
-    return max(
-        float((a.detach().double() - b.detach()).abs().max() / b.detach().abs().max())
-        for a, b in zip(found, truth, strict=True)
-    )
+    return largest_error(found, truth)
 
 
 def captured(call: Callable[[], object]) -> Callable[[], None]:
@@ -141,11 +138,8 @@ def rows_of(hidden_dim: int, inputs: list[Tensor], rate: float) -> list[Row]:
         )
     for graph in (False, True):
         case = Case(hidden_dim, "grouped", graph)
-        error = worst_error(case, inputs[0])
-        met = error < TOLERANCE
-        goal = f"< {TOLERANCE:g}"
-        rows.append(Row(name=f"{case.name}: worst error", value=error, unit="", goal=goal, met=met))
-        if not met:
+        rows.append(error_row(case.name, worst_error(case, inputs[0]), TOLERANCE))
+        if not rows[-1].met:
             continue
         ours = times_of(case, inputs)
         for place, (what, times) in enumerate((("forward", 1), ("forward + backward", 3))):
@@ -157,24 +151,19 @@ def rows_of(hidden_dim: int, inputs: list[Tensor], rate: float) -> list[Row]:
                     unit="ms",
                     peer="loop over experts",
                     ratio=ratio,
-                    goal=">= 2x",
-                    met=ratio >= 2,
+                    min_ratio=2,
                 )
             )
             rows.append(
                 Row(
-                    name=f"{case.name}: {what}, share of the matmul rate",
-                    value=share,
-                    unit="",
-                    goal=">= 0.4",
-                    met=share >= 0.4,
+                    name=f"{case.name}: {what}, share of the matmul rate", value=share, at_least=0.4
                 )
             )
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 2048], help="F of experts")
     arguments = parser.parse_args()
     rate = matmul_rate()
@@ -183,7 +172,7 @@ def main() -> None:
     use = expert_use(layer_of(Case(64, "auto")).eval().router(inputs[0]).experts.cpu(), NUM_EXPERTS)
     rows = [
         Row(name="bf16 product of 8192 x 8192", value=rate / 1e12, unit="TFLOP/s"),
-        Row(name="MaxVio of the routing that is timed", value=use.max_violation, unit=""),
+        Row(name="MaxVio of the routing that is timed", value=use.max_violation),
     ]
     for hidden_dim in arguments.hidden:
         rows += rows_of(hidden_dim, inputs, rate)

@@ -7,7 +7,6 @@ some queries, with and without an item mask; nothing is timed where they disagre
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import torch
@@ -16,7 +15,8 @@ from torch import Tensor
 from recsys.kernels.measure import median_ms, peak_bytes
 from recsys.kernels.topk_search.op import fused_top_k, mask_words
 from recsys.kernels.topk_search.reference import reference_top_k
-from tests.benchmarks.harness import Row, write_results
+from tests.benchmarks.harness import Row, command_line, write_results
+from tests.benchmarks.kernels.comparison import beside_peer
 
 QUERIES, DIM, K = 512, 64, 100
 CHECKED = 8
@@ -64,15 +64,8 @@ def rows_of(name: str, queries: list[Tensor], items: Tensor) -> list[Row]:
     recall = min(recall for recall, _ in found.values())
     # Items whose scores float32 does not tell apart may change places at the end of a list.
     right = recall >= 0.999 and max(error for _, error in found.values()) < 1e-5
-    rows = [
-        Row(
-            name=f"{name}: recall of the float64 lists, with and without a mask",
-            value=recall,
-            unit="",
-            goal=">= 0.999",
-            met=right,
-        )
-    ]
+    what = "recall of the float64 lists, with and without a mask"
+    rows = [Row(name=f"{name}: {what}", value=recall, goal=">= 0.999", met=right)]
     if not right:
         return rows
     peers: dict[str, Callable[[Tensor], object]] = {
@@ -87,18 +80,10 @@ def rows_of(name: str, queries: list[Tensor], items: Tensor) -> list[Row]:
     for kind, words in masks(items).items():
         calls = [lambda q=q, words=words: fused_top_k(q, items, K, words) for q in queries]
         ms = median_ms(calls)
-        for peer, peer_ms in times.items():
-            rows.append(
-                Row(
-                    name=f"{name}: {kind}",
-                    value=ms,
-                    unit="ms",
-                    peer=f"{peer}, unmasked, {peer_ms:.3f} ms",
-                    ratio=peer_ms / ms,
-                    goal=">= 5x",
-                    met=peer_ms / ms >= 5,
-                )
-            )
+        rows += [
+            beside_peer(f"{name}: {kind}", ms, f"{peer}, unmasked", times[peer], 5)
+            for peer in times
+        ]
     ours = peak_bytes(lambda: fused_top_k(queries[0], items, K))
     theirs = peak_bytes(lambda: peers["matmul + topk"](queries[0]))
     rows.append(
@@ -106,8 +91,8 @@ def rows_of(name: str, queries: list[Tensor], items: Tensor) -> list[Row]:
             name=f"{name}: memory beyond the items",
             value=ours / 2**20,
             unit="MiB",
-            peer=f"matmul + topk, {theirs / 2**20:.0f} MiB",
-            ratio=theirs / ours,
+            peer="matmul + topk,",
+            peer_value=theirs / 2**20,
         )
     )
     return rows
@@ -118,7 +103,7 @@ def masks(items: Tensor) -> dict[str, Tensor | None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--items", type=int, nargs="+", default=[1_000_000, 10_000_000])
     arguments = parser.parse_args()
     rows = []

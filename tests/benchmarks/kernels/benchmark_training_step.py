@@ -8,8 +8,6 @@ torch's first; a variant that disagrees is not timed. FBGEMM is left out where i
 
 from __future__ import annotations
 
-import argparse
-import gc
 import math
 import statistics
 import time
@@ -24,10 +22,12 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.embedding.collection import EmbeddingBags, RowUpdateConfig, TableConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
+from recsys.reproduction.fitting import QuietProgress
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentTracker
-from tests.benchmarks.harness import Row, device_name, write_results
+from tests.benchmarks.harness import Row, command_line, device_name, write_results
+from tests.benchmarks.kernels.comparison import free_memory
 
 NUM_BATCHES = 8
 WARM_UP = 10
@@ -130,16 +130,10 @@ def step_ms(
         deterministic=False,
     )
     quiet = SilentTracker()
-    train(model, loss_at, optimizer, config, tracker=quiet, progress=Quiet())
+    train(model, loss_at, optimizer, config, tracker=quiet, progress=QuietProgress())
     gaps = [1e3 * (two - one) for one, two in pairwise(begun)]
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     return statistics.median(gaps[WARM_UP:]), peak
-
-
-class Quiet:
-    """Shows nothing."""
-
-    def show(self, step: int, num_steps: int, **values: float) -> None: ...
 
 
 def moved_tables(backend: str, device: torch.device) -> list[Tensor]:
@@ -193,14 +187,10 @@ def rows_of(case: Case, num_steps: int, device: torch.device) -> list[Row]:
         if variant.backend == "triton" and device.type != "cuda":
             continue
         if variant.tables != "dense" and not agrees(variant.backend, device):
-            rows.append(
-                Row(name=f"{case.name}: {variant.name} DISAGREES", value=0, unit="", met=False)
-            )
+            rows.append(Row(name=f"{case.name}: {variant.name} DISAGREES", value=0, met=False))
             continue
         value, peak = step_ms(case, variant, num_steps, device)
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_memory()
         first = first or value
         rows.append(
             Row(
@@ -216,7 +206,7 @@ def rows_of(case: Case, num_steps: int, device: torch.device) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["beauty", "10m"])
     parser.add_argument("--steps", type=int, default=100, help="timed steps of each variant")
     arguments = parser.parse_args()

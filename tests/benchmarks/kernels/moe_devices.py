@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from torch import Tensor, distributed, multiprocessing
 
 from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
 from recsys.layers.moe.parallel import SpreadExperts
-from tests.benchmarks.harness import Row
+from tests.benchmarks.harness import Row, timed
+from tests.benchmarks.kernels.comparison import error_row
 
 NUM_ROWS, DIM, NUM_EXPERTS = 16_384, 512, 32
 REPEATS = 40
@@ -39,17 +39,11 @@ def rows_of(rank: int) -> Tensor:
 
 
 def median_ms(call: Callable[[], object], wait: Callable[[], object]) -> float:
-    for _ in range(5):
-        call()
     took = []
-    for _ in range(REPEATS):
+    for _ in range(REPEATS + 5):
         wait()
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        took.append(time.perf_counter() - begin)
-    return statistics.median(took) * 1e3
+        took.append(timed(call)[0])
+    return statistics.median(took[5:]) * 1e3
 
 
 def times_of(layer: SparseMoe, rows: Tensor, wait: Callable[[], object]) -> tuple[float, float]:
@@ -102,12 +96,10 @@ def rows_of_devices(hidden_dim: int, num_devices: int = 2) -> list[Row]:
     all_rows = torch.cat([rows_of(rank) for rank in range(num_devices)])
     whole = times_of(layer_of(hidden_dim), all_rows, lambda: None)
     name = f"F {hidden_dim}, experts over {num_devices} GPUs by NCCL, {NUM_ROWS:,} rows each"
-    met = error < TOLERANCE
-    goal = f"< {TOLERANCE:g}"
-    found = [Row(name=f"{name}: worst error", value=error, unit="", goal=goal, met=met)]
+    found = [error_row(name, error, TOLERANCE, "one device")]
     for what, theirs, own in zip(("forward", "forward + backward"), whole, ours, strict=True):
-        if met:
-            peer = f"all rows and experts on one, {theirs:.3g} ms"
-            one = Row(name=f"{name}: {what}", value=own, unit="ms", peer=peer, ratio=theirs / own)
+        if found[0].met:
+            peer = "all rows and experts on one,"
+            one = Row(name=f"{name}: {what}", value=own, unit="ms", peer=peer, peer_value=theirs)
             found.append(one)
     return found

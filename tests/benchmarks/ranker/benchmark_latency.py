@@ -6,7 +6,6 @@ ready (``reader_of``) and scoring its candidates by tiles (``score_candidates``)
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
@@ -26,7 +25,7 @@ from recsys.models.ranker.config import (
     flops_of,
 )
 from recsys.models.ranker.model import Ranker
-from tests.benchmarks.harness import Row, device_name, write_results
+from tests.benchmarks.harness import Row, command_line, device_name, write_results
 
 NUM_ITEMS = 20_000
 INPUTS = RankerInputs(
@@ -86,13 +85,7 @@ def rows_of(trunk: Trunk, num_candidates: int, seconds: float) -> list[Row]:
     median = statistics.median(scoring)
     aimed = num_candidates == 300
     return [
-        Row(
-            name=f"{name}: scoring, median",
-            value=median,
-            unit="ms",
-            goal="<= 1 ms" if aimed else None,
-            met=median <= 1 if aimed else None,
-        ),
+        Row(name=f"{name}: scoring, median", value=median, unit="ms", at_most=1 if aimed else None),
         Row(
             name=f"{name}: scoring, processor time, median",
             value=statistics.median(working),
@@ -103,11 +96,7 @@ def rows_of(trunk: Trunk, num_candidates: int, seconds: float) -> list[Row]:
         ),
         Row(name=f"{name}: scoring, fastest", value=min(scoring), unit="ms"),
         Row(name=f"{name}: query, median", value=statistics.median(reading), unit="ms"),
-        Row(
-            name=f"{name}: rate",
-            value=cost * num_candidates / median / 1e6,
-            unit="GFLOP/s",
-        ),
+        Row(name=f"{name}: rate", value=cost * num_candidates / median / 1e6, unit="GFLOP/s"),
         Row(name=f"{name}: cost of a candidate", value=cost / 1e3, unit="kFLOP"),
     ]
 
@@ -120,15 +109,18 @@ def matmul_rate() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--seconds", type=float, default=3.0, help="of timing for each case")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     rows = [
-        Row(name="float32 product [300, 128] x [128, 128]", value=matmul_rate() / 1e9,
-            unit="GFLOP/s")
-    ]  # fmt: skip
+        Row(
+            name="float32 product [300, 128] x [128, 128]",
+            value=matmul_rate() / 1e9,
+            unit="GFLOP/s",
+        )
+    ]
     for trunk in get_args(Trunk):
         rows += rows_of(trunk, 300, arguments.seconds)
     rows += rows_of("sparse", 100, arguments.seconds)

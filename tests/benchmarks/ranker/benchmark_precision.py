@@ -8,7 +8,6 @@ that the float32 artefact serves, on requests not trained on.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from dataclasses import dataclass, replace
@@ -18,8 +17,9 @@ import torch
 from recsys.models.ranker.config import RankerConfig, at_equal_compute, flops_of
 from recsys.models.ranker.model import Ranker
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw, lr_at
-from tests.benchmarks.harness import Row, write_results
-from tests.benchmarks.ranker.benchmark_worlds import SPARSE, TEST_SHARE, moved
+from tests.benchmarks.harness import Row, command_line, write_results
+from tests.benchmarks.ranker.benchmark_worlds import SPARSE, TEST_SHARE
+from tests.benchmarks.ranker.world_training import on_device
 from tests.recsys.testing.ranking_worlds import RankingWorld, RankingWorldConfig, ranking_world
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -109,24 +109,36 @@ def rows_of(trunk: str, found: list[Found]) -> list[Row]:
         gains = [100 * (one.auc - full[one.seed].auc) for one in own]
         error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")
         rows += [
-            Row(name=f"{name}: mean AUC served", value=statistics.mean(o.auc for o in own),
-                unit=""),
-            Row(name=f"{name}: AUC minus float32's (+- {error:.3f})", value=statistics.mean(gains),
-                unit="points"),
-            Row(name=f"{name}: training against serving, mean distance of a probability",
-                value=statistics.mean(o.mean_gap for o in own), unit=""),
-            Row(name=f"{name}: training against serving, largest distance",
-                value=max(o.largest_gap for o in own), unit=""),
-            Row(name=f"{name}: step, median", value=statistics.median(o.step_ms for o in own),
-                unit="ms"),
-            Row(name=f"{name}: steps skipped for overflow", value=sum(o.skipped_steps for o in own),
-                unit="steps"),
-        ]  # fmt: skip
+            Row(name=f"{name}: mean AUC served", value=statistics.mean(o.auc for o in own)),
+            Row(
+                name=f"{name}: AUC minus float32's (+- {error:.3f})",
+                value=statistics.mean(gains),
+                unit="points",
+            ),
+            Row(
+                name=f"{name}: training against serving, mean distance of a probability",
+                value=statistics.mean(o.mean_gap for o in own),
+            ),
+            Row(
+                name=f"{name}: training against serving, largest distance",
+                value=max(o.largest_gap for o in own),
+            ),
+            Row(
+                name=f"{name}: step, median",
+                value=statistics.median(o.step_ms for o in own),
+                unit="ms",
+            ),
+            Row(
+                name=f"{name}: steps skipped for overflow",
+                value=sum(o.skipped_steps for o in own),
+                unit="steps",
+            ),
+        ]
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--requests", type=int, default=100_000)
@@ -144,7 +156,7 @@ def main() -> None:
             seed=arguments.first_seed + number, num_requests=arguments.requests
         )
         plain = ranking_world(config)
-        world = moved(plain, "cuda")
+        world = on_device(plain, "cuda")
         world = replace(world, content=plain.content)
         for trunk in arguments.trunks:
             base = at_equal_compute(sparse, world.inputs, trunk)

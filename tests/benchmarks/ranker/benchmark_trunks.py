@@ -42,7 +42,7 @@ from recsys.models.ease import EaseConfig
 from recsys.models.ranker.config import Trunk
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.run import device_named
-from tests.benchmarks.harness import device_name
+from tests.benchmarks.harness import command_line, device_name
 from tests.benchmarks.ranker.seeds import (
     CORRECTION,
     TRUNKS,
@@ -236,9 +236,7 @@ def prepare(name: str, directory: Path) -> None:
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--arrays", type=Path, help="prepared arrays of one data set")
     parser.add_argument("--prepare", help="preset whose arrays are made first")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])

@@ -6,7 +6,7 @@ Axes: U users, k candidates, T tasks.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from recsys.models.ranker.config import (
 )
 from recsys.models.ranker.model import Ranker
 from recsys.reproduction.fitting import QuietProgress
+from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.run import blended_by_halves, blended_in_parts, learned, moved, on_device
 from recsys.retrieval.blend.candidate_features import BASE, number_names, ranking_candidates
 from recsys.retrieval.blend.history_features import HISTORY_NUMBERS, HistoryFeatures
@@ -167,6 +168,19 @@ def scores_together(model: Ranker, logits: Tensor) -> Tensor:
     return scores
 
 
+def inputs_of(prepared: Prepared, tasks: Sequence[str], sources: Sequence[str]) -> RankerInputs:
+    """Sizes of what a ranker of a data set reads."""
+    return RankerInputs(
+        num_item_rows=prepared.num_item_rows,
+        tasks=tuple(tasks),
+        content_dim=prepared.catalogue.content.shape[1],
+        num_categories=prepared.num_categories,
+        user_features=dict(prepared.cardinalities),
+        candidate_dense=number_names(tuple(sources)),
+        base_number=BASE,
+    )
+
+
 class Seed:
     """What rankers of one seed learn from and are judged by."""
 
@@ -229,15 +243,7 @@ class Seed:
     def ranker(self, trunk: Trunk | None) -> Ranker:
         """Build an untrained ranker; None for a trunk that learns nothing."""
         prepared = self.data.prepared
-        sizes = RankerInputs(
-            num_item_rows=prepared.num_item_rows,
-            tasks=self.tasks,
-            content_dim=prepared.catalogue.content.shape[1],
-            num_categories=prepared.num_categories,
-            user_features=dict(prepared.cardinalities),
-            candidate_dense=number_names(self.blend.sources),
-            base_number=BASE,
-        )
+        sizes = inputs_of(prepared, self.tasks, self.blend.sources)
         torch.manual_seed(self.seed)
         config = at_equal_compute(self.recipe.ranker, sizes, trunk or "dense")
         model = Ranker(config, sizes, prepared.catalogue, self.before.item_counts)
@@ -275,31 +281,39 @@ class Seed:
             values.append(per_user(top, self.now["validation"].held_out.targets))
         return values[0], values[1]
 
+    def fit(
+        self, model: Ranker, loss_at: Callable[[int], Tensor], num_examples: int, held: Tensor
+    ) -> None:
+        """Train a ranker; the held-out users pick the pass."""
+        examples, targets = self.learned, self.before.held_out.targets.take(held)
+        top = TopK(*(part[held] for part in examples.candidates.top))
+
+        def evaluate(_: nn.Module) -> dict[str, float]:
+            scores = scores_together(model, logits_together(model, examples, held))
+            return {METRIC: float(per_user(ordered(top, scores), targets).mean())}
+
+        train(
+            model,
+            loss_at,
+            adamw(model, self.recipe.fit.optimizer),
+            self.recipe.fit.for_examples(num_examples),
+            evaluate=evaluate,
+            tracker=SilentTracker(),
+            progress=QuietProgress(),
+        )
+
     def trained(self, trunk: Trunk | None) -> tuple[Ranker, float]:
         """Train on nine users of ten; the tenth pick the pass."""
         model, fit = self.ranker(trunk), self.recipe.fit
-        examples, targets = self.learned, self.before.held_out.targets
+        examples = self.learned
         chosen, held = self.parts()
         begin = time.perf_counter()
         loss_at = ranker_loss(model, examples, chosen, fit, self.seed, self.device)
         if self.frozen_line and model.correction is not None:
             model.correction.requires_grad_(False)
         top = TopK(*(one[held] for one in examples.candidates.top))
-
-        def evaluate(_: nn.Module) -> dict[str, float]:
-            scores = scores_together(model, logits_together(model, examples, held))
-            return {METRIC: float(per_user(ordered(top, scores), targets.take(held)).mean())}
-
         if trunk is not None:
-            train(
-                model,
-                loss_at,
-                adamw(model, fit.optimizer),
-                fit.for_examples(len(chosen)),
-                evaluate=evaluate,
-                tracker=SilentTracker(),
-                progress=QuietProgress(),
-            )
+            self.fit(model, loss_at, len(chosen), held)
         logits = logits_together(model, examples, held)
         there = top.item_rows > 0
         model.eval().fit_calibration(

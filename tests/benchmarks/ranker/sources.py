@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipelines.ranking.earlier_sources import asked_at
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
-from recsys.data.held_out import HeldOut, concatenated, ragged
+from recsys.data.held_out import HeldOut
 from recsys.data.top_k import TopK
 from recsys.models.ease import Ease, EaseConfig
 from recsys.models.sequence.model import SequenceModel
@@ -94,14 +95,7 @@ class Data:
         if len(positions) > self.max_queries:
             rng = np.random.default_rng([seed, len(positions)])
             positions = np.sort(rng.choice(positions, self.max_queries, replace=False))
-        users = sequences.users_of(positions)
-        lengths = positions - sequences.offsets[users]
-        seen = concatenated(sequences.offsets[users], lengths)
-        return HeldOut(
-            positions=positions,
-            targets=ragged(np.asarray(sequences.item_rows[positions]), np.ones_like(positions)),
-            seen=ragged(np.asarray(sequences.item_rows[seen]), lengths),
-        )
+        return asked_at(sequences, positions)
 
     def judged(self, experiment: Experiment, split: str) -> HeldOut:
         """Take a split's questions, or so many as are judged."""

@@ -7,7 +7,6 @@ the same as any other for a flat one. All queries at once, results back in host 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -20,23 +19,12 @@ from recsys.kernels.topk_search.op import fused_top_k
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import build_index
-from tests.benchmarks.harness import Row, device_name, write_results
+from tests.benchmarks.harness import Row, command_line, device_name, median_seconds, write_results
 
 GPU = "faiss flat, GPU"
 CPU = "faiss flat, CPU"
 TIE = 1e-6
 """An item this close to the k-th best score counts as one of the best: a float32 sum's rounding."""
-
-
-def median_ms(search: Callable[[], object], repeats: int) -> float:
-    """Median time of a search that ends with its result in host memory."""
-    search()
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        search()
-        times.append(time.perf_counter() - begin)
-    return float(np.median(times) * 1e3)
 
 
 def matmul_top_k(queries: Tensor, items: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -75,7 +63,7 @@ def measured(num_rows: int, options: argparse.Namespace) -> list[Row]:
     times, recalls = {}, {}
 
     def measure(name: str, search: Callable[[], Tensor], repeats: int = 20) -> None:
-        times[name] = median_ms(search, repeats)
+        times[name] = median_seconds(search, repeats) * 1e3
         recalls[name] = recall(search(), queries_there, items_there, best)
         print(f"{num_rows:,} {name}: {times[name]:.1f} ms, {recalls[name]:.6f}", flush=True)
 
@@ -107,8 +95,8 @@ def measured(num_rows: int, options: argparse.Namespace) -> list[Row]:
                 name=f"{where}: {options.queries} queries",
                 value=value,
                 unit="ms",
-                peer=f"{CPU}, {times[CPU]:.4g} ms" if compared else None,
-                ratio=times[CPU] / value if compared else None,
+                peer=CPU if compared else None,
+                peer_value=times[CPU] if compared else None,
             )
         )
         held_to = name in (CPU, GPU)
@@ -116,7 +104,6 @@ def measured(num_rows: int, options: argparse.Namespace) -> list[Row]:
             Row(
                 name=f"{where}: recall@{k}",
                 value=recalls[name],
-                unit="",
                 goal="1.0" if held_to else None,
                 met=recalls[name] == 1.0 if held_to else None,
             )
@@ -125,9 +112,7 @@ def measured(num_rows: int, options: argparse.Namespace) -> list[Row]:
 
 
 def parsed_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--queries", type=int, default=512)

@@ -24,7 +24,7 @@ from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.index_recall import measure_recall, tune_effort
-from tests.benchmarks.harness import Row, write_results
+from tests.benchmarks.harness import Row, command_line, write_results
 
 KINDS = ("flat", "hnsw", "ivf_sq8")
 
@@ -163,9 +163,7 @@ def table(header: list[str], lines: list[list[str]]) -> str:
 
 
 def parsed_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="size of the large catalogue")
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--queries", type=int, default=1000)
@@ -195,7 +193,6 @@ def main() -> None:
                     Row(
                         name=f"{vectors.name}, {kind}: {name}",
                         value=value,
-                        unit="",
                         goal=">= 0.99 at the chosen setting" if is_recall else None,
                         met=reached if is_recall else None,
                     )
@@ -205,9 +202,7 @@ def main() -> None:
         batched = queries_per_second(
             lambda v=vectors: exact_top_k(v.queries, v.items, 100), len(vectors.queries)
         )
-        rows.append(
-            Row(name=f"{vectors.name}, exact.py: queries/s batched", value=batched, unit="")
-        )
+        rows.append(Row(name=f"{vectors.name}, exact.py: queries/s batched", value=batched))
     mask_header = ["rows", "kind", "mask", "allowed", "recall@100", "ms by index", "ms exact"]
     notes = f"""
 {__doc__}

@@ -7,7 +7,6 @@ cuda`` the masks are timed as calls and as replays of a CUDA graph.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
 from recsys.semantic_ids.trie import Restriction, Trie
-from tests.benchmarks.harness import Row, device_name, write_results
+from tests.benchmarks.harness import Row, command_line, device_name, timed, write_results
 
 NUM_BEAMS = 512
 ALLOWED_SHARE = 0.1
@@ -96,16 +95,8 @@ def mask_rows(
             name += ", in a CUDA graph"
         else:
             value = median_seconds(calls, trie.device) * 1e6
-        rows.append(Row(name=name, value=value, unit="us", goal=limit, met=value <= goal))
+        rows.append(Row(name=name, value=value, unit="us", goal=limit, at_most=goal))
     return rows
-
-
-def seconds(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin
 
 
 def rows_of(
@@ -115,7 +106,7 @@ def rows_of(
     shape = f"{len(level_sizes)} x {level_sizes[0]}, {'even' if power == 1 else 'skewed'}"
     on_device = codes.to(device)
     Trie.build(on_device[:1000], level_sizes)
-    build = seconds(lambda: Trie.build(on_device, level_sizes))
+    build = timed(lambda: Trie.build(on_device, level_sizes))[0]
     trie = Trie.build(on_device, level_sizes)
     per_item = trie.num_bytes / num_items
     mask = ItemMask(np.random.default_rng(0).random(trie.num_item_rows) < ALLOWED_SHARE)
@@ -124,16 +115,12 @@ def rows_of(
     restrict = median_seconds([lambda: trie.restrict_rows(allowed)], device) * 1e3
     few = torch.arange(1, 10_001)
     smaller = trie.remove(few)
-    removing = seconds(lambda: trie.remove(few))
-    adding = seconds(lambda: smaller.add(codes[:10_000], few))
+    removing = timed(lambda: trie.remove(few))[0]
+    adding = timed(lambda: smaller.add(codes[:10_000], few))[0]
     rows = [
-        Row(name=f"{shape}: build", value=build, unit="s", goal="<= 5 s", met=build <= 5),
+        Row(name=f"{shape}: build", value=build, unit="s", at_most=5),
         Row(
-            name=f"{shape}: memory",
-            value=per_item,
-            unit="bytes an item",
-            goal="<= 64",
-            met=per_item <= 64,
+            name=f"{shape}: memory", value=per_item, unit="bytes an item", goal="<= 64", at_most=64
         ),
         Row(name=f"{shape}: restrict by an item mask, once a request", value=restrict, unit="ms"),
         Row(name=f"{shape}: add 10,000 items", value=adding, unit="s"),
@@ -145,7 +132,7 @@ def rows_of(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--num-items", type=int, default=1_000_000)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()

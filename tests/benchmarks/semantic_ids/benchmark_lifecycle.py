@@ -7,7 +7,6 @@ of clusters. The refit sees 90% of the items; shares are over those.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +22,7 @@ from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import KeptShares, align, append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from recsys.semantic_ids.version_store import VersionStore
-from tests.benchmarks.harness import Row, write_results
+from tests.benchmarks.harness import Row, command_line, write_results
 
 NUM_NEW = 10_000
 REFIT_SHARE = 0.9
@@ -104,15 +103,14 @@ def share_rows(label: str, kept: KeptShares, goal: float | None) -> list[Row]:
         Row(
             name=f"{label}: full IDs kept",
             value=kept.full,
-            unit="",
             goal=None if goal is None else f">= {goal:g}",
             met=None if goal is None else kept.full >= goal,
         )
     ]
     for level, (alone, prefix) in enumerate(zip(kept.per_level, kept.per_prefix, strict=True)):
-        rows.append(Row(name=f"{label}: codes of level {level} kept", value=alone, unit=""))
+        rows.append(Row(name=f"{label}: codes of level {level} kept", value=alone))
         if 0 < level < len(kept.per_level) - 1:
-            rows.append(Row(name=f"{label}: prefixes to level {level} kept", value=prefix, unit=""))
+            rows.append(Row(name=f"{label}: prefixes to level {level} kept", value=prefix))
     return rows
 
 
@@ -140,9 +138,7 @@ def align_rows(vectors: Tensor) -> list[Row]:
             seconds = time.perf_counter() - begin
             label = f"{method}, {name}"
             rows += share_rows(label, found.kept, goal)
-            rows.append(
-                Row(name=f"{label}: full IDs kept without align", value=found.before.full, unit="")
-            )
+            rows.append(Row(name=f"{label}: full IDs kept without align", value=found.before.full))
             rows.append(Row(name=f"{label}: align", value=seconds, unit="s"))
     return rows
 
@@ -154,7 +150,7 @@ def ids_of(quantizer: ResidualKMeans, vectors: Tensor, method: str) -> SemanticI
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--vectors", type=Path, help=".npy of content vectors")
     parser.add_argument("--num-items", type=int, default=1_000_000)
     arguments = parser.parse_args()

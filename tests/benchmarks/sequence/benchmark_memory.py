@@ -19,15 +19,13 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.model import SequenceConfig, SequenceModel
 from recsys.training.optim import AdamWConfig, adamw
-from tests.benchmarks.harness import Row, write_results
+from tests.benchmarks.harness import Row, command_line, write_results
 
 GOAL_GIB = 24
 
 
 def parsed_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--length", type=int, default=50)
@@ -74,13 +72,7 @@ def main() -> None:
     kind = "full softmax" if options.negatives is None else f"{options.negatives} uniform draws"
     label = f"{options.items} items x {options.dim}, {options.batch} x {options.length}, {kind}"
     rows = [
-        Row(
-            name=f"{label}: peak memory",
-            value=peak,
-            unit="GiB",
-            goal=f"<= {GOAL_GIB} GiB",
-            met=peak <= GOAL_GIB,
-        ),
+        Row(name=f"{label}: peak memory", value=peak, unit="GiB", at_most=GOAL_GIB),
         Row(name=f"{label}: last step", value=seconds, unit="s"),
     ]
     name = "memory" if options.negatives is None else "memory_sampled"

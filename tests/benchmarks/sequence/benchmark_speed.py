@@ -35,7 +35,7 @@ from pipelines.inputs.tensors import read_inputs
 from pipelines.presets import PRESETS
 from pipelines.presets.resolve import with_dataset
 from pipelines.stages.list import STAGES
-from tests.benchmarks.harness import Row, write_results
+from tests.benchmarks.harness import Row, command_line, write_results
 
 PEERS = Path(__file__).parent / "peers"
 GOALS = {"recbole": 10.0, "rectools": 2.0}
@@ -69,9 +69,7 @@ class Trainee:
 
 
 def parsed_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--recbole", type=Path, help="python of RecBole's environment")
     parser.add_argument("--rectools", type=Path, help="python of RecTools' environment")
     parser.add_argument("--share", type=float, default=0.1, help="of the users, evenly spaced")
@@ -139,22 +137,18 @@ def compared(ours: Trainee, peer: Trainee) -> list[Row]:
             name=f"{peer.name}: an epoch, median of {len(peer.seconds)}",
             value=statistics.median(peer.seconds),
             unit="s",
-            peer=f"ours {statistics.median(ours.seconds):.2f} s",
-            ratio=statistics.median(peer.seconds) / statistics.median(ours.seconds),
+            ours=statistics.median(ours.seconds),
         ),
         Row(
             name=f"{peer.name}: training until NDCG@10 {target:.4f}, the lower of both bests",
             value=theirs,
             unit="s",
-            peer=f"ours {mine:.1f} s",
-            ratio=theirs / mine,
-            goal=f">= {goal:g}x",
-            met=theirs / mine >= goal,
+            ours=mine,
+            min_ratio=goal,
         ),
         Row(
             name=f"{peer.name}: best NDCG@10 of {len(peer.ndcg)} epochs",
             value=max(peer.ndcg),
-            unit="",
             peer=f"ours {max(ours.ndcg):.4f} of {len(ours.ndcg)}",
         ),
     ]

@@ -6,7 +6,6 @@ this checkout helps; pip may use the machine's download cache.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.benchmarks.harness import Row, current_commit, write_results
+from tests.benchmarks.harness import Row, command_line, current_commit, write_results
 
 ROOT = Path(__file__).parents[3]
 GOALS = {"install": 6 * 60, "demo": 5 * 60, "test": 15 * 60}
@@ -29,7 +28,7 @@ def seconds_of(verb: str, clone: Path, environment: dict[str, str]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--verbs", nargs="+", default=list(GOALS), choices=list(GOALS))
     arguments = parser.parse_args()
     rows = []

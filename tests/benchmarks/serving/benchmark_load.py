@@ -12,13 +12,8 @@ import argparse
 import asyncio
 import json
 import os
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +25,8 @@ from serving.bundle.manifest import publish
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
-from tests.benchmarks.harness import Row, write_results
+from tests.benchmarks.harness import Row, command_line, write_results
+from tests.benchmarks.serving.server import serving
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 DEMO_SIZE = SyntheticSize(
@@ -42,35 +38,6 @@ DEMO_SIZE = SyntheticSize(
     history_models=True,
 )
 LARGE_CATALOGUE = 100_000
-SERVE = "from serving.app import serve; from serving.settings import Settings;"
-SERVE += "serve(Settings.from_environment())"
-
-
-@contextmanager
-def serving(bundles_dir: Path, profile: str) -> Iterator[int]:
-    """Run a server in a process of its own; give its port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "RECSYS_BUNDLES": str(bundles_dir),
-        "RECSYS_PORT": str(port),
-        "RECSYS_PROFILE": profile,
-        "OMP_NUM_THREADS": "1",
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE], env=environment, stderr=subprocess.DEVNULL
-    )
-    try:
-        for _ in range(600):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
 
 
 class Connection:
@@ -158,9 +125,7 @@ def in_process(recommender: Recommender, k: int, count: int) -> np.ndarray:
 
 
 def parsed_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--bundles", type=Path, help="folder with current; else made-up bundles")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each loop")
     parser.add_argument("-k", type=int, default=20, help="list length")
@@ -183,7 +148,7 @@ def measure_server(bundles_dir: Path, profile: str, options: argparse.Namespace)
     """Time a server of a profile."""
     user_ids = list(load_bundle(bundles_dir / "current").users.user_ids)[1:]
     asked, rows, peak = bodies(user_ids, 5_000, options.k), [], 0.0
-    with serving(bundles_dir, profile) as port:
+    with serving(bundles_dir, RECSYS_PROFILE=profile, OMP_NUM_THREADS="1") as port:
         asyncio.run(closed_loop(port, asked, 4, 2.0))
         for connections in (1, 16):
             rate, latencies = asyncio.run(closed_loop(port, asked, connections, options.seconds))

@@ -7,27 +7,18 @@ Server and browser share this machine's cores. Needs chromium and playwright.
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from serving.bundle.manifest import publish
-from tests.benchmarks.harness import Row, write_results
-from tests.benchmarks.serving.benchmark_load import DEMO_SIZE, serving
+from tests.benchmarks.harness import Row, command_line, write_results
+from tests.benchmarks.serving.benchmark_load import DEMO_SIZE
+from tests.benchmarks.serving.server import CHROMIUM, chromium, serving
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
 # When the second frame after the change begins, what changed has been painted.
 CLICK = """(place) => new Promise((done) => {
@@ -77,32 +68,29 @@ def clicks(browser: Browser, address: str, users: int, per_user: int) -> list[fl
 
 def row(name: str, values: list[float], share: float, bound: float | None) -> Row:
     value = float(np.quantile(values, share))
-    goal, met = (None, None) if bound is None else (f"<= {bound:g} ms", value <= bound)
-    return Row(name=name, value=value, unit="ms", goal=goal, met=met)
+    return Row(name=name, value=value, unit="ms", at_most=bound)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--bundles", type=Path, help="by default a made-up one of the demo's size")
-    parser.add_argument("--chromium", default=shutil.which("chromium"))
+    parser.add_argument("--chromium", default=CHROMIUM)
     parser.add_argument("--paints", type=int, default=20)
     parser.add_argument("--users", type=int, default=5)
     parser.add_argument("--clicks", type=int, default=12, help="for each user")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as scratch, chromium(arguments.chromium) as browser:
         bundles = arguments.bundles
         if bundles is None:
             bundles = Path(scratch)
             write_synthetic_bundle(bundles, "v1", DEMO_SIZE)
             publish(bundles, "v1")
-        browser = playwright.chromium.launch(executable_path=arguments.chromium, args=FLAGS)
-        with serving(bundles) as port:
+        with serving(bundles, OMP_NUM_THREADS="1") as port:
             address = f"http://127.0.0.1:{port}/"
             first_paints(browser, address, 1)
             paints, lists = first_paints(browser, address, arguments.paints)
             taken = clicks(browser, address, arguments.users, arguments.clicks)
         version = browser.version
-        browser.close()
     rows = [
         row("first contentful paint, median", paints, 0.5, 300),
         row("first contentful paint, worst", paints, 1.0, 300),

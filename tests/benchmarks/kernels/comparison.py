@@ -1,0 +1,115 @@
+"""What the benchmarks of kernels share: skewed ids, errors, times of a step, rows of a peer."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recsys.kernels.measure import median_ms, peak_bytes
+from tests.benchmarks.harness import Row
+
+
+class StepTimes(NamedTuple):
+    """Milliseconds of a forward and of both, and bytes that both add at their peak."""
+
+    forward: float
+    both: float
+    peak: int
+
+
+class BagShape(NamedTuple):
+    """Tables of one size, and a batch of bags of one length for each."""
+
+    name: str
+    tables: int
+    rows: int
+    dim: int
+    batch: int
+    length: int
+    dtype: torch.dtype
+
+
+def zipf_ids(num_rows: int, count: int, alpha: float, generator: torch.Generator) -> Tensor:
+    """Draw Zipf ids with exponent alpha, ranks scattered over the rows; uniform for 0."""
+    device = generator.device
+    if alpha == 0:
+        return torch.randint(num_rows, (count,), generator=generator, device=device)
+    weights = torch.arange(1, num_rows + 1, device=device, dtype=torch.float64)
+    cdf = weights.pow(-alpha).cumsum(0)
+    draws = torch.rand(count, generator=generator, device=device, dtype=torch.float64) * cdf[-1]
+    rank = torch.searchsorted(cdf, draws).clamp_max(num_rows - 1)
+    return (rank * 2_654_435_761) % num_rows
+
+
+def largest_error(found: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
+    """Largest difference of results and gradients, each by its largest true value."""
+    return max(
+        float((a.detach().double() - b.detach()).abs().max() / b.detach().abs().max())
+        for a, b in zip(found, truth, strict=True)
+    )
+
+
+def step_times(forward: Callable[[], Tensor], leaves: list[Tensor], grad: Tensor) -> StepTimes:
+    def without_graph() -> None:
+        with torch.no_grad():
+            forward()
+
+    def both() -> None:
+        torch.autograd.grad(forward(), leaves, grad)
+
+    return StepTimes(median_ms([without_graph]), median_ms([both]), peak_bytes(both))
+
+
+def beside_peer(
+    name: str, ms: float, peer: str, peer_ms: float | None, min_ratio: float | None = None
+) -> Row:
+    """Milliseconds beside a peer's, or alone where it has none."""
+    return Row(
+        name=name,
+        value=ms,
+        unit="ms",
+        peer=peer if peer_ms else None,
+        peer_value=peer_ms or None,
+        min_ratio=min_ratio,
+    )
+
+
+def step_rows(
+    case: str, ours: StepTimes, peer: str, theirs: StepTimes, min_ratio: float | None = None
+) -> list[Row]:
+    """Hold the times and the memory of a step against a peer's."""
+    pairs = (("forward", ours[0], theirs[0]), ("forward + backward", ours[1], theirs[1]))
+    times = [
+        beside_peer(f"{case}: {what}", own, peer, other, min_ratio) for what, own, other in pairs
+    ]
+    memory = Row(
+        name=f"{case}: peak memory of a step",
+        value=ours.peak / 2**20,
+        unit="MiB",
+        peer=peer,
+        peer_value=theirs.peak / 2**20,
+    )
+    return [*times, memory]
+
+
+def error_row(case: str, error: float, limit: float, against: str = "float64") -> Row:
+    name = f"{case}: worst error against {against}"
+    return Row(name=name, value=error, goal=f"< {limit:g}", met=error < limit)
+
+
+def geometric_mean_row(what: str, ratios: Sequence[float], at_least: float | None) -> Row:
+    value = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    name = f"geometric mean of {len(ratios)} cases, {what} (worst {min(ratios):.2f}x)"
+    return Row(name=name, value=value, unit="x", ratio=value, at_least=at_least)
+
+
+def free_memory() -> None:
+    """Give back what the last case left on the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,56 @@
+"""Training of rankers on worlds with a known truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from recsys.data.batch import Jagged
+from recsys.models.ranker.batch import Feedback, RankingBatch
+from recsys.models.ranker.model import Ranker
+from recsys.reproduction.fitting import QuietProgress
+from recsys.training.loop import TrainConfig, train
+from recsys.training.optim import AdamWConfig, adamw
+from recsys.training.progress import SilentTracker
+from tests.recsys.testing.ranking_worlds import RankingWorld
+
+Loss = Callable[[RankingBatch, Feedback], Tensor]
+
+
+def on_device(world: RankingWorld, device: str) -> RankingWorld:
+    tensors = {
+        name: value.to(device)
+        for name, value in vars(world).items()
+        if isinstance(value, torch.Tensor | Jagged)
+    }
+    return replace(world, **tensors)
+
+
+def train_on_requests(
+    world: RankingWorld,
+    model: Ranker,
+    loss: Loss,
+    config: TrainConfig,
+    *,
+    num_requests: int,
+    batch_size: int,
+    device: str = "cpu",
+) -> None:
+    """Train on batches drawn from the first requests of a world, by the world's seed."""
+    draws = torch.Generator(device).manual_seed(world.config.seed)
+
+    def loss_at(_: int) -> Tensor:
+        drawn = torch.randint(num_requests, (batch_size,), generator=draws, device=device)
+        return loss(*world.batch(drawn))
+
+    train(
+        model,
+        loss_at,
+        adamw(model, AdamWConfig(tables="dense")),
+        config,
+        tracker=SilentTracker(),
+        progress=QuietProgress(),
+    )

@@ -1,0 +1,70 @@
+"""A server in a process of its own, and a browser, for benchmarks of what is served."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, sync_playwright
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-sync"]
+SERVE = "from serving.app import serve; from serving.settings import Settings;"
+SERVE += "serve(Settings.from_environment())"
+TIMEOUT_SECONDS = 120.0
+
+
+@contextmanager
+def serving(bundles_dir: Path, **settings: str) -> Iterator[int]:
+    """Run a server with settings of its environment; give its port once it answers."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {"RECSYS_BUNDLES": str(bundles_dir), "RECSYS_PORT": str(port), **settings}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE],
+        env={**os.environ, **environment},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while reply_of(port, "/readyz") is None:
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise RuntimeError("the server does not answer")
+            time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def reply_of(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
+    """Reply of the server as JSON; None without one, or where it is an error."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", data=data, headers={"content-type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return json.loads(reply.read())
+    except (urllib.error.URLError, ConnectionError):
+        return None
+
+
+@contextmanager
+def chromium(path: str | None) -> Iterator[Browser]:
+    """Run a headless browser."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
