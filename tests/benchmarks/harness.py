@@ -154,7 +154,7 @@ def alternating_ms(
 ) -> dict[str, float]:
     """Median milliseconds of calls that take turns, so that whatever slows the machine slows all.
 
-    They go on for ``seconds`` and for at least ``rounds``.
+    They repeat for ``seconds`` and for at least ``rounds``.
     """
     for _ in range(warmup):
         for call in calls.values():

@@ -4,9 +4,9 @@ On a synthetic world of four domains with conflicting tastes, or on prepared dat
 one item space. For each domain and seed, N@10 among the domain's items, history left out, of: the
 shared model, trained on all domains; a model of the domain's events and items alone; the shared
 model fine-tuned whole; its adapters. The part ``new`` takes each domain in turn out of the base and
-adapts that to 100 users of it. All are picked by half of the validation users and told of the other
-half; with ``--split test`` by all validation users and told of test users, which is a look for the
-ledger.
+adapts that to 100 users of it. All are picked by half of the validation users and reported on the
+other half; with ``--split test`` picked by all validation users and reported on test users, which
+is a look for the ledger.
 
     python -m tests.benchmarks.adapters.benchmark_quality --data synthetic
     python -m tests.benchmarks.adapters.benchmark_quality --data FOLDER --device cuda
@@ -51,7 +51,7 @@ from tests.benchmarks.adapters.domains import (
     prepared,
     synthetic,
 )
-from tests.benchmarks.adapters.plans import REAL, SYNTHETIC, Plan, Plans, shortened, told_of
+from tests.benchmarks.adapters.plans import REAL, SYNTHETIC, Plan, Plans, protocol_of, shortened
 from tests.benchmarks.adapters.tables import rows_of
 from tests.benchmarks.adapters.training import fit, groups_of
 from tests.benchmarks.harness import command_line, device_name, write_results
@@ -75,16 +75,18 @@ class Settings:
     raw: Path | None
 
     def judges(self, data: Data, domain: int) -> tuple[Judge, Judge]:
-        """Who picks, and who is told of."""
+        """Judges that select, and that report."""
         sequences = data.sequences
         if self.split == "test":
             picks = Judge(data, sequences, domain, self.device)
             return picks, Judge(data, sequences, domain, self.device, split="test")
-        picks, told = (Judge(data, sequences, domain, self.device, half=half) for half in (0, 1))
-        return picks, told
+        picks, reported = (
+            Judge(data, sequences, domain, self.device, half=half) for half in (0, 1)
+        )
+        return picks, reported
 
     def note(self, **found: Any) -> None:
-        """Write what was found, so that a run that is cut short has told of it."""
+        """Write what was found, so that a run that is cut short leaves it."""
         line = json.dumps({"seed": self.seed, "split": self.split, **found})
         print(line[:400], flush=True)
         if self.raw:
@@ -178,12 +180,12 @@ class Ground:
                 rank=plan.rank,
                 alpha=plan.alpha,
                 dropout=plan.dropout,
-                # What is too large is told of.
+                # An adapter that is too large is refused.
                 max_share=1.0,
             )
             rows = torch.from_numpy(np.flatnonzero(self.data.own(self.domain)))
             adapter = LoraAdapter(
-                model, config, base_digest="not asked", rows=dict.fromkeys(plan.tables, rows)
+                model, config, base_digest="not checked", rows=dict.fromkeys(plan.tables, rows)
             )
             if plan.centred:
                 centre_items(model, adapter, rows, plan.centred)
@@ -199,30 +201,30 @@ class Ground:
 def own_model(settings: Settings, domain: int, plan: Plan) -> tuple[float, Gains]:
     """Train on the domain's events and items alone."""
     part, _ = cut(settings.data, [domain])
-    picks, told = settings.judges(part, domain)
+    picks, reported = settings.judges(part, domain)
     begin = time.perf_counter()
     model = built(part, settings)
     groups = groups_of(part, part.sequences, [domain], plan, model)
     fit(model, model, groups, plan, picks, settings.seed)
     seconds = time.perf_counter() - begin
-    return settings.noted("own", domain, plan, picks(model), told.gains(model), seconds=seconds)
+    return settings.noted("own", domain, plan, picks(model), reported.gains(model), seconds=seconds)
 
 
 def adapted_model(settings: Settings, domain: int, kind: str, plan: Plan) -> tuple[float, Gains]:
     """Adapt the shared model, whole or by low rank."""
     ground = Ground(settings, domain, settings.base_file())
-    picks, told = settings.judges(settings.data, domain)
+    picks, reported = settings.judges(settings.data, domain)
     begin = time.perf_counter()
     model, share = ground.adapted(plan, settings.data.sequences, picks)
     seconds = time.perf_counter() - begin
-    found = picks(model), told.gains(model)
+    found = picks(model), reported.gains(model)
     return settings.noted(kind, domain, plan, *found, seconds=seconds, share=share)
 
 
 def shared_model(settings: Settings, domain: int) -> tuple[float, Gains]:
     ground = Ground(settings, domain, settings.base_file())
-    picks, told = settings.judges(settings.data, domain)
-    return settings.noted("shared", domain, None, picks(ground.base), told.gains(ground.base))
+    picks, reported = settings.judges(settings.data, domain)
+    return settings.noted("shared", domain, None, picks(ground.base), reported.gains(ground.base))
 
 
 Tries = dict[str, list[list[Future[Any]]]]
@@ -294,8 +296,8 @@ def newly_met(settings: Settings, domain: int) -> None:
     shared_base(settings, domain)
     ground = Ground(settings, domain, settings.base_file(domain))
     data = settings.data
-    others, told = settings.judges(data, domain)
-    before = told.gains(ground.base)
+    others, reported = settings.judges(data, domain)
+    before = reported.gains(ground.base)
     known = {"base": float(before.mean()), "others before": others(ground.base)}
     for number, plan in enumerate(settings.plans.fresh):
         for draw in range(NUM_DRAWS):
@@ -303,7 +305,7 @@ def newly_met(settings: Settings, domain: int) -> None:
             begin = time.perf_counter()
             model, share = ground.adapted(plan, few, None)
             seconds = time.perf_counter() - begin
-            gains = told.gains(model)
+            gains = reported.gains(model)
             settings.note(
                 kind="new",
                 domain=data.names[domain],
@@ -380,7 +382,7 @@ def main() -> None:
     ]
     name = chosen.name or f"quality_{kind}" + ("_test" if chosen.split == "test" else "")
     rows, seeds = rows_of(lines)
-    notes = told_of(plans, split=chosen.split, users=chosen.users, num_seeds=len(seeds))
+    notes = protocol_of(plans, split=chosen.split, users=chosen.users, num_seeds=len(seeds))
     names = {one["name"] for one in lines if one["kind"] == "device"}
     write_results(name, rows, notes=notes, device=", ".join(sorted(names)))
 

@@ -4,16 +4,16 @@ Beside the base alone (goal: at most 10% slower) and beside three calls (goal: 3
 throughput), one a domain, in the ways there are to make them:
 
 - a third of the rows each through weights that each domain's adapter was merged into beforehand, a
-  model a domain, the batch parted and the answers put in order by nobody: the least that three
+  model a domain, the batch split and the outputs left unordered: the least that three
   calls can cost;
-- the same from requests to answers: both ways begin with histories as lists on the host, make
-  batches of them, and end with the answers in the requests' order;
+- the same from requests to outputs: both ways begin with histories as lists on the host, make
+  batches of them, and end with the outputs in the requests' order;
 - a third of the rows each through the one model, each adapter attached in turn, as PEFT switches;
 - a third of the rows each through the one model, each adapter merged in turn and taken out again;
 - the whole batch through each adapter's merged weights.
 
 On a GPU all is timed twice, called from Python on batches that lie there, and as CUDA graphs with
-batches from the host, which a replay copies; base, mixed batch and three calls alike. Rounds of
+batches from the host, which a replay copies; base, mixed batch and three calls. Rounds of
 all variants alternate, the median counts. Outputs are checked first; where they differ nothing is
 timed.
 
@@ -169,7 +169,7 @@ class Variants:
         return [one[rows] for one, rows in zip(whole, self.rows, strict=True)]
 
     def joined(self, parts: list[Tensor]) -> Tensor:
-        """Put the answers in the mixed batch's order."""
+        """Put the outputs in the mixed batch's order."""
         out = parts[0].new_empty(self.batch.batch_size, parts[0].shape[1])
         for rows, part in zip(self.rows, parts, strict=True):
             out[rows] = part
@@ -248,7 +248,7 @@ def beside(name: str, value: float, base: float) -> Row:
 
 THREE = {
     "three_calls": "three calls of thirds, a merged model a domain",
-    "three_requests": "three calls of thirds, from requests to answers",
+    "three_requests": "three calls of thirds, from requests to outputs",
     "three_merges": "three calls of thirds, each adapter merged and taken out",
     "three_attached": "three calls of thirds, each adapter attached and detached",
     "three_whole": "three calls of the whole batch",

@@ -1,4 +1,4 @@
-"""How ``benchmark_lora_quality.py`` trains: by what validation liked, of the data it is for."""
+"""How ``benchmark_quality.py`` trains: by what validation liked, of the data it is for."""
 
 from __future__ import annotations
 
@@ -125,12 +125,12 @@ REAL = Plans(
 )
 
 
-def told_of(plans: Plans, *, split: str, users: int | None, num_seeds: int) -> str:
+def protocol_of(plans: Plans, *, split: str, users: int | None, num_seeds: int) -> str:
     """Say how the numbers of a table came about."""
     some = plans.adapters["lora"]
     judged = {
-        "validation": "Picked on half of the validation users, told of the other half",
-        "test": "Picked on validation, told of test users",
+        "validation": "Picked on half of the validation users, reported on the other half",
+        "test": "Picked on validation, reported on test users",
     }[split]
     full = " or ".join(f"{one.epochs:g} at {one.learning_rate:g}" for one in plans.full)
     low = " or ".join(f"{one.epochs:g} at {one.learning_rate:g} (rank {one.rank})" for one in some)

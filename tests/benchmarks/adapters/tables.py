@@ -1,4 +1,4 @@
-"""Rows of the table of ``benchmark_lora_quality.py``: means over seeds, by domain and over them.
+"""Rows of the table of ``benchmark_quality.py``: means over seeds, by domain and over them.
 
 Differences are of the same users. The standard error over seeds tells how far training by another
 seed would lead; that over users, of one seed, how far other users would.
@@ -143,14 +143,14 @@ def goals_of(
 
 
 def new_rows(lines: Lines) -> list[Row]:
-    """Tell of each new domain by the plan that gained most when the other domains were new.
+    """Report each new domain by the plan that gained most when the other domains were new.
 
     One of 100 users has nobody to choose a plan by, so validation users of the others do.
     """
     rows: list[Row] = []
     names = list(dict.fromkeys(one["domain"] for one in lines))
     numbers = sorted({one["number"] for one in lines})
-    told = {
+    reported = {
         number
         for number in numbers
         if {one["domain"] for one in lines if one["number"] == number} == set(names)
@@ -164,12 +164,12 @@ def new_rows(lines: Lines) -> list[Row]:
                     if one["number"] == number and one["domain"] != name
                 ]
             )
-            for number in told
+            for number in reported
         }
         chosen = max(gains, key=lambda number: float(gains[number]))
         of_plan = {
             number: [one for one in lines if (one["domain"], one["number"]) == (name, number)]
-            for number in told
+            for number in reported
         }
         rows += rows_of_new(name, of_plan[chosen], of_plan)
     return rows

@@ -1,4 +1,4 @@
-"""Training of shared, own, fine-tuned and adapted models, for ``benchmark_lora_quality.py``.
+"""Training of shared, own, fine-tuned and adapted models, for ``benchmark_quality.py``.
 
 Axes: W windows, S steps.
 """

@@ -8,8 +8,8 @@ ranked, history left out. Both texts are encoded by MiniLM in the same run.
 
 Encoders: the second-last event of each user is looked for among the neighbours of the event before.
 
-Answers and vectors come from --cache where it has them, else they are made, which for SmolLM2 takes
-hours on 2 cores and under 3 minutes on an H200.
+The language model's outputs and vectors come from --cache where it has them, else they are made,
+which for SmolLM2 takes hours on 2 cores and under 3 minutes on an H200.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Rows = NDArray[np.int64]
 
 def parsed_arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--cache", type=Path, required=True, help="folder of answers and vectors")
+    parser.add_argument("--cache", type=Path, required=True, help="folder of outputs and vectors")
     parser.add_argument("--cold", type=int, default=500, help="cold items a draw")
     parser.add_argument("--draws", type=int, default=10, help="draws of cold items")
     parser.add_argument("--device", default="auto")
@@ -187,7 +187,7 @@ def main() -> None:
     notes = f"""
 Amazon Beauty, {len(texts):,} items with {np.mean([len(t.split()) for t in texts]):.1f} words each,
 {len(users):,} users, last events never read. Enrichment by SmolLM2-135M (Q4_1), one attempt an
-item. The answers behind the committed numbers were written in batches on one H200: 12,101 items in
+item. The outputs behind the committed numbers were written in batches on one H200: 12,101 items in
 161 s, weights read included (75 items/s, 17.5M tokens read, 0.84M written). Cold: recall over
 {options.draws} draws, full catalogue ranked. Centred: the mean of all vectors is subtracted.
 """

@@ -5,7 +5,7 @@ learns from labels alone, from its teacher's logits too, or, without a teacher, 
 negatives are softened by what a first run of itself believes (self-auxiliary). N@10 is of the shown
 items, by feedback drawn anew for all of them as examined, the mean over tasks; AUC as of
 ``RankingWorld.aucs``. Latency is of 300 candidates of one request on one core. With ``--arrays``,
-of ``benchmark_ranker``, several wide rankers teach one over a real data set's blend.
+of ``ranker.benchmark_trunks``, several wide rankers teach one over a real data set's blend.
 
     python -m tests.benchmarks.distillation.benchmark_rankers --raw a.json
     python -m tests.benchmarks.distillation.benchmark_rankers --table --raw a.json
@@ -83,8 +83,8 @@ def by_teacher(teacher: Ranker, soft_share: float) -> Loss:
 
     def loss(model: Ranker, batch: RankingBatch, feedback: Feedback) -> Tensor:
         with torch.no_grad():
-            said = teacher(batch).logits
-        return distillation_loss(model, said, batch, feedback, config)
+            logits = teacher(batch).logits
+        return distillation_loss(model, logits, batch, feedback, config)
 
     return loss
 
@@ -123,7 +123,7 @@ def fit(world: RankingWorld, config: RankerConfig, loss: Loss, seed: int, steps:
 
 
 @torch.no_grad()
-def told(world: RankingWorld, model: Ranker, seed: int) -> dict[str, float]:
+def measured(world: RankingWorld, model: Ranker, seed: int) -> dict[str, float]:
     """Give N@10 and AUC on the requests that nobody learned from."""
     count = world.config.num_requests
     test = torch.arange(round(count * (1 - TEST_SHARE)), count)
@@ -156,7 +156,7 @@ def run(seed: int, steps: int, requests: int) -> dict[str, Any]:
     }
     return {
         name: {
-            **told(world, model, seed),
+            **measured(world, model, seed),
             "num_parameters": sum(one.numel() for one in model.parameters()),
         }
         for name, model in found.items()
@@ -218,8 +218,8 @@ def write_table(paths: list[Path], arrays: Path | None, members: int) -> None:
     if worlds:
         table += rows_of(worlds, latencies(), "planted worlds")
         notes.append(
-            f"{len(worlds)} planted worlds of 60,000 requests, 2,000 steps of 256; learned and "
-            f"told on the world, nothing was picked on its test requests. A request has "
+            f"{len(worlds)} planted worlds of 60,000 requests, 2,000 steps of 256; trained "
+            f"and evaluated on the world, nothing was picked on its test requests. A request has "
             f"{NUM_CANDIDATES} candidates."
         )
     if real:

@@ -1,8 +1,8 @@
-"""What one request takes of a teacher or a student of ``benchmark_distillation.py``, as served.
+"""What one request takes of a teacher or a student of ``benchmark_retrievers.py``, as served.
 
 Vectors of the catalogue are made before any request and laid out by columns, as a server does.
 What a request takes does not depend on trained weights, so models are as large as those that were
-trained, and not trained again; neighbours are counted, and blends weigh every source alike.
+trained, and not trained again; neighbours are counted, and blends weigh every source equally.
 
 Axes: N item rows, D width.
 """
@@ -40,7 +40,7 @@ LIST = 100
 EVENTS = 20
 SECONDS = 8.0
 
-Answer = Callable[[], Any]
+Request = Callable[[], Any]
 Numbers = dict[str, Any]
 
 
@@ -59,7 +59,9 @@ class Timed:
         self.queries = JaggedBatch(features)
         self.counts = torch.ones(prepared.num_item_rows, dtype=torch.int64)
 
-    def sequence(self, dim: int | None = None, members: int | None = None, k: int = LIST) -> Answer:
+    def sequence(
+        self, dim: int | None = None, members: int | None = None, k: int = LIST
+    ) -> Request:
         config = self.recipe.sequence
         config = replace(
             config,
@@ -71,7 +73,7 @@ class Timed:
         columns = model.all_item_vectors().T.contiguous()  # [D, N]
         return lambda: (model.query_vectors(self.queries, only_last=True) @ columns).topk(k)
 
-    def two_tower(self, dim: int | None = None, k: int = LIST) -> Answer:
+    def two_tower(self, dim: int | None = None, k: int = LIST) -> Request:
         config = self.recipe.two_tower
         config = replace(config, embedding_dim=dim or config.embedding_dim)
         prepared = self.prepared
@@ -111,7 +113,7 @@ class Timed:
             self.recipe.item_to_item,
         )
 
-    def _source(self, name: str, k: int) -> Answer:
+    def _source(self, name: str, k: int) -> Request:
         """Make a source of a blend, giving the scores and item rows of its list."""
         if name == "popularity":
             fixed = torch.rand(1, self.prepared.num_item_rows).topk(k)
@@ -124,21 +126,21 @@ class Timed:
             similarity = ContentSimilarity(self.recipe.content, content)
             columns = similarity.vectors.T.contiguous()
             return lambda: (similarity.query_vectors(self.queries) @ columns).topk(k)
-        make: dict[str, Callable[..., Answer]] = {
+        make: dict[str, Callable[..., Request]] = {
             "sequence": self.sequence,
             "two_tower": self.two_tower,
             "generative": self.generative,
         }
         return make[name](k=k)
 
-    def blend(self, which: str) -> Answer:
-        """Ask every source and merge what they list."""
+    def blend(self, which: str) -> Request:
+        """Query every source and merge their lists."""
         k = self._num_candidates
         parts = self.recipe.parts(which)
         return self._merged({SOURCES.get(name, name): self._source(name, k) for name in parts})
 
-    def beside_neighbours(self, dim: int | None, members: int | None) -> Answer:
-        """Ask a sequence model and counted neighbours and merge what they list."""
+    def beside_neighbours(self, dim: int | None, members: int | None) -> Request:
+        """Query a sequence model and item-to-item and merge their lists."""
         k, name = self._num_candidates, "item_to_item"
         return self._merged(
             {"sequence": self.sequence(dim, members, k), name: self._source(name, k)}
@@ -148,13 +150,13 @@ class Timed:
     def _num_candidates(self) -> int:
         return min(self.recipe.num_candidates, self.prepared.num_item_rows - 1)
 
-    def _merged(self, sources: dict[str, Answer]) -> Answer:
+    def _merged(self, sources: dict[str, Request]) -> Request:
         kinds = (len(self.recipe.blend.history_bounds) + 2, len(self.recipe.blend.item_bounds) + 2)
         weights = torch.ones(*kinds, len(sources), len(FEATURES))
         blend = LearnedBlend(self.recipe.blend, tuple(sources), weights, torch.ones(len(sources)))
         merging = OneQueryBlend(blend, self.counts)
 
-        def answer() -> object:
+        def request() -> object:
             lists = {name: TopK(*source()) for name, source in sources.items()}
             # What has no evidence is a hole.
             lists = {
@@ -163,9 +165,9 @@ class Timed:
             }
             return merging.merge(lists, EVENTS, LIST)
 
-        return answer
+        return request
 
-    def answer(self, row: Numbers) -> Answer:
+    def request(self, row: Numbers) -> Request:
         """Make what a row of numbers is of."""
         if "student" in row and row["student"] == "sequence":
             size = row["embedding_dim"], row["num_members"]
@@ -178,7 +180,7 @@ class Timed:
             return self.blend(row["teacher"])
         return self._ensemble(row["members"])
 
-    def _ensemble(self, members: int) -> Answer:
+    def _ensemble(self, members: int) -> Request:
         """The mean of members' scores is the cosine of their vectors laid end to end."""
         prepared, config = self.prepared, self.recipe.sequence
         models = [
@@ -187,12 +189,12 @@ class Timed:
         ]
         columns = torch.cat([one.all_item_vectors() for one in models], dim=1).T.contiguous()
 
-        def answer() -> object:
+        def request() -> object:
             parts = [one.query_vectors(self.queries, only_last=True) for one in models]
             vector: Tensor = torch.cat(parts, dim=1)
             return (vector @ columns).topk(LIST)
 
-        return answer
+        return request
 
 
 def kind_of(row: Numbers) -> str:
@@ -203,6 +205,6 @@ def kind_of(row: Numbers) -> str:
 
 
 @torch.inference_mode()
-def median_ms(answers: dict[str, Answer]) -> dict[str, float]:
+def median_ms(requests: dict[str, Request]) -> dict[str, float]:
     """Alternate the requests; the process's own milliseconds of each."""
-    return alternating_ms(answers, seconds=SECONDS, clock=time.process_time)
+    return alternating_ms(requests, seconds=SECONDS, clock=time.process_time)

@@ -1,9 +1,9 @@
-"""Rankers of a real data set that teach and learn, for ``benchmark_ranker_distillation.py``.
+"""Teacher and student rankers of a real data set, for ``benchmark_rankers.py``.
 
 The teacher is several wide rankers of the sparse trunk, their logits averaged; students have the
 dense trunk, a few thousand weights beside their tables. All rank what the blend lists and correct
 its score, learn from the earlier events of nine users of ten, and have their pass picked on the
-tenth (``ranker_seeds``).
+tenth (``ranker.seeds``).
 
 Axes: U users, k candidates, T tasks.
 """
@@ -44,33 +44,35 @@ STUDENT = replace(
     Recipe().ranker, trunk="dense", embedding_dim=8, key_dim=8, hidden_dim=16, head_dim=16
 )
 MEMBER_SEED = 100
-Said = Tensor
+Logits = Tensor
 """Logits of every query and candidate, [U, k, T]; nan at holes."""
 
 
 def built(one: Seed, config: RankerConfig, seed: int) -> Ranker:
     """Build an untrained ranker of these settings."""
-    alike = copy.copy(one)
-    alike.recipe, alike.seed = replace(one.recipe, ranker=config), seed
+    other = copy.copy(one)
+    other.recipe, other.seed = replace(one.recipe, ranker=config), seed
     trunk = None if config.trunk == "dense" else config.trunk
-    model = alike.ranker(trunk)
+    model = other.ranker(trunk)
     assert model.config.hidden_dim == config.hidden_dim
     return model
 
 
-def fitted(one: Seed, config: RankerConfig, seed: int, said: Said | None, share: float) -> Ranker:
-    """Train on nine users of ten, by labels and by what a teacher said; the tenth pick the pass."""
+def fitted(
+    one: Seed, config: RankerConfig, seed: int, teacher: Logits | None, share: float
+) -> Ranker:
+    """Train on nine users of ten, on labels and a teacher's logits; the tenth picks the pass."""
     model, fit, examples = built(one, config, seed), one.recipe.fit, one.learned
     chosen, held = one.parts()
     aside = torch.zeros(len(examples.labels), dtype=torch.bool)
     aside[held] = True
     hard = ranker_loss(model, examples, chosen, fit, seed, one.device)
     soft = None
-    if said is not None:
+    if teacher is not None:
         some = examples.candidates.top.item_rows[:, 0] > 0
         everyone = (some & ~aside).nonzero()[:, 0]
         config_of = DistillationConfig(soft_share=share)
-        soft = taught_by_lists(model, examples, everyone, said, config_of, fit.batch_size, seed)
+        soft = taught_by_lists(model, examples, everyone, teacher, config_of, fit.batch_size, seed)
 
     def loss_at(step: int) -> Tensor:
         of_labels = hard(step)
@@ -80,12 +82,12 @@ def fitted(one: Seed, config: RankerConfig, seed: int, said: Said | None, share:
     return model.eval()
 
 
-def told(one: Seed, models: list[Ranker]) -> dict[str, Any]:
+def measured(one: Seed, models: list[Ranker]) -> dict[str, Any]:
     """Measure models by the mean of their logits."""
     found: dict[str, Any] = {}
     for split, examples in one.judged.items():
         everyone = torch.arange(len(examples.labels))
-        logits = said_by(models, examples, everyone)
+        logits = mean_logits(models, examples, everyone)
         top = ordered(examples.candidates.top, scores_together(models[0], logits))
         values = per_user(top, one.now[split].held_out.targets)
         found[f"{split} {METRIC}"] = found[METRIC] = float(values.mean())
@@ -95,8 +97,8 @@ def told(one: Seed, models: list[Ranker]) -> dict[str, Any]:
     return found
 
 
-def said_by(models: list[Ranker], examples: Any, chosen: Tensor) -> Said:
-    """Average what models say."""
+def mean_logits(models: list[Ranker], examples: Any, chosen: Tensor) -> Logits:
+    """Average the logits of models."""
     return torch.stack([logits_together(model, examples, chosen) for model in models]).mean(0)
 
 
@@ -126,7 +128,7 @@ def request_ms(data: Data, members: int) -> dict[str, float]:
 def run_real(
     data: Data, seed: int, splits: Sequence[str], members: int, shares: Sequence[float]
 ) -> dict[str, dict[str, Any]]:
-    """Train teacher and students over one seed's candidates; the blend is told beside them."""
+    """Train teacher and students over one seed's candidates; the blend is measured beside them."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     before = lists_of(data, "before", seed, splits, device)
     now = lists_of(data, "now", seed, splits, device)
@@ -137,7 +139,7 @@ def run_real(
     rows["blend"][METRIC] = rows["blend"][f"{splits[-1]} {METRIC}"]
 
     def note(name: str, models: list[Ranker], begin: float) -> None:
-        rows[name] = told(one, models)
+        rows[name] = measured(one, models)
         rows[name]["seconds"] = round(time.perf_counter() - begin, 1)
         print(seed, name, rows[name], flush=True)
 
@@ -147,15 +149,15 @@ def run_real(
         teachers.append(fitted(one, TEACHER, member_seed, None, 0.0))
     note("teacher", teachers, begin)
     note("one member of the teacher", teachers[:1], begin)
-    said = said_by(teachers, one.learned, torch.arange(len(one.learned.labels)))
+    of_teachers = mean_logits(teachers, one.learned, torch.arange(len(one.learned.labels)))
     begin = time.perf_counter()
     alone = fitted(one, STUDENT, seed, None, 0.0)
     note("student of labels alone", [alone], begin)
     for share in shares:
         begin = time.perf_counter()
-        student = fitted(one, STUDENT, seed, said, share)
+        student = fitted(one, STUDENT, seed, of_teachers, share)
         note(f"student taught by the teacher ({share:g} soft)", [student], begin)
-    by_itself = said_by([alone], one.learned, torch.arange(len(one.learned.labels)))
+    by_itself = mean_logits([alone], one.learned, torch.arange(len(one.learned.labels)))
     begin = time.perf_counter()
     student = fitted(one, STUDENT, seed, by_itself, 0.3)
     note("student of its own first run (0.3 soft)", [student], begin)

@@ -1,4 +1,4 @@
-"""Students of ``benchmark_distillation.py``, and the sequence models that teach some of them.
+"""Students of ``benchmark_retrievers.py``, and the sequence models that are teachers of some.
 
 Axes: B queries.
 """
@@ -42,7 +42,7 @@ from recsys.training.loop import train
 from recsys.training.optim import adamw
 from recsys.training.progress import SilentTracker
 from tests.benchmarks.distillation.table import METRIC
-from tests.benchmarks.distillation.teachers import Lessons, blended, told_of_lists
+from tests.benchmarks.distillation.teachers import TeacherLists, blended, metrics_of_lists
 
 METRICS = (METRIC, "recall@10")
 NEIGHBOURS = "item_to_item"
@@ -55,7 +55,7 @@ Loss = Callable[[int], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What one process is told."""
+    """Settings of one process."""
 
     data: str
     split: Literal["validation", "test"]
@@ -65,7 +65,7 @@ class Settings:
     passes: float
     """Share of the recipe's passes."""
     more: int
-    """Histories that a teacher lists beside the users' own, times their number."""
+    """Augmented histories that a teacher scores too, times the number of users."""
 
     def experiment(self, seed: int) -> Experiment:
         """Take the arrays' own recipe."""
@@ -92,8 +92,8 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lesson:
-    """How a student is taught."""
+class StudentPlan:
+    """A student and how it is trained."""
 
     student: Literal["sequence", "two_tower"]
     teacher: Literal["ensemble", "generative", "blend", "blend_fast", "itself"] | None
@@ -113,8 +113,8 @@ def num_parameters(model: nn.Module) -> int:
     return sum(one.numel() for one in model.parameters())
 
 
-def told(experiment: Experiment, source: Source, splits: tuple[str, ...]) -> Numbers:
-    """Measure on validation, which choices may look at, and on test where that is asked."""
+def measured(experiment: Experiment, source: Source, splits: tuple[str, ...]) -> Numbers:
+    """Measure on validation, which choices may look at, and on test if that is the split."""
     found: Numbers = {}
     for one in splits:
         question = experiment.question(one)  # type: ignore[arg-type]
@@ -144,34 +144,34 @@ def ensemble_rows(settings: Settings, folder: Path) -> list[Numbers]:
     """Measure the ensemble, and its first member alone."""
     experiment = settings.experiment(settings.seed)
     members = members_of(experiment, folder)
-    alone = told(experiment, ScoredSource(members[0].score), settings.splits())
+    alone = measured(experiment, ScoredSource(members[0].score), settings.splits())
     row = {
         "teacher": "ensemble",
         "num_parameters": sum(map(num_parameters, members)),
         "members": len(members),
         "first member": alone,
-        **told(experiment, ScoredSource(Ensemble(members).score), settings.splits()),
+        **measured(experiment, ScoredSource(Ensemble(members).score), settings.splits()),
     }
     return [row]
 
 
-class Listening:
-    """The student's loss against what a teacher said of histories, drawn anew for each step."""
+class TeacherLoss:
+    """Soft-target loss of a student against a teacher's scores of histories drawn for each step."""
 
     def __init__(
-        self, experiment: Experiment, lesson: Lesson, folder: Path, batch_size: int
+        self, experiment: Experiment, plan: StudentPlan, folder: Path, batch_size: int
     ) -> None:
-        self._device, self._temperature = experiment.device, lesson.temperature
+        self._device, self._temperature = experiment.device, plan.temperature
         self._ensemble: Ensemble | None = None
-        if lesson.teacher == "ensemble":
+        if plan.teacher == "ensemble":
             self._ensemble = Ensemble(members_of(experiment, folder))
             whole = HeldOut.of(experiment.sequences, "validation").positions
             self._queries = experiment.sequences.queries(
                 whole, max_history=experiment.recipe.max_history
             )
         else:
-            self._said = Lessons.load(folder / f"{lesson.teacher}.npz")
-            self._queries = self._said.queries
+            self._teacher = TeacherLists.load(folder / f"{plan.teacher}.npz")
+            self._queries = self._teacher.queries
         self._order = BatchOrder(self._queries.batch_size, batch_size, experiment.seed + 1)
 
     def loss(self, model: SequenceModel | TwoTower, step: int) -> Tensor:
@@ -181,8 +181,8 @@ class Listening:
         queries = JaggedBatch(features).to(self._device)
         rows = None
         if self._ensemble is None:
-            scores = self._said.scores[chosen].to(self._device)
-            rows = self._said.item_rows[chosen].to(self._device)
+            scores = self._teacher.scores[chosen].to(self._device)
+            rows = self._teacher.item_rows[chosen].to(self._device)
         else:
             members = self._ensemble.members
             scores = self._ensemble.score(queries) / members[0].config.temperature
@@ -193,15 +193,15 @@ class Listening:
 
 
 def sequence_student(
-    experiment: Experiment, lesson: Lesson, folder: Path
+    experiment: Experiment, plan: StudentPlan, folder: Path
 ) -> tuple[nn.Module, SequenceModel, Loss, int]:
-    """Make a student that reads windows; an ensemble speaks after each of their events."""
+    """Make a student that reads windows; an ensemble scores after each of their events."""
     prepared, sequences, device = experiment.prepared, experiment.sequences, experiment.device
     config = experiment.recipe.sequence
     config = replace(
         config,
-        embedding_dim=lesson.embedding_dim or config.embedding_dim,
-        num_members=lesson.num_members or config.num_members,
+        embedding_dim=plan.embedding_dim or config.embedding_dim,
+        num_members=plan.num_members or config.num_members,
     )
     torch.manual_seed(experiment.seed)
     counts = experiment.item_counts()
@@ -210,35 +210,35 @@ def sequence_student(
     size = experiment.recipe.sequence_training.batch_size
     order = BatchOrder(len(windows), size, experiment.seed)
     teacher = lists = None
-    if lesson.teacher == "ensemble":
+    if plan.teacher == "ensemble":
         teacher = Ensemble(members_of(experiment, folder))
-    elif lesson.teacher is not None:
-        lists = Listening(experiment, lesson, folder, 2 * size)
+    elif plan.teacher is not None:
+        lists = TeacherLoss(experiment, plan, folder, 2 * size)
 
     def loss_at(step: int) -> Tensor:
         batch = windows.batch(sequences, order.indices(step)).to(device)
         if teacher is None and lists is None:
             return model.loss(batch)
         if teacher is not None:
-            said = teacher.scores_after_events(batch)
-            soft = soft_list_loss(scores_after_events(model, batch), said, lesson.temperature)
+            soft_targets = teacher.scores_after_events(batch)
+            soft = soft_list_loss(scores_after_events(model, batch), soft_targets, plan.temperature)
         else:
             assert lists is not None
             soft = lists.loss(model, step)
-        if lesson.soft_share == 1:
+        if plan.soft_share == 1:
             return soft
-        return lesson.soft_share * soft + (1 - lesson.soft_share) * model.loss(batch)
+        return plan.soft_share * soft + (1 - plan.soft_share) * model.loss(batch)
 
     return model, model, loss_at, len(windows)
 
 
 def two_tower_student(
-    experiment: Experiment, lesson: Lesson, folder: Path
+    experiment: Experiment, plan: StudentPlan, folder: Path
 ) -> tuple[nn.Module, TwoTower, Loss, int]:
-    """Make a student that reads queries; its teacher speaks after whole histories."""
+    """Make a student that reads queries; its teacher scores after whole histories."""
     prepared, sequences, device = experiment.prepared, experiment.sequences, experiment.device
     config = experiment.recipe.two_tower
-    config = replace(config, embedding_dim=lesson.embedding_dim or config.embedding_dim)
+    config = replace(config, embedding_dim=plan.embedding_dim or config.embedding_dim)
     torch.manual_seed(experiment.seed)
     model = TwoTower(config, prepared.sizes(), prepared.catalogue, experiment.item_counts())
     model = model.to(device)
@@ -246,8 +246,8 @@ def two_tower_student(
     positions = sequences.label_positions("train")
     size = experiment.recipe.two_tower_training.batch_size
     order = BatchOrder(len(positions), size, experiment.seed)
-    taught = lesson.teacher not in (None, "itself")
-    lists = Listening(experiment, lesson, folder, size) if taught else None
+    taught = plan.teacher not in (None, "itself")
+    lists = TeacherLoss(experiment, plan, folder, size) if taught else None
 
     def examples(places: np.ndarray[Any, Any]) -> tuple[JaggedBatch, Tensor]:
         queries = sequences.queries(
@@ -257,23 +257,23 @@ def two_tower_student(
 
     def loss_at(step: int) -> Tensor:
         queries, labels = examples(positions[order.indices(step)])
-        if lesson.teacher == "itself":
-            return self_auxiliary_list_loss(model, head, queries, labels, lesson.soft_share)
+        if plan.teacher == "itself":
+            return self_auxiliary_list_loss(model, head, queries, labels, plan.soft_share)
         hard = model.loss(queries, labels)
         if lists is None:
             return hard
-        return lesson.soft_share * lists.loss(model, step) + (1 - lesson.soft_share) * hard
+        return plan.soft_share * lists.loss(model, step) + (1 - plan.soft_share) * hard
 
     return nn.ModuleList([model, head]), model, loss_at, len(positions)
 
 
-def student_rows(settings: Settings, lesson: Lesson, folder: Path) -> list[Numbers]:
-    """Teach and measure one student; a sequence model beside counted neighbours too."""
+def student_rows(settings: Settings, plan: StudentPlan, folder: Path) -> list[Numbers]:
+    """Train and measure one student; a sequence model also merged with item-to-item."""
     experiment, begin = settings.experiment(settings.seed), time.perf_counter()
-    make = sequence_student if lesson.student == "sequence" else two_tower_student
-    trained, model, loss_at, num_examples = make(experiment, lesson, folder)
-    training = getattr(experiment.recipe, f"{lesson.student}_training")
-    training = replace(training, max_epochs=training.max_epochs * lesson.passes)
+    make = sequence_student if plan.student == "sequence" else two_tower_student
+    trained, model, loss_at, num_examples = make(experiment, plan, folder)
+    training = getattr(experiment.recipe, f"{plan.student}_training")
+    training = replace(training, max_epochs=training.max_epochs * plan.passes)
     source = ScoredSource(model.score)
     question = experiment.question("validation", training.validation_users)
 
@@ -291,13 +291,13 @@ def student_rows(settings: Settings, lesson: Lesson, folder: Path) -> list[Numbe
         progress=QuietProgress(),
     )
     row = {
-        **asdict(lesson),
+        **asdict(plan),
         "beside": None,
         "num_parameters": num_parameters(model),
         "seconds": round(time.perf_counter() - begin, 1),
     }
-    rows = [row | told(experiment, source, settings.splits())]
-    if lesson.student == "sequence":
+    rows = [row | measured(experiment, source, settings.splits())]
+    if plan.student == "sequence":
         found = beside_neighbours(experiment, source, settings.splits())
         rows.append(row | {"beside": NEIGHBOURS} | found)
     return rows
@@ -308,7 +308,7 @@ def beside_neighbours(experiment: Experiment, source: Source, splits: tuple[str,
     lists, k = {}, experiment.recipe.num_candidates
     for name, one in (("sequence", source), (NEIGHBOURS, fit_item_to_item(experiment).source)):
         for split in splits:
-            asked = experiment.question(split)  # type: ignore[arg-type]
-            lists[name, split] = rank_all(one, asked, k, experiment.device).lists
+            queries = experiment.question(split)  # type: ignore[arg-type]
+            lists[name, split] = rank_all(one, queries, k, experiment.device).lists
     _, merged = blended(experiment, ("sequence", NEIGHBOURS), lists, splits)
-    return told_of_lists(experiment, merged, METRICS)
+    return metrics_of_lists(experiment, merged, METRICS)

@@ -1,4 +1,4 @@
-"""The table of ``benchmark_distillation.py``: sizes, kept accuracy, latencies measured here."""
+"""The table of ``benchmark_retrievers.py``: sizes, kept accuracy, latencies measured here."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def name_of(row: Numbers) -> str:
 
 
 def sections(rows: list[Numbers]) -> dict[str, list[Numbers]]:
-    """Put each teacher before its students, and before those alike that it did not teach."""
+    """Put each teacher before its students, and before similar ones trained without it."""
     found = {}
     for teacher in (row for row in rows if "student" not in row):
         taught = [row for row in rows if "student" in row and row["teacher"] == teacher["teacher"]]
@@ -129,7 +129,7 @@ def write_table(name: str, folder: Path, paths: list[Path]) -> None:
         complete = set.intersection(*({name_of(row) for row in run} for run in all_rows))
         some = [[row for row in run if name_of(row) in complete] for run in all_rows]
         timed = Timed(Prepared.load(folder / data))
-        ms = median_ms({kind_of(row): timed.answer(row) for row in some[0]})
+        ms = median_ms({kind_of(row): timed.request(row) for row in some[0]})
         label = f"{data} ({len(some)} seed{'s' if len(some) > 1 else ''})"
         table += rows_of(some, ms, label)
         text += "\n" + seeds_of(some, label)

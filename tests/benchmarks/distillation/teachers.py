@@ -1,7 +1,7 @@
-"""Teachers of ``benchmark_distillation.py`` that speak in lists: the generative model, the blend.
+"""Teachers that give scored lists: the generative model and the blend.
 
 A teacher lists what it would recommend after each user's training history, and after histories of
-training that end earlier or have lost events, so that it speaks of more than there are users.
+training that end earlier or have lost events, so that there are more lists than users.
 
 Axes: B queries, K items of a list.
 """
@@ -39,8 +39,8 @@ DROPPED = 0.4
 Numbers = dict[str, Any]
 
 
-class Lessons(NamedTuple):
-    """What a teacher said."""
+class TeacherLists(NamedTuple):
+    """Scored lists of a teacher."""
 
     queries: JaggedBatch
     item_rows: Tensor
@@ -61,7 +61,7 @@ class Lessons(NamedTuple):
         np.savez(path, **{name: value.numpy() for name, value in arrays.items()})
 
     @classmethod
-    def load(cls, path: Path) -> Lessons:
+    def load(cls, path: Path) -> TeacherLists:
         with np.load(path, allow_pickle=False) as file:
             found = {name: torch.from_numpy(file[name]) for name in file.files}
         features = {"history": Jagged(found["history"].long(), found["offsets"])}
@@ -101,12 +101,12 @@ def _histories_at(experiment: Experiment, positions: np.ndarray[Any, Any]) -> Ja
 
 
 @torch.no_grad()
-def lessons_of(
+def teacher_lists_of(
     experiment: Experiment,
     sources: Mapping[str, Source],
     blend: LearnedBlend | None,
     queries: JaggedBatch,
-) -> Lessons:
+) -> TeacherLists:
     """List what one source, or several by their blend, have for histories."""
     device, rows, scores = experiment.device, [], []
     merged = None if blend is None else moved(blend, device)
@@ -133,7 +133,7 @@ def lessons_of(
             top = TopK(found.scores, found.item_rows)
         rows.append(_wide(top.item_rows, 0).clamp(min=0).cpu())
         scores.append(_wide(top.scores.float(), LEFT_OUT).nan_to_num(neginf=LEFT_OUT).cpu())
-    return Lessons(queries, torch.cat(rows), torch.cat(scores))
+    return TeacherLists(queries, torch.cat(rows), torch.cat(scores))
 
 
 def _wide(lists: Tensor, filler: float) -> Tensor:
@@ -142,7 +142,7 @@ def _wide(lists: Tensor, filler: float) -> Tensor:
     )
 
 
-def told_of_lists(
+def metrics_of_lists(
     experiment: Experiment, lists: Mapping[str, TopK], metrics: Sequence[str]
 ) -> Numbers:
     """Measure one teacher's lists of each split."""
@@ -193,14 +193,16 @@ def listing_rows(
             blend, of_splits = blended(experiment, names, lists, splits)
         else:
             of_splits = {split: lists[teacher, split] for split in splits}
-        lessons = lessons_of(experiment, {name: sources[name] for name in names}, blend, queries)
-        lessons.save(folder / f"{teacher}.npz")
+        lists = teacher_lists_of(
+            experiment, {name: sources[name] for name in names}, blend, queries
+        )
+        lists.save(folder / f"{teacher}.npz")
         rows.append(
             {
                 "teacher": teacher,
                 "num_parameters": sum(sizes[name] for name in names),
-                "lessons": len(lessons.item_rows),
-                **told_of_lists(experiment, of_splits, metrics),
+                "histories": len(lists.item_rows),
+                **metrics_of_lists(experiment, of_splits, metrics),
             }
         )
     return rows
@@ -216,17 +218,17 @@ def blended(
     of_splits = {
         split: {SOURCES.get(name, name): lists[name, split] for name in names} for split in splits
     }
-    asked = experiment.question("validation")
+    queries = experiment.question("validation")
     counts, device = experiment.item_counts(), experiment.device
     blend = learned(
         of_splits["validation"],
-        asked.held_out.targets,
-        asked.history_lengths(),
+        queries.held_out.targets,
+        queries.history_lengths(),
         counts,
         experiment.recipe.blend,
         device,
     )
-    found = {"validation": blended_by_halves(experiment, of_splits["validation"], asked)}
+    found = {"validation": blended_by_halves(experiment, of_splits["validation"], queries)}
     if "test" in of_splits:
         lengths = experiment.question("test").history_lengths()
         found["test"] = blended_in_parts(blend, of_splits["test"], lengths, counts, device)

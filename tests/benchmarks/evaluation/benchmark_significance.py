@@ -111,7 +111,7 @@ def false_positives(num_users: int, hit_rate: float, worlds: int) -> list[Row]:
 
 
 def power(num_users: int, worlds: int) -> list[Row]:
-    """Share of worlds in which a run with a tenth more hits is told from the other."""
+    """Share of worlds in which a run with a tenth more hits is distinguished from the other."""
     draw = np.random.default_rng(5)
     found = 0
     for world in range(worlds):

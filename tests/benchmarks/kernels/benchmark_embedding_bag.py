@@ -161,7 +161,7 @@ def times_of(module: torch.nn.Module, batches: list[Batch]) -> tuple[float, floa
 
 
 def one_thread_ms(module: torch.nn.Module, batches: list[Batch]) -> float:
-    """Time forward with backward where the backward runs in the thread that asks for it, in ms.
+    """Time forward with backward where the backward runs in the calling thread, in ms.
 
     By default it runs in a thread of autograd's, whose waking can take longer than a small step.
     """

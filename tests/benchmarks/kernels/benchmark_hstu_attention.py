@@ -161,7 +161,7 @@ def padded_inputs(batch: Batch, biased: bool) -> tuple[list[Tensor], Tensor]:
     arguments = [q, k, v, causal]
     if biased:
         row = torch.arange(length, device="cuda")
-        asked, known = (
+        query_times, key_times = (
             pad(x.double()[:, None, None], batch)[:, 0, :, 0].long()
             for x in (batch.time.query_times, batch.time.key_times)
         )
@@ -169,7 +169,7 @@ def padded_inputs(batch: Batch, biased: bool) -> tuple[list[Tensor], Tensor]:
             batch.position.weights,
             batch.position.buckets[(row[:, None] - row).clamp_min(0)].long(),
             batch.time.weights,
-            time_buckets(asked[:, :, None] - known[:, None], BUCKETS),
+            time_buckets(query_times[:, :, None] - key_times[:, None], BUCKETS),
         ]
     return arguments, grad
 

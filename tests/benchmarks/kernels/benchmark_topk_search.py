@@ -62,7 +62,7 @@ def faiss_flat(items: Tensor) -> Callable[[Tensor], object] | None:
 def rows_of(name: str, queries: list[Tensor], items: Tensor) -> list[Row]:
     found = {kind: agreement(queries[0], items, words) for kind, words in masks(items).items()}
     recall = min(recall for recall, _ in found.values())
-    # Items whose scores float32 does not tell apart may change places at the end of a list.
+    # Items whose scores are equal in float32 may change places at the end of a list.
     right = recall >= 0.999 and max(error for _, error in found.values()) < 1e-5
     what = "recall of the float64 lists, with and without a mask"
     rows = [Row(name=f"{name}: {what}", value=recall, goal=">= 0.999", met=right)]

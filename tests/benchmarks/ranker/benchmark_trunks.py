@@ -50,8 +50,8 @@ from tests.benchmarks.ranker.seeds import (
     Seed,
 )
 from tests.benchmarks.ranker.sources import (
-    Asked,
     Data,
+    SourceLists,
     When,
     lists_of,
     read_lists,
@@ -80,7 +80,7 @@ _SHARED: dict[str, Seed] = {}
 
 def lists_by_two(
     given: argparse.Namespace, data: Data, seed: int
-) -> tuple[dict[str, Asked], dict[str, Asked]]:
+) -> tuple[dict[str, SourceLists], dict[str, SourceLists]]:
     """Make the lists before the earlier events and those of now, in two other processes."""
     options = ["--arrays", given.arrays, "--seeds", seed, "--held-back", given.held_back]
     options += ["--max-queries", given.max_queries, "--splits", *given.splits]
@@ -126,16 +126,16 @@ def run_seed(given: argparse.Namespace, data: Data, seed: int, recipe: Recipe) -
     one.device = torch.device("cpu")
     seeds = [seed + SEEDS_APART * number for number in range(given.rankers)]
     rows = {number: dict(blends) for number in seeds}
-    told: dict[int, dict[str, Any]] = {number: {} for number in seeds}
+    diagnostics: dict[int, dict[str, Any]] = {number: {} for number in seeds}
     trunks = [trunk for trunk in TRUNKS[::-1] if trunk in given.trunks]
-    asked = [(number, trunk) for number in seeds for trunk in (*trunks, None)]
+    jobs = [(number, trunk) for number in seeds for trunk in (*trunks, None)]
     _SHARED["one"] = one
     with get_context("fork").Pool(given.processes) as pool:
-        for number, trunk, values, about in pool.imap_unordered(one_row, asked):
+        for number, trunk, values, about in pool.imap_unordered(one_row, jobs):
             name = trunk or CORRECTION
             rows[number][name] = {split: torch.from_numpy(each) for split, each in values.items()}
-            told[number][name] = about
-            keep(given, one, number, rows[number], told[number])
+            diagnostics[number][name] = about
+            keep(given, one, number, rows[number], diagnostics[number])
             means = {split: round(float(each.mean()), 5) for split, each in values.items()}
             print(seed, number, name, means, about, flush=True)
         lines = dict(pool.imap_unordered(one_line, KINDS if given.lines else ()))
@@ -153,16 +153,21 @@ def one_line(kinds: tuple[str, ...]) -> tuple[str, tuple[float, float]]:
     return " ".join(kinds), (float(lost.mean()), float(lost.std() / len(lost) ** 0.5))
 
 
-def one_row(asked: tuple[int, Trunk | None]) -> tuple[int, Trunk | None, Values, dict[str, Any]]:
+def one_row(job: tuple[int, Trunk | None]) -> tuple[int, Trunk | None, Values, dict[str, Any]]:
     """Train and measure one ranker, in a process of its own."""
     torch.set_num_threads(1)
-    number, trunk = asked
+    number, trunk = job
     one = copy.copy(_SHARED["one"])
     one.seed = number
     model, seconds = one.trained(trunk)
-    values, told = one.measured(model)
-    told["seconds"] = round(seconds, 1)
-    return number, trunk, {split: each.float().numpy() for split, each in values.items()}, told
+    values, diagnostics = one.measured(model)
+    diagnostics["seconds"] = round(seconds, 1)
+    return (
+        number,
+        trunk,
+        {split: each.float().numpy() for split, each in values.items()},
+        diagnostics,
+    )
 
 
 def keep(
@@ -170,7 +175,7 @@ def keep(
     one: Seed,
     number: int,
     rows: Mapping[str, Mapping[str, Tensor]],
-    told: Mapping[str, Any],
+    diagnostics: Mapping[str, Any],
 ) -> None:
     """Write what there is of a seed of rankers."""
     given.kept.mkdir(parents=True, exist_ok=True)
@@ -189,8 +194,8 @@ def keep(
         "seed_of_sources": one.seed,
         "splits": list(given.splits),
         "max_epochs": given.max_epochs,
-        "asked": one.data.prepared.recipe.parts("blend_fast"),
-        "told": told,
+        "source_names": one.data.prepared.recipe.parts("blend_fast"),
+        "diagnostics": diagnostics,
         "queries": len(one.learned.labels),
         "found": len(one.learned.found()),
         "recipe": asdict(one.recipe),
@@ -261,7 +266,9 @@ def arguments() -> argparse.Namespace:
         "--rankers", type=int, default=1, help="seeds of rankers over each seed's sources"
     )
     parser.add_argument(
-        "--lines", action="store_true", help="tell what lines lose on validation by fewer numbers"
+        "--lines",
+        action="store_true",
+        help="report what lines lose on validation with fewer features",
     )
     parser.add_argument("--processes", type=int, default=1, help="that train rankers")
     parser.add_argument("--lists", type=Path, help="only leave lists in this folder")
@@ -278,7 +285,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """Run the seeds, or the part of one that another process asked for."""
+    """Run the seeds, or the part of one that another process needs."""
     if given.prepare:
         prepare(given.prepare, given.arrays)
     data = loaded(given.arrays, given.held_back, given.max_queries)
@@ -305,7 +312,7 @@ def main() -> None:
     found, device = read_kept(given.kept), given.device_name or device_name()
     for data_set, one in found.items():
         if "test" in one.splits:
-            note_test_looks(data_set, [told["seed"] for told in one.told])
+            note_test_looks(data_set, [seed["seed"] for seed in one.diagnostics])
         write_set(one, device, given.commit)
     if len(found) > 1:
         write_sets(found, device, given.commit)

@@ -362,7 +362,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--hidden", type=int, default=SPARSE.hidden_dim, help="of an expert")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--kept", help="folder of finished trainings, to go on after a stop")
+    parser.add_argument("--kept", help="folder of finished trainings, to resume after a stop")
     parser.add_argument("--only-keep", action="store_true", help="leave the table to another call")
     parser.add_argument("--device-name", help="of the kept trainings")
     parser.add_argument("--name", default="worlds")

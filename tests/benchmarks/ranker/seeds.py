@@ -1,4 +1,4 @@
-"""Candidates of one seed of ``benchmark_ranker``, and rankers of any trunk over them.
+"""Candidates of one seed of ``benchmark_trunks``, and rankers of any trunk over them.
 
 Axes: U users, k candidates, T tasks.
 """
@@ -47,7 +47,7 @@ from recsys.training.ranking_examples import (
     labels_of,
     tasks_of,
 )
-from tests.benchmarks.ranker.sources import Asked, Data, stage
+from tests.benchmarks.ranker.sources import Data, SourceLists, stage
 
 TRUNKS: tuple[Trunk, ...] = ("dense", "shared_bottom", "mmoe", "ple", "sparse")
 BLEND, EARLIER_BLEND, CORRECTION = "blend, served", "blend of earlier events", "straight line"
@@ -87,14 +87,14 @@ class Recipe:
     linear: EaseConfig = field(default_factory=EaseConfig)
 
 
-def outcomes_of(data: Data, of: Asked) -> Outcomes:
+def outcomes_of(data: Data, of: SourceLists) -> Outcomes:
     """Take the values of held-out events."""
     return Outcomes.of_values(data.values[torch.from_numpy(np.asarray(of.held_out.positions))])
 
 
 def examples_of(
     data: Data,
-    seen: Asked,
+    seen: SourceLists,
     blend: LearnedBlend,
     numbers: HistoryFeatures,
     tasks: Sequence[str],
@@ -190,8 +190,8 @@ class Seed:
         self,
         data: Data,
         seed: int,
-        before: Mapping[str, Asked],
-        now: Mapping[str, Asked],
+        before: Mapping[str, SourceLists],
+        now: Mapping[str, SourceLists],
         recipe: Recipe,
         device: torch.device,
     ) -> None:
@@ -207,17 +207,17 @@ class Seed:
             numbers = self._numbers(np.asarray(data.sequences.train_end), next(iter(now.values())))
             self.judged = {split: self._examples(one, numbers) for split, one in now.items()}
 
-    def _learned(self, of: Asked) -> LearnedBlend:
+    def _learned(self, of: SourceLists) -> LearnedBlend:
         config = self.data.prepared.recipe.blend
         return learned(
             of.lists, of.held_out.targets, of.lengths, of.item_counts, config, self.device
         )
 
-    def _numbers(self, ends: Rows, of: Asked) -> HistoryFeatures:
+    def _numbers(self, ends: Rows, of: SourceLists) -> HistoryFeatures:
         linear = self.data.linear(ends, self.recipe.linear, self.device)
         return HistoryFeatures(self.data.prepared.catalogue, linear, of.vectors)
 
-    def _examples(self, of: Asked, numbers: HistoryFeatures) -> RankingExamples:
+    def _examples(self, of: SourceLists, numbers: HistoryFeatures) -> RankingExamples:
         return examples_of(
             self.data, of, self.blend, numbers, self.tasks, self.recipe.fit, self.device
         )
@@ -322,16 +322,16 @@ class Seed:
         return model, time.perf_counter() - begin
 
     def measured(self, model: Ranker) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Measure a ranker on every split; tell of its probabilities and experts."""
+        """Measure a ranker on every split, its probabilities and its experts."""
         values = {}
-        told: dict[str, Any] = {"flops": flops_of(model.config, model.inputs)["total"]}
+        diagnostics: dict[str, Any] = {"flops": flops_of(model.config, model.inputs)["total"]}
         for split, examples in self.judged.items():
             everyone = torch.arange(len(examples.labels))
             logits = logits_together(model, examples, everyone)
             top = ordered(examples.candidates.top, scores_together(model, logits))
             values[split] = per_user(top, self.now[split].held_out.targets)
             there = examples.candidates.top.item_rows > 0
-            told[f"auc/{split}"] = {
+            diagnostics[f"auc/{split}"] = {
                 name: area_under_curve(
                     logits[there][:, place], examples.labels[there][:, place].nan_to_num(0)
                 )
@@ -345,8 +345,8 @@ class Seed:
             routing = model(batch).routing
         if routing is not None:
             use = expert_use(routing.experts, model.config.num_experts)
-            told |= {"max_violation": use.max_violation, "dead_experts": use.dead_experts}
-        return values, told
+            diagnostics |= {"max_violation": use.max_violation, "dead_experts": use.dead_experts}
+        return values, diagnostics
 
 
 def recipe_with(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:

@@ -1,4 +1,4 @@
-"""Sources of one seed of ``benchmark_ranker``, and their lists: before the earlier events, and now.
+"""Sources of one seed of ``benchmark_trunks``, and their lists: before the earlier events, and now.
 
 Lists can be made by a process of their own, which leaves them in a folder.
 
@@ -70,7 +70,7 @@ class Data:
         return replace(self, prepared=replace(self.prepared, recipe=recipe))
 
     def with_sources(self, names: Sequence[str]) -> Data:
-        """Ask these sources of the recipe alone.
+        """Keep these sources of the recipe alone.
 
         Raises:
             ValueError: If the recipe has one of them not.
@@ -127,7 +127,7 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SourceLists:
     """Queries with every source's list."""
 
     held_out: HeldOut
@@ -138,11 +138,13 @@ class Asked:
     """Items as the sequence model knows them, [N, F]; None without one."""
 
 
-def asked(experiment: Experiment, sources: Mapping[str, Any], held_out: HeldOut) -> Asked:
-    """Ask sources about held-out events."""
+def lists_from(
+    experiment: Experiment, sources: Mapping[str, Any], held_out: HeldOut
+) -> SourceLists:
+    """Query sources about held-out events."""
     question = experiment.question("validation")._replace(held_out=held_out)
     k = min(experiment.recipe.num_candidates, experiment.prepared.num_item_rows - 1)
-    return Asked(
+    return SourceLists(
         held_out=held_out,
         lists={
             SOURCES.get(name, name): rank_all(source, question, k, experiment.device).lists
@@ -155,8 +157,8 @@ def asked(experiment: Experiment, sources: Mapping[str, Any], held_out: HeldOut)
 
 def lists_of(
     data: Data, when: When, seed: int, splits: Sequence[str], device: torch.device
-) -> dict[str, Asked]:
-    """Fit sources and ask them, about the earlier events or about splits."""
+) -> dict[str, SourceLists]:
+    """Fit sources and query them about the earlier events or about splits."""
     experiment = data.experiment(when, seed, device)
     sources, vectors = {}, None
     for name in data.prepared.recipe.parts("blend_fast"):
@@ -170,14 +172,14 @@ def lists_of(
         questions = {"earlier": data.earlier(seed)}
     else:
         questions = {split: data.judged(experiment, split) for split in splits}
-    with stage(f"ask, {when}"):
+    with stage(f"query, {when}"):
         return {
-            name: replace(asked(experiment, sources, one), vectors=vectors)
+            name: replace(lists_from(experiment, sources, one), vectors=vectors)
             for name, one in questions.items()
         }
 
 
-def write_lists(found: Mapping[str, Asked], path: Path) -> None:
+def write_lists(found: Mapping[str, SourceLists], path: Path) -> None:
     """Leave lists for another process."""
     arrays = {
         f"{name}/{source}/{part}": getattr(top, part).numpy()
@@ -196,7 +198,7 @@ def write_lists(found: Mapping[str, Asked], path: Path) -> None:
 
 def read_lists(
     path: Path, data: Data, when: When, seed: int, splits: Sequence[str]
-) -> dict[str, Asked]:
+) -> dict[str, SourceLists]:
     """Read what ``write_lists`` wrote of the same seed."""
     experiment = data.experiment(when, seed, torch.device("cpu"))
     found = {}
@@ -215,7 +217,7 @@ def read_lists(
                 )
                 for source in dict.fromkeys(sources)
             }
-            found[name] = Asked(
+            found[name] = SourceLists(
                 held_out=held_out,
                 lists=lists,
                 lengths=question.history_lengths(),

@@ -1,4 +1,4 @@
-"""Tables of ``benchmark_ranker`` from the numbers that its seeds left.
+"""Tables of ``benchmark_trunks`` from the numbers that its seeds left.
 
 Axes: S seeds, U users.
 """
@@ -44,8 +44,8 @@ class Kept:
     """All seeds of a data set."""
 
     data_set: str
-    told: list[dict[str, Any]]
-    """What each seed says beside its numbers, S."""
+    diagnostics: list[dict[str, Any]]
+    """Diagnostics of each seed, S."""
     values: dict[tuple[str, str], dict[int, NDArray[np.float32]]]
     """By row and split, then by seed, [U]; a seed that was cut lacks rows."""
 
@@ -73,11 +73,13 @@ def read_kept(folder: Path) -> dict[str, Kept]:
     found: dict[str, Kept] = {}
     for path in sorted(folder.rglob("*.json")):
         document = json.loads(path.read_text())
-        if not (isinstance(document, dict) and "data_set" in document and "told" in document):
+        if not (
+            isinstance(document, dict) and "data_set" in document and "diagnostics" in document
+        ):
             continue
         name = document["data_set"]
-        kept = found.setdefault(name, Kept(data_set=name, told=[], values={}))
-        kept.told.append(document)
+        kept = found.setdefault(name, Kept(data_set=name, diagnostics=[], values={}))
+        kept.diagnostics.append(document)
         with np.load(path.with_suffix(".npz")) as file:
             for key in file.files:
                 row, _, split = key.rpartition("/")
@@ -85,17 +87,20 @@ def read_kept(folder: Path) -> dict[str, Kept]:
     return found
 
 
-def against(kept: Kept, split: str, rival: str) -> dict[str, tuple[float, float, float]]:
-    """Compare rows with a rival, user by user, each user's seeds averaged.
+def against(kept: Kept, split: str, baseline: str) -> dict[str, tuple[float, float, float]]:
+    """Compare rows with a baseline, user by user, each user's seeds averaged.
 
     Returns:
         By row: the difference, its standard error, p by signs flipped at random, by Holm.
     """
-    others = [name for name in kept.names if name not in (rival, BLEND, EARLIER_BLEND)]
-    if (rival, split) not in kept.values:
+    others = [name for name in kept.names if name not in (baseline, BLEND, EARLIER_BLEND)]
+    if (baseline, split) not in kept.values:
         return {}
     table = np.stack(
-        [(kept.of(name, split, rival) - kept.of(rival, split, name)).mean(0) for name in others],
+        [
+            (kept.of(name, split, baseline) - kept.of(baseline, split, name)).mean(0)
+            for name in others
+        ],
         axis=1,
     )
     p_values = holm(sign_flip_p_values(table))
@@ -108,33 +113,35 @@ def against(kept: Kept, split: str, rival: str) -> dict[str, tuple[float, float,
 
 def table_of(kept: Kept, split: str) -> list[str]:
     """Write the rows of one split."""
-    baselines = [against(kept, split, rival) for rival in (BLEND, DENSE)]
+    baselines = [against(kept, split, one) for one in (BLEND, DENSE)]
     lines = ["| " + " | ".join(HEADER) + " |", "| " + " | ".join(["---"] * len(HEADER)) + " |"]
     for name in kept.names:
         by_seed = kept.of(name, split).mean(1)
         spread = by_seed.std(ddof=1) if len(by_seed) > 1 else math.nan
         cells = [name, f"{len(by_seed)}", f"{by_seed.mean():.4f}", f"{spread:.4f}"]
-        for place, rival in enumerate(baselines):
-            ahead = rival.get(name)
+        for place, compared in enumerate(baselines):
+            ahead = compared.get(name)
             cells.append("" if ahead is None else f"{ahead[0]:+.4f} +- {ahead[1]:.4f}")
             if place == 0:
                 cells.append("" if ahead is None else f"{kept.lift(name, split):+.1%}")
             cells.append("" if ahead is None else f"{ahead[2]:.3f}")
-        told = [one["told"][name] for one in kept.told if name in one["told"]]
-        cells += _cells_of(told, split) if told else [""] * 4
+        diagnostics = [
+            one["diagnostics"][name] for one in kept.diagnostics if name in one["diagnostics"]
+        ]
+        cells += _cells_of(diagnostics, split) if diagnostics else [""] * 4
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
-def _cells_of(told: Sequence[dict[str, Any]], split: str) -> list[str]:
+def _cells_of(diagnostics: Sequence[dict[str, Any]], split: str) -> list[str]:
     cells = [
-        f"{told[0]['flops'] / 1000:.1f}",
-        f"{np.mean([one[f'auc/{split}']['next'] for one in told]):.4f}",
+        f"{diagnostics[0]['flops'] / 1000:.1f}",
+        f"{np.mean([one[f'auc/{split}']['next'] for one in diagnostics]):.4f}",
     ]
-    if "max_violation" not in told[0]:
+    if "max_violation" not in diagnostics[0]:
         return [*cells, "", ""]
-    cells.append(f"{max(one['max_violation'] for one in told):.2f}")
-    return [*cells, f"{max(one['dead_experts'] for one in told)}"]
+    cells.append(f"{max(one['max_violation'] for one in diagnostics):.2f}")
+    return [*cells, f"{max(one['dead_experts'] for one in diagnostics)}"]
 
 
 def rows_of(kept: Kept) -> list[Row]:
@@ -161,7 +168,7 @@ def rows_of(kept: Kept) -> list[Row]:
 def seeds_of(kept: Kept) -> str:
     """Say what varies over the seeds."""
     by_sources: dict[int, list[int]] = {}
-    for one in kept.told:
+    for one in kept.diagnostics:
         by_sources.setdefault(one["seed_of_sources"], []).append(one["seed"])
     if all(len(seeds) == 1 for seeds in by_sources.values()):
         return "A seed is that of sources, of events and of rankers."
@@ -174,14 +181,14 @@ def seeds_of(kept: Kept) -> str:
 
 
 def sources_of(kept: Kept) -> str:
-    """Say which sources were asked, where it is known."""
-    asked = kept.told[0].get("asked")
-    return f"Sources: {', '.join(asked)}. " if asked else ""
+    """Name the sources, where they are known."""
+    sources = kept.diagnostics[0].get("source_names")
+    return f"Sources: {', '.join(sources)}. " if sources else ""
 
 
 def write_set(kept: Kept, device: str, commit: str | None) -> None:
     """Write one data set's result."""
-    first = kept.told[0]
+    first = kept.diagnostics[0]
     text = [
         f"Learned from {first['queries']} earlier events a seed, of which "
         f"{first['found']} have their item among the candidates (seed {first['seed']}). "

@@ -339,7 +339,7 @@ def main() -> None:
     rows = cpu_rows(ON_CPU, arguments.num_items)
     notes += (
         f"{ON_CPU.num_layers} layers of width {ON_CPU.dim}, {ON_CPU.num_heads} heads, beam "
-        f"{ON_CPU.beam_width}, one request on one core unless it says otherwise. T5's beams hold "
+        f"{ON_CPU.beam_width}, one request on one core unless named otherwise. T5's beams hold "
         "the same levels in one vocabulary; its encoder and decoder have these sizes."
     )
     write_results("beam_search", rows, notes=notes, device=f"{device_name()}, one used")

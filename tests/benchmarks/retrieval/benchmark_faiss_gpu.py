@@ -71,19 +71,20 @@ def measured(num_rows: int, options: argparse.Namespace) -> list[Row]:
     index.to(cuda)
     measure(GPU, lambda: index.search(queries, k).item_rows)
     for name, dtype in (("float32", torch.float32), ("float16", torch.float16)):
-        held, asked = items_there.to(dtype), queries_there.to(dtype)
+        items_cast, queries_cast = items_there.to(dtype), queries_there.to(dtype)
         measure(
-            f"torch matmul + topk, GPU, {name}", lambda q=asked, v=held: matmul_top_k(q, v, k)[1]
+            f"torch matmul + topk, GPU, {name}",
+            lambda q=queries_cast, v=items_cast: matmul_top_k(q, v, k)[1],
         )
     measure(
         "recsys exact_top_k, GPU",
         lambda: exact_top_k(queries_there, items_there, k).item_rows.cpu(),
     )
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        held, asked = items_there.to(dtype), queries_there.to(dtype)
+        items_cast, queries_cast = items_there.to(dtype), queries_there.to(dtype)
         measure(
             f"recsys fused_top_k, GPU, {name}",
-            lambda q=asked, v=held: fused_top_k(q, v, k).item_rows.cpu(),
+            lambda q=queries_cast, v=items_cast: fused_top_k(q, v, k).item_rows.cpu(),
         )
 
     rows = []

@@ -51,7 +51,7 @@ class Trainee:
     seconds: list[float] = field(default_factory=list)
     ndcg: list[float] = field(default_factory=list)
 
-    def ask(self) -> None:
+    def request_epoch(self) -> None:
         """Train one epoch and keep its seconds and NDCG."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -164,7 +164,7 @@ def main() -> None:
         for epoch in range(max(trainee.max_epochs for trainee in trainees)):
             for trainee in trainees:
                 if epoch < trainee.max_epochs:
-                    trainee.ask()
+                    trainee.request_epoch()
         for trainee in trainees:
             trainee.process.kill()
     ours, *peers = trainees

@@ -1,8 +1,8 @@
 """Seconds from ``recsys append-items`` to the first reply of a running server that has the item.
 
-The server runs in a process of its own and is not told of anything: it sees that ``current`` moved.
+The server runs in a process of its own and gets no message: it sees that ``current`` moved.
 The command starts cold: Python, the encoder, the bundle, the item's text (not in any cache), the
-delta, its publication. Who finds the item is asked over HTTP once it is there.
+delta, its publication. Then every list that should hold the item is requested over HTTP.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEW_ITEM = {
     "categories": "Action|Adventure|Fantasy|Sci-Fi",
 }
 LIKE = ["50", "181"]
-"""Star Wars and Return of the Jedi: a visitor who just looked at them is asked for."""
+"""Star Wars and Return of the Jedi: the session of a visitor whose list is requested."""
 
 
 def place_in(reply: Any, item_id: str) -> int:
@@ -48,7 +48,7 @@ def nearest_list(port: int) -> Any:
 
 
 def append_once(bundles: Path, port: int, folder: Path) -> dict[str, float]:
-    """Append the item while the server answers; return seconds by event."""
+    """Append the item while the server replies; return seconds by event."""
     path = folder / "new.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, NEW_ITEM)

@@ -1,9 +1,9 @@
 """Requests a second and latency of /v1/recommend over loopback, in a closed and an open loop.
 
 The server is one process with one worker, the client another on the same machine, so both share
-its cores. In the closed loop each connection asks again as soon as it has an answer; in the open
-loop requests start at random times of a fixed mean rate whether or not earlier ones have been
-answered, and latency counts from the planned start, so waiting is part of it.
+its cores. In the closed loop each connection sends its next request as soon as it has a reply; in
+the open loop requests start at random times of a fixed mean rate whether or not earlier ones have
+been replied to, and latency counts from the planned start, so waiting is part of it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LARGE_CATALOGUE = 100_000
 
 
 class Connection:
-    """A kept-alive connection that asks for one list at a time."""
+    """A kept-alive connection that requests one list at a time."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -50,7 +50,7 @@ class Connection:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
         return self
 
-    async def ask(self, body: bytes) -> None:
+    async def request(self, body: bytes) -> None:
         head = f"POST /v1/recommend HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
         self._writer.write(f"{head}content-type: application/json\r\n\r\n".encode() + body)
         answer = await self._reader.readuntil(b"\r\n\r\n")
@@ -66,7 +66,7 @@ def bodies(user_ids: list[str], count: int, k: int) -> list[bytes]:
 
 
 async def closed_loop(
-    port: int, asked: list[bytes], connections: int, seconds: float
+    port: int, payloads: list[bytes], connections: int, seconds: float
 ) -> tuple[float, np.ndarray]:
     """Return requests a second and latencies in ms."""
     latencies: list[float] = []
@@ -75,7 +75,7 @@ async def closed_loop(
     async def client(number: int) -> None:
         connection, place = await Connection(port).open(), number
         while (begin := time.perf_counter()) < end:
-            await connection.ask(asked[place % len(asked)])
+            await connection.request(payloads[place % len(payloads)])
             latencies.append(1_000 * (time.perf_counter() - begin))
             place += connections
 
@@ -83,7 +83,7 @@ async def closed_loop(
     return len(latencies) / seconds, np.array(latencies)
 
 
-async def open_loop(port: int, asked: list[bytes], rate: float, seconds: float) -> np.ndarray:
+async def open_loop(port: int, payloads: list[bytes], rate: float, seconds: float) -> np.ndarray:
     """Return latencies in ms from the planned start of each request, Poisson arrivals."""
     gaps = np.random.default_rng(1).exponential(1 / rate, int(rate * seconds))
     starts = np.cumsum(gaps)
@@ -92,7 +92,7 @@ async def open_loop(port: int, asked: list[bytes], rate: float, seconds: float) 
 
     async def one(begin: float, body: bytes) -> None:
         connection = idle.get_nowait() if not idle.empty() else await Connection(port).open()
-        await connection.ask(body)
+        await connection.request(body)
         latencies.append(1_000 * (time.perf_counter() - begin))
         idle.put_nowait(connection)
 
@@ -101,7 +101,7 @@ async def open_loop(port: int, asked: list[bytes], rate: float, seconds: float) 
         for number, start in enumerate(starts):
             if (wait := zero + start - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)
-            group.create_task(one(zero + start, asked[number % len(asked)]))
+            group.create_task(one(zero + start, payloads[number % len(payloads)]))
     return np.array(latencies)
 
 
@@ -147,17 +147,17 @@ def measure_profiles(bundles_dir: Path, k: int, count: int, what: str) -> list[R
 def measure_server(bundles_dir: Path, profile: str, options: argparse.Namespace) -> list[Row]:
     """Time a server of a profile."""
     user_ids = list(load_bundle(bundles_dir / "current").users.user_ids)[1:]
-    asked, rows, peak = bodies(user_ids, 5_000, options.k), [], 0.0
+    payloads, rows, peak = bodies(user_ids, 5_000, options.k), [], 0.0
     with serving(bundles_dir, RECSYS_PROFILE=profile, OMP_NUM_THREADS="1") as port:
-        asyncio.run(closed_loop(port, asked, 4, 2.0))
+        asyncio.run(closed_loop(port, payloads, 4, 2.0))
         for connections in (1, 16):
-            rate, latencies = asyncio.run(closed_loop(port, asked, connections, options.seconds))
+            rate, latencies = asyncio.run(closed_loop(port, payloads, connections, options.seconds))
             name = f"HTTP, profile {profile}, closed loop, {connections} connections"
             rows.append(Row(name=name, value=rate, unit="requests/s"))
             rows += percentiles(name, latencies)
             peak = max(peak, rate)
         for share in (0.5, 0.8):
-            latencies = asyncio.run(open_loop(port, asked, share * peak, options.seconds))
+            latencies = asyncio.run(open_loop(port, payloads, share * peak, options.seconds))
             name = f"HTTP, profile {profile}, open loop, {share * peak:.0f} requests/s"
             rows += percentiles(name, latencies)
     return rows

@@ -72,19 +72,19 @@ def made_report(folder: Path, size: SyntheticEvaluation) -> tuple[Path, float]:
 
 def openings(browser: Browser, report: Path, width: int, count: int) -> list[list[float]]:
     """Open the report so often; return ms until on the screen, drawn, and first painted."""
-    taken = []
+    times_ms = []
     for _ in range(count):
         context = browser.new_context(viewport={"width": width, "height": 900}, offline=True)
         page = context.new_page()
         page.goto(report.as_uri(), wait_until="commit")
-        taken.append(page.evaluate(OPENED))
+        times_ms.append(page.evaluate(OPENED))
         assert page.evaluate("document.documentElement.dataset.charts") == "drawn"
         context.close()
-    return taken
+    return times_ms
 
 
-def rows_of(taken: list[list[float]], where: str) -> list[Row]:
-    screen, drawn, painted = (list(values) for values in zip(*taken, strict=True))
+def rows_of(times_ms: list[list[float]], where: str) -> list[Row]:
+    screen, drawn, painted = (list(values) for values in zip(*times_ms, strict=True))
     rows = []
     for name, value in (
         (f"open and all charts on the screen, {where}, median", statistics.median(screen)),

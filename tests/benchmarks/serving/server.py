@@ -27,7 +27,7 @@ TIMEOUT_SECONDS = 120.0
 
 @contextmanager
 def serving(bundles_dir: Path, **settings: str) -> Iterator[int]:
-    """Run a server with settings of its environment; give its port once it answers."""
+    """Run a server with settings of its environment; give its port once it is ready."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {"RECSYS_BUNDLES": str(bundles_dir), "RECSYS_PORT": str(port), **settings}
@@ -40,7 +40,7 @@ def serving(bundles_dir: Path, **settings: str) -> Iterator[int]:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while reply_of(port, "/readyz") is None:
             if time.monotonic() > deadline or process.poll() is not None:
-                raise RuntimeError("the server does not answer")
+                raise RuntimeError("the server does not reply")
             time.sleep(0.1)
         yield port
     finally:
