@@ -240,20 +240,22 @@ def diff(
 
     [bold]Example[/] recsys ids diff 3f2a --config shop.toml
     """
-    from pipelines.semantic_ids.compare import changes_between
+    from recsys.semantic_ids.delta import changed_rows
     from recsys.semantic_ids.lifecycle import kept_shares
 
     store = store_with_versions(config)
     before = store.versions.load(store.named(old))
     after = store.versions.load(None if new is None else store.named(new))
-    changes = changes_between(before, after)
+    changes = {name: rows.tolist() for name, rows in changed_rows(before, after).items()}
     counts = ", ".join(f"{len(rows):,} {what}" for what, rows in changes.items())
     out.print(f"{before.version[:SHORT]} -> {after.version[:SHORT]}: {counts}", soft_wrap=True)
     if before.level_sizes == after.level_sizes:
         out.print(kept_table(kept_shares(after, before)))
     else:
         out.print(f"levels {before.level_sizes} became {after.level_sizes}, so no ID is kept")
-    shown = [(row, what) for what in ("moved", "gone", "new") for row in changes[what][:listed]]
+    shown = [
+        (row, what) for what in ("moved", "retired", "added") for row in changes[what][:listed]
+    ]
     if shown[:listed]:
         table = Table(box=box.SIMPLE_HEAD)
         for column in ("item", "what", "before", "after"):
@@ -300,8 +302,8 @@ def report(
 
     [bold]Example[/] recsys ids report --config shop.toml --out ids.html
     """
+    from pipelines.reports.semantic_ids.data import reported_version
     from pipelines.reports.semantic_ids.page import write_semantic_id_report
-    from pipelines.semantic_ids.compare import reported_version
 
     with opened(config) as run:
         reported = reported_version(run.content, run.store, config, previous)

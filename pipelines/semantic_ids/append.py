@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipelines.engine.console import log
-from pipelines.semantic_ids.store import FOLDER, Published, SemanticIdStore
+from pipelines.semantic_ids.store import FOLDER, SemanticIdStore, SemanticIdVersion
 from recsys.semantic_ids.codes import NO_CODE
 from recsys.semantic_ids.collisions import rows_with_content
 from recsys.semantic_ids.lifecycle import append
@@ -22,11 +22,11 @@ from serving.bundle.load import Bundle
 from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, with_codes
 
 
-class Beside(NamedTuple):
-    """The store beside a bundle, and what is current in it."""
+class OpenStore(NamedTuple):
+    """The store beside a bundle, and its current version."""
 
     store: SemanticIdStore
-    published: Published
+    published: SemanticIdVersion
 
 
 def published_ids(
@@ -41,14 +41,14 @@ def published_ids(
         ValueError: No free ID is left, or a part is damaged.
     """
     assert bundle.semantic_ids is not None
-    beside = store_beside(bundles, bundle)
-    new = give_ids(bundle.semantic_ids, item_ids, content, beside)
-    if beside is not None:
-        publish_ids(item_ids, new, beside)
+    opened = store_beside(bundles, bundle)
+    new = give_ids(bundle.semantic_ids, item_ids, content, opened)
+    if opened is not None:
+        publish_ids(item_ids, new, opened)
     return new
 
 
-def store_beside(bundles: Path, bundle: Bundle) -> Beside | None:
+def store_beside(bundles: Path, bundle: Bundle) -> OpenStore | None:
     """Open the store of published IDs beside the bundles, if the bundle's IDs are of its kind.
 
     It may be ahead of the bundle (a challenger, a rollback), but its codes and id rows must mean
@@ -65,7 +65,7 @@ def store_beside(bundles: Path, bundle: Bundle) -> Beside | None:
     if published is None:
         return None
     if published.ids.quantizer_digest == own.ids.quantizer_digest and _same_rows(store, bundle):
-        return Beside(store, published)
+        return OpenStore(store, published)
     log.print(
         f"note: the semantic IDs in {directory} come from another quantiser than the bundle's; the "
         "new items' IDs hold in this bundle, the next run gives them others",
@@ -88,7 +88,7 @@ def give_ids(
     own: ItemSemanticIds,
     item_ids: Sequence[str],
     content: NDArray[np.float32],
-    beside: Beside | None,
+    opened: OpenStore | None,
 ) -> NewIds:
     """Give IDs to items that the bundle does not have; without content they get none.
 
@@ -98,7 +98,7 @@ def give_ids(
     Args:
         own: The bundle's IDs.
         content: Content embeddings, [M, F]; the quantiser reads the first columns.
-        beside: As ``store_beside`` gives it.
+        opened: See ``store_beside``.
 
     Raises:
         ValueError: No free ID is left, or the quantiser is not the one that made the IDs.
@@ -107,18 +107,18 @@ def give_ids(
     can_have = rows_with_content(vectors)
     id_rows = np.zeros(len(item_ids), np.int64)
     num_given = own.ids.num_item_rows - 1
-    if beside is not None:
-        id_rows, num_given = beside.store.id_rows_of(item_ids), len(beside.store.item_ids)
+    if opened is not None:
+        id_rows, num_given = opened.store.id_rows_of(item_ids), len(opened.store.item_ids)
     unknown = (id_rows == 0) & can_have.numpy()
     id_rows[unknown] = num_given + 1 + np.arange(int(unknown.sum()))
 
     rows = torch.from_numpy(id_rows)
     codes, reserved = own.ids.by_item_row(rows).codes, None
-    if beside is not None:
-        ids = beside.published.ids
+    if opened is not None:
+        ids = opened.published.ids
         codes = torch.where(codes == NO_CODE, ids.by_item_row(rows).codes, codes)
         reserved = ids.codes[ids.item_rows]
-        if (retired := beside.store.reserved()).numel():
+        if (retired := opened.store.reserved()).numel():
             reserved = torch.cat([reserved, retired])
     fresh = (codes[:, 0] == NO_CODE) & can_have
     if bool(fresh.any()):
@@ -130,13 +130,13 @@ def give_ids(
     return NewIds(codes, np.where(has_id, id_rows, 0))
 
 
-def publish_ids(item_ids: Sequence[str], new: NewIds, beside: Beside) -> None:
+def publish_ids(item_ids: Sequence[str], new: NewIds, opened: OpenStore) -> None:
     """Add the IDs of new items to what the store has, so that the next run keeps them.
 
     Raises:
         ValueError: Another run published meanwhile.
     """
-    store, published = beside
+    store, published = opened
     given = new.id_rows > 0
     rows = torch.from_numpy(new.id_rows[given])
     child = with_codes(published.ids, rows, new.codes[torch.from_numpy(given)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipelines.semantic_ids.store import Published
+from pipelines.semantic_ids.store import SemanticIdVersion
 from recsys.semantic_ids.codes import ItemCodes, SemanticIds
 from recsys.semantic_ids.quantizers import load_quantizer
 
@@ -18,7 +18,7 @@ ORDERS = "orders"
 QUANTIZER = "quantizer"
 
 
-def read_version(artefact: Path) -> Published | None:
+def read_version(artefact: Path) -> SemanticIdVersion | None:
     """Read the version of an artefact; None where items have no IDs.
 
     Raises:
@@ -27,7 +27,7 @@ def read_version(artefact: Path) -> Published | None:
     report = json.loads((artefact / REPORT).read_text(encoding="utf-8"))
     if report["method"] == "none":
         return None
-    return Published(
+    return SemanticIdVersion(
         ids=SemanticIds.load(artefact, report["version"]),
         quantizer=load_quantizer(artefact / QUANTIZER),
         origin=report["origin"],

@@ -1,12 +1,12 @@
-"""Published semantic IDs beside the bundles, over id rows: a numbering of items that never moves.
+"""Published semantic IDs beside the bundles, by id row: a numbering of items that never changes.
 
 <bundles>/semantic_ids/
     item_ids.json         the items that ever had an ID; place + 1 is the id row, 0 is none
     versions/, current    recsys.semantic_ids.version_store; codes stand by id row
 
-Item rows may change from one run to the next, because the vocabulary is made anew. A published ID
-must not, so versions are kept by id row, and item_ids.json only ever grows: it is replaced before a
-version is published, so a kill in between leaves numbers that nobody has yet.
+Item rows may change from one run to the next, because each run builds its vocabulary. A published
+ID must not, so versions are stored by id row, and item_ids.json only grows: it is replaced before a
+version is published, so a kill in between leaves id rows without an ID.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ FOLDER = "semantic_ids"
 ITEM_IDS = "item_ids.json"
 LOCK = "lock"
 SHORT = 12
-"""Characters of a version that a person is shown."""
+"""Characters of a version that are printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
-    """One version, what made it, and how."""
+class SemanticIdVersion:
+    """One version of the semantic IDs and what made it."""
 
     ids: SemanticIds
-    """Over id rows."""
+    """By id row."""
     quantizer: Quantizer
     origin: Mapping[str, Any]
-    """``encoder``, ``dim`` and ``settings`` (the [semantic_ids] table) of what fitted it."""
+    """``encoder`` and ``dim`` of the content, and ``settings``, the [semantic_ids] table."""
 
 
 def read_item_ids(path: Path) -> list[str]:
@@ -127,7 +127,7 @@ class SemanticIdStore:
             reached = described["parent"]
         return False
 
-    def previous(self, version: str | None = None) -> Published | None:
+    def previous(self, version: str | None = None) -> SemanticIdVersion | None:
         """Read a version, or the current one; None where nothing was published.
 
         Raises:
@@ -135,7 +135,7 @@ class SemanticIdStore:
         """
         if version is None and self.current() is None:
             return None
-        return Published(
+        return SemanticIdVersion(
             ids=self.versions.load(version),
             quantizer=load_quantizer(self.versions.quantizer_path(version)),
             origin=self.versions.origin(version),

@@ -1,4 +1,4 @@
-"""The next version of a catalogue's semantic IDs: as published, with new items, or fitted again.
+"""The next version of a catalogue's semantic IDs: as published, appended to, or fitted again.
 
 Axes: N item rows (row 0 is padding), I id rows (row 0 is none), D width, P pairs.
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipelines.config.content import SemanticIdsConfig
-from pipelines.semantic_ids.store import Published, SemanticIdStore
+from pipelines.semantic_ids.store import SemanticIdStore, SemanticIdVersion
 from recsys.semantic_ids.behaviour import BehaviourIds, behaviour_ids
 from recsys.semantic_ids.codes import NO_CODE, Quantizer, SemanticIds
 from recsys.semantic_ids.collisions import (
@@ -32,15 +32,16 @@ from recsys.semantic_ids.tensor_file import digest_of
 
 How = Literal["trained", "appended", "aligned", "kept"]
 FULL = 0.8
-"""Codes chosen by catalogue size are chosen anew once so many of all possible IDs are given: new
-items would find none near their content."""
+"""Share of all possible IDs in use from which level sizes that follow the catalogue are chosen
+again: new items would find no free ID near their content."""
 SPARE = 2
-"""Times the codes that a level against collisions needs, so that items can be appended."""
+"""Size of a level that resolves collisions, in times of what it needs, so that items can be
+appended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What a catalogue's items are told apart by."""
+    """What semantic IDs are made from."""
 
     item_ids: Sequence[str]
     """Of item rows 1 .. N - 1."""
@@ -49,26 +50,29 @@ class Content:
     encoder: str
     """Identity of the vectors."""
     pairs: Tensor | None = None
-    """Item rows that people took one after the other, [P, 2]; for an RQ-VAE."""
+    """Item rows of consecutive events, [P, 2]; for an RQ-VAE."""
     behaviour: Tensor | None = None
-    """Item vectors of a sequence model, [N, D']; where IDs are made from them."""
+    """Item vectors of a sequence model, [N, D'], where IDs are made from them."""
 
     def is_known(self) -> Tensor:
-        """Say which item rows have content, [N] bool."""
+        """Return which item rows have content, [N] bool."""
         found = rows_with_content(self.vectors)
         found[0] = False
         return found
 
     def origin(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Say what a quantiser fitted on this is made of."""
+        """Describe what a quantiser is fitted on."""
         made = self._identity(settings)
         if self.behaviour is not None:
             digest = digest_of({}, {"item_vectors": self.behaviour})
             made["behaviour"] = {"dim": self.behaviour.shape[1], "item_vectors": digest}
         return made
 
-    def goes_on(self, origin: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-        """Whether published IDs of this origin stay: behaviour is another one every day."""
+    def extends(self, origin: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+        """Whether published IDs of this origin are appended to.
+
+        Behaviour does not count: its vectors change with every training.
+        """
         identity = self._identity(settings)
         return {name: origin.get(name) for name in identity} == identity
 
@@ -78,20 +82,16 @@ class Content:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NextVersion:
+class NextVersion(SemanticIdVersion):
     """A version that can be published."""
 
-    ids: SemanticIds
-    """Over id rows."""
-    quantizer: Quantizer
     item_ids: Sequence[str]
     """By id row, from 1 on."""
     id_rows: NDArray[np.int64]
     """Id row of each item row, [N]; 0 without an ID."""
-    origin: Mapping[str, Any]
     how: How
     kept: KeptShares | None = None
-    """Against the version before; None where there is none, or its levels are others."""
+    """Compared with the previous version; None without one, or where the level sizes differ."""
     num_new: int = 0
 
     @property
@@ -107,12 +107,12 @@ def next_version(
     *,
     seed: int = 0,
 ) -> NextVersion | None:
-    """Keep what is published and add what is new, where encoder and settings are the same.
+    """Append to the published IDs where encoder and settings are the same; otherwise fit again.
 
-    Otherwise, and where the published levels are full, everything is fitted again.
+    Full levels are fitted again too.
 
     Args:
-        settings: ``config`` as a table, which versions are held against.
+        settings: ``config`` as a table, which is compared with that of the published version.
 
     Returns:
         None where no item has content.
@@ -123,7 +123,7 @@ def next_version(
     if not bool(content.is_known().any()):
         return None
     previous = store.previous()
-    if previous is not None and content.goes_on(previous.origin, settings):
+    if previous is not None and content.extends(previous.origin, settings):
         try:
             appended = append_new(content, store, previous)
         except NoFreeIdError:
@@ -140,7 +140,7 @@ def next_version(
 def _numbered(
     content: Content, store: SemanticIdStore, wanted: Tensor
 ) -> tuple[list[str], NDArray[np.int64]]:
-    """Give id rows to wanted item rows that never had one; return all numbered items too."""
+    """Give id rows to wanted item rows that never had one; return the items by id row too."""
     id_rows = np.concatenate([[0], store.id_rows_of(content.item_ids)])
     new = (id_rows == 0) & wanted.numpy()
     id_rows[new] = len(store.item_ids) + 1 + np.arange(int(new.sum()))
@@ -149,12 +149,14 @@ def _numbered(
 
 
 def _have_ids(ids: SemanticIds, id_rows: Tensor) -> Tensor:
-    """Say which id rows have an ID, [N] bool."""
+    """Return which id rows have an ID, [N] bool."""
     return ids.by_item_row(id_rows).codes[:, 0] != NO_CODE
 
 
-def append_new(content: Content, store: SemanticIdStore, previous: Published) -> NextVersion:
-    """Give IDs to the items that have none; nothing published moves.
+def append_new(
+    content: Content, store: SemanticIdStore, previous: SemanticIdVersion
+) -> NextVersion:
+    """Give IDs to the items that have none; published IDs stay.
 
     Raises:
         ValueError: The vectors are of another width, or no free ID is left.
@@ -192,12 +194,12 @@ def fit_again(
     seed: int = 0,
     cold: bool = False,
 ) -> NextVersion:
-    """Fit a quantiser on the catalogue; its codes take the names of the published ones.
+    """Fit a quantiser on the catalogue and align its codes to the published ones.
 
-    It starts from the published quantiser where encoder, kind and levels are the same.
+    The fit starts from the published quantiser where encoder, method and levels are the same.
 
     Args:
-        cold: Start from nothing all the same.
+        cold: Never start from the published quantiser.
 
     Raises:
         ValueError: There are fewer items than codes.
@@ -233,7 +235,7 @@ def fit_again(
 
 
 def behaviour_of(content: Content) -> Tensor:
-    """Return what IDs of source "sequence" are made from.
+    """Return the vectors that IDs of source "sequence" are made from.
 
     Raises:
         ValueError: There is no sequence model.
@@ -264,14 +266,14 @@ def fit_behaviour(
 
 
 def _by_id_row(values: Tensor, wanted: Tensor, rows: Tensor, size: int) -> Tensor:
-    """Lay what wanted item rows have out by id row, [size, D]; zeros elsewhere."""
+    """Lay the values of wanted item rows out by id row, [size, D]; zeros elsewhere."""
     table = torch.zeros(size, values.shape[1])
     table[rows[wanted]] = values[wanted].float()
     return table
 
 
 def _start(
-    previous: Published | None,
+    previous: SemanticIdVersion | None,
     origin: Mapping[str, Any],
     config: SemanticIdsConfig,
     sizes: tuple[int, ...],
@@ -325,15 +327,17 @@ def _residual_config(
     return ResidualKMeansConfig(level_sizes=sizes, kmeans=kmeans, seed=seed)
 
 
-def _aligned(made: NextVersion, previous: Published, config: SemanticIdsConfig) -> NextVersion:
-    """Take over the published names of codes, as far as the levels are the same."""
+def _aligned(
+    made: NextVersion, previous: SemanticIdVersion, config: SemanticIdsConfig
+) -> NextVersion:
+    """Rename codes after the published ones where the levels are the same."""
     ids, old = made.ids, previous.ids
     if (
         config.resolution == "extra_level"
         and ids.level_sizes[:-1] == old.level_sizes[:-1]
         and ids.level_sizes[-1] <= SPARE * old.level_sizes[-1]
     ):
-        # The published level against collisions has room enough, so that IDs stay comparable.
+        # The published extra level is large enough, so that IDs stay comparable.
         ids = replace(ids, level_sizes=old.level_sizes)
     if ids.level_sizes != old.level_sizes:
         return replace(made, ids=replace(ids, parent=old.version))

@@ -65,6 +65,31 @@ class Delta:
         )
 
 
+def changed_rows(before: SemanticIds, after: SemanticIds) -> dict[str, Tensor]:
+    """Find the rows that are added, moved, retired and kept, each [M] int64, ascending.
+
+    Versions of other levels or fewer rows can be compared too.
+    """
+    size = max(before.num_item_rows, after.num_item_rows)
+    width = max(before.num_levels, after.num_levels)
+    old, new = (_padded(ids, size, width) for ids in (before, after))
+    had, has = old[:, 0] != NO_CODE, new[:, 0] != NO_CODE
+    differs = (old != new).any(1)
+    kinds = {
+        "added": ~had & has,
+        "moved": had & has & differs,
+        "retired": had & ~has,
+        "kept": had & has & ~differs,
+    }
+    return {name: found.nonzero().flatten() for name, found in kinds.items()}
+
+
+def _padded(ids: SemanticIds, num_rows: int, num_levels: int) -> Tensor:
+    codes = torch.full((num_rows, num_levels), NO_CODE, dtype=torch.int32)
+    codes[: ids.num_item_rows, : ids.num_levels] = ids.codes
+    return codes
+
+
 def diff(parent: SemanticIds, child: SemanticIds) -> Delta:
     """Find what ``child`` adds, moves and retires.
 
@@ -77,13 +102,7 @@ def diff(parent: SemanticIds, child: SemanticIds) -> Delta:
             f"version {parent.version} {parent.num_item_rows} x {parent.num_levels}; a delta needs "
             "the same levels and as many rows or more"
         )
-    before = torch.full_like(child.codes, NO_CODE)
-    before[: parent.num_item_rows] = parent.codes
-    differs = (before != child.codes).any(1)
-    had, has = before[:, 0] != NO_CODE, child.codes[:, 0] != NO_CODE
-    added, moved, retired = (
-        (differs & kind).nonzero().flatten() for kind in (~had & has, had & has, had & ~has)
-    )
+    rows = changed_rows(parent, child)
     return Delta(
         parent=parent.version,
         version=child.version,
@@ -91,10 +110,10 @@ def diff(parent: SemanticIds, child: SemanticIds) -> Delta:
         quantizer_digest=child.quantizer_digest,
         num_item_rows=child.num_item_rows,
         declared_parent=child.parent,
-        added=added,
-        moved=moved,
-        retired=retired,
-        codes=child.codes[torch.cat([added, moved])],
+        added=rows["added"],
+        moved=rows["moved"],
+        retired=rows["retired"],
+        codes=child.codes[torch.cat([rows["added"], rows["moved"]])],
     )
 
 

@@ -201,7 +201,7 @@ def test_append_gives_ids_to_new_items_of_the_catalogue(own: Path, recsys: Recsy
     version = str(store_of(own).current())
     assert "1 new, no published ID moved" in ids(recsys, own, "append")
     told = ids(recsys, own, "diff", version[:6])
-    assert "1 new, 0 moved, 0 gone, 24 the same" in told
+    assert "1 added, 0 moved, 0 retired, 24 kept" in told
     assert "a-new-one" in told
 
 

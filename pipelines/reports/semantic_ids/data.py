@@ -1,26 +1,32 @@
-"""What a report of semantic IDs is made from, and the numbers that it shows.
+"""What a report of semantic IDs is made from.
 
-Item rows may differ from run to run; a version's codes lie over id rows, which never move. The
-report speaks of the catalogue of one run, so everything else comes by item row.
+A version's codes are by id row, which never changes; the catalogue of one run is by item row.
 
 Axes: N item rows (row 0 is padding), I id rows (row 0 is none), D width.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipelines.config.run import OWN_DATA, RunConfig
+from pipelines.engine.workspace import Workspace
 from pipelines.inputs.tensors import tie_orders
+from pipelines.semantic_ids.artefact import ID_ROWS, REPORT, read_version
+from pipelines.semantic_ids.store import SemanticIdStore, SemanticIdVersion
+from pipelines.semantic_ids.versions import Content
 from recsys.data.dataset import Sequences
-from recsys.semantic_ids.codes import Quantizer, SemanticIds
+from recsys.semantic_ids.codes import NO_CODE, SemanticIds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +41,9 @@ class Catalogue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportedIds:
-    """One version and what is known about it."""
+class ReportedIds(SemanticIdVersion):
+    """One version and the catalogue it is shown with."""
 
-    ids: SemanticIds
-    """Over id rows."""
-    quantizer: Quantizer
     id_rows: NDArray[np.int64]
     """Id row of each item row, [N]; 0 where the item has no ID."""
     vectors: Tensor
@@ -48,18 +51,18 @@ class ReportedIds:
     catalogue: Catalogue
     title: str
     """Name of the data, for the heading."""
-    method: str
-    """Such as "rq_kmeans"."""
     how: str
     """"trained", "appended", "aligned" or "kept"; anything else is shown as it is."""
-    encoder: str = ""
-    """What made the content vectors."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """The [semantic_ids] table that the version was made with."""
     num_retired: int = 0
-    """IDs of earlier versions that nobody has any more and nobody may inherit."""
+    """IDs of earlier versions that no item has now; they are never given to another item."""
     previous: SemanticIds | None = None
-    """The version to compare with, over the same id rows."""
+    """The version to compare with, by the same id rows."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The [semantic_ids] table that the version was made with."""
+        settings: Mapping[str, Any] = self.origin.get("settings", {})
+        return settings
 
 
 def read_catalogue(features: Path) -> Catalogue:
@@ -75,4 +78,50 @@ def read_catalogue(features: Path) -> Catalogue:
         titles=["", *items["display_text"]],
         categories=[[], *lists],
         popularity=counts.astype(np.int64),
+    )
+
+
+def reported_version(
+    content: Content, store: SemanticIdStore, config: RunConfig, previous: str | None = None
+) -> ReportedIds:
+    """Gather a report of the workspace's IDs, or of the current ones where others were published.
+
+    Args:
+        previous: First letters of the version to compare with; the parent by default.
+
+    Raises:
+        ValueError: There are no IDs, or the version to compare with does not exist.
+    """
+    workspace = Workspace(config.workspace)
+    artefact = workspace.stage("build_semantic_ids")
+    is_made = workspace.manifest("build_semantic_ids") is not None
+    made = json.loads((artefact / REPORT).read_text(encoding="utf-8")) if is_made else {}
+    own = made.get("version")
+    # Unpublished IDs count only until others are published, as the stage has it.
+    unpublished = store.current() in (None, made.get("parent"))
+    stands = own is not None and (store.leads_from(own) if store.has(own) else unpublished)
+    version = read_version(artefact) if stands else store.previous()
+    if version is None:
+        raise ValueError(
+            f"{workspace.path.absolute()} has no semantic IDs; make them with "
+            "recsys run --until build_semantic_ids"
+        )
+    if stands:
+        id_rows = np.load(artefact / ID_ROWS, allow_pickle=False)
+    else:
+        id_rows = np.concatenate([[0], store.id_rows_of(content.item_ids)])
+    ids = version.ids
+    id_rows = np.where(id_rows < ids.num_item_rows, id_rows, 0)
+    id_rows[ids.codes[torch.from_numpy(id_rows), 0].numpy() == NO_CODE] = 0
+    parent = ids.parent if ids.parent is not None and store.has(ids.parent) else None
+    compared = store.named(previous) if previous is not None else parent
+    return ReportedIds(
+        **vars(version),
+        id_rows=id_rows,
+        vectors=content.vectors,
+        catalogue=read_catalogue(workspace.stage("build_features")),
+        title=config.report.title or config.data.dataset or OWN_DATA,
+        how=made["how"] if stands else "published",
+        num_retired=len(store.versions.retired_codes(ids.version)) if store.has(ids.version) else 0,
+        previous=None if compared is None else store.versions.load(compared),
     )

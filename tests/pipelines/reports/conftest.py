@@ -132,10 +132,11 @@ def planted(made: PlantedIds) -> ReportedIds:
             popularity=np.array(popularity),
         ),
         "title": "planted",
-        "method": "rq_kmeans",
         "how": "trained",
-        "encoder": "by hand",
-        "settings": {"method": "rq_kmeans", "num_levels": 2},
+        "origin": {
+            "encoder": "by hand",
+            "settings": {"method": "rq_kmeans", "num_levels": 2},
+        },
     }
     return ReportedIds(**(values | dict(made.changes)))
 

@@ -281,13 +281,12 @@ def test_page_is_whole_and_asks_for_nothing(planted_ids, tmp_path):
 
 
 def test_titles_and_categories_are_only_text(planted_ids, tmp_path):
-    reported = planted_ids(titles=HOSTILE, title=HOSTILE[1], encoder=HOSTILE[0], how=HOSTILE[1])
+    origin = {"encoder": HOSTILE[0], "settings": {"x": HOSTILE[1]}}
+    reported = planted_ids(titles=HOSTILE, title=HOSTILE[1], origin=origin, how=HOSTILE[1])
     catalogue = replace(
         reported.catalogue, categories=[[], *([title] for title in "ab"), *[[HOSTILE[1]]] * 6]
     )
-    page, numbers = written(
-        replace(reported, catalogue=catalogue, settings={"x": HOSTILE[1]}), tmp_path
-    )
+    page, numbers = written(replace(reported, catalogue=catalogue), tmp_path)
     outline = Outline(page)
     assert outline.faults == []
     assert "img" not in outline.tags
