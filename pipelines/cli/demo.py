@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.candidates.blends import BLEND, BLEND_FAST
+from pipelines.cli.first_look import first_lists, first_metrics
 from pipelines.cli.tracking import recorder_of
+from pipelines.config.run import RunConfig
 from pipelines.engine.console import log, out
 from pipelines.engine.runner import StageOutcome, run_stages
 from pipelines.engine.workspace import bundles_dir
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
-from pipelines.inputs.tensors import released_order
+from pipelines.inputs.tensors import read_inputs, released_order
 from pipelines.presets.resolve import check_places, resolve, with_dataset
 from pipelines.ranking.artefact import FILE, RANKED
 from pipelines.stages.list import STAGES
@@ -44,53 +47,65 @@ MODEL_NAMES = {
     "generative": "generative",
     "blend_fast": "blend, fast",
     "blend": "blend, full",
-    "ranked": "blend, fast, then ranked",
+    "ranked": "blend, then ranker",
 }
+FIRST_LOOK_AFTER = "train_two_tower"
+"""The stage after which there is something to show."""
 SHOWN_USERS = 3
 SHOWN_ITEMS = 8
 TITLE_WIDTH = 44
-SPLIT_NAMES = {"validation": ("second last", "(validation)"), "test": ("last", "(test)")}
-"""Lines that name a split in the table."""
+SPLIT_NAMES = {
+    "validation": "Second-last item of each user (validation)",
+    "test": "Last item of each user (test)",
+}
 
-Metrics = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Value by split, model and metric."""
+Metrics = Mapping[str, Mapping[str, float]]
+"""Value by model and metric, of one split."""
 
 
 def metric_table(
-    metrics: Metrics, analysis: Mapping[str, SplitAnalysis], primary: str, *, ranked: bool = False
+    title: str,
+    metrics: Metrics,
+    primary: str,
+    *,
+    analysis: SplitAnalysis | None = None,
+    served: str | None = None,
 ) -> Table:
-    """Lay out each model's metrics on both splits; the best of each split is bold.
+    """Lay out each model's metrics on one split; the best of each column is bold.
 
     Args:
-        metrics: By split, model and metric.
-        analysis: By split; empty where none was made, and then no interval is shown.
+        title: Names the split.
+        metrics: By model and metric.
         primary: Metric that is shown with its interval.
-        ranked: Whether the ranker's order is served, else the fast blend's.
+        analysis: Holds the intervals; None shows none.
+        served: The model whose lists are served.
     """
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("held-out item", no_wrap=True)
+    models = [name for name in MODEL_NAMES if name in metrics]
+    shown = [name for name in METRICS if name in metrics[models[0]]]
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("model", no_wrap=True)
-    shown = [name for name in METRICS if name in metrics["test"]["blend"]]
     for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
-    for split, readable_split in SPLIT_NAMES.items():
-        models = {name: text for name, text in MODEL_NAMES.items() if name in metrics[split]}
-        served = RANKED if ranked else BLEND_FAST if BLEND_FAST in models else BLEND
-        models[served] += " (served)"
-        best = {name: max(metrics[split][model][name] for model in models) for name in shown}
-        for place, (model, readable) in enumerate(models.items()):
-            values = metrics[split][model]
-            known = analysis[split].models[model].intervals if split in analysis else {}
-            cells = [
-                Text(
-                    with_interval(values[name], known.get(name) if name == primary else None),
-                    style="bold" if values[name] == best[name] else "",
-                )
-                for name in shown
-            ]
-            table.add_row("".join(readable_split[place : place + 1]), readable, *cells)
-        table.add_section()
+        interval = " (95% interval)" if analysis is not None and name == primary else ""
+        table.add_column(name + interval, justify="right", no_wrap=True)
+    best = {name: max(metrics[model][name] for model in models) for name in shown}
+    for model in models:
+        known = {} if analysis is None else analysis.models[model].intervals
+        values = [
+            Text(
+                with_interval(metrics[model][name], known.get(name) if name == primary else None),
+                style="bold" if metrics[model][name] == best[name] else "",
+            )
+            for name in shown
+        ]
+        table.add_row(MODEL_NAMES[model] + (" (served)" if model == served else ""), *values)
     return table
+
+
+def served_model(metrics: Metrics, *, has_ranker: bool) -> str:
+    """Name the model whose lists are served in profile ``fast``."""
+    if has_ranker:
+        return RANKED
+    return BLEND_FAST if BLEND_FAST in metrics else BLEND
 
 
 def with_interval(value: float, interval: Interval | None) -> str:
@@ -104,16 +119,16 @@ def shortened(text: str, width: int = TITLE_WIDTH) -> str:
     return text if len(text) <= width else text[: width - 3].rstrip() + "..."
 
 
-def user_table(user_id: str, history: list[str], recommended: list[str]) -> Table:
+def user_table(
+    user_id: str, history: list[str], recommended: list[str], *, recommended_by: str = ""
+) -> Table:
     """Put a user's latest items beside what is recommended."""
-    table = Table(box=box.SIMPLE_HEAD, title=f"User {user_id}", title_justify="left")
+    by = f" ({recommended_by})" if recommended_by else ""
+    table = Table(box=box.SIMPLE_HEAD, title=f"User {user_id}{by}", title_justify="left")
     table.add_column("watched lately", no_wrap=True, width=TITLE_WIDTH)
     table.add_column("recommended", no_wrap=True, width=TITLE_WIDTH)
-    rows = max(len(history), len(recommended))
-    for place in range(rows):
-        left = shortened(history[place]) if place < len(history) else ""
-        right = shortened(recommended[place]) if place < len(recommended) else ""
-        table.add_row(Text(left), Text(right))
+    for left, right in zip_longest(history, recommended, fillvalue=""):
+        table.add_row(Text(shortened(left)), Text(shortened(right)))
     return table
 
 
@@ -207,39 +222,37 @@ def where_things_are(workspace: Path, bundle: Path, seconds: float) -> Panel:
     return Panel(Group(*(Text(line) for line in lines)), title="Next", title_align="left")
 
 
-def run_demo(
-    workspace: Path | None,
-    *,
-    show_progress: bool,
-    finished: Callable[[StageOutcome], None],
-) -> None:
-    """Run the preset's stages and show what came out."""
-    begin = time.perf_counter()
-    out.print(Text("MovieLens-100K, from raw files to a bundle that can be served", style="bold"))
-    config = resolve(preset=PRESET, workspace=workspace)
-    check_places(config)
-    config = with_dataset(config)
-    log.print(f"data: {config.data.events}", style="dim", soft_wrap=True)
-    run_stages(
-        STAGES,
-        config,
-        show_progress=show_progress,
-        recorder=recorder_of(config),
-        finished=finished,
-    )
-    seconds = time.perf_counter() - begin
+def show_first_look(config: RunConfig, seconds: float) -> None:
+    """Print what the first models recommend, long before the run is done."""
+    order = released_order(config.workspace / "build_features")
+    inputs = read_inputs(config.workspace / "build_features", None, order)
+    out.print()
+    title = f"First look after {seconds:.0f} s: baselines and the two-tower, validation"
+    out.print(metric_table(title, first_metrics(config), config.evaluation.primary_metric))
+    for one in first_lists(config, chosen_users(inputs.sequences.offsets), SHOWN_ITEMS):
+        out.print(user_table(*one, recommended_by="two-tower alone, before blend and ranker"))
 
+
+def show_results(config: RunConfig, seconds: float) -> None:
+    """Print metrics of both splits, what is served and why, lists, and what to do next."""
     order = released_order(config.workspace / "build_features")
     evaluated = config.workspace / "evaluate"
-    metrics: dict[str, Any] = read_json(evaluated / "metrics.json")
+    metrics: dict[str, Any] = read_json(evaluated / "metrics.json")[order]
     analysis = Analysis.load(evaluated)
     bundle = bundles_dir(config) / CURRENT
+    served = served_model(metrics["validation"], has_ranker=load_bundle(bundle).ranker is not None)
     out.print()
-    out.print("All items are ranked for each user; targets are the user's own last two items.")
-    out.print("In brackets: where the mean may lie with other users like these (95%).")
-    ranked = load_bundle(bundle).ranker is not None
-    primary = analysis.primary_metric
-    out.print(metric_table(metrics[order], analysis.orders[order], primary, ranked=ranked))
+    out.print("All items are ranked for each user, without those of the user's history.")
+    for split, title in SPLIT_NAMES.items():
+        out.print(
+            metric_table(
+                title,
+                metrics[split],
+                analysis.primary_metric,
+                analysis=analysis.orders[order].get(split),
+                served=served,
+            )
+        )
     notes = [ranker_line(config.workspace / "train_ranker" / order / FILE)]
     for note in [*notes, *adapter_lines(config.workspace / "adapt_domains" / "adapters.json")]:
         if note is not None:
@@ -251,3 +264,32 @@ def run_demo(
         out.print(line, markup=False)
         out.print()
     out.print(where_things_are(config.workspace, bundle, seconds))
+
+
+def run_demo(
+    workspace: Path | None,
+    *,
+    show_progress: bool,
+    finished: Callable[[StageOutcome], None],
+) -> None:
+    """Run the preset's stages; show a first look on the way and what came out at the end."""
+    begin = time.perf_counter()
+    out.print(Text("MovieLens-100K, from raw files to a bundle that can be served", style="bold"))
+    config = resolve(preset=PRESET, workspace=workspace)
+    check_places(config)
+    config = with_dataset(config)
+    log.print(f"data: {config.data.events}", style="dim", soft_wrap=True)
+
+    def after(outcome: StageOutcome) -> None:
+        finished(outcome)
+        if outcome.stage == FIRST_LOOK_AFTER and not outcome.skipped:
+            show_first_look(config, time.perf_counter() - begin)
+
+    run_stages(
+        STAGES,
+        config,
+        show_progress=show_progress,
+        recorder=recorder_of(config),
+        finished=after,
+    )
+    show_results(config, time.perf_counter() - begin)

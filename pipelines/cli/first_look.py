@@ -1,0 +1,107 @@
+"""What the demo shows while it still runs: baselines and a two-tower on validation, a few lists.
+
+They are fitted on train alone; what is served at the end merges more models, ranks what they find
+and is fitted on all events.
+
+Axes: B queries, N item rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipelines.candidates.sources import CONTENT
+from pipelines.config.run import RunConfig
+from pipelines.inputs.tensors import HeldOut, batches, read_inputs, released_order
+from recsys.data.batch import JaggedBatch
+from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
+from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.item_to_item import ItemToItem
+from recsys.models.popularity import Popularity
+from recsys.models.two_tower import TwoTower
+from serving.surfaces import HOME
+
+Score = Callable[[JaggedBatch], Tensor]
+STAGES = ("build_features", "embed_items", "fit_baselines", "train_two_tower")
+"""The stages that have to be done."""
+
+
+class UserList(NamedTuple):
+    """A user's latest items and what the two-tower recommends, by display text."""
+
+    user_id: str
+    history: list[str]
+    recommended: list[str]
+
+
+def load_scores(config: RunConfig, order: str) -> tuple[dict[str, Score], TwoTower]:
+    """Load the models of a tie order, by name."""
+    workspace = config.workspace
+    inputs = read_inputs(workspace / "build_features", workspace / "embed_items", order)
+    baselines = workspace / "fit_baselines" / order
+    two_tower = TwoTower.load(
+        workspace / "train_two_tower" / order / "two_tower", inputs.catalogue, backend="torch"
+    )
+    scores: dict[str, Score] = {
+        "popularity": Popularity.load(baselines / "popularity").score,
+        "item_to_item": ItemToItem.load(baselines / "item_to_item").score,
+    }
+    if (baselines / CONTENT).exists():
+        scores[CONTENT] = ContentSimilarity.load(baselines / CONTENT).score
+    scores["two_tower"] = two_tower.score
+    return scores, two_tower
+
+
+def first_metrics(config: RunConfig) -> dict[str, Mapping[str, float]]:
+    """Rank the full catalogue for (a sample of) the validation users; metrics by model."""
+    workspace = config.workspace
+    order = released_order(workspace / "build_features")
+    inputs = read_inputs(workspace / "build_features", workspace / "embed_items", order)
+    held_out = HeldOut.of(inputs.sequences, "validation")
+    held_out = held_out.sample(config.training.validation_users, config.seed)
+    scores, _ = load_scores(config, order)
+    return {
+        name: evaluate_ranking(
+            score,
+            batches(inputs, held_out, config),
+            held_out.targets,
+            RankingConfig(ks=(10, 50)),
+            exclude=held_out.seen if config.evaluation.exclude_history else None,
+        ).metrics
+        for name, score in scores.items()
+    }
+
+
+@torch.no_grad()
+def first_lists(config: RunConfig, user_rows: list[int], k: int) -> list[UserList]:
+    """Recommend to a few users by the two-tower, what they did in train left out."""
+    features = config.workspace / "build_features"
+    order = released_order(features)
+    inputs = read_inputs(features, config.workspace / "embed_items", order)
+    _, model = load_scores(config, order)
+    titles = pl.read_parquet(features / "items.parquet").sort("item_row")["display_text"].to_list()
+    users = pl.read_parquet(features / "users.parquet", columns=["user_row", "user_id"])
+    user_ids = dict(users.iter_rows())
+    sequences, found = inputs.sequences, []
+    for row in user_rows:
+        first, end = int(sequences.offsets[row]), int(sequences.train_end[row])
+        queries = inputs.queries(np.array([end]), max_history=HOME.max_history)
+        scores = model.score(queries)[0]  # [N]
+        history = np.asarray(sequences.item_rows[first:end])
+        scores[torch.from_numpy(history)] = -torch.inf
+        best: NDArray[np.int64] = scores.topk(k).indices.numpy()
+        found.append(
+            UserList(
+                user_ids[row],
+                [titles[item - 1] for item in history[::-1][:k]],
+                [titles[item - 1] for item in best],
+            )
+        )
+    return found
