@@ -1,4 +1,4 @@
-"""The README tells the truth: its links resolve, its table is generated, its commands run."""
+"""README and docs tell the truth: links resolve, tables are of the tree, commands run."""
 
 from __future__ import annotations
 
@@ -20,17 +20,25 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDES = ("docs/semantic-ids.md", "docs/evaluation.md")
+"""Pages whose commands run after the README's, in this order."""
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 RECSYS = [sys.executable, "-m", "pipelines.cli.main"]
 
 
-def blocks(language: str) -> list[str]:
-    """The README's fenced blocks of one language; plain fences have none."""
+def blocks(language: str, page: str = README) -> list[str]:
+    """A page's fenced blocks of one language; plain fences have none."""
     fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-    return [body for name, body in fence.findall(README) if name == language]
+    return [body for name, body in fence.findall(page) if name == language]
 
 
 def commands(verb: str) -> list[list[str]]:
-    lines = [line for block in blocks("") for line in block.splitlines()]
+    pages = [README, *((ROOT / guide).read_text(encoding="utf-8") for guide in GUIDES)]
+    lines = [line for page in pages for block in blocks("", page) for line in block.splitlines()]
     return [shlex.split(line, comments=True) for line in lines if line.startswith(f"{verb} ")]
 
 
@@ -42,10 +50,32 @@ def run_recsys(arguments: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def test_every_relative_link_resolves() -> None:
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", README)
-    assert targets
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_resolves(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\((\w[\w-]*\.md)\)", index))
+    assert linked == {path.name for path in folder.glob("*.md")} - {"README.md"}
+
+
+def test_the_table_of_rooms_names_every_room() -> None:
+    table = README.split("<!-- rooms -->\n")[1].split("<!-- /rooms -->")[0]
+    named = set(re.findall(r"\]\(([\w/]+)\)", table))
+    rooms = {
+        str(path.parent.relative_to(ROOT))
+        for package in ("recsys", "pipelines", "serving")
+        for path in (ROOT / package).glob("*/__init__.py")
+    }
+    assert named == rooms | {"features", "serving", "dags"}
+
+
+def test_the_readme_is_read_in_five_minutes() -> None:
+    assert len(README.splitlines()) <= 170
 
 
 def test_every_make_verb_exists() -> None:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from pipelines.candidates.blends import BLEND, BLEND_FAST
 from pipelines.cli.first_look import first_lists, first_metrics
-from pipelines.cli.tracking import recorder_of
+from pipelines.cli.tracking import tracked
 from pipelines.config.run import RunConfig
 from pipelines.engine.console import log, out
 from pipelines.engine.runner import StageOutcome, run_stages
@@ -285,11 +285,6 @@ def run_demo(
         if outcome.stage == FIRST_LOOK_AFTER and not outcome.skipped:
             show_first_look(config, time.perf_counter() - begin)
 
-    run_stages(
-        STAGES,
-        config,
-        show_progress=show_progress,
-        recorder=recorder_of(config),
-        finished=after,
-    )
+    with tracked(config) as recorder:
+        run_stages(STAGES, config, show_progress=show_progress, recorder=recorder, finished=after)
     show_results(config, time.perf_counter() - begin)

@@ -95,7 +95,7 @@ def first_lists(config: RunConfig, user_rows: list[int], k: int) -> list[UserLis
         queries = inputs.queries(np.array([end]), max_history=HOME.max_history)
         scores = model.score(queries)[0]  # [N]
         history = np.asarray(sequences.item_rows[first:end])
-        scores[torch.from_numpy(history)] = -torch.inf
+        scores[history.tolist()] = -torch.inf
         best: NDArray[np.int64] = scores.topk(k).indices.numpy()
         found.append(
             UserList(

@@ -11,15 +11,20 @@ from rich.console import Console, RenderableType
 
 from pipelines.cli.demo import (
     MODEL_NAMES,
+    SPLIT_NAMES,
     adapter_lines,
     chosen_users,
     histories_and_lists,
     metric_table,
     ranker_line,
     semantic_id_line,
+    served_model,
+    show_first_look,
     where_things_are,
 )
+from pipelines.engine import console
 from pipelines.evaluation.analysis import Analysis
+from pipelines.presets.resolve import resolve
 from serving.recommend import Recommender
 
 MIRROR = os.environ.get("RECSYS_DATA_MIRROR")
@@ -38,12 +43,16 @@ def test_demo_shows_metrics_histories_and_what_to_do_next(shop: Path) -> None:
     analysis = Analysis.load(shop / "evaluate").orders["given"]
     bundle = shop / "bundles/current"
     lines = printed(
-        metric_table(metrics, analysis, "ndcg@10"),
+        *(
+            metric_table(SPLIT_NAMES[split], metrics[split], "ndcg@10", analysis=analysis[split])
+            for split in ("validation", "test")
+        ),
         *histories_and_lists(bundle),
         where_things_are(shop, bundle, 1.0),
     )
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 100
+    assert "…" not in text
     for split in ("validation", "test"):
         assert set(metrics[split]) <= set(MODEL_NAMES)
         for model in metrics[split]:
@@ -60,18 +69,35 @@ def test_demo_shows_metrics_histories_and_what_to_do_next(shop: Path) -> None:
 
 
 def test_metrics_are_shown_without_intervals_where_none_were_made(shop: Path) -> None:
-    metrics = json.loads((shop / "evaluate/metrics.json").read_text())["given"]
-    text = "\n".join(printed(metric_table(metrics, {}, "ndcg@10")))
+    metrics = json.loads((shop / "evaluate/metrics.json").read_text())["given"]["test"]
+    served = served_model(metrics, has_ranker=False)
+    text = "\n".join(printed(metric_table("Test", metrics, "ndcg@10", served=served)))
     assert "blend, fast (served)" in text
-    assert f"{metrics['test']['blend']['ndcg@10']:.3f} " in text
+    assert f"{metrics['blend']['ndcg@10']:.3f} " in text
     assert "-0." not in text
 
 
+def test_a_first_look_is_shown_before_the_run_is_done(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Console(file=io.StringIO(), width=100, highlight=False)
+    monkeypatch.setattr("pipelines.cli.demo.out", page)
+    show_first_look(resolve(shop.parent / "shop.toml", workspace=shop), 12.3)
+    assert isinstance(page.file, io.StringIO)
+    text = page.file.getvalue()
+    assert max(map(len, text.splitlines())) <= console.WIDTH
+    assert "First look after 12 s" in text
+    best = json.loads((shop / "train_two_tower/given/training.json").read_text())["best_metric"]
+    assert f"{best:.3f}" in next(line for line in text.splitlines() if "two-tower  " in line)
+    assert text.count("two-tower alone") == 3
+
+
 def test_demo_names_what_is_served_and_why(shop: Path, tmp_path: Path) -> None:
-    metrics = json.loads((shop / "evaluate/metrics.json").read_text())["given"]
-    told = {split: {**values, "ranked": values["blend"]} for split, values in metrics.items()}
-    text = "\n".join(printed(metric_table(told, {}, "ndcg@10", ranked=True)))
-    assert text.count("(served)") == text.count("then ranked (served)") == 2
+    metrics = json.loads((shop / "evaluate/metrics.json").read_text())["given"]["test"]
+    ranked = {**metrics, "ranked": metrics["blend"]}
+    served = served_model(ranked, has_ranker=True)
+    text = "\n".join(printed(metric_table("Test", ranked, "ndcg@10", served=served)))
+    assert text.count("(served)") == text.count("then ranker (served)") == 1
     path = tmp_path / "told.json"
     assert ranker_line(path) is None
     path.write_text('{"served": false, "reason": "it is behind"}')
