@@ -9,7 +9,7 @@ Axes: T tables, F features, B batch, M ids, D width, R rows of all tables.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -135,11 +135,3 @@ class TableLayout:
             [feature for one in self.classes for feature in one.features],
         ]
         return torch.tensor(data, dtype=torch.int64, device=device)
-
-
-@lru_cache(maxsize=256)
-def table_layout(
-    num_rows: tuple[int, ...], dims: tuple[int, ...], feature_tables: tuple[int, ...]
-) -> TableLayout:
-    """Make a layout, or the one made before of the same numbers."""
-    return TableLayout(num_rows, dims, feature_tables)

@@ -1,7 +1,6 @@
 """Embedding bags over many tables, with the optimizer inside the backward.
 
-`dispatch` chooses between the Triton kernels and plain PyTorch, `registered` holds the operations
-that a compiled model sees.
+`dispatch` chooses between the Triton kernels and plain PyTorch.
 
 Axes: T tables, F features, B batch, M ids, D width, R rows of all tables.
 """
@@ -13,8 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from recsys.kernels.embedding_bag import dispatch, grouping, reference, registered
-from recsys.kernels.embedding_bag.arguments import POOLINGS, check_batch, check_values
+from recsys.kernels.embedding_bag import dispatch, grouping
 from recsys.kernels.embedding_bag.dispatch import Batch
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.optimizer import (
@@ -23,8 +21,69 @@ from recsys.kernels.embedding_bag.optimizer import (
     Tables,
     new_state,
 )
+from recsys.kernels.embedding_bag.reference import MEAN, SUM, UNPOOLED, row_keys
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+POOLINGS = {"sum": SUM, "mean": MEAN, "none": UNPOOLED}
+MAX_IDS = 2**31 - 2**14
+"""So that places in a batch, and a little beyond it, fit 32 bits."""
+
+
+def check_batch(
+    layout: TableLayout,
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    pooling: str,
+) -> None:
+    """Refuse shapes and types that do not fit, without looking at a value."""
+    num_features = len(layout.feature_tables)
+    for name, tensor in (("ids", ids), ("offsets", offsets)):
+        if tensor.ndim != 1 or tensor.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"{name} must be [n] int32 or int64, got {tuple(tensor.shape)} {tensor.dtype}"
+            )
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} has stride {tensor.stride()}; call contiguous()")
+        if tensor.shape[0] > MAX_IDS:
+            raise ValueError(
+                f"{name} has {len(tensor)} entries; at most {MAX_IDS} are possible, split the batch"
+            )
+    if offsets.shape[0] < 1 or (offsets.shape[0] - 1) % num_features:
+        raise ValueError(
+            f"offsets must have F * B + 1 entries with F = {num_features}, got {len(offsets)}"
+        )
+    if pooling not in POOLINGS:
+        raise ValueError(f"pooling must be one of {sorted(POOLINGS)}, got {pooling!r}")
+    if pooling == "none" and not layout.uniform:
+        raise ValueError(f"unpooled lookups need tables of one width, got {sorted(layout.dims)}")
+    if sample_weights is not None:
+        fits = sample_weights.shape == ids.shape and sample_weights.is_contiguous()
+        if not fits or sample_weights.dtype != torch.float32:
+            raise ValueError(
+                f"sample_weights must be contiguous float32 {tuple(ids.shape)} like the ids, got "
+                f"{sample_weights.dtype} {tuple(sample_weights.shape)}"
+            )
+
+
+def check_values(layout: TableLayout, ids: Tensor, offsets: Tensor) -> None:
+    """Refuse ids out of range and offsets that fall or miss ids; waits for the device."""
+    starts = offsets.cpu()
+    if int(starts[0]) != 0 or int(starts[-1]) != len(ids) or bool((starts.diff() < 0).any()):
+        raise ValueError(
+            f"offsets must rise from 0 to the number of ids, {len(ids)}; they run from "
+            f"{int(starts[0])} to {int(starts[-1])}"
+        )
+    keys, bags = row_keys(layout, ids.cpu(), starts)
+    wrong = (keys == layout.total_rows).nonzero().flatten()
+    if len(wrong):
+        place = int(wrong[0])
+        feature = int(bags[place]) // ((len(starts) - 1) // len(layout.feature_tables))
+        table = layout.feature_tables[feature]
+        raise ValueError(
+            f"id {int(ids[place])} at place {place} (feature {feature}) is not in table {table}; "
+            f"its rows are 0 to {layout.num_rows[table] - 1}. Map unknown ids to a row first"
+        )
 
 
 class _Lookup(torch.autograd.Function):
@@ -45,7 +104,7 @@ class _Lookup(torch.autograd.Function):
         ctx.tables = tables = bags.tables()
 
         def lookup() -> Tensor:
-            return dispatch.lookup(layout, tables.weights, None, data, batch)
+            return dispatch.lookup(layout, tables.weights, data, batch)
 
         if not dispatch.by_triton(tables.weights) or not batch.ids.shape[0]:
             return lookup()
@@ -100,6 +159,7 @@ class EmbeddingBags(nn.Module):
             raise ValueError(f"tables must be one of {[str(one) for one in DTYPES]}, got {dtype}")
         self.layout = layout
         self.config = config
+        self.settings = dispatch.settings_text(layout, config)
         state = new_state(layout, config, learning_rate, device)
         weights = torch.zeros(layout.num_elements, dtype=dtype, device=device)
         for name, tensor in zip(("weights", *state._fields), (weights, *state), strict=True):
@@ -151,64 +211,14 @@ class EmbeddingBags(nn.Module):
         if check_ids:
             check_values(self.layout, ids, offsets)
         if torch.compiler.is_compiling():
-            config = self.config
-            constants = (config.epsilon, config.beta1, config.beta2, config.max_row_norm or 0.0)
-            return registered.embedding_bag(  # type: ignore[no-any-return]
+            return dispatch.embedding_bag(  # type: ignore[no-any-return]
                 self.weights, self.feature_data, ids, offsets, sample_weights, self.anchor,
-                list(self.tables().state), grad_scale, skip, self.layout.num_rows, self.layout.dims,
-                self.layout.feature_tables, POOLINGS[pooling], int(config.rule),
-                constants, config.seed, config.stochastic_rounding,
+                list(self.tables().state), grad_scale, skip, self.settings, POOLINGS[pooling],
             )  # fmt: skip
         batch = Batch(ids, offsets, sample_weights, POOLINGS[pooling])
         if not torch.is_grad_enabled():
-            return dispatch.lookup(self.layout, self.weights, None, self.feature_data, batch)
+            return dispatch.lookup(self.layout, self.weights, self.feature_data, batch)
         scalars = (grad_scale, skip)
         return _Lookup.apply(  # type: ignore[no-any-return,no-untyped-call]
             self.anchor, sample_weights, self, batch, scalars
         )
-
-
-class QuantizedEmbeddingBags(nn.Module):
-    """The tables of an `EmbeddingBags` in 8 bits an element with scale and offset per row."""
-
-    codes: Tensor
-    scale_offset: Tensor
-    feature_data: Tensor
-
-    def __init__(self, bags: EmbeddingBags) -> None:
-        super().__init__()
-        layout = self.layout = bags.layout
-        device = bags.weights.device
-        codes = torch.zeros(layout.num_elements, dtype=torch.uint8, device=device)
-        scale_offset = torch.zeros(layout.total_rows, 2, dtype=torch.bfloat16, device=device)
-        for table, key in enumerate(layout.table_keys):
-            if not layout.num_rows[table]:
-                continue
-            rows, scales = reference.quantize_rows(bags.table(table))
-            layout.table(codes, table).copy_(rows)
-            scale_offset[key : key + len(scales)] = scales
-        self.register_buffer("codes", codes)
-        self.register_buffer("scale_offset", scale_offset)
-        self.register_buffer("feature_data", layout.feature_data(device), persistent=False)
-
-    def forward(
-        self,
-        ids: Tensor,
-        offsets: Tensor,
-        sample_weights: Tensor | None = None,
-        *,
-        pooling: str = "sum",
-        check_ids: bool = False,
-    ) -> Tensor:
-        """Look up as `EmbeddingBags.forward` does."""
-        check_batch(self.layout, ids, offsets, sample_weights, pooling)
-        if check_ids:
-            check_values(self.layout, ids, offsets)
-        if torch.compiler.is_compiling():
-            return registered.quantized_embedding_bag(  # type: ignore[no-any-return]
-                self.codes, self.scale_offset, self.feature_data, ids, offsets, sample_weights,
-                self.layout.num_rows, self.layout.dims, self.layout.feature_tables,
-                POOLINGS[pooling],
-            )  # fmt: skip
-        batch = Batch(ids, offsets, sample_weights, POOLINGS[pooling])
-        return dispatch.lookup(self.layout, self.codes, self.scale_offset, self.feature_data, batch)

@@ -4,8 +4,8 @@
 runs and pieces of long runs (items), and long runs. `_update_items` adds up an item's gradients a
 tile of ids at a time; a whole run is applied at once, a piece's sum is kept. `_update_long` adds a
 long run's sums in ascending order and applies. A chunk meets at most two long runs, the one of its
-first id and the one that starts in it: two slots a chunk hold sums. `triton_rows` has the others.
-All four take the same arguments, needed or not, so that the host lays them out once.
+first id and the one that starts in it: two slots a chunk hold sums. `triton_rows` has the
+others. All take the same arguments, needed or not, so that the host lays them out once.
 
 Axes: F features, B batch, M ids, D width. A place is b * F + f, or unpooled the id's m.
 """
@@ -18,6 +18,10 @@ import triton.language as tl
 from recsys.kernels.embedding_bag.triton_grouping import ITEMS, LONG
 
 SGD, ROWWISE_ADAGRAD, ADAM = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+SIZES = (
+    "num_ids", "stride", "num_features", "grad_stride", "first_key", "end_key", "start", "seed",
+)  # fmt: skip
+"""Whole numbers of an update, whose values change nothing of what is compiled."""
 
 
 @triton.jit
@@ -164,11 +168,7 @@ def _apply(
     tl.store(weights + at, w.to(weights.dtype.element_ty), mask=mask)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "num_ids", "stride", "num_features", "grad_stride", "first_key", "end_key", "start", "seed",
-    ]
-)  # fmt: skip
+@triton.jit(do_not_specialize=SIZES)
 def _update_items(
     sorted_keys,
     sorted_scales,
@@ -257,11 +257,7 @@ def _update_items(
                 )  # fmt: skip
 
 
-@triton.jit(
-    do_not_specialize=[
-        "num_ids", "stride", "num_features", "grad_stride", "first_key", "end_key", "start", "seed",
-    ]
-)  # fmt: skip
+@triton.jit(do_not_specialize=SIZES)
 def _update_long(
     sorted_keys,
     sorted_scales,

@@ -1,4 +1,4 @@
-"""Triton kernels of the lookup: pooled, unpooled, int8, and the gradient of sample weights.
+"""Triton kernels of the lookup, pooled and unpooled, and of the gradient of sample weights.
 
 Axes: F features, B batch, M ids, D width. Programs handle ``block_b`` bags of one feature;
 ``unroll`` rows of each bag are asked for before the first is used.
@@ -25,7 +25,6 @@ MEAN, UNPOOLED = tl.constexpr(1), tl.constexpr(2)
 )
 def _forward(
     weights,
-    scale_offset,
     feature_data,
     ids,
     offsets,
@@ -42,7 +41,6 @@ def _forward(
     block_b: tl.constexpr,
     unroll: tl.constexpr,
     pooling: tl.constexpr,
-    quantized: tl.constexpr,
     aligned: tl.constexpr,
 ):
     """Pool block_b bags of one feature of this width, the first of which is ``before``."""
@@ -75,11 +73,6 @@ def _forward(
             x = tl.load(
                 table + row[:, None] * dim + d[None, :], mask=known[:, None] & wide, other=0
             ).to(tl.float32)
-            if quantized:
-                pair = scale_offset + (key + row) * 2
-                scale = tl.load(pair, mask=known, other=0.0).to(tl.float32)
-                low = tl.load(pair + 1, mask=known, other=0.0).to(tl.float32)
-                x = x * scale[:, None] + low[:, None]
             if sample_weights is not None:
                 x *= tl.load(sample_weights + begin + l, mask=live, other=0.0)[:, None]
             if pooling == UNPOOLED:
@@ -92,96 +85,6 @@ def _forward(
             acc = acc / tl.maximum(length, 1).to(tl.float32)[:, None]
         place = b.to(tl.int64)[:, None] * out_stride + column + d[None, :]
         tl.store(out + place, acc, mask=inside[:, None] & wide)
-
-
-@triton.jit
-def _as_fraction(bits, one):
-    """Read 8 bits, those below the exponent, as 1 + code / 256."""
-    return ((bits & 0x007F8000) | one).to(tl.float32, bitcast=True)
-
-
-@triton.jit(
-    do_not_specialize=["batch", "num_features", "before", "out_stride", "first_key", "start"]
-)
-def _forward_int8(
-    codes,
-    scale_offset,
-    feature_data,
-    ids,
-    offsets,
-    sample_weights,
-    out,
-    batch: tl.int32,
-    num_features: tl.int32,
-    before: tl.int32,
-    out_stride: tl.int64,
-    first_key: tl.int64,
-    start: tl.int64,
-    dim: tl.constexpr,
-    block_w: tl.constexpr,
-    block_b: tl.constexpr,
-    unroll: tl.constexpr,
-    pooling: tl.constexpr,
-):
-    """Pool block_b bags of one feature of int8 tables, four codes a word; widths of 8 n alone.
-
-    A code's bits, put behind the point of a float32, make 1 + code / 256 without a conversion; the
-    ones, and the offsets of a bag's rows, are added apart.
-    """
-    blocks = tl.cdiv(batch, block_b)
-    feature = tl.load(feature_data + 3 * num_features + before + tl.program_id(0) // blocks)
-    b = (tl.program_id(0) % blocks) * block_b + tl.arange(0, block_b)
-    inside = b < batch
-    key = tl.load(feature_data + feature)
-    num_rows = tl.load(feature_data + num_features + feature)
-    column = tl.multiple_of(tl.load(feature_data + 2 * num_features + feature), 8)
-    bag = feature * batch + b
-    begin = tl.load(offsets + bag, mask=inside, other=0)
-    length = (tl.load(offsets + bag + 1, mask=inside, other=0) - begin).to(tl.int32)
-    word = tl.arange(0, block_w)
-    wide = word[None, :] < dim // 4
-    first = start // 16 * 16 + (key - first_key) * dim
-    table = (codes + first).to(tl.pointer_type(tl.int32), bitcast=True)
-    pairs = scale_offset.to(tl.pointer_type(tl.int32), bitcast=True) + key
-    acc0 = tl.zeros((block_b, block_w), tl.float32)
-    acc1 = tl.zeros((block_b, block_w), tl.float32)
-    acc2 = tl.zeros((block_b, block_w), tl.float32)
-    acc3 = tl.zeros((block_b, block_w), tl.float32)
-    lows = tl.zeros((block_b, block_w), tl.float32)
-    # Behind a program number, always 0, so that it lies in a register: one instruction can mask
-    # and join then, but not with two constants.
-    one = 0x3F800000 + tl.program_id(2)
-    for done in range(0, tl.max(length, 0), unroll):
-        for u in tl.static_range(unroll):
-            l = done + u
-            row = tl.load(ids + begin + l, mask=l < length, other=-1).to(tl.int64)
-            known = (row >= 0) & (row < num_rows)
-            at = table + row[:, None] * (dim // 4) + word[None, :]
-            x = tl.load(at, mask=known[:, None] & wide, other=0)
-            pair = tl.load(pairs + row, mask=known, other=0)
-            # Two bf16: the scale in the low half, the offset in the high one.
-            scale = (pair << 16).to(tl.float32, bitcast=True)
-            low = (pair & -65536).to(tl.float32, bitcast=True)
-            if sample_weights is not None:
-                weight = tl.load(sample_weights + begin + l, mask=known, other=0.0)
-                scale, low = scale * weight, low * weight
-            scale *= 256
-            # Held by the threads of the codes: as a vector of bags it would be others', which would
-            # ask for each id and pair again. So a zero that the compiler takes for codes.
-            zero = (x.to(tl.uint32, bitcast=True) >> 31 >> 1).to(tl.int32)
-            apart = (low - scale)[:, None].to(tl.int32, bitcast=True) | zero
-            lows += apart.to(tl.float32, bitcast=True)
-            acc0 += _as_fraction(x << 15, one) * scale[:, None]
-            acc1 += _as_fraction(x << 7, one) * scale[:, None]
-            acc2 += _as_fraction(x >> 1, one) * scale[:, None]
-            acc3 += _as_fraction(x >> 9, one) * scale[:, None]
-    acc = tl.join(tl.join(acc0 + lows, acc2 + lows), tl.join(acc1 + lows, acc3 + lows))
-    acc = tl.reshape(acc, (block_b, 4 * block_w))
-    if pooling == MEAN:
-        acc = acc / tl.maximum(length, 1).to(tl.float32)[:, None]
-    d = tl.arange(0, 4 * block_w)
-    place = b.to(tl.int64)[:, None] * (out_stride // 8 * 8) + column + d[None, :]
-    tl.store(out + place, acc, mask=inside[:, None] & (d[None, :] < dim))
 
 
 @triton.jit
@@ -244,36 +147,25 @@ def _tile(dim: int, length: int, element_size: int) -> tuple[str, Config]:
         # The fewest rows that are asked for in vain, at the mean length.
         unroll = min((8, 5, 4), key=lambda many: -(-length // many) * many)
     else:
-        # Of int8 rows a thread holds five sums a word, so fewer bags fit its registers.
-        block_b *= 4 if element_size > 1 else 2
+        block_b *= 4
     default = {"block_b": min(block_b, 64), "unroll": unroll, "num_warps": warps}
     return shape_class(dim=dim, length=length), default
 
 
 @lru_cache(maxsize=1024)
 def _lookup_kernel(
-    dim: int,
-    block_b: int,
-    unroll: int,
-    num_warps: int,
-    pooling: int,
-    quantized: bool,
-    aligned: bool,
+    dim: int, block_b: int, unroll: int, num_warps: int, pooling: int, aligned: bool
 ) -> Kernel:
-    tile = {"block_b": block_b, "unroll": unroll, "pooling": pooling}
-    block_d = triton.next_power_of_2(dim)
-    if quantized and aligned and pooling != UNPOOLED:
-        constants = {"dim": dim, "block_w": block_d // 4, **tile}
-        return Kernel(_forward_int8, constants, num_warps=num_warps, max_registers=80)
-    constants = {"dim": dim, "block_d": block_d, **tile}
-    kind = {"quantized": quantized, "aligned": aligned}
-    return Kernel(_forward, {**constants, **kind}, num_warps=num_warps)
+    constants = {
+        "dim": dim, "block_d": triton.next_power_of_2(dim), "block_b": block_b, "unroll": unroll,
+        "pooling": pooling, "aligned": aligned,
+    }  # fmt: skip
+    return Kernel(_forward, constants, num_warps=num_warps)
 
 
 def forward(
     layout: TableLayout,
     weights: Tensor,
-    scale_offset: Tensor | None,
     feature_data: Tensor,
     ids: Tensor,
     offsets: Tensor,
@@ -286,17 +178,15 @@ def forward(
     num_bags = offsets.shape[0] - 1
     batch = num_bags // num_features
     mean_length = math.ceil(ids.shape[0] / max(1, num_bags))
-    before, out_stride, quantized = 0, out.stride(0), scale_offset is not None
+    before, out_stride = 0, out.stride(0)
     for one in layout.classes:
         shapes, default = _tile(one.dim, mean_length, weights.element_size())
         chosen = config_for("embedding_bag.forward", shapes, weights.dtype, default)
         block_b, unroll, num_warps = chosen["block_b"], chosen["unroll"], chosen["num_warps"]
         blocks = -(-batch // block_b) * len(one.features)
         if blocks:
-            kernel = _lookup_kernel(
-                one.dim, block_b, unroll, num_warps, pooling, quantized, layout.aligned
-            )
-            tensors = (weights, scale_offset, feature_data, ids, offsets, sample_weights, out)
+            kernel = _lookup_kernel(one.dim, block_b, unroll, num_warps, pooling, layout.aligned)
+            tensors = (weights, feature_data, ids, offsets, sample_weights, out)
             numbers = (batch, num_features, before, out_stride, one.first_key, one.start)
             kernel.launch(blocks, Arguments(tensors, numbers))
         before += len(one.features)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ def _kernels(
 ) -> Kernels:
     """Prepare kernels; rule: number, betas, whether to round stochastically; tiles: numbers."""
     from recsys.kernels.embedding_bag.triton_backward import _update_items, _update_long
-    from recsys.kernels.embedding_bag.triton_rows import _update_short, _update_singles
+    from recsys.kernels.embedding_bag.triton_rows import _update_rows
 
     number, beta1, beta2, stochastic = rule
     items, long, short, singles = (dict(zip(_NAMES, tile, strict=True)) for tile in tiles)
@@ -91,12 +91,13 @@ def _kernels(
         "shared": long["num_warps"] > 1,
     }  # fmt: skip
 
-    def by_tiles(kernel: Any, tile: Config, width: int) -> Kernel:
+    def by_tiles(tile: Config, width: int, *, runs: bool) -> Kernel:
         warps = min(32, tile["num_warps"] * width)
         rows = unequal_rows(tile, block_d, warps)
         shared = rows * block_d < 32 * warps
-        constants = {**before, "block_r": rows, **places, **behind, "shared": shared}
-        return Kernel(kernel, constants, num_warps=warps, max_registers=tile["registers"])
+        constants = {**before, "block_r": rows, **places, **behind}
+        constants |= {"shared": shared, "runs": runs}
+        return Kernel(_update_rows, constants, num_warps=warps, max_registers=tile["registers"])
 
     return Kernels(
         Kernel(
@@ -106,8 +107,8 @@ def _kernels(
         Kernel(
             _update_long, of_long, num_warps=long["num_warps"], max_registers=long["registers"]
         ),
-        by_tiles(_update_short, short, wide),
-        by_tiles(_update_singles, singles, 1),
+        by_tiles(short, wide, runs=True),
+        by_tiles(singles, 1, runs=False),
         (
             max(1, items["programs"] // wide), long["programs"],
             max(1, short["programs"] // wide), singles["programs"],

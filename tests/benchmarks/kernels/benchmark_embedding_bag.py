@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from recsys.kernels.embedding_bag.layout import TableLayout
-from recsys.kernels.embedding_bag.op import EmbeddingBags, QuantizedEmbeddingBags
+from recsys.kernels.embedding_bag.op import EmbeddingBags
 from recsys.kernels.embedding_bag.optimizer import OptimizerConfig
 from recsys.kernels.measure import copy_rate, median_ms, peak_bytes
 from tests.benchmarks.harness import Row, command_line, write_results
@@ -251,10 +251,6 @@ def run_case(
     if graphs:
         found["graph"] = graph_ms(ours, batches) or 0.0
     found["fwd_floor"], found["bwd_floor"] = floors(case, batches[0], rate)
-    if case.shape.dtype == torch.float16:
-        small = QuantizedEmbeddingBags(ours)
-        calls = [lambda batch=batch: small(batch.ids, batch.offsets) for batch in batches]
-        found["int8_fwd"] = median_ms(calls)
     print(case.label, {key: round(value, 4) for key, value in found.items()}, flush=True)
     return found
 
@@ -287,7 +283,7 @@ def rows_of(case: Case, found: dict[str, float]) -> list[Row]:
 
 
 def other_modes(case: Case, found: dict[str, float]) -> list[Row]:
-    """Rows of one thread, CUDA graphs, FBGEMM's deterministic mode and our int8 tables."""
+    """Rows of one thread, CUDA graphs and FBGEMM's deterministic mode."""
     rows = []
     for key, name in OTHER_STEPS.items():
         if found.get(key):
@@ -300,9 +296,6 @@ def other_modes(case: Case, found: dict[str, float]) -> list[Row]:
     if "strict_step" in found:
         name, strict = f"{case.label}: forward + backward", found["strict_step"]
         rows.append(beside_peer(name, found["step"], "FBGEMM deterministic", strict))
-    if "int8_fwd" in found:
-        name = f"{case.label}: int8 forward"
-        rows.append(beside_peer(name, found["int8_fwd"], "fp16", found["fwd"], 1.5))
     return rows
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -13,15 +11,16 @@ from torch import Tensor
 
 from recsys.kernels.embedding_bag import radix_sort, reference
 from recsys.kernels.embedding_bag.layout import TableLayout
-from recsys.kernels.embedding_bag.op import POOLINGS, EmbeddingBags, QuantizedEmbeddingBags
+from recsys.kernels.embedding_bag.op import POOLINGS, EmbeddingBags
 from recsys.kernels.embedding_bag.optimizer import Optimizer, OptimizerConfig, OptimizerState
 from recsys.kernels.tuning import asking, trying
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETING else "cpu"
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 """Norm of the error over the norm of the truth; of half types, half a step of the row's type."""
-MIXED = TableLayout((50, 7, 90, 30), (48, 1, 100, 3), (0, 2, 1, 3, 0))
+MIXED = TableLayout((50, 7, 30), (100, 1, 3), (0, 1, 2, 0))
 UNIFORM = TableLayout((60, 40), (32, 32), (0, 1, 0))
 RULES = tuple(Optimizer)
 
@@ -110,20 +109,23 @@ def test_reference_agrees_with_torch(pooling: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
-    ("layout", "pooling", "weighted"),
+    ("case", "layout", "pooling", "weighted"),
     [
-        (MIXED, "sum", False),
-        (MIXED, "mean", True),
-        (UNIFORM, "sum", True),
-        (UNIFORM, "none", False),
-        (TableLayout((20,), (257,), (0,)), "mean", False),
+        (0, MIXED, "sum", False),
+        (1, MIXED, "mean", True),
+        (2, UNIFORM, "sum", True),
+        (3, UNIFORM, "none", False),
+        (4, TableLayout((20,), (257,), (0,)), "mean", False),
     ],
     ids=["mixed sum", "mixed weighted mean", "weighted sum", "unpooled", "width 257"],
 )
+@pytest.mark.interpreted
 def test_agrees_with_float64(
-    rule: Optimizer, layout: TableLayout, pooling: str, weighted: bool
+    rule: Optimizer, case: int, layout: TableLayout, pooling: str, weighted: bool
 ) -> None:
-    for dtype in TYPES:
+    # Interpreted, each rule and each case meets each type, but not each pair of them all three.
+    turn = (int(rule) + case) % 3
+    for dtype in TYPES[turn : turn + 1] if INTERPRETING else TYPES:
         bags = bags_of(layout, OptimizerConfig(rule=rule), dtype)
         for step in range(2):
             found, truth = run_both(bags, batch_of(layout, seed=step), pooling, weighted, step)
@@ -137,9 +139,10 @@ def test_agrees_with_float64(
 
 
 @pytest.mark.parametrize("layout", [UNIFORM, MIXED], ids=["uniform", "mixed"])
+@pytest.mark.interpreted
 def test_long_runs_agree_and_repeat_their_bits(layout: TableLayout) -> None:
     # Row 0 of the first table occurs in runs of several chunks; row 3 ends in the middle of one.
-    ids, offsets, samples = batch_of(layout, batch=40, longest=12)
+    ids, offsets, samples = batch_of(layout, batch=24, longest=12)
     ids = torch.where(torch.arange(len(ids), device=DEVICE) % 3 == 0, 3 % 7, ids * 0)
     bits = []
     for _ in range(2 if DEVICE == "cpu" else 20):
@@ -154,11 +157,12 @@ def test_long_runs_agree_and_repeat_their_bits(layout: TableLayout) -> None:
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the sort itself runs on this machine")
 @pytest.mark.parametrize(("pooling", "weighted"), [("sum", False), ("mean", True)])
+@pytest.mark.interpreted
 def test_values_of_32_bits_are_as_good_as_the_order(
     pooling: str, weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a GPU's own sort hands on: places in order, or 32-bit numbers of the ids in order."""
-    batch = batch_of(MIXED, batch=40, longest=12)
+    batch = batch_of(MIXED, batch=24, longest=12)
     bits = []
     for patched in (False, True):
         if patched:
@@ -181,7 +185,7 @@ class SortedByTorch:
 def sort_by_torch(
     own: type, keys: Tensor, values: Tensor | None, work: Tensor, words: Tensor
 ) -> Tensor:
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if INTERPRETING:
         assert not words[-own.num_words(len(keys)) :].any()
         assert not words.any(), "the counts of the lists are clear too"
     keys, order = torch.sort(keys, stable=True)
@@ -189,6 +193,7 @@ def sort_by_torch(
     return keys
 
 
+@pytest.mark.interpreted
 def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
     ids = torch.cat([torch.zeros(200, dtype=torch.int64), torch.arange(40) // 2 * 2 % 39])
     offsets = torch.arange(0, 241, 5, device=DEVICE)  # 3 features of 16 bags
@@ -200,7 +205,7 @@ def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
 
     with asking() as questions:
         expected, truth = step()
-    if DEVICE == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+    if DEVICE == "cuda" or INTERPRETING:
         kernels = ("forward", "items", "singles", "short", "long")
         names = {f"embedding_bag.{name}" for name in kernels}
         assert {one.kernel for one in questions} == names
@@ -218,6 +223,7 @@ def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 127, 128, 129, 300])
+@pytest.mark.interpreted
 def test_one_hot_id(count: int) -> None:
     layout = TableLayout((5,), (8,), (0,))
     bags = bags_of(layout, OptimizerConfig(), torch.float32)
@@ -230,6 +236,7 @@ def test_one_hot_id(count: int) -> None:
     )
 
 
+@pytest.mark.interpreted
 def test_runs_of_every_length_at_every_place() -> None:
     """Lengths around one to four chunks of 64, placed anywhere in one, and around short runs."""
     short = [2, 3, 1, 4, 5, 6, 7, 8, 9, 1, 10, 2, 8]
@@ -248,6 +255,7 @@ def test_runs_of_every_length_at_every_place() -> None:
         assert error(found[-1], truth[-1]) < 1e-5
 
 
+@pytest.mark.interpreted
 def test_ids_out_of_range_give_zeros_move_nothing_and_are_named_on_request() -> None:
     layout = TableLayout((10, 4), (8, 16), (0, 1))
     bags = bags_of(layout, OptimizerConfig(), torch.float32)
@@ -266,6 +274,7 @@ def test_ids_out_of_range_give_zeros_move_nothing_and_are_named_on_request() -> 
 
 
 @pytest.mark.parametrize("batch", [0, 3])
+@pytest.mark.interpreted
 def test_no_ids(batch: int) -> None:
     bags = bags_of(UNIFORM, OptimizerConfig(), torch.float32)
     before = bags.weights.clone()
@@ -278,6 +287,7 @@ def test_no_ids(batch: int) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.interpreted
 def test_skip_moves_nothing_and_grad_scale_scales(rule: Optimizer) -> None:
     config = OptimizerConfig(rule=rule)
     ids, offsets, _ = batch_of(UNIFORM, batch=60)
@@ -295,6 +305,7 @@ def test_skip_moves_nothing_and_grad_scale_scales(rule: Optimizer) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.interpreted
 def test_rows_are_clipped_and_a_row_without_a_finite_gradient_stays(rule: Optimizer) -> None:
     """Bags of one id, a hot id (a long run) and an id with NaN; clipped by hand in the truth."""
     layout = TableLayout((9,), (20,), (0,))
@@ -319,6 +330,7 @@ def test_rows_are_clipped_and_a_row_without_a_finite_gradient_stays(rule: Optimi
 
 
 @pytest.mark.parametrize("dtype", TYPES[1:])
+@pytest.mark.interpreted
 def test_stochastic_rounding_follows_its_key_and_is_right_on_average(dtype: torch.dtype) -> None:
     layout = TableLayout((300,), (64,), (0,))
     config = OptimizerConfig(rule=Optimizer.SGD, stochastic_rounding=True, seed=5)
@@ -340,43 +352,13 @@ def test_stochastic_rounding_follows_its_key_and_is_right_on_average(dtype: torc
     assert abs(float(tiny.mean()) / 3e-8 - 1) < 0.05
 
 
-@pytest.mark.parametrize("layout", [UNIFORM, MIXED], ids=["uniform", "mixed"])
-def test_int8_is_within_half_a_step(layout: TableLayout) -> None:
-    bags = bags_of(layout, OptimizerConfig(), torch.float32)
-    small = QuantizedEmbeddingBags(bags)
-    ids, offsets, samples = batch_of(layout)
-    truth = reference.quantized_forward(
-        layout, small.codes.cpu(), small.scale_offset.cpu(), ids.cpu(), offsets.cpu(),
-        samples.cpu(), POOLINGS["mean"],
-    )  # fmt: skip
-    assert error(small(ids, offsets, samples, pooling="mean"), truth) < 2e-6
-    one_each = torch.arange(min(layout.num_rows), device=DEVICE).repeat(len(layout.feature_tables))
-    each = torch.arange(len(one_each) + 1, device=DEVICE)
-    step = float(small.scale_offset[:, 0].max())
-    difference = (small(one_each, each) - bags(one_each, each).detach()).abs().max()
-    assert float(difference) <= 0.51 * step
-
-
-@pytest.mark.parametrize("width", [32, 64, 256])
-def test_bf16_scales_cost_less_than_the_rounding_to_8_bits(width: int) -> None:
-    rows = torch.randn(2000, width, generator=torch.Generator().manual_seed(5))
-    codes, pairs = reference.quantize_rows(rows)
-    low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
-    step = (high - low) / 255
-    exact = ((rows - low) / step).round() * step + low
-    found = codes * pairs[:, :1].float() + pairs[:, 1:].float()
-    of_exact, of_found = ((one - rows).abs() / step for one in (exact, found))
-    assert of_exact.max() < 0.501
-    assert of_found.max() < 0.51
-    assert of_found.mean() < 1.1 * of_exact.mean()
-
-
 @pytest.mark.parametrize("ids_type", [torch.int32, torch.int64])
+@pytest.mark.interpreted
 def test_unwritten_memory_does_not_reach_the_result(
     ids_type: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bags = bags_of(MIXED, OptimizerConfig(), torch.float32)
-    ids, offsets, samples = batch_of(MIXED, batch=40)
+    ids, offsets, samples = batch_of(MIXED, batch=12)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True)
     try:
@@ -391,7 +373,7 @@ def test_unwritten_memory_does_not_reach_the_result(
     ("change", "message"),
     [
         ({"ids": torch.ones(3)}, r"ids must be \[n\] int32 or int64"),
-        ({"offsets": torch.zeros(3, dtype=torch.int64)}, "F \\* B \\+ 1 entries with F = 5, got 3"),
+        ({"offsets": torch.zeros(2, dtype=torch.int64)}, "F \\* B \\+ 1 entries with F = 4, got 2"),
         ({"pooling": "max"}, "pooling must be one of"),
         ({"pooling": "none"}, "unpooled lookups need tables of one width"),
         ({"sample_weights": torch.ones(1)}, "sample_weights must be contiguous float32"),
@@ -399,7 +381,7 @@ def test_unwritten_memory_does_not_reach_the_result(
 )
 def test_says_what_is_wrong(change: dict[str, object], message: str) -> None:
     bags = EmbeddingBags(MIXED, OptimizerConfig())
-    arguments = {"ids": torch.zeros(3).long(), "offsets": torch.zeros(6).long(), **change}
+    arguments = {"ids": torch.zeros(3).long(), "offsets": torch.zeros(5).long(), **change}
     with pytest.raises(ValueError, match=message):
         bags(**arguments)
     with pytest.raises(ValueError, match="features look up tables"):
@@ -407,8 +389,6 @@ def test_says_what_is_wrong(change: dict[str, object], message: str) -> None:
 
 
 def test_compiled_with_changing_sizes_keeps_one_graph() -> None:
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("one of the two paths is enough")
     compiled_bags, eager_bags = (bags_of(MIXED, OptimizerConfig(), torch.float32) for _ in range(2))
     graphs = []
 
@@ -431,17 +411,3 @@ def test_compiled_with_changing_sizes_keeps_one_graph() -> None:
         (eager_bags(ids, offsets) * 2).square().sum().backward()
         assert torch.equal(compiled_bags.weights, eager_bags.weights)
     assert len(graphs) == 2  # the forward and the backward, once
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="the kernels themselves run on this machine")
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is the inner run")
-def test_kernels_agree_in_the_interpreter() -> None:
-    """Run this file again with the Triton kernels on the CPU."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
@@ -174,7 +170,7 @@ def test_kernel_on_the_gpu(shape: Shape, dtype: torch.dtype) -> None:
     check_kernel("cuda", shape, dtype, repeats=5)
 
 
-def check_tiles(device: str, shape: Shape) -> None:
+def check_tiles(device: str, shape: Shape, repeats: int = 1) -> None:
     """Launches ask for their tiles, and others are right too."""
     with asking() as questions:
         check_kernel(device, shape, torch.float32, repeats=0)
@@ -187,7 +183,7 @@ def check_tiles(device: str, shape: Shape) -> None:
             for key, number in one.default.items()
         }
         with trying(one.kernel, halves):
-            check_kernel(device, shape, torch.float32, repeats=1)
+            check_kernel(device, shape, torch.float32, repeats=repeats)
 
 
 @pytest.mark.gpu
@@ -196,18 +192,14 @@ def test_tiles_on_the_gpu() -> None:
     check_tiles("cuda", ([5, 0, 130, 1, 64], 2, 16, 24))
 
 
-def test_kernel_in_the_interpreter() -> None:
-    code = (
-        "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location('cases', {__file__!r})\n"
-        "module = importlib.util.module_from_spec(spec)\n"
-        "sys.modules['cases'] = module\n"
-        "spec.loader.exec_module(module)\n"
-        # Not bf16: Triton's interpreter multiplies its bit patterns.
-        "for shape in module.SMALL:\n"
-        "    for dtype in (module.torch.float32, module.torch.float16):\n"
-        "        module.check_kernel('cpu', shape, dtype, repeats=1)\n"
-        "module.check_tiles('cpu', ([5, 0, 30, 1], 2, 16, 8))\n"
-    )
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=300)
+# Not bf16: Triton's interpreter multiplies its bit patterns. No repeats: it runs programs in turn.
+@pytest.mark.interpreted(only=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", SMALL, ids=str)
+def test_kernel_in_the_interpreter(shape: Shape, dtype: torch.dtype) -> None:
+    check_kernel("cpu", shape, dtype, repeats=0)
+
+
+@pytest.mark.interpreted(only=True)
+def test_tiles_in_the_interpreter() -> None:
+    check_tiles("cpu", ([5, 0, 19], 1, 16, 8), repeats=0)

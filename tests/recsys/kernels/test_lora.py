@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
@@ -190,16 +186,13 @@ def test_tiles_on_the_gpu() -> None:
     check_tiles("cuda", (1000, 3, 257, 511, 40, 5))
 
 
-def test_kernel_in_the_interpreter() -> None:
-    code = (
-        "import importlib.util\n"
-        f"spec = importlib.util.spec_from_file_location('cases', {__file__!r})\n"
-        "module = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(module)\n"
-        "for shape in module.SMALL:\n"
-        "    for dtype in module.TOLERANCES:\n"
-        "        module.check_kernel('cpu', shape, dtype)\n"
-        "module.check_tiles('cpu', (5, 8, 64, 64, 2, 8))\n"
-    )
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=300)
+@pytest.mark.interpreted(only=True)
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("shape", SMALL, ids=str)
+def test_kernel_in_the_interpreter(shape: Shape, dtype: torch.dtype) -> None:
+    check_kernel("cpu", shape, dtype)
+
+
+@pytest.mark.interpreted(only=True)
+def test_tiles_in_the_interpreter() -> None:
+    check_tiles("cpu", (5, 8, 64, 64, 2, 8))

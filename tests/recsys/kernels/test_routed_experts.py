@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
@@ -177,8 +173,7 @@ def test_the_plain_path(shape: Shape, dtype: torch.dtype) -> None:
 def test_the_plain_router(case: tuple[int, int, int, int]) -> None:
     num_rows, num_experts, top_k, dim = case
     rows, weight = torch.randn(num_rows, dim).bfloat16(), torch.randn(num_experts, dim) / dim**0.5
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        assert not can_route(rows, num_experts, top_k)
+    assert not can_route(rows, num_experts, top_k)
     rows.requires_grad_()
     found = route(rows, weight, torch.zeros(num_experts), top_k=top_k, by_softmax=False)
     best = (rows.float() @ weight.T).argmax(1)
@@ -245,20 +240,20 @@ def test_router_on_the_gpu(case: tuple[int, int, int, int]) -> None:
     check_router("cuda", *case)
 
 
-def test_kernels_in_the_interpreter() -> None:
-    code = (
-        "import importlib.util\n"
-        "import torch\n"
-        f"spec = importlib.util.spec_from_file_location('cases', {__file__!r})\n"
-        "module = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(module)\n"
-        "module.check_plan('cpu')\n"
-        "for shape in module.SMALL:\n"
-        "    for dtype in (torch.float32, torch.bfloat16):\n"
-        "        module.check_experts('cpu', shape, dtype, repeats=0)\n"
-        "module.check_tiles('cpu', (90, 2, 2, 64, 128, 32), torch.bfloat16)\n"
-        "for case in module.ROUTERS:\n"
-        "    module.check_router('cpu', *case)\n"
-    )
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=300)
+@pytest.mark.interpreted(only=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SMALL, ids=str)
+def test_kernels_in_the_interpreter(shape: Shape, dtype: torch.dtype) -> None:
+    check_experts("cpu", shape, dtype, repeats=0)
+
+
+@pytest.mark.interpreted(only=True)
+def test_tiles_and_plan_in_the_interpreter() -> None:
+    check_plan("cpu")
+    check_tiles("cpu", (90, 2, 2, 64, 128, 32), torch.bfloat16)
+
+
+@pytest.mark.interpreted(only=True)
+@pytest.mark.parametrize("case", ROUTERS, ids=str)
+def test_router_in_the_interpreter(case: tuple[int, int, int, int]) -> None:
+    check_router("cpu", *case)
