@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged
-from recsys.kernels.embedding_bag.layout import table_layout
+from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.op import EmbeddingBags as KernelBags
 from recsys.kernels.embedding_bag.optimizer import Optimizer, OptimizerConfig, bias_corrections
 from recsys.layers.embedding.tables import TableConfig, joined
@@ -187,7 +187,7 @@ class KernelRowUpdates(DeviceScalars):
         self.features = [feature for table in tables for feature in table.features]
         feature_tables = [place for place, table in enumerate(tables) for _ in table.features]
         self.dims = [tables[place].embedding_dim for place in feature_tables]
-        layout = table_layout(
+        layout = TableLayout(
             tuple(table.num_rows for table in tables),
             tuple(table.embedding_dim for table in tables),
             tuple(feature_tables),
