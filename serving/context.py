@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,21 +19,6 @@ from serving.bundle.users import Users
 
 Rows = NDArray[np.int64]
 STALE_SECONDS = 30 * 24 * 3600
-
-
-def check_context_features(path: Path, cardinalities: Mapping[str, int]) -> None:
-    """Check that this version of the platform can compute what a bundle's model reads.
-
-    Raises:
-        ValueError: Names the feature.
-    """
-    for name, cardinality in cardinalities.items():
-        known = FEATURES[name].cardinality if name in FEATURES else None
-        if cardinality != known:
-            raise ValueError(
-                f"{path} needs context feature {name!r} with {cardinality} categories, here it has "
-                f"{known} (known: {sorted(FEATURES)}); serve it with the version that released it"
-            )
 
 
 def moment_of(

@@ -34,7 +34,6 @@ from recsys.data.durable import write_durably
 from recsys.fitting.inputs import ModelInputs
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.delta import chain_of
-from serving.bundle.load import BundleParts, write_bundle
 from serving.bundle.manifest import (
     CURRENT,
     ContentSource,
@@ -46,6 +45,7 @@ from serving.bundle.manifest import (
 from serving.bundle.retriever import TwoTowerParts
 from serving.bundle.semantic_ids import SemanticIdParts
 from serving.bundle.users import Users
+from serving.bundle.write import BundleParts, write_bundle
 
 REFUSED = "refused.json"
 

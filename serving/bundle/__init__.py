@@ -1,0 +1,22 @@
+"""A bundle: everything one request needs, in one verified directory.
+
+    bundle-<version>/
+        catalogue/      item ids, display texts, categories           serving/bundle/catalogue.py
+        users/          user ids, categorical features                serving/bundle/users.py
+        histories/      what each user did, oldest first
+        popularity/     the fallback                                  recsys/models/popularity.py
+        item_to_item/   neighbours (may be absent)                    recsys/models/item_to_item.py
+        two_tower/      model, content.npy, item_vectors.npy          serving/bundle/retriever.py
+        index/          items.faiss and its description (both may be absent)
+        semantic_ids/   codes, id rows (may be absent, with quantizer/)
+        quantizer/      gives new items their IDs                     serving/bundle/semantic_ids.py
+        content_similarity/, sequence/, ensemble/, generative/, blend_fast/, blend_full/
+                        each may be absent                       serving/bundle/history_models.py
+        ranker/         orders what blend_fast finds (may be absent)  serving/bundle/ranker.py
+        manifest.json   digests, dimensions, versions; written last   serving/bundle/manifest.py
+    bundle-<version>+<n>/   a delta: rows appended to its parent      serving/bundle/delta.py
+    current             link to the one that is served
+
+Pipelines write bundles with `write.write_bundle` and `manifest.publish`; serving and batch scoring
+read them with `load.load_bundle`, which refuses whatever is not exactly what was written.
+"""

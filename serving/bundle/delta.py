@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.durable import new_directory
-from serving.bundle.catalogue import Catalogue, load_array, reading
+from serving.bundle.arrays import load_array, reading
+from serving.bundle.catalogue import Catalogue
 from serving.bundle.manifest import (
     BundleManifest,
     Dimensions,

@@ -29,9 +29,9 @@ from recsys.models.item_tower import ItemCatalogue
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.semantic_ids.trie import Trie
-from serving.bundle.catalogue import reading
+from serving.bundle.arrays import reading
 from serving.bundle.manifest import BundleManifest, Profile
-from serving.bundle.retriever import check_inputs, check_rows, copy_model
+from serving.bundle.model_files import check_inputs, check_rows, encode_items
 from serving.bundle.semantic_ids import ItemSemanticIds
 
 CONTENT_SIMILARITY = "content_similarity"
@@ -54,14 +54,9 @@ SLOW = {ENSEMBLE, GENERATIVE}
 """Sources of profile ``full`` alone."""
 
 
-def copy_content_similarity(source: Path, target: Path) -> None:
-    """Copy a saved ContentSimilarity without its vectors, which follow from the bundle's content.
-
-    Raises:
-        ValueError: If it is not there.
-    """
-    copy_model(source, target)
-    path = target / f"{CONTENT_SIMILARITY}.safetensors"
+def drop_item_vectors(directory: Path) -> None:
+    """Drop the vectors of a saved ContentSimilarity: they follow from the bundle's content."""
+    path = directory / f"{CONTENT_SIMILARITY}.safetensors"
     with reading(path):
         tensors = load_file(path)
         save_file({name: tensors[name] for name in Whitening._fields}, path)
@@ -95,9 +90,7 @@ def load_sequence(
     check_inputs(path / "config.json", manifest, items.content.shape[1], {})
     with reading(path), torch.no_grad():
         model = SequenceModel.load(path, items, backend="torch")
-        # Encoded here once, so that requests in many threads only read it.
-        if not bool(torch.isfinite(model.all_item_inputs()).all()):
-            raise ValueError("its item vectors are not finite; train and release it again")
+        encode_items(model)
     check_rows(path, (model.num_item_rows,), (len(items.content),))
     return model
 
@@ -141,9 +134,7 @@ def load_generation(
         model = GenerativeModel.load(
             path, items, ids.codes, semantic_ids=released.version, backend="torch"
         )
-        # Encoded here once, so that requests in many threads only read it.
-        if not bool(torch.isfinite(model.all_item_inputs()).all()):
-            raise ValueError("its item vectors are not finite; train and release it again")
+        encode_items(model)
     return Generation(model=model, trie=Trie.of_items(ids))
 
 

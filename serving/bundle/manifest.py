@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,28 +23,8 @@ CURRENT = "current"
 MAX_MANIFEST_BYTES = 16 << 20
 VERSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(\+[1-9][0-9]{0,5})?$"
 
-FILES_ALLOWED = {
-    "catalogue": {".npy"},
-    "users": {".npy"},
-    "histories": {".npy"},
-    "popularity": {".json", ".safetensors"},
-    "item_to_item": {".json", ".safetensors"},
-    "two_tower": {".json", ".safetensors", ".npy"},
-    "index": {".json", ".faiss"},
-    "semantic_ids": {".json", ".safetensors", ".npy"},
-    "quantizer": {".json", ".safetensors"},
-    "content_similarity": {".json", ".safetensors"},
-    "sequence": {".json", ".safetensors"},
-    "ensemble": {".json", ".safetensors"},
-    "generative": {".json", ".safetensors"},
-    "blend_fast": {".json", ".safetensors"},
-    "blend_full": {".json", ".safetensors"},
-    "ranker": {".json", ".safetensors"},
-}
-"""Kinds of file by folder. Nothing else may lie in a bundle, least of all a pickle."""
-
 Profile = Literal["fast", "full"]
-"""Which sources answer: ``full`` asks all members of a sequence model, and the beam too."""
+"""Which sources are queried: ``full`` adds beam search and all members of a sequence model."""
 Model = Literal[
     "popularity",
     "item_to_item",
@@ -57,6 +37,16 @@ Model = Literal[
     "blend_full",
     "ranker",
 ]
+
+_TENSORS = frozenset([".json", ".safetensors"])
+FILES_ALLOWED: dict[str, frozenset[str]] = {
+    **dict.fromkeys([*get_args(Model), "quantizer"], _TENSORS),
+    **dict.fromkeys(["catalogue", "users", "histories"], frozenset([".npy"])),
+    **dict.fromkeys(["two_tower", "semantic_ids"], _TENSORS | {".npy"}),
+    "index": frozenset([".json", ".faiss"]),
+}
+"""Kinds of file by folder. Nothing else may lie in a bundle, least of all a pickle."""
+
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 Version = Annotated[str, Field(pattern=VERSION_PATTERN)]
@@ -256,7 +246,7 @@ def _check_name(directory: Path, name: str) -> None:
             f"the manifest of {directory} names the file {name!r}, which is not a path "
             "<folder>/<file> inside the bundle; do not use this bundle"
         )
-    allowed = FILES_ALLOWED.get(parts[0], set())
+    allowed = FILES_ALLOWED.get(parts[0], frozenset())
     if PurePosixPath(name).suffix not in allowed:
         raise ValueError(
             f"the manifest of {directory} names {name!r}; a bundle holds only "

@@ -37,9 +37,9 @@ from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
 from recsys.retrieval.blend.history_features import HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.one import MergedOne
-from serving.bundle.catalogue import reading
+from serving.bundle.arrays import reading
 from serving.bundle.manifest import BundleManifest, Profile
-from serving.bundle.retriever import check_inputs, check_rows
+from serving.bundle.model_files import check_inputs, check_rows, encode_items
 
 RANKER = "ranker"
 PROFILE: Profile = "fast"
@@ -107,9 +107,7 @@ def load_ranker(
     with reading(path), torch.no_grad():
         model = Ranker.load(path, items, backend="torch")
         against_history = HistoryFeatures.load(path, items)
-        # Encoded here once, so that requests in many threads only read it.
-        if not bool(torch.isfinite(model.all_item_inputs()).all()):
-            raise ValueError("its item vectors are not finite; train and release it again")
+        encode_items(model)
     check_rows(path, (model.num_item_rows,), (len(items.content),))
     digest = manifest.files[f"{RANKER}/{WEIGHTS}"].sha256
     return RankerPart(

@@ -9,9 +9,8 @@ Axes: N item rows, D width of item vectors, F width of content embeddings.
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +24,11 @@ from recsys.models.item_tower import ItemCatalogue
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.retrieval.index_file import meta_path
-from serving.bundle.catalogue import Catalogue, load_array, reading
+from serving.bundle.arrays import load_array, reading
+from serving.bundle.catalogue import Catalogue
 from serving.bundle.delta import Delta
 from serving.bundle.manifest import BundleManifest, ContentSource
+from serving.bundle.model_files import check_inputs, check_rows, encode_items
 
 Vectors = NDArray[np.float32]
 INDEX_FILE = Path("index") / "items.faiss"
@@ -65,38 +66,13 @@ class Retriever:
         return self.items.content
 
 
-def copy_model(source: Path, target: Path) -> None:
-    """Copy the regular files of a model's directory."""
-    if not source.is_dir():
-        raise ValueError(f"{source} is not the directory of a saved model; run its stage first")
-    target.mkdir()
-    for path in sorted(source.iterdir()):
-        if path.is_file():
-            shutil.copyfile(path, target / path.name)
-
-
 def write_two_tower(parts: TwoTowerParts, directory: Path) -> None:
-    """Copy model and index and write both arrays into a bundle that is being written."""
-    copy_model(parts.model, directory / "two_tower")
+    """Add both arrays and the index to a bundle that holds the copied model."""
     (directory / INDEX_FILE).parent.mkdir()
     shutil.copyfile(parts.index, directory / INDEX_FILE)
     shutil.copyfile(meta_path(parts.index), meta_path(directory / INDEX_FILE))
     np.save(directory / CONTENT, np.asarray(parts.content, np.float32))
     np.save(directory / ITEM_VECTORS, np.asarray(parts.item_vectors, np.float32))
-
-
-def check_rows(path: Path, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """Hold the shape of a part against the rest of the bundle.
-
-    Raises:
-        ValueError: Names the part and both shapes.
-    """
-    if found != expected:
-        raise ValueError(
-            f"{path} is {' x '.join(map(str, found))}, the rest of the bundle needs "
-            f"{' x '.join(map(str, expected))}; its parts come from different runs, release the "
-            "bundle again"
-        )
 
 
 def load_retriever(
@@ -135,43 +111,10 @@ def load_retriever(
         known = known_categories(catalogue, manifest.dimensions.num_category_rows)
         items = ItemCatalogue(torch.cat(contents) if deltas else contents[0], known)
         model = TwoTower.load(directory / "two_tower", items, backend="torch")
-        # Encoded here once, so that requests in many threads only read it.
-        if not bool(torch.isfinite(model.all_item_inputs()).all()):
-            raise ValueError("its item vectors are not finite; train and release it again")
+        encode_items(model)
     if model.config.embedding_dim != dim:
         check_rows(directory / "two_tower", (model.config.embedding_dim,), (dim,))
     return Retriever(model=model, index=index, items=items)
-
-
-def check_inputs(
-    path: Path,
-    manifest: BundleManifest,
-    content_dim: int,
-    more: Mapping[str, object],
-) -> None:
-    """Hold what a model was built to read, by its ``config.json``, against what the bundle has.
-
-    Args:
-        more: What else the model reads, by name.
-
-    Raises:
-        ValueError: Names the input and both values.
-    """
-    with reading(path):
-        inputs = json.loads(path.read_text())["inputs"]
-        expected: dict[str, object] = {
-            "num_item_rows": manifest.dimensions.num_item_rows,
-            "content_dim": content_dim,
-            **more,
-        }
-        if inputs["num_categories"]:
-            expected["num_categories"] = manifest.dimensions.num_category_rows
-        for name, value in expected.items():
-            if inputs[name] != value:
-                raise ValueError(
-                    f"the model was trained with {name} {inputs[name]}, the bundle has {value}; "
-                    "its parts come from different runs, release the bundle again"
-                )
 
 
 def known_categories(catalogue: Catalogue, num_category_rows: int) -> Jagged:

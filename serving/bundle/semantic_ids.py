@@ -29,7 +29,7 @@ from torch import Tensor
 
 from recsys.semantic_ids.codes import FILE_NAME, NO_CODE, ItemCodes, Quantizer, SemanticIds
 from recsys.semantic_ids.tensor_file import read_description
-from serving.bundle.catalogue import load_array, load_rows, reading
+from serving.bundle.arrays import load_array, load_rows, reading
 from serving.bundle.manifest import SemanticIdSource
 
 Rows = NDArray[np.int64]

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.string_table import StringTable, write_string_table
-from serving.bundle.catalogue import check_distinct, check_ragged, load_rows, load_strings
+from serving.bundle.arrays import check_distinct, check_ragged, load_rows, load_strings
 
 Rows = NDArray[np.int64]
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from serving.bundle.load import load_bundle, write_bundle
+from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
+from serving.bundle.write import write_bundle
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
 EVENTS = {"open", "os.rename", "os.symlink", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}

@@ -16,8 +16,9 @@ from recsys.content.attributes import PROMPT_VERSION
 from recsys.content.encoder import HashEncoder
 from recsys.semantic_ids import lifecycle
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
-from serving.bundle.load import load_bundle, write_bundle
+from serving.bundle.load import load_bundle
 from serving.bundle.manifest import ContentSource, EnrichmentSource, publish
+from serving.bundle.write import write_bundle
 from tests.recsys.content.openai_server import Reply, Request, chat_reply, openai_server
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 

@@ -18,9 +18,10 @@ from recsys.models.sequence.model import SequenceModel
 from recsys.semantic_ids.codes import NO_CODE, SemanticIds
 from recsys.testing.tensors import rounding
 from serving.bundle.delta import NewItem, write_delta
-from serving.bundle.load import load_bundle, write_bundle
+from serving.bundle.load import load_bundle
 from serving.bundle.manifest import read_manifest
 from serving.bundle.semantic_ids import NewIds
+from serving.bundle.write import write_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions

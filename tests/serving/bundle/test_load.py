@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from serving.bundle.load import load_bundle, write_bundle
+from serving.bundle.load import load_bundle
+from serving.bundle.write import write_bundle
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
 
 

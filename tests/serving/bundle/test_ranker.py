@@ -13,8 +13,9 @@ from recsys.data.item_mask import ItemMask
 from recsys.models.ranker.batch import RankingBatch
 from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
 from serving.bundle.delta import NewItem, write_delta
-from serving.bundle.load import load_bundle, write_bundle
+from serving.bundle.load import load_bundle
 from serving.bundle.ranker import CandidateRanker, reordered
+from serving.bundle.write import write_bundle
 from serving.filters import eligible_items
 from serving.query import hydrate
 from serving.recommend import Recommender

@@ -12,9 +12,10 @@ from recsys.semantic_ids.lifecycle import append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from serving.bundle.content_neighbours import ContentNeighbours
 from serving.bundle.delta import NewItem, write_delta
-from serving.bundle.load import load_bundle, write_bundle
+from serving.bundle.load import load_bundle
 from serving.bundle.manifest import MANIFEST, publish, read_manifest
 from serving.bundle.semantic_ids import NewIds, SemanticIdParts
+from serving.bundle.write import write_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle

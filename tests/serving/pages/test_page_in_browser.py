@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from serving.bundle.catalogue import Catalogue
-from serving.bundle.load import write_bundle
 from serving.bundle.manifest import publish
 from serving.bundle.users import Users
+from serving.bundle.write import write_bundle
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

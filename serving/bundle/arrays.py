@@ -1,0 +1,94 @@
+"""Arrays and tables of texts in a bundle: memory-mapped, and checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsys.data.string_table import StringTable
+
+Rows = NDArray[np.int64]
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Name the file in whatever goes wrong while it is read."""
+    try:
+        yield
+    except Exception as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path} of the bundle cannot be used: {why}") from error
+
+
+def load_array(path: Path, kind: type[np.generic], num_axes: int = 1) -> NDArray[np.generic]:
+    """Memory-map an array and check its type and number of axes; never a pickle.
+
+    Copy-on-write, so that torch takes it without a copy and nothing can write to the file; a plain
+    array over the mapping, because slicing numpy's memmap class costs several times as much.
+    """
+    with reading(path):
+        array: NDArray[np.generic] = np.load(path, mmap_mode="c", allow_pickle=False)
+        if array.dtype != np.dtype(kind) or array.ndim != num_axes:
+            raise ValueError(
+                f"it holds {array.dtype} {array.shape}, expected {np.dtype(kind)} with {num_axes} "
+                "axes; release the bundle again"
+            )
+    return np.asarray(array)
+
+
+def load_rows(path: Path) -> Rows:
+    """Memory-map int64 rows, [n]."""
+    return load_array(path, np.int64).view(np.int64)
+
+
+def load_strings(directory: Path, name: str) -> StringTable:
+    """Memory-map a table of texts and check that each is valid UTF-8."""
+    utf8 = load_array(directory / f"{name}.utf8.npy", np.uint8).view(np.uint8)
+    offsets = load_rows(directory / f"{name}.offsets.npy")
+    with reading(directory / f"{name}.utf8.npy"):
+        table = StringTable(utf8, offsets)
+        for _ in table:
+            pass
+    return table
+
+
+def check_ragged(path: Path, values: Rows, offsets: Rows, num_owners: int, num_rows: int) -> None:
+    """Check that offsets cut values into one range per owner and values are rows of a table.
+
+    Raises:
+        ValueError: Names the file and what does not fit.
+    """
+    if len(offsets) != num_owners + 1:
+        raise ValueError(
+            f"{path} has offsets for {len(offsets) - 1} rows, the bundle has {num_owners}; its "
+            "parts come from different runs, release it again"
+        )
+    if offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
+        raise ValueError(f"{path} has offsets that do not cut its {len(values)} values")
+    if len(values) and not 0 <= values.min() <= values.max() < num_rows:
+        raise ValueError(
+            f"{path} holds rows {values.min()} to {values.max()}, allowed are [0, {num_rows}); its "
+            "parts come from different runs, release it again"
+        )
+
+
+def check_distinct(path: Path, table: StringTable) -> None:
+    """Check that row 0 is empty and no text stands twice (an empty id would).
+
+    Raises:
+        ValueError: Names the table and the first repeated text.
+    """
+    if len(table) == 0 or table[0] != "":
+        raise ValueError(f"{path} must begin with the empty text of row 0 (padding)")
+    seen: set[str] = set()
+    for row, text in enumerate(table):
+        if text in seen:
+            raise ValueError(
+                f"{path} holds {text!r} a second time at row {row}; ids must be distinct and not "
+                "empty, build the vocabulary again"
+            )
+        seen.add(text)

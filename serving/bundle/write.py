@@ -1,0 +1,151 @@
+"""Write a bundle: what it is made of, copied into one directory, whole or not at all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recsys.data.durable import new_directory
+from serving.bundle.catalogue import Catalogue
+from serving.bundle.history_models import (
+    BLENDS,
+    CONTENT_SIMILARITY,
+    ENSEMBLE,
+    GENERATIVE,
+    SEQUENCE,
+    drop_item_vectors,
+)
+from serving.bundle.load import load_bundle
+from serving.bundle.manifest import (
+    VERSION_PATTERN,
+    Dimensions,
+    Profile,
+    Verdict,
+    bundle_directory,
+    seal,
+)
+from serving.bundle.model_files import copy_model
+from serving.bundle.ranker import RANKER
+from serving.bundle.retriever import (
+    TwoTowerParts,
+    write_two_tower,
+)
+from serving.bundle.semantic_ids import ItemSemanticIds, SemanticIdParts
+from serving.bundle.users import Users
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleParts:
+    """What a bundle is made of; row counts must agree."""
+
+    catalogue: Catalogue
+    users: Users
+    popularity: Path
+    """Directory that Popularity.save wrote."""
+    item_to_item: Path | None = None
+    """Directory that ItemToItem.save wrote."""
+    two_tower: TwoTowerParts | None = None
+    semantic_ids: SemanticIdParts | None = None
+    content_similarity: Path | None = None
+    """Directory that ContentSimilarity.save wrote, of the two-tower's content."""
+    sequence: Path | None = None
+    """Directory that SequenceModel.save wrote, over the two-tower's content and the catalogue."""
+    ensemble: Path | None = None
+    """The same with all members, where profile ``fast`` queries the first ones alone."""
+    generative: Path | None = None
+    """Directory that GenerativeModel.save wrote, over the catalogue and ``semantic_ids``."""
+    blends: Mapping[Profile, Path] = field(default_factory=dict)
+    """Directories that LearnedBlend.save wrote, by the profile whose ``home`` each one ranks."""
+    ranker: Path | None = None
+    """Directory of train_ranker: what Ranker.save wrote, and how many candidates it orders."""
+    user_features: Mapping[str, int] = field(default_factory=dict)
+    """Cardinality of each of users.features."""
+    context_features: Mapping[str, int] = field(default_factory=dict)
+
+
+def write_bundle(
+    bundles_dir: Path,
+    parts: BundleParts,
+    *,
+    version: str,
+    metrics: Mapping[str, Mapping[str, float]] | None = None,
+    verdicts: Sequence[Verdict] = (),
+    config_digest: str = "",
+) -> Path:
+    """Write ``bundle-<version>`` whole or not at all, and load it once to prove it.
+
+    Args:
+        bundles_dir: Holds all versions and ``current``; made where it is missing.
+        version: Letters, digits, dot, dash, underscore; never reused.
+        metrics: Test metrics by model name, finite.
+        verdicts: Of the release gate.
+        config_digest: Of the run that made the parts.
+
+    Raises:
+        ValueError: The version exists or is not a name, or parts do not agree.
+    """
+    if "+" in version or not re.fullmatch(VERSION_PATTERN, version):
+        raise ValueError(
+            f"version {version!r} of a bundle must be a letter or digit, then at most 63 letters, "
+            "digits, dots, dashes and underscores (a plus is for deltas, see write_delta)"
+        )
+    final = bundle_directory(bundles_dir, version)
+    with new_directory(final) as directory:
+        parts.catalogue.save(directory)
+        parts.users.save(directory)
+        models = _write_models(parts, directory)
+        if parts.semantic_ids is not None:
+            parts.semantic_ids.copy_to(directory)
+        seal(
+            directory,
+            kind="bundle",
+            version=version,
+            profile="full" if parts.generative or parts.ensemble else "fast",
+            dimensions=_dimensions(parts),
+            user_features=dict(parts.user_features),
+            context_features=dict(parts.context_features),
+            models=models,
+            metrics={name: dict(values) for name, values in (metrics or {}).items()},
+            verdicts=list(verdicts),
+            config_digest=config_digest,
+            content=parts.two_tower.content_source if parts.two_tower else None,
+            semantic_ids=ItemSemanticIds.load(directory).source if parts.semantic_ids else None,
+        )
+        load_bundle(directory)
+    return final
+
+
+def _write_models(parts: BundleParts, directory: Path) -> list[str]:
+    """Copy fitted models into a bundle that is being written; return the parts' names."""
+    saved = {
+        "popularity": parts.popularity,
+        "item_to_item": parts.item_to_item,
+        "two_tower": None if parts.two_tower is None else parts.two_tower.model,
+        CONTENT_SIMILARITY: parts.content_similarity,
+        SEQUENCE: parts.sequence,
+        ENSEMBLE: parts.ensemble,
+        GENERATIVE: parts.generative,
+        **{BLENDS[profile]: path for profile, path in parts.blends.items()},
+        RANKER: parts.ranker,
+    }
+    found = {name: source for name, source in saved.items() if source is not None}
+    for name, source in found.items():
+        copy_model(source, directory / name)
+    if parts.two_tower is not None:
+        write_two_tower(parts.two_tower, directory)
+    if parts.content_similarity is not None:
+        drop_item_vectors(directory / CONTENT_SIMILARITY)
+    return list(found)
+
+
+def _dimensions(parts: BundleParts) -> Dimensions:
+    two_tower = parts.two_tower
+    return Dimensions(
+        num_item_rows=parts.catalogue.num_item_rows,
+        num_user_rows=parts.users.num_user_rows,
+        num_category_rows=parts.catalogue.num_category_rows,
+        num_events=len(parts.users.item_rows),
+        embedding_dim=0 if two_tower is None else two_tower.item_vectors.shape[1],
+    )
