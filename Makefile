@@ -9,7 +9,7 @@ TEST_WORKERS ?= logical
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install install-airflow demo test soak check format serve bench lock clean
+.PHONY: help install install-airflow demo test test-numerics soak check format serve bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the verbs
@@ -44,6 +44,10 @@ serve: install  ## answer requests on http://127.0.0.1:8000 with the demo's bund
 test: install  ## every test that runs without a GPU, a process a core (TEST_WORKERS=0 for one)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n $(TEST_WORKERS) --dist worksteal \
 		--durations 10
+
+# Processors round in different orders, and some eigensolvers fail on one and not on the other.
+test-numerics: install  ## tests that compare numbers, under other instruction sets and threads
+	@$(BIN)/python -m tests.numerics
 
 soak: install  ## an hour of load on a server whose bundles change (SOAK_SECONDS=600 for less)
 	@RECSYS_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -q tests/soak

@@ -1,8 +1,27 @@
+"""What all tests share: a small shop, folders built once a session, and what was not run."""
+
+import fcntl
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recsys.testing.synthetic import markov_world, write_csv
+
+CHROMIUM_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+BuiltOnce = Callable[[str, Callable[[Path], None]], Path]
+ON_A_GPU = "those marked gpu (needs a CUDA device: .venv/bin/python -m pytest -m gpu tests)"
 
 TINY_SHOP = """
 preset = "shop"
@@ -26,6 +45,61 @@ device = "cpu"
 [release]
 min_gain_over_popularity = -1
 """
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> Iterator[None]:
+    """Say in one line what was not run, and the commands that would run it."""
+    yield
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+    )
+    left_out = [f"{count} ({reason})" for reason, count in reasons.most_common()]
+    if config.option.markexpr == "not gpu":
+        left_out.append(ON_A_GPU)
+    if left_out:
+        terminalreporter.write_line(f"not run: {'; '.join(left_out)}")
+
+
+@pytest.fixture(scope="session")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> BuiltOnce:
+    """Build a folder once, however many processes run the session: built_once(name, build).
+
+    Each process has a copy of its own, so its tests may change it.
+    """
+    own = tmp_path_factory.getbasetemp()
+    common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def copy_of(name: str, build: Callable[[Path], None]) -> Path:
+        original, done = common / f"built-{name}", common / f"built-{name}.done"
+        with (common / f"built-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                shutil.rmtree(original, ignore_errors=True)
+                original.mkdir()
+                build(original)
+                done.touch()
+        copy = tmp_path_factory.mktemp(name)
+        shutil.copytree(original, copy, symlinks=True, dirs_exist_ok=True)
+        return copy
+
+    return copy_of
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """Open a browser until the module ends: while it is open, no test can run an event loop."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: make install")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM_FLAGS)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture

@@ -152,9 +152,7 @@ def test_the_file_imports_airflow_and_the_standard_library_only():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(
-    not AIRFLOW.exists(), reason=f"no Airflow at {AIRFLOW}; make install-airflow makes one"
-)
+@pytest.mark.skipif(not AIRFLOW.exists(), reason="needs Airflow: make install-airflow")
 def test_airflow_runs_a_tiny_world_from_events_to_a_bundle(tmp_path: Path, tiny_shop: Path):
     environment = {
         "PATH": os.environ["PATH"],

@@ -12,7 +12,9 @@ from features.build import FeaturesConfig, SourceConfig, SplitConfig, build_feat
 MIRROR = os.environ.get("RECSYS_DATA_MIRROR")
 pytestmark = [
     pytest.mark.mirror,
-    pytest.mark.skipif(MIRROR is None, reason="set RECSYS_DATA_MIRROR to a folder of data sets"),
+    pytest.mark.skipif(
+        MIRROR is None, reason="needs real data sets: RECSYS_DATA_MIRROR=FOLDER make test"
+    ),
 ]
 
 

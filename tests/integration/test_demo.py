@@ -134,7 +134,7 @@ def test_movielens_from_raw_files_to_a_bundle(
     recsys: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not MIRROR:
-        pytest.skip("set RECSYS_DATA_MIRROR to a folder with the real data sets")
+        pytest.skip("needs real data sets: RECSYS_DATA_MIRROR=FOLDER make test")
     monkeypatch.setenv("RECSYS_DATA_MIRROR", MIRROR)
     settings = ["training.max_steps=100", "content.encoder=hash"]
     settings += ["sequence_training.max_steps=100", "generative_training.max_steps=50"]

@@ -27,6 +27,8 @@ from serving.settings import ServingOptions
 from serving.surfaces import HOME
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
+pytestmark = pytest.mark.numerics
+
 SIZE = SyntheticSize(history_models=True)
 
 

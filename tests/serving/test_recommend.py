@@ -14,6 +14,8 @@ from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.surfaces import FILL
 
+pytestmark = pytest.mark.numerics
+
 
 @pytest.fixture(scope="module")
 def recommender(released):

@@ -13,6 +13,8 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.model import SequenceConfig, SequenceModel
 from recsys.testing.tensors import rounding
 
+pytestmark = pytest.mark.numerics
+
 NUM_ITEM_ROWS = 30
 OWN = torch.arange(10, 25)
 # Means of 15 items' vectors, from 6 content columns and rank 3.

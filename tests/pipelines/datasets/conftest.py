@@ -10,6 +10,6 @@ MIRROR = os.environ.get("RECSYS_DATA_MIRROR")
 def real_mirror(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of real data sets that the tests were started with."""
     if not MIRROR:
-        pytest.skip("set RECSYS_DATA_MIRROR to a folder with the real data sets")
+        pytest.skip("needs real data sets: RECSYS_DATA_MIRROR=FOLDER make test")
     monkeypatch.setenv("RECSYS_DATA_MIRROR", MIRROR)
     return Path(MIRROR)

@@ -27,6 +27,8 @@ from recsys.evaluation.ranking import RankingResult
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 
+pytestmark = pytest.mark.numerics
+
 CONFIG = EvaluationConfig(
     ks=(2,), primary_metric="ndcg@2", metrics=("recall@1",), num_resamples=100, category_slices=1
 )

@@ -1,4 +1,3 @@
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +18,6 @@ from tests.pipelines.reports.synthetic_evaluation import (
 )
 
 Reported = Callable[..., ReportData]
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 # Contrast of each text with the first opaque ground below it (WCAG 2.1).
 CONTRAST = """() => {
   const channels = (text) => text.match(/[\\d.]+/g).map(Number);
@@ -150,19 +141,6 @@ def planted_ids() -> Callable[..., ReportedIds]:
         return planted(PlantedIds(**size, changes=options))
 
     return made
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """Open a browser until the module ends: while it is open, no test can run an event loop."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        pytest.skip("needs chromium (apt-get install chromium)")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip)")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import torch
 
 from recsys.evaluation.auc import area_under_curve
 
+pytestmark = pytest.mark.numerics
+
 
 def by_pairs(scores: torch.Tensor, labels: torch.Tensor) -> float:
     positive, negative = scores[labels == 1], scores[labels == 0]

@@ -20,6 +20,8 @@ from recsys.evaluation.beyond_accuracy import (
     popularity_lift,
 )
 
+pytestmark = pytest.mark.numerics
+
 SHORT = torch.tensor([[1, 2, 3], [1, 2, -1], [-1, -1, -1]])
 
 

@@ -12,6 +12,8 @@ from recsys.evaluation.calibration import (
     reliability_curve,
 )
 
+pytestmark = pytest.mark.numerics
+
 # Items 1 drama, 2 comedy, 3 both, 4 without a category.
 CATEGORIES = Jagged.from_lists([[], [1], [2], [1, 2], []])
 

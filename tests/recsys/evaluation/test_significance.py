@@ -17,6 +17,8 @@ from recsys.evaluation.significance import (
     sign_flip_p_values,
 )
 
+pytestmark = pytest.mark.numerics
+
 METRICS = ["ndcg@10", "recall@10"]
 
 

@@ -3,6 +3,8 @@ import torch
 
 from recsys.layers.calendar import SECONDS_PER_DAY, Calendar
 
+pytestmark = pytest.mark.numerics
+
 
 def seen(*days: float) -> Calendar:
     """A calendar of ten days a step that was trained on some days."""

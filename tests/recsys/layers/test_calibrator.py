@@ -4,6 +4,8 @@ import torch
 from recsys.evaluation.calibration import expected_calibration_error, reliability_curve
 from recsys.layers.calibrator import Calibrator, isotonic_map
 
+pytestmark = pytest.mark.numerics
+
 
 def drawn(num_rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Logits that are twice too sure and shifted, labels, and the true chances."""

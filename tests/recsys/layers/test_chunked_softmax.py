@@ -7,6 +7,8 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
 
+pytestmark = pytest.mark.numerics
+
 
 def slow_loss(
     queries: Tensor,

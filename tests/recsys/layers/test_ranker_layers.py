@@ -10,6 +10,8 @@ from recsys.layers.attention.target import TargetAttention
 from recsys.layers.cross import CrossNetwork
 from recsys.layers.examination import Examination
 
+pytestmark = pytest.mark.numerics
+
 
 def test_cross_layers_follow_the_papers_formula():
     torch.manual_seed(0)

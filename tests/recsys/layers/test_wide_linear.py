@@ -4,6 +4,8 @@ from torch.nn import functional
 
 from recsys.layers.wide_linear import HAS_ONEDNN, WideLinear, wide_product, wide_product_onto
 
+pytestmark = pytest.mark.numerics
+
 
 @pytest.mark.parametrize("shape", [(320, 128, 128), (1, 5, 3), (0, 4, 4), (33, 96, 160)])
 @pytest.mark.parametrize("bias", [True, False])

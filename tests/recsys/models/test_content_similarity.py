@@ -16,6 +16,8 @@ from recsys.testing.contracts import (
     assert_unknown_input_is_scored,
 )
 
+pytestmark = pytest.mark.numerics
+
 PLAIN = ContentSimilarityConfig(whitening=0.0)
 AS_IT_IS = Whitening(torch.zeros(2), torch.eye(2))
 

@@ -10,6 +10,8 @@ from recsys.data.batch import Jagged
 from recsys.models import ease
 from recsys.models.ease import Ease, EaseConfig
 
+pytestmark = pytest.mark.numerics
+
 NUM_ITEMS = 9
 
 

@@ -14,6 +14,8 @@ from recsys.data.top_k import top_k_of_scores
 from recsys.models import item_to_item
 from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
 
+pytestmark = pytest.mark.numerics
+
 PLAIN = ItemToItemConfig(
     window=2,
     distance_power=1.0,

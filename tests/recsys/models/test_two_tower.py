@@ -14,6 +14,8 @@ from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.testing.contracts import assert_retriever_contract, assert_same_seed_same_result
 from recsys.testing.tensors import rounding
 
+pytestmark = pytest.mark.numerics
+
 NUM_ITEM_ROWS = 41
 SMALL = TwoTowerConfig(
     embedding_dim=16,
@@ -185,7 +187,8 @@ def test_only_the_latest_max_history_events_are_read(tastes: Sequences) -> None:
     user = Jagged.one_each(torch.zeros(2, dtype=torch.int64))
     batch = JaggedBatch({"history": Jagged.from_lists([[20, 30, *tail], tail]), "user.taste": user})
     long, short = model.score(batch)
-    assert torch.equal(long, short)
+    # A row's place in a matrix product may change its last bit.
+    torch.testing.assert_close(long, short, rtol=0, atol=CLOSE)
 
 
 def test_latest_keeps_the_end_of_each_example() -> None:

@@ -15,6 +15,8 @@ from recsys.retrieval.beam_search import Beams, BeamSearch, CapturedSearch, Deco
 from recsys.semantic_ids.trie import Trie
 from tests.recsys.retrieval.code_decoder import CodeDecoder, CodeDecoderConfig
 
+pytestmark = pytest.mark.numerics
+
 NUM_ROWS = 44
 Ids = dict[int, tuple[int, ...]]
 

@@ -20,6 +20,8 @@ from recsys.semantic_ids.lifecycle import align, append, kept_shares, retire
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from recsys.semantic_ids.version_store import VersionStore
 
+pytestmark = pytest.mark.numerics
+
 SIZES = (8, 8, 8)
 METHODS: list[Method] = ["nearest_free", "extra_level"]
 

@@ -16,6 +16,8 @@ from recsys.semantic_ids.quality import (
 )
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
 
+pytestmark = pytest.mark.numerics
+
 
 def square_world() -> tuple[ResidualKMeans, torch.Tensor]:
     """Return 2 x 2 codes and items: two in each of three cells, row 0 padding."""

@@ -8,6 +8,8 @@ from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.quantizers import load_quantizer
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 
+pytestmark = pytest.mark.numerics
+
 SMALL = ResidualKMeansConfig(level_sizes=(8, 8), kmeans=KMeansConfig(num_steps=10))
 
 

@@ -29,6 +29,8 @@ from recsys.semantic_ids.rq_vae import RqVae, RqVaeConfig
 from recsys.semantic_ids.version_store import VersionStore
 from recsys.testing.tensors import rounding
 
+pytestmark = pytest.mark.numerics
+
 # Centres are means of up to 300 items of 6 columns.
 CLOSE = rounding(300 + 6)
 NUM_FIRST = 250

@@ -9,6 +9,8 @@ from recsys.training.checkpoint import CheckpointError, checkpoint_paths, load_l
 from recsys.training.loop import TrainConfig, TrainingDiverged, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 
+pytestmark = pytest.mark.numerics
+
 
 class Lists:
     """A tracker and a progress that keep what they are told."""

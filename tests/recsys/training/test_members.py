@@ -11,6 +11,8 @@ from recsys.testing.tensors import rounding
 from recsys.training.loop import TrainResult
 from recsys.training.members import member_seed, train_members
 
+pytestmark = pytest.mark.numerics
+
 NUM_ITEM_ROWS = 31
 INPUTS = FeatureSizes(num_item_rows=NUM_ITEM_ROWS, content_dim=4, num_categories=3)
 APART = SequenceConfig(

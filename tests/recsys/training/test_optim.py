@@ -16,6 +16,8 @@ from recsys.training.optim import (
     optimizer_tensors,
 )
 
+pytestmark = pytest.mark.numerics
+
 
 def rates(num_steps, **settings):
     schedule = ScheduleConfig(learning_rate=1.0, **settings)

@@ -6,6 +6,8 @@ from recsys.testing.tensors import rounding
 from recsys.training.optim import AdamWConfig, adamw, load_optimizer_tensors, optimizer_tensors
 from recsys.training.orthogonal import ADAM_LENGTH, Muon, block_matrices, orthogonalised
 
+pytestmark = pytest.mark.numerics
+
 
 class Net(nn.Module):
     def __init__(self):

@@ -17,6 +17,8 @@ from recsys.training.ranking_examples import (
     tasks_of,
 )
 
+pytestmark = pytest.mark.numerics
+
 NAN = float("nan")
 CLOSE = rounding(3, size=3.0)
 

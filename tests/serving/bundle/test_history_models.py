@@ -27,6 +27,8 @@ from serving.schemas import Request
 from serving.settings import ServingOptions
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
 
+pytestmark = pytest.mark.numerics
+
 # Histories of a dozen events through layers of some 16 and 32, then cosines.
 CLOSE = rounding(12 + 2 * (16 + 32) + 16)
 SIZE = SyntheticSize(history_models=True)

@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,20 +20,7 @@ from serving.bundle.users import Users
 from serving.bundle.write import write_bundle
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-if CHROMIUM is None:
-    pytest.skip("needs chromium (apt-get install chromium)", allow_module_level=True)
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip)")
-
 pytestmark = pytest.mark.slow
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 SIZE = SyntheticSize(num_items=60, num_users=30)
 SERVE = """
 from serving.app import serve
@@ -112,14 +98,6 @@ def serving(bundles: Path, **environment: str):
 def address(bundles):
     with serving(bundles) as (address, _):
         yield address
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

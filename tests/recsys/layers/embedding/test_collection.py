@@ -5,6 +5,8 @@ from safetensors.torch import load_file, save_file
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
 
+pytestmark = pytest.mark.numerics
+
 TABLES = [
     TableConfig(name="item", num_rows=11, embedding_dim=6, features=("history", "item")),
     TableConfig(

@@ -15,6 +15,8 @@ from recsys.layers.embedding.collection import EmbeddingBags, RowUpdateConfig, T
 from recsys.layers.embedding.fbgemm_updates import FbgemmRowUpdates
 from recsys.layers.embedding.row_updates import TorchRowUpdates
 
+pytestmark = pytest.mark.numerics
+
 TABLES = [
     TableConfig(name="item", num_rows=48, embedding_dim=8, features=("history", "item")),
     TableConfig(

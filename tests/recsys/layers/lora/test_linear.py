@@ -16,6 +16,8 @@ from recsys.testing.tensors import rounding
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 
+pytestmark = pytest.mark.numerics
+
 # 12 inputs, 20 hidden, their norm, and ranks of 4 on both sides; corrected outputs are about 2.
 CLOSE = rounding(12 + 20 + 20 + 4 + 4, size=2.0)
 ANY = LoraConfig(targets=("*",), rank=4, alpha=6.0, max_share=1.0)

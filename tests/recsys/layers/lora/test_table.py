@@ -9,6 +9,8 @@ from recsys.layers.lora.file import load_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
 from recsys.testing.tensors import rounding
 
+pytestmark = pytest.mark.numerics
+
 OWN = torch.tensor([9, 3, 4, 3])
 # Up to 4 rows a bag, each of rank 2, through 5 columns; corrected values are about 10.
 CLOSE = rounding(4 + 2 + 5, size=10.0)

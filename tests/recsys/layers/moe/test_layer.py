@@ -80,6 +80,7 @@ def test_a_rows_bits_do_not_depend_on_how_many_rows_its_expert_has():
             assert torch.equal(layer(rows, experts, weights)[:count], full[:count])
 
 
+@pytest.mark.numerics
 def test_shared_experts_are_visited_by_every_row():
     torch.manual_seed(4)
     config = SparseMoeConfig(dim=8, hidden_dim=16, num_experts=4, num_shared_experts=2)

@@ -19,6 +19,8 @@ from recsys.models.sequence.model import SequenceConfig, SequenceModel
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.testing.tensors import rounding
 
+pytestmark = pytest.mark.numerics
+
 NUM_ITEM_ROWS = 60
 INPUTS = FeatureSizes(num_item_rows=NUM_ITEM_ROWS)
 SEQUENCE = SequenceConfig(

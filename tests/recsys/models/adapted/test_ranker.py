@@ -14,6 +14,8 @@ from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.testing.tensors import rounding
 
+pytestmark = pytest.mark.numerics
+
 INPUTS = RankerInputs(
     num_item_rows=30, tasks=("click", "purchase"), candidate_dense=("price", "score")
 )

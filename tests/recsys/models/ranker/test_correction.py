@@ -18,6 +18,8 @@ from recsys.training.optim import AdamWConfig, adamw
 from recsys.training.ranker_fit import RankerFitConfig, fit_line, ranker_loss, scores_of
 from recsys.training.ranking_examples import Candidates, Outcomes, RankingExamples, labels_of
 
+pytestmark = pytest.mark.numerics
+
 NUM_ITEMS, NUM_QUERIES, LENGTH = 40, 60, 20
 NUMBERS = ("other", "score", "hint")
 

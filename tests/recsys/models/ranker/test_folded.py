@@ -12,6 +12,8 @@ from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.folded import folded
 from recsys.models.ranker.model import Ranker
 
+pytestmark = pytest.mark.numerics
+
 INPUTS = RankerInputs(
     num_item_rows=200,
     tasks=("click", "like", "purchase"),

@@ -123,6 +123,7 @@ def test_users_get_their_own_taste(name: str, tastes: Sequences) -> None:
     assert (lists % 2 == labels[:, None] % 2).float().mean() > 0.98
 
 
+@pytest.mark.numerics
 def test_members_are_models_of_their_own_whose_cosines_are_averaged(tastes: Sequences) -> None:
     config = replace(SMALL, num_members=2, dropout=0.0, id_dropout=0.0)
     torch.manual_seed(3)
@@ -162,6 +163,7 @@ def test_the_last_item_decides_where_order_is_everything(name: str) -> None:
     assert (scores.argmax(1) == sequences.labels(positions)).float().mean() > 0.95
 
 
+@pytest.mark.numerics
 def test_positions_do_not_see_what_comes_after_them(tastes: Sequences) -> None:
     """The vector after an event is the same whether or not more events follow."""
     for config in VARIANTS.values():
@@ -176,6 +178,7 @@ def test_positions_do_not_see_what_comes_after_them(tastes: Sequences) -> None:
         torch.testing.assert_close(whole[kept], part)
 
 
+@pytest.mark.numerics
 def test_the_last_events_alone_are_encoded_as_all_are(tastes: Sequences) -> None:
     for config in VARIANTS.values():
         model = fit(tastes, seed=1, config=config, steps=3)
@@ -282,6 +285,7 @@ def scored(model: SequenceModel, lists: list[list[int]]) -> Tensor:
     return model.score(JaggedBatch({"history": Jagged.from_lists(lists)}))
 
 
+@pytest.mark.numerics
 def test_only_the_latest_events_are_read_and_unknown_rows_are_one_item(tastes: Sequences) -> None:
     model = fit(tastes, seed=1, steps=3)
     tail = list(range(3, 11))

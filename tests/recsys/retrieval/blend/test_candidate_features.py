@@ -15,6 +15,8 @@ from recsys.retrieval.blend.history_features import HISTORY_NUMBERS, HistoryFeat
 from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.blend.source_features import FEATURES
 
+pytestmark = pytest.mark.numerics
+
 
 def weighted(by_source: dict[str, float]) -> LearnedBlend:
     weights = torch.zeros(2, 2, len(by_source), len(FEATURES))

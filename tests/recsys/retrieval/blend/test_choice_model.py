@@ -4,6 +4,8 @@ from torch import Tensor
 
 from recsys.retrieval.blend.choice_model import Choices, fit_weights, negative_log_likelihood
 
+pytestmark = pytest.mark.numerics
+
 
 def chosen_by(
     weights: Tensor, num_queries: int, num_candidates: int = 12, seed: int = 0

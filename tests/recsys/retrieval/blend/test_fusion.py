@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from recsys.retrieval.blend.fusion import reciprocal_rank_fusion
 
+pytestmark = pytest.mark.numerics
+
 
 def fused_slowly(
     lists: dict[str, list[int]], k: int, weights: dict[str, int]

@@ -13,6 +13,8 @@ from recsys.retrieval.blend.source_features import FEATURES
 from recsys.retrieval.blend.source_lists import blended_lists
 from recsys.testing.tensors import rounding
 
+pytestmark = pytest.mark.numerics
+
 SOURCES = ("near", "far", "odd", "dull")
 NUM_ROWS = 40
 

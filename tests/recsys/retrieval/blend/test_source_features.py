@@ -8,6 +8,8 @@ from recsys.data.top_k import TopK
 from recsys.retrieval.blend.fusion import reciprocal_rank_fusion
 from recsys.retrieval.blend.source_features import FEATURES, lead_scales, merge_lists
 
+pytestmark = pytest.mark.numerics
+
 
 def features_slowly(scores: list[float], rows: list[int], item: int, scale: float) -> list[float]:
     """Features of one item in one list, by their definition."""
