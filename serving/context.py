@@ -1,8 +1,8 @@
 """Context features of a request: the same definitions as in training, as of the request's moment.
 
 The moment is the request's ``context.unix_time``, else the clock. Where the newest event of the
-bundle is long past (or lies in the future), the moment is just after that event, since a model has
-never seen users who were all away for years; replies then say ``stale_data``.
+bundle is old (or lies in the future), the moment is just after that event, since no model was
+trained on users who were all away for years; replies then say ``stale_data``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def context_rows(
 
 
 def state_of(times: Rows) -> UserState:
-    """Reach the state that UserState.update gives after all of these ascending times, at once."""
+    """Compute the state after UserState.update with each of these ascending times, at once."""
     if len(times) == 0:
         return UserState()
     first_of_latest = int(np.searchsorted(times, times[-1], side="left"))

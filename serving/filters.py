@@ -1,8 +1,7 @@
-"""Filter: everything that decides whether an item may be shown, compiled into one mask.
+"""Filter: compile categories, exclusions and seen items into one mask of eligible items.
 
-Where nothing is left, the list is not empty but one of popular items: categories are given up if
-they hold nothing that may be shown, then what the user has seen is allowed again, and the reply
-says so. Items that the request excludes stay out whatever happens.
+Where nothing is left, filters are relaxed and the reply says so: categories first, then seen items.
+Items that the request excludes are never shown.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Allowed = NDArray[np.bool_]
 
 
 def eligible_items(query: Query, bundle: Bundle) -> tuple[ItemMask, tuple[str, ...]]:
-    """Compile the items that may be shown, and name the filters that had to be given up."""
+    """Compile the eligible items, and name the filters that had to be relaxed."""
     excluded = np.zeros(bundle.num_item_rows, np.bool_)
     excluded[_rows_of(query.request.exclude, bundle)] = True
     excluded[[0, query.item_row]] = True

@@ -1,8 +1,8 @@
 """Hot swap: a server follows ``current`` without dropping a request.
 
-A background thread looks at the link, loads and verifies what it points at, answers one request
-with it, and then assigns one reference. A request keeps the recommender it began with. What cannot
-be loaded is refused and counted, and the old one keeps serving.
+A background thread polls the link, loads and verifies its target, answers one request with it, and
+then assigns one reference. A request keeps the recommender it began with. A bundle that cannot be
+loaded is refused and counted, and the old one keeps serving.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from serving.settings import ServingOptions
 
 @dataclass(frozen=True, kw_only=True)
 class SwapState:
-    """What happened so far."""
+    """Swaps so far."""
 
     loaded_at: datetime
     num_swaps: int = 0
     num_refused: int = 0
     refused: str | None = None
-    """Why what ``current`` points at is not served; None where it is."""
+    """Why the target of ``current`` is not served; None where it is."""
 
 
 Identity = tuple[str, int, int, int]
-"""Target of ``current`` and its manifest's inode, size and time: differs for whatever is new."""
+"""Target of ``current`` and its manifest's inode, size and time: differs for each new one."""
 
 
 class BundleWatcher:
@@ -60,7 +60,7 @@ class BundleWatcher:
         self._options = options
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._looking = threading.Lock()
+        self._polling = threading.Lock()
         _check_there(bundles_dir)
         self._tried = self._identity()
         self._adapters_tried = identity_of(served_adapters(bundles_dir))
@@ -70,7 +70,7 @@ class BundleWatcher:
 
     @property
     def recommender(self) -> Recommender:
-        """What serves at this moment."""
+        """The one that serves now."""
         return self._recommender
 
     @property
@@ -78,42 +78,42 @@ class BundleWatcher:
         return self._state
 
     def start(self) -> None:
-        """Begin to follow ``current``."""
+        """Start to follow ``current``."""
         self._stopped.clear()
         self._thread = threading.Thread(target=self._follow, name="bundle-watcher", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop following; what serves goes on serving."""
+        """Stop following; the current one keeps serving."""
         self._stopped.set()
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
 
     def wake(self) -> None:
-        """Look at ``current`` soon, a refused one too."""
+        """Poll ``current`` soon, and retry a refused one."""
         self._tried = None
         self._wake.set()
 
-    def look(self) -> bool:
-        """Look at ``current`` once, swap what is new; return whether anything was swapped."""
-        with self._looking:
+    def poll(self) -> bool:
+        """Poll ``current`` once and swap what is new; return whether anything was swapped."""
+        with self._polling:
             identity = self._identity()
             if identity == self._tried:
-                return self._look_at_adapters()
+                return self._poll_adapters()
             self._tried = identity
             adapters = identity_of(served_adapters(self._current.parent))
             started = time.perf_counter()
             try:
                 candidate = _load_and_try(self._current, self._options)
             except Exception as error:
-                # Whatever is wrong with a new bundle, the old one has to go on serving.
+                # Whatever is wrong with a new bundle, the old one has to keep serving.
                 self._refuse(error)
                 return False
             old = self._recommender.bundle
             if candidate.bundle.digest == old.digest:
                 self._state = replace(self._state, refused=None)
-                return self._look_at_adapters()
+                return self._poll_adapters()
             self._recommender, self._adapters_tried = candidate, adapters
             self._state = SwapState(
                 loaded_at=datetime.now(UTC),
@@ -125,8 +125,8 @@ class BundleWatcher:
         log("bundle_swapped", {**versions, "seconds": seconds})
         return True
 
-    def _look_at_adapters(self) -> bool:
-        """Take up what domains' ``current`` point at, if it is new, over the bundle that serves."""
+    def _poll_adapters(self) -> bool:
+        """Load the adapters that domains' ``current`` point at, if new, over the served bundle."""
         served = served_adapters(self._current.parent)
         identity = identity_of(served)
         if identity == self._adapters_tried:
@@ -135,7 +135,7 @@ class BundleWatcher:
         try:
             self._recommender = self._recommender.with_adapters(served)
         except Exception as error:
-            # Each that does not fit is left out; this is for what nobody thought of.
+            # Adapters that do not fit are left out; this is for the unforeseen.
             self._refuse(error)
             return False
         adapters = self._recommender.adapters
@@ -160,7 +160,7 @@ class BundleWatcher:
             self._wake.wait(self._poll_seconds)
             self._wake.clear()
             if not self._stopped.is_set():
-                self.look()
+                self.poll()
 
     def _identity(self) -> Identity | None:
         try:
@@ -174,7 +174,7 @@ class BundleWatcher:
 
 @contextmanager
 def _permitted() -> Iterator[None]:
-    """Name what this user may not read, and what to do.
+    """Say which file this user may not read, and what to do.
 
     Raises:
         ValueError: In place of a PermissionError.
@@ -208,7 +208,7 @@ def _check_there(bundles_dir: Path) -> None:
 
 
 def _load_and_try(current: Path, options: ServingOptions | None) -> Recommender:
-    """Load a bundle and answer with it once, so that the first request finds everything warm."""
+    """Load a bundle and answer one request, so that the first real one finds everything warm."""
     with _permitted():
         # A folder that may not be listed would look empty, its files missing.
         for _ in os.walk(current.resolve(), onerror=_raise):

@@ -1,4 +1,4 @@
-"""Hydrate: a request becomes rows and features, and what is unknown is noted, not refused.
+"""Hydrate: turn a request into rows and features; unknown ids are noted, not refused.
 
 Axes: H history values of the one query.
 """
@@ -23,7 +23,7 @@ MAX_NAMED = 5
 
 
 class UnknownItemError(ValueError):
-    """The item that a list was asked for is not in the catalogue."""
+    """The item of surface ``similar`` is not in the catalogue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +37,12 @@ class Query:
     seen: Rows
     """Every item of the history, oldest first."""
     sent: Rows
-    """Items that the request itself named; the rest of the history comes from the bundle."""
+    """Items of the request itself; the rest of the history comes from the bundle."""
     features: JaggedBatch
     """A batch of one, as models read it; the history is at most surface.max_history long, and
     ``history.times`` are its unix seconds, where the bundle has times."""
     degraded: tuple[str, ...]
-    """What was asked for and is not known."""
+    """What the request named and the bundle does not know."""
 
     @property
     def has_history(self) -> bool:
@@ -56,12 +56,12 @@ class Query:
 
 
 def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
-    """Look up what a request names.
+    """Look up the user, session or item of a request.
 
     An unknown user is user row 0 with an empty history; unknown items of a session are left out.
 
     Raises:
-        UnknownItemError: If surface ``similar`` is asked about an item that is not there.
+        UnknownItemError: The item of surface ``similar`` is not in the catalogue.
     """
     degraded: list[str] = []
     user_row = 0
@@ -140,7 +140,7 @@ def _history(rows: Rows) -> Jagged:
 
 
 def _times(times: Rows | None, num_sent: int, moment: int, limit: int) -> dict[str, Jagged]:
-    """When each event of the history was; those of the session have just been."""
+    """Unix seconds of the history's events; the session's have just happened."""
     if times is None:
         return {}
     just_now = max([moment - 1, *times[-1:].tolist()])

@@ -1,4 +1,4 @@
-"""One request, answered: hydrate, filter, retrieve, rank, select.
+"""Answer one request: hydrate, filter, retrieve, rank, select.
 
 `Recommender.answer` is the only way a list is made: HTTP, batch scoring and the parity check all
 call it, one query at a time, so equal requests get equal scores to the last bit.
@@ -91,7 +91,7 @@ class Recommender:
 
     @property
     def profile(self) -> Profile:
-        """What is served, which the bundle may bound."""
+        """The profile that is served: ``fast`` if the bundle has no slow models."""
         return self._options.profile
 
     @classmethod
@@ -119,7 +119,7 @@ class Recommender:
             names_history: Whether a reason may name items of the user's stored history.
 
         Raises:
-            UnknownItemError: If surface ``similar`` is asked about an item that is not there.
+            UnknownItemError: The item of surface ``similar`` is not in the catalogue.
         """
         surface, clock = SURFACES[request.surface], _Stopwatch()
         with torch.inference_mode():
@@ -132,7 +132,7 @@ class Recommender:
             candidates, late = self._retrieve(lengths, query, eligible)
             clock.lap("retrieve")
             if late:
-                # The weights that were learned without what is late.
+                # The weights that were learned without the late source.
                 blend = blend and self._blends.get("fast", blend)
             ranked, ranker, not_ranked = self._rank(candidates, blend, query)
             clock.lap("rank")
@@ -141,7 +141,7 @@ class Recommender:
         return Reply(
             request_id=uuid.uuid4().hex,
             items=items,
-            served_by=self._server(query, candidates, ranker),
+            served_by=self._parts_used(query, candidates, ranker),
             degraded=[
                 *query.degraded,
                 *given_up,
@@ -161,7 +161,7 @@ class Recommender:
         Args:
             users: User ids, or a frame with a column ``user_id``.
             k: List length.
-            unix_time: Answer as of this second, by default now.
+            unix_time: Time of the requests in unix seconds, by default now.
 
         Returns:
             Columns user_id, rank (from 1), item_id, display_text, score, source, semantic_id
@@ -196,7 +196,7 @@ class Recommender:
     def _retrieve(
         self, lengths: Mapping[str, int], query: Query, eligible: ItemMask
     ) -> tuple[dict[str, TopK], list[str]]:
-        """Ask sources, [1, k_s] each; absent ones and those with nothing to say are left out.
+        """Query the sources, [1, k_s] each; those without candidates are left out.
 
         Returns:
             Lists by source, and a note on each source that was late.
@@ -219,10 +219,10 @@ class Recommender:
     def _rank(
         self, candidates: Mapping[str, TopK], blend: OneQueryBlend | None, query: Query
     ) -> tuple[Ranked | None, str | None, list[str]]:
-        """Make one list of all, [1, k_s] each.
+        """Merge lists, [1, k_s] each, into one.
 
         Returns:
-            The list, the version of the ranker that ordered it, and a note where one could not.
+            The list, the version of the ranker that ordered it, and a note where the ranker failed.
         """
         if not candidates:
             return None, None, []
@@ -230,41 +230,43 @@ class Recommender:
         if blend is None or candidates.keys() == {FILLER}:
             return by_reciprocal_rank(candidates, query.surface.weights, k), None, []
         length = query.surface.num_candidates
-        weighed = {
+        blended = {
             name: TopK(candidates[name].scores[:, :length], candidates[name].item_rows[:, :length])
             for name in blend.sources
             if name in candidates
         }
-        ranked, ranker, notes = self._by_ranker(weighed, query)
+        ranked, ranker, notes = self._by_ranker(blended, query)
         if ranked is None:
-            ranked = by_learned_weights(blend, weighed, len(query.history), k)
+            ranked = by_learned_weights(blend, blended, len(query.history), k)
         if FILLER in candidates:
             ranked = filled_up(ranked, candidates[FILLER].item_rows[0].numpy(), k)
         return ranked, ranker, notes
 
     def _by_ranker(
-        self, weighed: Mapping[str, TopK], query: Query
+        self, blended: Mapping[str, TopK], query: Query
     ) -> tuple[Ranked | None, str | None, list[str]]:
-        """Let the ranker order the list; None where there is none, or it could not."""
+        """Order the list by the ranker; None where there is none, or it failed."""
         if self._ranker is None:
             return None, None, []
         counts, k = self.bundle.item_counts, query.request.k
         try:
             domain = query.request.context.domain
-            found = self._ranker.ranked(weighed, query.features, counts, k, domain)
+            found = self._ranker.ranked(blended, query.features, counts, k, domain)
         except LateRankerError:
             return None, None, ["late_stage: ranker"]
         except Exception:
-            # Whatever it is, the blend's order is there.
+            # Whatever went wrong, the blend's order can be served.
             log("ranker_failed", {"bundle": self.bundle.version}, level=WARNING, failed=True)
             return None, None, ["failed_stage: ranker"]
-        return Ranked.of_merged(found, tuple(weighed)), self._ranker.version, []
+        return Ranked.of_merged(found, tuple(blended)), self._ranker.version, []
 
-    def _server(self, query: Query, candidates: Mapping[str, TopK], ranker: str | None) -> ServedBy:
-        """Name what answered."""
-        asked = () if query.item_row else candidates
+    def _parts_used(
+        self, query: Query, candidates: Mapping[str, TopK], ranker: str | None
+    ) -> ServedBy:
+        """Name the parts of the bundle that made the list."""
+        queried = () if query.item_row else candidates
         domain = query.request.context.domain
-        adapter = self.adapters.used(domain, asked, ranked=ranker is not None)
+        adapter = self.adapters.used(domain, queried, ranked=ranker is not None)
         if adapter is None and ranker is None:
             return self._served_by
         return replace(self._served_by, adapter=adapter, ranker=ranker)
@@ -272,7 +274,7 @@ class Recommender:
     def _select(
         self, ranked: Ranked | None, query: Query, names_history: bool
     ) -> list[RecommendedItem]:
-        """Name the items of a ranked list and what brought each there."""
+        """Give each ranked item its id, source and, if requested, reasons."""
         if ranked is None:
             return []
         rows, sources = ranked.item_rows.tolist(), ranked.leading()
@@ -284,8 +286,8 @@ class Recommender:
         item_ids, semantic_ids = self.bundle.catalogue.item_ids, self.bundle.semantic_ids
         codes = [None] * len(rows) if semantic_ids is None else semantic_ids.texts(rows)
         return [
-            RecommendedItem(item_ids[row], *told)
-            for row, *told in zip(
+            RecommendedItem(item_ids[row], *rest)
+            for row, *rest in zip(
                 rows, ranked.scores.tolist(), sources, why, codes, shares, strict=True
             )
         ]
@@ -294,7 +296,7 @@ class Recommender:
 def _list_lengths(
     query: Query, blend: OneQueryBlend | None, given_up: Sequence[str]
 ) -> dict[str, int]:
-    """Say which sources to ask for how many items."""
+    """Decide how many items to request from each source."""
     surface = query.surface
     longest = max(query.request.k, surface.num_candidates)
     if given_up:

@@ -38,7 +38,7 @@ class Settings(ServingOptions):
     beam_timeout_ms: float | None = 200.0
     ranker_timeout_ms: float | None = 50.0
     poll_seconds: float = 0.5
-    """How often ``current`` is looked at (a link and a file's times); SIGHUP looks at once."""
+    """How often ``current`` is polled (a link and a file's times); SIGHUP polls at once."""
     max_body_bytes: int = 8 << 20
     """A larger request body is refused with 413."""
     body_timeout_seconds: float = 10.0
@@ -46,13 +46,13 @@ class Settings(ServingOptions):
     drain_seconds: int = 10
     """How long SIGTERM waits for requests that are being answered."""
     torch_threads: int = 1
-    """Threads of one model call; requests are small, so more only wait for each other."""
+    """Threads of one model call; requests are small, so more threads only wait for each other."""
     log_requests: bool = True
     expose_users: bool | None = None
     """Whether anyone who can reach the server may list its users and read their histories.
 
-    Who may not is not told of a history by ``explain`` either: reasons then name only items that
-    the request itself sent. By default only the machine it runs on may, and only while ``host``
+    Others get no history from ``explain`` either: reasons then name only items that the request
+    itself sent. By default only the machine it runs on may, and only while ``host``
     is a loopback address: that is what the try-it page is for. Set it to false behind a proxy on
     the same machine.
     """
@@ -76,7 +76,7 @@ class Settings(ServingOptions):
     def from_environment(
         cls, environment: Mapping[str, str] | None = None, **given: object
     ) -> Settings:
-        """Read RECSYS_BUNDLES, RECSYS_PORT and so on; what is given and not None wins.
+        """Read RECSYS_BUNDLES, RECSYS_PORT and so on; given values that are not None win.
 
         Raises:
             ValueError: Names the variable whose value cannot be read.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Surface:
-    """What a list on one surface is made from."""
+    """How the lists of one surface are made."""
 
     name: str
     weights: Mapping[str, float]
@@ -16,9 +16,9 @@ class Surface:
     exclude_seen: bool
     """Whether items of the history are left out; the item of ``similar`` always is."""
     num_candidates: int = 200
-    """Items asked from each source; a longer list asks for as many as it has places."""
+    """Items requested from each source; a longer list requests as many as it has places."""
     max_history: int = 200
-    """The latest so many events are what models read."""
+    """Latest events that models read."""
     beam_width: int = 50
     """Prefixes that generation keeps after each level."""
     learned: bool = False

@@ -75,7 +75,7 @@ def test_wheel_holds_every_module(wheel):
 
 
 def test_wheel_holds_every_file_of_the_page(wheel):
-    static = "serving/pages/static"
+    static = "serving/web/static"
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith(static)}
     written = {path.relative_to(ROOT).as_posix() for path in (ROOT / static).iterdir()}

@@ -58,8 +58,8 @@ def serve(
 
       curl -s --json '{"user_id": "1", "k": 5}' localhost:8000/v1/recommend
     """
-    from serving.app import serve as serve_app
     from serving.settings import Settings
+    from serving.web.app import serve as serve_app
 
     bundles = check_bundle(bundle).absolute().parent
     serve_app(Settings.from_environment(bundles=bundles, host=host, port=port, profile=profile))

@@ -24,10 +24,10 @@ from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.testing.synthetic import World
-from serving.app import create_app
 from serving.bundle.manifest import Profile
 from serving.recommend import Recommender
 from serving.settings import ServingOptions, Settings
+from serving.web.app import create_app
 
 MEASURED = {
     "popularity",

@@ -8,9 +8,9 @@ from click.testing import Result
 from fastapi.testclient import TestClient
 
 from recsys.testing.synthetic import World, write_csv
-from serving.app import create_app
 from serving.recommend import Recommender
 from serving.settings import Settings
+from serving.web.app import create_app
 
 TINY = ("content.encoder=hash", "training.max_epochs=1.0", "training.device=cpu",
         "tracking.enabled=false", "release.min_gain_over_popularity=-1")  # fmt: skip

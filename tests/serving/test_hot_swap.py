@@ -16,16 +16,16 @@ import psutil
 import pytest
 import uvicorn
 
-from serving.app import create_app
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.manifest import publish
 from serving.hot_swap import BundleWatcher
 from serving.schemas import Request
 from serving.settings import ServingOptions, Settings
+from serving.web.app import create_app
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 SERVE = """
-from serving.app import serve
+from serving.web.app import serve
 from serving.settings import Settings
 serve(Settings.from_environment())
 """
@@ -41,17 +41,17 @@ def version(watcher):
 
 
 def test_published_bundle_is_taken_and_an_unchanged_one_is_not(watcher, bundles_dir):
-    assert not watcher.look()
+    assert not watcher.poll()
     write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(num_items=60, seed=1))
-    assert not watcher.look()
+    assert not watcher.poll()
     publish(bundles_dir, "v2")
-    assert watcher.look()
+    assert watcher.poll()
     assert version(watcher) == "v2"
-    assert not watcher.look()
+    assert not watcher.poll()
     assert watcher.state.num_swaps == 1
     # Rolling back is the same move.
     publish(bundles_dir, "v1")
-    assert watcher.look()
+    assert watcher.poll()
     assert version(watcher) == "v1"
 
 
@@ -66,7 +66,7 @@ def test_bundle_that_was_replaced_lets_go_of_its_files(tmp_path):
     gc.disable()
     try:
         publish(tmp_path, "v2")
-        assert watcher.look()
+        assert watcher.poll()
         inside = str(tmp_path)
         opened = [f.path for f in psutil.Process().open_files() if f.path.startswith(inside)]
         assert not [path for path in opened if "bundle-v1" in path]
@@ -81,7 +81,7 @@ def test_published_delta_is_taken(watcher, bundles_dir):
         bundles_dir, "v1", [item], content=np.zeros((1, 4)), item_vectors=np.full((1, 8), 0.35)
     )
     publish(bundles_dir, "v1+1")
-    assert watcher.look()
+    assert watcher.poll()
     assert version(watcher) == "v1+1"
     reply = watcher.recommender.answer(Request(surface="similar", item_id="fresh", k=3))
     assert len(reply.items) == 3
@@ -96,15 +96,15 @@ def test_bundle_with_other_dimensions_is_refused_and_the_old_one_serves(
         shutil.copyfile(other / "index" / name, bundles_dir / "bundle-v2" / "index" / name)
     reseal(bundles_dir / "bundle-v2")
     publish(bundles_dir, "v2")
-    assert not watcher.look()
+    assert not watcher.poll()
     assert version(watcher) == "v1"
     assert watcher.state.num_refused == 1
     assert "items.faiss is 41 x 16, the rest of the bundle needs 41 x 8" in watcher.state.refused
     # It is not tried again and again, and the next good one ends the alarm.
-    assert not watcher.look()
+    assert not watcher.poll()
     assert watcher.state.num_refused == 1
     publish(bundles_dir, "v3")
-    assert watcher.look()
+    assert watcher.poll()
     assert (watcher.state.refused, watcher.state.num_refused) == (None, 1)
 
 
@@ -114,12 +114,12 @@ def test_damage_after_publishing_is_refused_and_repaired_by_a_signal(watcher, bu
     path = directory / "popularity" / "popularity.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[:-1])
-    assert not watcher.look()
+    assert not watcher.poll()
     assert "popularity.safetensors has" in watcher.state.refused
     path.write_bytes(content)
-    assert not watcher.look()
+    assert not watcher.poll()
     watcher.wake()
-    assert watcher.look()
+    assert watcher.poll()
     assert version(watcher) == "v2"
 
 
@@ -135,18 +135,18 @@ def test_whatever_current_becomes_the_old_one_serves(watcher, bundles_dir, damag
         (bundles_dir / "bundle-v9").mkdir()
         (bundles_dir / "bundle-v9" / "manifest.json").write_text("{}")
         current.symlink_to("bundle-v9")
-    assert not watcher.look()
+    assert not watcher.poll()
     assert watcher.state.num_refused == 1
     assert version(watcher) == "v1"
     current.unlink(missing_ok=True)
     current.symlink_to("bundle-v1")
-    assert not watcher.look()
+    assert not watcher.poll()
     assert watcher.state.refused is None
 
 
 def test_bundles_folder_that_vanishes_does_not_stop_serving(watcher, bundles_dir):
     shutil.rmtree(bundles_dir)
-    assert not watcher.look()
+    assert not watcher.poll()
     # What is memory-mapped stays readable after its file is unlinked.
     assert version(watcher) == "v1"
 

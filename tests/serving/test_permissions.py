@@ -21,7 +21,7 @@ import os, sys
 from pathlib import Path
 from serving.hot_swap import BundleWatcher
 from serving.settings import Settings
-from serving.app import create_app
+from serving.web.app import create_app
 bundles = Path(sys.argv[1])
 if os.geteuid() == 0:
     create_app(Settings(bundles=bundles))
@@ -31,7 +31,7 @@ for line in sys.stdin:
         if line.strip() == "start":
             watcher = create_app(Settings(bundles=bundles)).state.watcher
         else:
-            watcher.look()
+            watcher.poll()
         told = f"{watcher.recommender.bundle.version} serves, refused: {watcher.state.refused}"
     except ValueError as error:
         told = f"ValueError: {error}"

@@ -55,7 +55,7 @@ from recsys.models.ranker import (
 )
 
 if TYPE_CHECKING:
-    from serving.app import (
+    from serving.web.app import (
         create_app,
     )
 
@@ -67,7 +67,7 @@ def late():
         from serving import bundle
 """
     assert set(imported_names(text)) == names_by_syntax_tree(text)
-    assert "serving.app.create_app" not in set(imported_names(text))
+    assert "serving.web.app.create_app" not in set(imported_names(text))
 
 
 @pytest.fixture(scope="module")

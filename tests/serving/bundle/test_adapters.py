@@ -14,7 +14,6 @@ from recsys.layers.lora.file import WEIGHTS
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
 from recsys.models.adapted.model import adapted_layers, twin_of
 from recsys.models.adapted.ranker import ranker_targets
-from serving.app import create_app
 from serving.bundle.adapters import (
     DESCRIPTION,
     domain_directory,
@@ -30,6 +29,7 @@ from serving.hot_swap import BundleWatcher
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
 from serving.settings import Settings
+from serving.web.app import create_app
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 USERS = [f"user-{number}" for number in range(1, 13)]
@@ -100,7 +100,7 @@ def test_the_ranker_of_a_bundle_can_have_adapters_that_change_one_domains_order(
     alone = answers(watcher.recommender, None)
     directory = register(tmp_path, "books", base="ranker")
     register(tmp_path, "films/& more", base="sequence")
-    assert watcher.look()
+    assert watcher.poll()
     after = watcher.recommender
     assert not after.adapters.refused
     books = answers(after, "books")
@@ -114,7 +114,7 @@ def test_the_ranker_of_a_bundle_can_have_adapters_that_change_one_domains_order(
     # Nothing was ranked for these, so no adapter of the ranker answered.
     assert served_by(after, "books", surface="similar", item_id="item-3") is None
     withdraw_adapter(tmp_path, "books")
-    assert watcher.look()
+    assert watcher.poll()
     assert answers(watcher.recommender, "books") == alone
 
 
@@ -218,11 +218,11 @@ def test_an_adapter_of_another_base_is_refused_with_both_digests_until_its_base_
 ):
     watcher = BundleWatcher(bundles_dir, poll_seconds=60)
     directory = register(bundles_dir, "books")
-    assert watcher.look()
+    assert watcher.poll()
     assert watcher.recommender.adapters.versions.keys() == {"books"}
     write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
     publish(bundles_dir, "v2")
-    assert watcher.look()
+    assert watcher.poll()
     adapters = watcher.recommender.adapters
     assert not adapters.versions
     (reason,) = adapters.refused.values()
@@ -231,9 +231,9 @@ def test_an_adapter_of_another_base_is_refused_with_both_digests_until_its_base_
     assert digest_of_weights(model) in reason
     assert served_by(watcher.recommender, "books") is None
     publish(bundles_dir, "v1")
-    assert watcher.look()
+    assert watcher.poll()
     assert served_by(watcher.recommender, "books").startswith("books/")
-    assert not watcher.look()
+    assert not watcher.poll()
 
 
 DAMAGES = {

@@ -405,11 +405,11 @@ def test_swap_to_refused_ids_keeps_the_old_bundle(bundles_dir, reseal):
     link = bundles_dir / "current"
     link.unlink()
     link.symlink_to(directory.name)
-    assert not watcher.look()
+    assert not watcher.poll()
     assert "leads to semantic IDs with version" in watcher.state.refused
     assert watcher.recommender.bundle.version == "v1"
     shutil.rmtree(directory)
     add_fresh(bundles_dir)
     publish(bundles_dir, "v1+1")
-    assert watcher.look()
+    assert watcher.poll()
     assert watcher.recommender.bundle.version == "v1+1"

@@ -1,27 +1,27 @@
-// What a reply says about itself, in plain words; and the request, for a shell.
+// Texts: what a reply says about itself, and the request as a curl command.
 
 export const SOURCES = {
-  sequence: { label: "next", told: "sequence model: what comes next" },
-  ensemble: { label: "next", told: "several sequence models together: what comes next" },
-  generative: { label: "generated", told: "generative model: the semantic ID that comes next" },
-  two_tower: { label: "taste", told: "two-tower model" },
-  item_to_item: { label: "together", told: "taken together" },
-  content: { label: "alike", told: "content is alike" },
-  popular: { label: "popular", told: "popular with everyone" },
+  sequence: { label: "next item", title: "sequence model: predicts the next item" },
+  ensemble: { label: "next item", title: "ensemble of sequence models: predicts the next item" },
+  generative: { label: "generated", title: "generative model: predicts the next semantic ID" },
+  two_tower: { label: "two-tower", title: "two-tower model: fits the user's history" },
+  item_to_item: { label: "co-occurs", title: "item-to-item: often in the same histories" },
+  content: { label: "similar", title: "similar content" },
+  popular: { label: "popular", title: "popular with all users" },
 };
 
 const count = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 export const items = (n) => count(n, "item", "items");
 export const users = (n) => count(n, "user", "users");
 
-function degradedInWords(note, asked, titles) {
+function degradedInWords(note, sent, titles) {
   const [what, ...rest] = note.split(": ");
   const which = rest.join(": ");
   switch (what) {
     case "unknown_user":
-      return `Nobody called ${asked.user_id} was there when the models were trained.`;
+      return `User ${sent.user_id} was not in the training data.`;
     case "empty_history":
-      return "There is nothing to go by yet.";
+      return "There is no history yet.";
     case "unknown_item":
       return `${titles.get(which) ?? which} is not in the catalogue, so it was left out.`;
     case "unknown_items":
@@ -31,11 +31,11 @@ function degradedInWords(note, asked, titles) {
     case "late_source":
       return `The ${which} model took too long, so the list is made without it.`;
     case "stale_data":
-      return "The newest event is long past, so times are counted from then.";
+      return "The newest event is old, so times are counted from it.";
     case "everything_filtered":
       return which.startsWith("categories")
-        ? "Nothing new is left in this category, so the list ignores it."
-        : "Everything was seen already, so seen items are shown again.";
+        ? "No unseen item is left in this category, so the list ignores it."
+        : "Every item was seen already, so seen items are shown again.";
     case "everything_excluded":
       return "Every item is excluded.";
     default:
@@ -43,10 +43,10 @@ function degradedInWords(note, asked, titles) {
   }
 }
 
-export function notesOf(reply, asked, titles = new Map()) {
-  const notes = reply.degraded.map((note) => degradedInWords(note, asked, titles));
+export function notesOf(reply, sent, titles = new Map()) {
+  const notes = reply.degraded.map((note) => degradedInWords(note, sent, titles));
   if (reply.fallback === "popular" && reply.items.length) {
-    notes.push("This is what is popular with everyone.");
+    notes.push("These are the most popular items.");
   }
   if (!reply.items.length) notes.push("There is nothing to show.");
   return notes;
@@ -60,7 +60,7 @@ export function partsInWords(contributions) {
   return parts.join(", ");
 }
 
-// What is known of one item, for the head of its dialog.
+// An item's details, for the head of its dialog.
 export function detailsOf({ item_id, categories, semantic_id }) {
   const parts = [`item ${item_id}`];
   if (categories.length) parts.push(categories.join(", "));

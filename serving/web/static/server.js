@@ -1,10 +1,10 @@
-// What the page asks of the server. Texts that come back are data: they are only ever set as text.
+// Requests to the server. Texts in responses are data: they are only ever set as text.
 
 const cards = new Map(); // item_id -> {item_id, title, categories, semantic_id}
 const MAX_IDS = 50;
 let bundle = null;
 
-// Forget titles when another bundle serves; tell whether one does.
+// Forget titles when another bundle is served; return whether it changed.
 export function follow(version) {
   const changed = bundle !== null && bundle !== version;
   if (changed) cards.clear();
@@ -20,7 +20,7 @@ export class Refused extends Error {
   }
 }
 
-async function ask(path, options = {}) {
+async function fetchJson(path, options = {}) {
   let response;
   try {
     response = await fetch(path, { ...options, cache: "no-store" });
@@ -43,24 +43,24 @@ function remember(items) {
   return items;
 }
 
-export const catalogue = () => ask("/v1/catalogue");
+export const catalogue = () => fetchJson("/v1/catalogue");
 
 export const searchTitles = async (q, signal) =>
-  remember((await ask(`/v1/search?${query({ q, k: 12 })}`, { signal })).items);
+  remember((await fetchJson(`/v1/search?${query({ q, k: 12 })}`, { signal })).items);
 
 export const usersBeginning = async (prefix, signal) =>
-  (await ask(`/v1/users?${query({ prefix, k: 12 })}`, { signal })).users;
+  (await fetchJson(`/v1/users?${query({ prefix, k: 12 })}`, { signal })).users;
 
-export const anyUser = async () => (await ask("/v1/users?random=true&k=1")).users[0];
+export const anyUser = async () => (await fetchJson("/v1/users?random=true&k=1")).users[0];
 
 export async function historyOf(user) {
-  const found = await ask(`/v1/users/${encodeURIComponent(user)}/history?k=100`);
+  const found = await fetchJson(`/v1/users/${encodeURIComponent(user)}/history?k=100`);
   remember(found.items);
   return found;
 }
 
 export const recommend = (body, signal) =>
-  ask("/v1/recommend", {
+  fetchJson("/v1/recommend", {
     method: "POST",
     headers: { "content-type": "application/json" },
     body,
@@ -68,19 +68,19 @@ export const recommend = (body, signal) =>
   });
 
 export const similarTo = (id, signal) =>
-  ask("/v1/recommend", {
+  fetchJson("/v1/recommend", {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify({ surface: "similar", item_id: id, k: 10, explain: true }),
     signal,
   });
 
-// Titles of items by id, asked for only where they are not yet known.
+// Titles of items by id; only unknown ones are fetched.
 export async function titled(ids, signal) {
   const missing = [...new Set(ids)].filter((id) => !cards.has(id));
   for (let first = 0; first < missing.length; first += MAX_IDS) {
     const some = missing.slice(first, first + MAX_IDS);
-    const found = await ask(`/v1/items?${query(some.map((id) => ["id", id]))}`, { signal });
+    const found = await fetchJson(`/v1/items?${query(some.map((id) => ["id", id]))}`, { signal });
     remember(found.items);
   }
   return ids.map((id) => cards.get(id) ?? { item_id: id, title: id, categories: [], unknown: true });

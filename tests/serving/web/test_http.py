@@ -4,8 +4,8 @@ import time
 import pytest
 from starlette.requests import Request as HttpRequest
 
-from serving.http import RefusedError, read_json
 from serving.settings import Settings
+from serving.web.http import RefusedError, read_json
 
 SETTINGS = Settings(body_timeout_seconds=0.05, max_body_bytes=100)
 

@@ -73,14 +73,14 @@ async function refresh() {
     if (signal.aborted) return;
     const compare = shownFor === user;
     const options = { compare, taken: state.session };
-    const told = showList(at("list"), reply.items, cards, { add, similar }, options);
+    const shown = showList(at("list"), reply.items, cards, { add, similar }, options);
     shownFor = user;
-    const changed = compare ? [`Since the last list: ${changeInWords(told.change)}.`] : [];
+    const changed = compare ? [`Since the last list: ${changeInWords(shown.change)}.`] : [];
     showNotes([...notesOf(reply, JSON.parse(body)), ...changed]);
-    showGone(told.leftTitles);
+    showGone(shown.leftTitles);
     const took = performance.now() - started;
     at("timing").textContent = `${took.toFixed(0)} ms, models ${reply.timings_ms.total.toFixed(0)} ms`;
-    const what = compare ? changeInWords(told.change) : items(reply.items.length);
+    const what = compare ? changeInWords(shown.change) : items(reply.items.length);
     at("status").textContent = `List updated: ${what}.`;
     performance.measure("list", { start: started, end: performance.now() });
   } catch (error) {
@@ -125,15 +125,15 @@ async function showPast() {
   at("user").value = user;
   at("history-count").textContent = "";
   if (!user) {
-    at("user-note").textContent = "Nobody: the list is for a visitor.";
-    showHistory(at("history"), [], "Pick a user to see what they did.", similar);
+    at("user-note").textContent = "No user: the list is for an anonymous visitor.";
+    showHistory(at("history"), [], "Pick a user to see their history.", similar);
     return;
   }
   at("user-note").textContent = "\u00a0";
   try {
     const past = await server.historyOf(user);
     if (state.user !== user) return;
-    at("user-note").textContent = `Known, with ${items(past.num_events)} so far.`;
+    at("user-note").textContent = `${items(past.num_events)} in the history.`;
     at("history-count").textContent = past.num_events ? "newest first" : "";
     showHistory(at("history"), past.items, "Nothing yet.", similar);
   } catch (error) {
@@ -251,7 +251,7 @@ function listen() {
     choose: ({ user_id }) => choose(user_id),
     enter: choose,
     leave: () => (at("user").value = state.user),
-    empty: "No such user. Enter asks for them all the same.",
+    empty: "No such user. Press Enter to recommend for an unknown user.",
   });
   new Combobox(at("search"), {
     suggest: (text, signal) => server.searchTitles(text, signal),
@@ -262,7 +262,7 @@ function listen() {
     },
     enter: () => {},
     leave: () => {},
-    empty: "No title has these words.",
+    empty: "No title matches.",
   });
 }
 

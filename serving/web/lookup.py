@@ -1,6 +1,6 @@
-"""What a page shows of a bundle: items by title, users by the beginning of their id, histories.
+"""Look up what a page shows: items by title, users by prefix of their id, histories.
 
-The indexes are made on first use and for one bundle at a time.
+The indexes are built on first use, for one bundle at a time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from serving.bundle.load import Bundle
-from serving.pages.title_search import END, TitleIndex
+from serving.web.title_search import END, TitleIndex
 
 MAX_CATEGORIES = 500
-"""The largest so many categories can be chosen on the page."""
+"""Categories on the page, largest first."""
 MAX_PREFIX_USERS = 5_000
-"""Of so many users with a prefix, in order of text, the shortest ids are listed."""
+"""Users with a prefix, in order of text, among which the shortest ids are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def past_items(bundle: Bundle, user_row: int, k: int) -> list[PastItem]:
 
 
 def user_card(bundle: Bundle, user_row: int) -> UserCard:
-    """Describe a user by what a list needs."""
+    """Describe a user for a list."""
     return UserCard(bundle.users.user_ids[user_row], len(bundle.users.history(user_row)))
 
 
@@ -113,7 +113,7 @@ class UserIndex:
 
 
 class Lookup:
-    """Indexes of the bundle that serves; safe to share between threads."""
+    """Indexes of the served bundle; safe to share between threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -122,7 +122,7 @@ class Lookup:
         self._users: UserIndex | None = None
 
     def titles(self, bundle: Bundle) -> TitleIndex:
-        """Give the index of titles; the first call for a bundle makes it."""
+        """Return the index of titles; the first call for a bundle builds it."""
         with self._lock:
             self._follow(bundle)
             if self._titles is None:
@@ -130,7 +130,7 @@ class Lookup:
             return self._titles
 
     def users(self, bundle: Bundle) -> UserIndex:
-        """Give the index of user ids; the first call for a bundle makes it."""
+        """Return the index of user ids; the first call for a bundle builds it."""
         with self._lock:
             self._follow(bundle)
             if self._users is None:
@@ -139,7 +139,7 @@ class Lookup:
 
     def _follow(self, bundle: Bundle) -> None:
         if self._bundle() is not bundle:
-            # Weak, so that a bundle that no longer serves can go.
+            # Weak, so that a bundle that is no longer served is freed.
             self._bundle = weakref.ref(bundle)
             self._titles = self._users = None
 

@@ -1,8 +1,8 @@
-"""Routes of the try-it page: its files, and what it reads beside the recommendations.
+"""Routes of the try-it page: its files, items, users and histories.
 
 ``GET /`` is the page for a browser and links in JSON for anything else; ``/pages/{name}`` are its
-files. ``/v1/catalogue``, ``/v1/search`` and ``/v1/items`` tell of items, ``/v1/users`` and
-``/v1/users/{user_id}/history`` of users, where users are shown (`Settings.expose_users`).
+files. ``/v1/catalogue``, ``/v1/search`` and ``/v1/items`` describe items, ``/v1/users`` and
+``/v1/users/{user_id}/history`` users, where users are shown (`Settings.expose_users`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from serving.hot_swap import BundleWatcher
-from serving.http import (
+from serving.schemas import Parameters
+from serving.settings import Settings
+from serving.web.http import (
     JsonResponse,
     RefusedError,
     parameters_schema,
     read_parameters,
     shows_users,
 )
-from serving.pages.lookup import (
+from serving.web.lookup import (
     Lookup,
     category_sizes,
     item_card,
@@ -33,8 +35,6 @@ from serving.pages.lookup import (
     random_users,
     user_card,
 )
-from serving.schemas import Parameters
-from serving.settings import Settings
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {
@@ -91,7 +91,7 @@ class UsersParameters(Parameters):
     prefix: str = Field(default="", max_length=512)
     k: int = Field(default=10, ge=1, le=50)
     random: bool = False
-    """Whether to draw users; ``prefix`` is not looked at then."""
+    """Whether to draw users at random; ``prefix`` is then ignored."""
 
 
 class HistoryParameters(Parameters):
@@ -121,7 +121,7 @@ def _add_files(app: FastAPI, watcher: BundleWatcher) -> None:
 
     @app.get("/")
     async def page(http: HttpRequest) -> Response:
-        """Give a browser the try-it page and anything else a list of what is here."""
+        """Send a browser the try-it page, and anything else the list of routes."""
         if "text/html" in http.headers.get("accept", ""):
             return sent(http, "index.html")
         response = JsonResponse({"bundle": watcher.recommender.bundle.version, **LINKS})
@@ -131,14 +131,14 @@ def _add_files(app: FastAPI, watcher: BundleWatcher) -> None:
     @app.get("/pages/{name}", include_in_schema=False)
     async def file(http: HttpRequest, name: str) -> Response:
         if name not in files:
-            raise RefusedError(404, "no_such_file", "the page has no such file; see GET /")
+            raise RefusedError(404, "no_such_file", "no such file; GET / lists the routes")
         return sent(http, name)
 
 
 def _add_items(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup: Lookup) -> None:
     @app.get("/v1/catalogue")
     def catalogue(http: HttpRequest) -> Response:
-        """Tell how much there is, which categories, and what answers."""
+        """Count items and users, list categories, and name the bundle and profile."""
         recommender = watcher.recommender
         bundle = recommender.bundle
         shown = shows_users(http, settings)
@@ -190,7 +190,7 @@ def _add_users(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup:
 
     @app.get("/v1/users/{user_id:path}/history", openapi_extra=parameters_schema(HistoryParameters))
     def history(http: HttpRequest, user_id: str) -> Response:
-        """List what a user did, newest first."""
+        """List a user's history, newest first."""
         _check_shown(http, settings)
         given, bundle = read_parameters(HistoryParameters, http), watcher.recommender.bundle
         row = bundle.users.row_of(user_id)

@@ -55,11 +55,11 @@ function fill(element, item, card, place, top) {
   why.textContent = [reason, shortened(card.categories)].filter(Boolean).join(" \u2014 ");
   why.title = card.categories.join(", ");
   why.dir = "auto";
-  const source = SOURCES[item.source] ?? { label: item.source, told: item.source };
+  const source = SOURCES[item.source] ?? { label: item.source, title: item.source };
   const badge = element.querySelector(".badge");
   badge.className = `badge ${item.source}`;
   badge.textContent = source.label;
-  badge.title = source.told;
+  badge.title = source.title;
   const score = element.querySelector(".score");
   const parts = partsInWords(item.contributions);
   score.title = [`score ${item.score}`, parts].filter(Boolean).join(": ");
@@ -85,11 +85,11 @@ const MOVES = {
 
 function mark(element, kind, by) {
   const move = element.querySelector(".move");
-  const [text, told] = MOVES[kind](by);
+  const [text, spoken] = MOVES[kind](by);
   move.className = `move ${kind}`;
-  move.replaceChildren(...(text ? [made("span", "", text), made("span", "unseen", told)] : []));
+  move.replaceChildren(...(text ? [made("span", "", text), made("span", "unseen", spoken)] : []));
   move.firstChild?.setAttribute("aria-hidden", "true");
-  move.title = told;
+  move.title = spoken;
 }
 
 // Slide rows from where they were to where they are.
@@ -110,7 +110,7 @@ function slide(rows, before) {
 }
 
 // Show a list; where it follows another of the same kind, mark and return what changed;
-// items that were taken have not left it.
+// items added to the visit have not left it.
 export function showList(list, shown, cards, actions, { compare, taken = [] }) {
   const old = new Map([...list.children].map((element) => [element.dataset.id, element]));
   const places = new Map([...old.keys()].map((id, place) => [id, place]));

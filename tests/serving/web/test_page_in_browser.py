@@ -23,7 +23,7 @@ from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 pytestmark = pytest.mark.slow
 SIZE = SyntheticSize(num_items=60, num_users=30)
 SERVE = """
-from serving.app import serve
+from serving.web.app import serve
 from serving.settings import Settings
 serve(Settings.from_environment())
 """
@@ -318,14 +318,14 @@ def test_curl_box_holds_the_request_that_was_sent(open_page, address):
     )
 
 
-def test_what_is_lacking_is_said_in_plain_words(open_page):
+def test_degraded_replies_are_explained_in_plain_words(open_page):
     page = open_page()
     assert page.inner_text("#notes").split("\n\n") == [
-        "There is nothing to go by yet.",
-        "This is what is popular with everyone.",
+        "There is no history yet.",
+        "These are the most popular items.",
     ]
     choose_user(page, "nobody")
-    assert "Nobody called nobody was there when the models" in page.inner_text("#notes")
+    assert "User nobody was not in the training data" in page.inner_text("#notes")
     until(page, "document.querySelector('#history').textContent.includes('not known')")
     page = open_page("/#item=gone&item=item-5")
     assert "gone is not in the catalogue, so it was left out." in page.inner_text("#notes")

@@ -4,11 +4,11 @@ from html.parser import HTMLParser
 import pytest
 from fastapi.testclient import TestClient
 
-from serving.app import create_app
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
-from serving.pages.pages import STATIC
 from serving.settings import Settings
+from serving.web.app import create_app
+from serving.web.pages import STATIC
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 HERE = "http://127.0.0.1:8000"
@@ -165,7 +165,7 @@ def test_search_follows_a_swap(bundles_dir):
         assert client.get("/v1/users?prefix=user-5").json()["users"]
         write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(num_items=60, num_users=4))
         publish(bundles_dir, "v2")
-        assert client.app.state.watcher.look()
+        assert client.app.state.watcher.poll()
         found = client.get("/v1/search", params={"q": "title 60"}).json()
         assert (found["bundle"], found["items"][0]["item_id"]) == ("v2", "item-60")
         assert client.get("/v1/users?prefix=user-5").json()["users"] == []

@@ -8,12 +8,12 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serving.app import create_app
 from serving.bundle.manifest import publish, read_manifest
 from serving.log import LOGGER, JsonLines
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions, Settings
+from serving.web.app import create_app
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 JSON = {"content-type": "application/json"}

@@ -1,7 +1,7 @@
 """The HTTP edge: routes, errors and the server process.
 
-A handler reads bytes, calls `Recommender.answer` and writes bytes; nothing is decided here. Every
-answer below 500 to a request that cannot be served is `{"error": {code, message, fields?}}`.
+A handler reads bytes, calls `Recommender.answer` and writes bytes; nothing is decided here. A
+request that cannot be served gets `{"error": {code, message, fields?}}`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from serving.hot_swap import BundleWatcher
-from serving.http import (
+from serving.log import LOG_FIELDS, RequestLog, log, log_to_stderr
+from serving.query import UnknownItemError
+from serving.recommend import Recommender
+from serving.schemas import BatchRequest, Reply, Request, SimilarParameters
+from serving.settings import Settings
+from serving.web.http import (
     JsonResponse,
     RefusedError,
     body_schema,
@@ -31,12 +36,7 @@ from serving.http import (
     shows_users,
     validated,
 )
-from serving.log import LOG_FIELDS, RequestLog, log, log_to_stderr
-from serving.pages.pages import add_pages
-from serving.query import UnknownItemError
-from serving.recommend import Recommender
-from serving.schemas import BatchRequest, Reply, Request, SimilarParameters
-from serving.settings import Settings
+from serving.web.pages import add_pages
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -82,7 +82,7 @@ def _add_recommendations(app: FastAPI, watcher: BundleWatcher, settings: Setting
         replies = []
         for request in batch.requests:
             replies.append(_answer_or_error(recommender, request, shown))
-            # A batch takes its turn between other requests.
+            # Let other requests run between those of a batch.
             await asyncio.sleep(0)
         http.scope.setdefault(LOG_FIELDS, {})["num_requests"] = len(replies)
         return JsonResponse({"replies": replies})
@@ -117,12 +117,12 @@ def _replied(http: HttpRequest, reply: Reply) -> Response:
 def _add_health(app: FastAPI, watcher: BundleWatcher) -> None:
     @app.get("/healthz")
     async def healthz() -> Response:
-        """Tell that the process answers."""
+        """Report that the process is alive."""
         return JsonResponse({"status": "alive"})
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        """Tell what is served, and whether a newer bundle was refused."""
+        """Report what is served, and whether a newer bundle was refused."""
         recommender, state = watcher.recommender, watcher.state
         bundle = recommender.bundle
         return JsonResponse(
@@ -164,7 +164,7 @@ def _add_errors(app: FastAPI) -> None:
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, which let running requests finish; SIGHUP looks for a bundle.
+    """Serve until SIGTERM or SIGINT, which let running requests finish; SIGHUP polls for a bundle.
 
     Raises:
         ValueError: If there is no bundle to serve, or it is refused; says what to do.

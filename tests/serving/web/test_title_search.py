@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.pages import title_search
-from serving.pages.title_search import TitleIndex, fold, indexed_texts, words_of
+from serving.web import title_search
+from serving.web.title_search import TitleIndex, fold, indexed_texts, words_of
 
 # Most popular first; the row is the place from 1.
 TITLES = [
