@@ -1,7 +1,7 @@
-"""The harm gate: an adapter must help its domain, no protected slice of it, and nobody else.
+"""The harm gate: an adapter must help its domain, and harm no protected slice or other domain.
 
-Judged on held-out users that neither trained the adapter nor picked its step. What is compared is
-the served path: queries of all domains in mixed batches, each through its own adapter.
+Judged on held-out users that neither trained the adapter nor selected its step, on the served path:
+queries of all domains in mixed batches, each through its own adapter.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ from torch import Tensor
 
 from pipelines.adapters.inputs import DomainQueries
 from pipelines.config.adapter import AdapterConfig
+from pipelines.config.run import RunConfig
+from pipelines.engine.artifacts import to_json
+from pipelines.engine.errors import RefusedError
 from recsys.data.batch import Jagged
+from recsys.data.durable import write_durably
 from recsys.evaluation.ranking import RankingResult
 from recsys.evaluation.slices import Slice, item_popularity_slices, user_activity_slices
 from serving.bundle.manifest import Verdict
 
 ONE_SIDED = 1.645
-"""Standard errors that a mean of equals falls below in one of twenty cases."""
+"""Standard errors below 0 of a one-sided test at 5%."""
+UNCHANGED = 1.0
+"""Share of other domains' lists that must stay the same."""
 
 
 def harm_verdicts(
@@ -31,8 +37,8 @@ def harm_verdicts(
 
     Args:
         queries: Held-out queries of every domain, in the order of both results.
-        base: What the base alone gives.
-        adapted: What it gives with the adapter registered.
+        base: Of the base alone.
+        adapted: Of the base with the adapter registered.
     """
     before, after = base.per_user(config.metric), adapted.per_user(config.metric)
     own = torch.from_numpy(queries.domain_of_query == queries.domain)
@@ -55,7 +61,7 @@ def harm_verdicts(
 
 
 def protected_slices(queries: DomainQueries, targets: Jagged) -> list[Slice]:
-    """Cut by how active users are and how popular the items are that they took."""
+    """Slice by the activity of users and the popularity of their held-out items."""
     return [
         *user_activity_slices(targets, queries.num_events),
         *item_popularity_slices(targets, queries.item_counts),
@@ -69,7 +75,7 @@ def _gain(before: Tensor, after: Tensor, domain: str, config: AdapterConfig) -> 
         name=f"{config.metric} of domain {domain}",
         value=value,
         bound=bound,
-        # Equal is no gain, and nothing is served for nothing.
+        # Equal is no gain, and an adapter costs something.
         passed=value > bound if config.min_gain == 0 else value >= bound,
         reason=f"{len(before)} held-out users; the base alone has {base:.4f}",
     )
@@ -101,16 +107,36 @@ def _unchanged(base: RankingResult, adapted: RankingResult, other: Tensor, name:
     )
 
 
-UNCHANGED = 1.0
-
-
 def metrics_of(
     queries: DomainQueries, results: Mapping[str, RankingResult], metric: str
 ) -> dict[str, dict[str, float]]:
-    """Give the domain's mean of a metric by model, for the register."""
+    """Average a metric over the domain's users, by model."""
     own = np.flatnonzero(queries.domain_of_query == queries.domain)
     rows = torch.from_numpy(own)
     return {
         name: {metric: float(result.per_user(metric)[rows].mean())}
         for name, result in results.items()
     }
+
+
+def refuse_harm(config: RunConfig, domain: str, verdicts: list[Verdict]) -> None:
+    """Write the verdicts and stop if one of them failed.
+
+    Raises:
+        RefusedError: One failed; names each such check with its value and bound.
+    """
+    if all(verdict.passed for verdict in verdicts):
+        return
+    path = config.workspace / "refused-adapter.json"
+    document = {"domain": domain, "verdicts": [verdict.model_dump() for verdict in verdicts]}
+    write_durably(path, to_json(document))
+    failed = [
+        f"  {one.name}: {one.value:.4f} against a bound of {one.bound:.4f} ({one.reason})"
+        for one in verdicts
+        if not one.passed
+    ]
+    raise RefusedError(
+        f"the adapter of domain {domain!r} is refused and was not registered; the domain is "
+        "answered as before.\n" + "\n".join(failed) + f"\nAll verdicts: {path}. The bounds are "
+        "in [adapter]."
+    )

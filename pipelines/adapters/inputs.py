@@ -1,7 +1,7 @@
-"""What adapting to a domain reads of a workspace: its items, its labels, held-out users.
+"""What adapting to a domain reads of a workspace: items by domain, held-out users.
 
-An item's domain is its column ``domain`` of the catalogue, else the one that most of its events
-name. Held-out users are cut in two by their row: even ones pick the best step, odd ones judge.
+An item's domain is its column ``domain`` of the catalogue, else the most frequent one of its
+events. Held-out users are split by row: even ones select the best step, odd ones judge.
 
 Axes: N item rows, B held-out queries.
 """
@@ -9,7 +9,7 @@ Axes: N item rows, B held-out queries.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,22 +30,22 @@ NO_DOMAIN = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Domains:
-    """Which domain each item is of."""
+    """The domain of each item."""
 
     names: tuple[str, ...]
     of_item: Rows
-    """[N] place among the names, -1 for none."""
+    """[N] index of the name, -1 for none."""
 
     def own_items(self, domain: int) -> NDArray[np.bool_]:
-        """Say of each item row whether it is of a domain, [N]."""
+        """Mark the item rows of a domain, [N]."""
         own: NDArray[np.bool_] = self.of_item == domain
         return own
 
     def place_of(self, domain: str) -> int:
-        """Number a domain.
+        """Find the index of a domain.
 
         Raises:
-            ValueError: If no item is of it; lists the domains there are.
+            ValueError: If no item is of it; lists the known domains.
         """
         if domain not in self.names:
             raise ValueError(
@@ -91,14 +91,14 @@ def load_domains(features: Path, num_item_rows: int) -> Domains:
 
 @dataclass(frozen=True, kw_only=True)
 class DomainQueries:
-    """Held-out queries by the domain of what was taken, one domain after the other."""
+    """Held-out queries sorted by the domain of their first target."""
 
     domain: int
     """The one that is adapted to."""
     names: tuple[str, ...]
     held_out: HeldOut
     domain_of_query: Rows
-    """[B], ascending; of the first target."""
+    """[B], ascending."""
     num_events: Tensor
     """Training events of each query's user, [B]."""
     item_counts: Tensor
@@ -112,7 +112,7 @@ class DomainQueries:
     def of(
         cls, inputs: ModelInputs, domains: Domains, domain: int, half: int, limit: int, seed: int
     ) -> DomainQueries:
-        """Take one half of the validation users, at most ``limit`` of each domain."""
+        """Select one half of the validation users, at most ``limit`` of each domain."""
         sequences = inputs.sequences
         whole = HeldOut.of(sequences, "validation")
         users = sequences.users_of(whole.positions)
@@ -124,16 +124,11 @@ class DomainQueries:
             rows = np.flatnonzero((of_query == number) & (users % 2 == half))
             chosen.append(np.sort(rng.permutation(rows)[:limit]))
         rows = np.concatenate(chosen)
-        kept = torch.from_numpy(rows)
         lengths = sequences.train_end - sequences.offsets[:-1]
         return cls(
             domain=domain,
             names=domains.names,
-            held_out=HeldOut(
-                positions=whole.positions[rows],
-                targets=whole.targets.take(kept),
-                seen=whole.seen.take(kept),
-            ),
+            held_out=selected(whole, rows),
             domain_of_query=of_query[rows],
             num_events=torch.from_numpy(np.asarray(lengths[users[rows]])),
             item_counts=inputs.item_counts("train"),
@@ -142,19 +137,11 @@ class DomainQueries:
     def only_domain(self) -> DomainQueries:
         """Keep the queries of the domain that is adapted to."""
         rows = np.flatnonzero(self.domain_of_query == self.domain)
-        kept = torch.from_numpy(rows)
-        held_out = self.held_out
-        return DomainQueries(
-            domain=self.domain,
-            names=self.names,
-            held_out=HeldOut(
-                positions=held_out.positions[rows],
-                targets=held_out.targets.take(kept),
-                seen=held_out.seen.take(kept),
-            ),
+        return replace(
+            self,
+            held_out=selected(self.held_out, rows),
             domain_of_query=self.domain_of_query[rows],
-            num_events=self.num_events[kept],
-            item_counts=self.item_counts,
+            num_events=self.num_events[torch.from_numpy(rows)],
         )
 
     def __len__(self) -> int:
@@ -163,10 +150,10 @@ class DomainQueries:
     def batches(
         self, inputs: ModelInputs, config: RunConfig, max_history: int
     ) -> Iterator[JaggedBatch]:
-        """Build the queries, each batch of one domain, which ``domain`` names by number.
+        """Build the queries in batches of one domain each, whose index is feature ``domain``.
 
-        So a query of another domain is computed with the same neighbours with and without the
-        adapter, and its list is the same to the last bit or the adapter reached it.
+        A query of another domain is then computed in the same batch with and without the adapter,
+        so its list changes by a bit only if the adapter reached it.
         """
         size = queries_per_batch(inputs, config)
         for number in range(len(self.names)):
@@ -179,11 +166,21 @@ class DomainQueries:
                 yield JaggedBatch({**queries.features, "domain": of_domain})
 
 
-def inputs_there(config: RunConfig) -> None:
-    """Look whether a run was made.
+def selected(held_out: HeldOut, rows: Rows) -> HeldOut:
+    """Select some held-out queries."""
+    kept = torch.from_numpy(rows)
+    return HeldOut(
+        positions=held_out.positions[rows],
+        targets=held_out.targets.take(kept),
+        seen=held_out.seen.take(kept),
+    )
+
+
+def require_run(config: RunConfig) -> None:
+    """Check that the workspace holds a run.
 
     Raises:
-        ValueError: If not; says what to do.
+        ValueError: If not.
     """
     if not (config.workspace / "build_features" / "manifest.json").exists():
         raise ValueError(
@@ -192,7 +189,7 @@ def inputs_there(config: RunConfig) -> None:
 
 
 def load_inputs(config: RunConfig) -> tuple[ModelInputs, Domains, str]:
-    """Read the artefacts of a run, and the order whose models are released."""
+    """Read a run's inputs and domains, and the order of tied times whose models are released."""
     features, content = config.workspace / "build_features", config.workspace / "embed_items"
     order = released_order(features)
     inputs = read_inputs(features, content if content.exists() else None, order)

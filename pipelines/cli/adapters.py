@@ -50,7 +50,7 @@ def adapt(
         withdraw_adapter(bundles_dir(settings), domain)
         out.print(f"{domain}: the base alone answers again")
         return
-    from pipelines.adapters.retriever import adapt as run_adapt
+    from pipelines.adapters.adapt import adapt as run_adapt
 
     found = run_adapt(settings, domain, publish=publish, show_progress=not quiet)
     out.print(verdict_table(found.verdicts))

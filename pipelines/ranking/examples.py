@@ -1,12 +1,12 @@
-"""Events with the candidates that the blend gives for them: what a ranker learns from.
+"""Labels and candidates of held-out events, as examples of a ranker.
 
 Axes: U queries, k candidates of each, M held-out events.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -14,33 +14,31 @@ import torch
 from torch import Tensor
 
 from pipelines.candidates.examples import Examples
+from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.inputs.tensors import HeldOut
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Rows, concatenated_ranges
-from recsys.data.top_k import TopK
 from recsys.fitting.inputs import ModelInputs
-from recsys.models.ease import Ease, EaseConfig
-from recsys.retrieval.blend.candidate_features import ranking_candidates
+from recsys.models.ease import Ease
+from recsys.models.ranker.batch import Candidates
+from recsys.retrieval.blend.candidate_features import CandidateBuilder
 from recsys.retrieval.blend.history_features import HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
-from recsys.training.ranking_examples import (
-    UNOBSERVED,
-    Candidates,
-    Outcomes,
-)
+from recsys.training.ranking_examples import UNOBSERVED, Outcomes, RankingExamples, labels_of
+from serving.surfaces import HOME
 
 BLOCK = 512
-"""Queries merged at a time."""
+"""Queries whose lists are merged at a time."""
 LED_TO_SECONDS = 1_800
-"""From an event to another of the same user and item that it led to."""
+"""Longest time from an event to another of the same user and item that it led to."""
 
 
 def outcomes_of(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Outcomes:
-    """Look up the value of each held-out event, and the types of events it was and led to.
+    """Look up the value of each held-out event, its type, and the types of events it led to.
 
-    It led to later events of its user with its item, within ``LED_TO_SECONDS`` and before what
-    the next split asks for. An event is known by user, item and second; where events have no
-    times, the user's latest with the item counts.
+    It led to later events of its user with its item, within ``LED_TO_SECONDS`` and before the
+    labels of the next split. An event is found by user, item and second; where events have no
+    times, by the user's latest with the item.
     """
     files = features / "events"
     if not files.exists():
@@ -48,7 +46,7 @@ def outcomes_of(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Outco
     events = pl.scan_parquet(files / "**" / "*.parquet")
     columns = events.collect_schema().names()
     key = ["user_row", "item_row"]
-    wanted, timed = _wanted(inputs, held_out), inputs.sequences.times is not None
+    wanted, timed = _events_of(inputs, held_out), inputs.sequences.times is not None
     empty = {"value": pl.lit(None, pl.Float64), "event_type": pl.lit("event")}
     found = (
         events.join(wanted.lazy(), on=key)
@@ -57,9 +55,9 @@ def outcomes_of(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Outco
     )
     order = [name for name in ("event_time", "sequence_index") if name in columns]
     if timed:
-        found = found.with_columns(taken=pl.col("event_time").dt.epoch("s"))
-        found = found.filter(pl.col("taken").is_between("second", "until"))
-        own = found.filter(pl.col("taken") == pl.col("second")).sort("place", *order)
+        found = found.with_columns(at=pl.col("event_time").dt.epoch("s"))
+        found = found.filter(pl.col("at").is_between("second", "until"))
+        own = found.filter(pl.col("at") == pl.col("second")).sort("place", *order)
     else:
         own = found = found.sort("place", *order).unique("place", keep="last", maintain_order=True)
     latest = (
@@ -69,7 +67,7 @@ def outcomes_of(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Outco
     values[rows_of(latest["place"])] = torch.from_numpy(
         latest["value"].fill_null(np.nan).to_numpy().copy()
     ).float()
-    # All types there are, so that the same names hold for every split.
+    # Of all events, so that the names are the same for every split.
     names = type_names(events) if "event_type" in columns else ()
     types = torch.zeros(wanted.height, len(names), dtype=torch.bool)
     led_to = found.select("place", "event_type").unique().collect()
@@ -79,19 +77,19 @@ def outcomes_of(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Outco
 
 
 def type_names(events: pl.LazyFrame) -> tuple[str, ...]:
-    """Name the types of events, ascending; one alone is none to tell apart."""
+    """Name the types of events, ascending; none if there is only one."""
     kinds = events.select(pl.col("event_type").cast(pl.String).unique()).collect().to_series()
     names = tuple(sorted(kinds.drop_nulls()))
     return names if len(names) > 1 else ()
 
 
 def rows_of(places: pl.Series) -> Tensor:
-    """Take a column of places as an index."""
+    """Convert a column of places to an index."""
     return torch.from_numpy(places.cast(pl.Int64).to_numpy().copy())
 
 
-def _wanted(inputs: ModelInputs, held_out: HeldOut) -> pl.DataFrame:
-    """Give each held-out event its place, user, item and, where there are times, its span."""
+def _events_of(inputs: ModelInputs, held_out: HeldOut) -> pl.DataFrame:
+    """Describe each held-out event: place, user, item and, where there are times, its span."""
     sequences, positions = inputs.sequences, held_out.target_positions()
     users = sequences.users_of(positions)
     wanted = pl.DataFrame({"user_row": users, "item_row": held_out.targets.values.numpy()})
@@ -105,58 +103,76 @@ def _wanted(inputs: ModelInputs, held_out: HeldOut) -> pl.DataFrame:
     return wanted.with_columns(second=seconds, until=until).with_row_index("place")
 
 
-class Tasks(NamedTuple):
-    """What is predicted."""
+def candidate_builder(
+    blend: LearnedBlend,
+    inputs: ModelInputs,
+    ends: Rows,
+    vectors: Tensor | None,
+    config: RankerTrainingConfig,
+) -> CandidateBuilder:
+    """Fit history features on each user's events before an end.
 
-    names: tuple[str, ...]
-    why: str
-    outcomes: Outcomes
-    """Of each held-out event."""
-
-
-def fit_ease(inputs: ModelInputs, ends: Rows, config: EaseConfig) -> Ease:
-    """Fit item-to-item weights on each user's events before an end, [U]."""
+    Args:
+        blend: Merges the lists.
+        inputs: Of a tie order.
+        ends: Of each user, [U].
+        vectors: Item vectors of a sequence model fitted on the same events, [N, D].
+        config: Of EASE, and how many candidates are ranked.
+    """
     sequences = inputs.sequences
     visible = concatenated_ranges(np.asarray(sequences.offsets[:-1]), np.asarray(ends))
-    return Ease.fit(
+    ease = Ease.fit(
         sequences.users_of(visible),
         np.asarray(sequences.item_rows[visible]),
         inputs.sizes.num_item_rows,
-        config,
+        config.linear,
+    )
+    return CandidateBuilder(
+        blend=blend,
+        history_features=HistoryFeatures(inputs.catalogue, ease, vectors),
+        num_candidates=config.num_candidates,
     )
 
 
-class Asked(NamedTuple):
-    """Queries with the lists of every source."""
-
-    held_out: HeldOut
-    lists: Examples
-    queries: JaggedBatch
-    """With as much of the history as sources read."""
-
-
-def candidates_for(
-    asked: Asked, blend: LearnedBlend, against_history: HistoryFeatures, num_candidates: int
-) -> Candidates:
-    """Merge lists as serving does and number the first places.
+def with_candidates(
+    builder: CandidateBuilder, inputs: ModelInputs, positions: Rows, lists: Examples
+) -> tuple[JaggedBatch, Candidates]:
+    """Build queries and their candidates as serving does.
 
     Args:
-        asked: The queries.
-        blend: Merges the lists.
-        against_history: Numbers candidates, by what precedes the events.
-        num_candidates: k.
+        positions: Of the events that the queries end before, [U].
+        lists: Of every source, for the same queries.
     """
-    parts, history = [], asked.queries["history"]
-    for rows in torch.split(torch.arange(asked.queries.batch_size), BLOCK):
-        part = asked.lists.of(rows, blend.sources)
-        found = ranking_candidates(
-            blend,
-            part.lists,
-            history.take(rows),
-            part.item_counts,
-            num_candidates,
-            against_history,
-        )
-        parts.append((found.blended.scores, found.blended.item_rows, found.numbers))
-    scores, item_rows, numbers = (torch.cat(part) for part in zip(*parts, strict=True))
-    return Candidates(TopK(scores, item_rows), numbers)
+    queries = inputs.queries(positions, max_history=HOME.max_history)
+    parts = []
+    for rows in torch.split(torch.arange(queries.batch_size), BLOCK):
+        part = lists.of(rows, builder.blend.sources)
+        history = queries["history"].take(rows)
+        parts.append(builder.candidates(part.lists, history, part.item_counts))
+    item_rows, features = (torch.cat(part) for part in zip(*parts, strict=True))
+    return queries, Candidates(item_rows, features)
+
+
+def ranking_examples(
+    builder: CandidateBuilder,
+    inputs: ModelInputs,
+    held_out: HeldOut,
+    lists: Examples,
+    outcomes: Outcomes,
+    tasks: Sequence[str],
+    like_from: float,
+) -> RankingExamples:
+    """Label the candidates of held-out events.
+
+    Args:
+        builder: Merges the lists.
+        inputs: What queries are built from.
+        held_out: The events.
+        lists: Of every source, for these events.
+        outcomes: Of these events.
+        tasks: T names.
+        like_from: Least value of a like.
+    """
+    queries, candidates = with_candidates(builder, inputs, held_out.positions, lists)
+    labels = labels_of(candidates.item_rows, held_out.targets, outcomes, tasks, like_from)
+    return RankingExamples(queries, held_out.targets, candidates, labels)

@@ -1,6 +1,6 @@
-"""Train one ranker on events of which it is known what was taken.
+"""Build, train, calibrate and measure one ranker.
 
-Axes: U user rows, M held-out events.
+Axes: U queries.
 """
 
 from __future__ import annotations
@@ -12,60 +12,57 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pipelines.candidates.blends import taken
 from pipelines.config.run import RunConfig
-from pipelines.ranking.artefact import reordered
 from pipelines.training.run import TrainingRun, fit, training_device
-from recsys.data.batch import Jagged
+from recsys.data.top_k import reranked_places
 from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.ranker.config import RankerInputs
 from recsys.models.ranker.model import Ranker
-from recsys.retrieval.blend.candidate_features import BASE, number_names
+from recsys.retrieval.blend.candidate_features import BASE, feature_names
 from recsys.training.loop import TrainResult
 from recsys.training.ranker_fit import logits_of, ranker_loss, scores_of
 from recsys.training.ranking_examples import RankingExamples
-from recsys.training.shown_lists import ShownLists, fit_examination, shown_losses
+from recsys.training.shown_lists import fit_examination, shown_losses, usable
 
-ONE_IN = 10
-"""Of so many users, one picks the pass and calibrates."""
-
-
-class Parts(NamedTuple):
-    """Queries by what they are for."""
-
-    learned_from: Tensor
-    """With a taken candidate."""
-    held: Tensor
-    """Of users that nothing is learned from."""
+HELD_OUT_ONE_IN = 10
+"""One user of so many selects the epoch and calibrates."""
 
 
-def parts_of(examples: RankingExamples, limit: int, seed: int) -> Parts:
-    """Cut queries by their user; at most ``limit`` are held."""
-    users = examples.queries["user"].values
-    aside = users % ONE_IN == 0
-    found = torch.zeros(len(users), dtype=torch.bool)
+class UserSplit(NamedTuple):
+    """Queries by their user."""
+
+    train: Tensor
+    """With a positive candidate."""
+    held_out: Tensor
+    """Select the epoch and calibrate."""
+
+
+def is_held_out(examples: RankingExamples) -> Tensor:
+    """Mark the queries of held-out users, [U]."""
+    return examples.queries["user"].values % HELD_OUT_ONE_IN == 0
+
+
+def split_by_user(examples: RankingExamples, limit: int, seed: int) -> UserSplit:
+    """Split queries by user; at most ``limit`` are held out."""
+    aside = is_held_out(examples)
+    found = torch.zeros(len(aside), dtype=torch.bool)
     found[examples.found()] = True
-    held = aside.nonzero()[:, 0]
-    if len(held) > limit:
-        drawn = torch.randperm(len(held), generator=torch.Generator().manual_seed(seed))
-        held = held[drawn[:limit].sort().values]
-    return Parts((found & ~aside).nonzero()[:, 0], held)
+    held_out = aside.nonzero()[:, 0]
+    if len(held_out) > limit:
+        drawn = torch.randperm(len(held_out), generator=torch.Generator().manual_seed(seed))
+        held_out = held_out[drawn[:limit].sort().values]
+    return UserSplit((found & ~aside).nonzero()[:, 0], held_out)
 
 
-def can_be_calibrated(examples: RankingExamples, config: RunConfig) -> list[bool]:
-    """Say of each task whether those that calibrate have both of its classes."""
-    held = parts_of(examples, config.ranker_training.validation_users, config.seed).held
-    labels = examples.labels[held].flatten(0, 1)
-    positive = (labels == 1).sum(0)
+def has_both_classes(examples: RankingExamples, config: RunConfig) -> list[bool]:
+    """Check of each task whether the queries that calibrate have both classes."""
+    limit = config.ranker_training.validation_users
+    held_out = split_by_user(examples, limit, config.seed).held_out
+    labels = examples.labels[held_out].flatten(0, 1)
+    positives = (labels == 1).sum(0)
     known = (~labels.isnan()).sum(0)
-    return [0 < yes < all_ for yes, all_ in zip(positive.tolist(), known.tolist(), strict=True)]
-
-
-def learned_lists(shown: ShownLists) -> Tensor:
-    """Choose the shown lists of users that are not held."""
-    usable = shown.usable()
-    return usable[shown.examples.queries["user"].values[usable] % ONE_IN != 0]
+    return [0 < one < both for one, both in zip(positives.tolist(), known.tolist(), strict=True)]
 
 
 def make_ranker(
@@ -76,7 +73,7 @@ def make_ranker(
     sources: Sequence[str],
     num_slots: int = 0,
 ) -> Ranker:
-    """Build an untrained ranker of the run's features, for lists of so many slots."""
+    """Build an untrained ranker of the run's features; ``num_slots`` of shown lists."""
     sizes = RankerInputs(
         num_item_rows=inputs.sizes.num_item_rows,
         tasks=tuple(tasks),
@@ -84,8 +81,8 @@ def make_ranker(
         num_categories=inputs.sizes.num_categories,
         user_features=inputs.sizes.user_features,
         context_features=inputs.sizes.context_features,
-        candidate_dense=number_names(sources),
-        base_number=BASE,
+        candidate_dense=feature_names(sources),
+        base_feature=BASE,
         num_slots=num_slots,
     )
     torch.manual_seed(config.seed)
@@ -97,64 +94,64 @@ def make_ranker(
     return Ranker(known, sizes, inputs.catalogue, item_counts)
 
 
-def _of_tasks(numbers: Mapping[str, float], tasks: Sequence[str]) -> dict[str, float]:
-    """Leave out numbers of tasks that the data does not have."""
-    return {name: value for name, value in numbers.items() if name in tasks}
+def _of_tasks(values: Mapping[str, float], tasks: Sequence[str]) -> dict[str, float]:
+    """Drop values of tasks that the data does not have."""
+    return {name: value for name, value in values.items() if name in tasks}
 
 
 def fit_ranker(
     model: Ranker,
     examples: RankingExamples,
-    targets: Jagged,
-    shown: ShownLists | None,
+    impressions: RankingExamples | None,
     config: RunConfig,
     run: TrainingRun,
 ) -> tuple[Ranker, TrainResult]:
-    """Train on nine users of ten; the tenth pick the pass and calibrate.
+    """Train on nine users of ten; the others select the epoch and calibrate.
 
     Args:
         model: Untrained.
-        examples: Events with their candidates.
-        targets: What was taken.
-        shown: Lists that it learns from beside these events.
+        examples: Held-back events with their candidates.
+        impressions: Shown lists, whose loss is added.
         config: The run's.
-        run: Where it goes on after a kill.
+        run: Where a killed training resumes.
 
     Raises:
-        ValueError: If a task has one class only among those that calibrate.
+        ValueError: If a task has one class only among the queries that calibrate.
     """
     training = config.ranker_training
     device, metric = training_device(training), config.evaluation.primary_metric
-    parts = parts_of(examples, training.validation_users, config.seed)
+    split = split_by_user(examples, training.validation_users, config.seed)
     model = model.to(device)
-    of_events = ranker_loss(model, examples, parts.learned_from, training, config.seed, device)
-    of_lists = None
-    if shown is not None and len(chosen := learned_lists(shown)):
-        fit_examination(model, shown, chosen)
-        of_lists = shown_losses(model, shown, chosen, training, config.seed, device)
+    event_loss = ranker_loss(model, examples, split.train, training, config.seed, device)
+    impression_loss = None
+    if impressions is not None:
+        lists = usable(impressions)
+        lists = lists[~is_held_out(impressions)[lists]]
+        if len(lists):
+            fit_examination(model, impressions, lists)
+            impression_loss = shown_losses(model, impressions, lists, training, config.seed, device)
 
     def loss_at(step: int) -> Tensor:
-        loss = of_events(step)
-        return loss if of_lists is None else loss + training.shown_share * of_lists(step)
+        loss = event_loss(step)
+        return loss + training.shown_share * impression_loss(step) if impression_loss else loss
 
     def evaluate(_: nn.Module) -> dict[str, float]:
-        values = values_of(model, examples, targets, parts.held, metric)
-        return {metric: float(values.nanmean())}
+        return {metric: float(metric_by_query(model, examples, split.held_out, metric).nanmean())}
 
-    steps = replace(training.for_examples(len(parts.learned_from)), metric=metric)
+    steps = replace(training.for_examples(len(split.train)), metric=metric)
     result = fit(model, loss_at, training, steps, run, evaluate)
     model = model.to("cpu").eval()
-    there = examples.candidates.top.item_rows[parts.held] > 0
-    logits = logits_of(model, examples, parts.held)
-    model.fit_calibration(logits, examples.labels[parts.held][there], "platt")
+    present = examples.candidates.present[split.held_out]
+    logits = logits_of(model, examples, split.held_out)
+    model.fit_calibration(logits, examples.labels[split.held_out][present])
     return model, result
 
 
-def values_of(
-    ranker: Ranker, examples: RankingExamples, targets: Jagged, chosen: Tensor, metric: str
+def metric_by_query(
+    ranker: Ranker, examples: RankingExamples, chosen: Tensor, metric: str
 ) -> Tensor:
     """Measure a ranker's order of each query's candidates, [U]; NaN without a target."""
-    top = examples.candidates.top
-    scores = scores_of(ranker, examples, chosen)
-    order = reordered(taken(top, chosen), scores)
-    return per_user_metric(list_ranks(order.item_rows, targets.take(chosen)), metric)
+    rows = examples.candidates.item_rows[chosen]
+    places = reranked_places(scores_of(ranker, examples, chosen), rows.shape[1])
+    ranks = list_ranks(rows.gather(1, places), examples.targets.take(chosen))
+    return per_user_metric(ranks, metric)

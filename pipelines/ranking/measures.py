@@ -1,4 +1,4 @@
-"""What a ranker's probabilities are worth on validation, and which experts candidates go to.
+"""Calibration, AUC and expert routing of a ranker on validation.
 
 Axes: U queries, k candidates of each, M candidates, T tasks, E experts, G groups of candidates.
 """
@@ -24,16 +24,16 @@ from recsys.training.ranker_fit import logits_of
 from recsys.training.ranking_examples import RankingExamples
 
 BLOCK = 64
-"""Queries whose candidates are routed at a time."""
+"""Queries routed at a time."""
 MAX_QUERIES = 500
-"""Queries whose candidates' experts are counted."""
+"""Queries whose routing is measured."""
 NUM_BINS = 10
-SHOWN_CATEGORIES = 8
-TIERS = ("rarely taken", "middling", "often taken")
+MAX_CATEGORIES = 8
+TIERS = ("long tail", "middle", "popular")
 
 
 class Grouping(NamedTuple):
-    """Candidates cut into groups."""
+    """Groups of items."""
 
     name: str
     groups: tuple[str, ...]
@@ -44,13 +44,13 @@ class Grouping(NamedTuple):
 def measures_of(
     model: Ranker, examples: RankingExamples, inputs: ModelInputs, features: Path
 ) -> dict[str, Any]:
-    """Measure probabilities of every task, and the use of experts where the trunk has a router."""
+    """Measure each task's probabilities, and routing where the trunk has a router."""
     everyone = torch.arange(len(examples.labels))
-    there = examples.candidates.top.item_rows > 0
-    logits, labels = logits_of(model, examples, everyone), examples.labels[there]
-    chances = model.calibrated(logits)
+    logits = logits_of(model, examples, everyone)
+    labels = examples.labels[examples.candidates.present]
+    probabilities = model.calibrated(logits)
     tasks = {
-        name: of_task(logits[:, place], chances[:, place], labels[:, place])
+        name: task_measures(logits[:, place], probabilities[:, place], labels[:, place])
         for place, name in enumerate(model.inputs.tasks)
     }
     counts = inputs.sequences.item_counts(inputs.sequences.train_end, inputs.sizes.num_item_rows)
@@ -59,10 +59,10 @@ def measures_of(
     return {"method": "platt", "tasks": tasks, "trunk": model.config.trunk, "routing": routing}
 
 
-def of_task(logits: Tensor, chances: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Tell AUC and calibration of one task over candidates [M]; NaN labels are left out."""
+def task_measures(logits: Tensor, probabilities: Tensor, labels: Tensor) -> dict[str, Any]:
+    """Measure AUC and calibration of one task over candidates [M]; NaN labels are left out."""
     known = ~labels.isnan()
-    own, truth = chances[known], labels[known]
+    own, truth = probabilities[known], labels[known]
     curve = reliability_curve(own, truth, num_bins=NUM_BINS, equal_counts=True)
     auc = area_under_curve(logits[known], truth)
     return {
@@ -79,12 +79,12 @@ def of_task(logits: Tensor, chances: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def groupings_of(inputs: ModelInputs, item_counts: Tensor, features: Path) -> list[Grouping]:
-    """Cut items by domain where they have one, by how often they are taken, by first category."""
+    """Group items by domain where they have one, by popularity, by first category."""
     found = []
     items = pl.read_parquet(features / "items.parquet").sort("item_row")
     if "domain" in items.columns and items["domain"].null_count() < len(items):
         names = sorted(items["domain"].drop_nulls().cast(pl.String).unique())
-        found.append(Grouping("domain", tuple(names), _numbered(items["domain"], names)))
+        found.append(Grouping("domain", tuple(names), _group_of_rows(items["domain"], names)))
     ranks = item_counts.argsort(stable=True).argsort(stable=True)
     tiers = (ranks * len(TIERS)) // len(ranks)
     found.append(Grouping("popularity", TIERS, tiers))
@@ -95,29 +95,29 @@ def groupings_of(inputs: ModelInputs, item_counts: Tensor, features: Path) -> li
     return found
 
 
-def _numbered(column: pl.Series, names: Sequence[str]) -> Tensor:
-    numbers = {name: number for number, name in enumerate(names)}
-    values = [-1, *(numbers.get(str(value), -1) for value in column)]
+def _group_of_rows(column: pl.Series, names: Sequence[str]) -> Tensor:
+    places = {name: place for place, name in enumerate(names)}
+    values = [-1, *(places.get(str(value), -1) for value in column)]
     return torch.tensor(values)
 
 
 def _by_category(categories: Jagged, item_counts: Tensor, names: Sequence[str]) -> Grouping:
-    """Group by an item's first category, those of the most events alone."""
+    """Group by an item's first category, among those with the most events."""
     first = torch.full((categories.batch_size,), -1)
     has = categories.lengths() > 0
     first[has] = categories.values[categories.offsets[:-1][has]]
     weight = torch.zeros(len(names) + 1, dtype=torch.float64)
     weight.index_add_(0, first[has], item_counts[: len(has)][has].double())
-    shown = weight.argsort(descending=True, stable=True)[:SHOWN_CATEGORIES].tolist()
-    shown = [row for row in shown if row > 0 and float(weight[row]) > 0]
+    largest = weight.argsort(descending=True, stable=True)[:MAX_CATEGORIES].tolist()
+    largest = [row for row in largest if row > 0 and float(weight[row]) > 0]
     place = torch.full((len(names) + 2,), -1)
-    place[torch.tensor(shown, dtype=torch.int64)] = torch.arange(len(shown))
-    # Category rows count from 1; the last place stands for items without one.
-    return Grouping("category", tuple(names[row - 1] for row in shown), place[first])
+    place[torch.tensor(largest, dtype=torch.int64)] = torch.arange(len(largest))
+    # Category rows count from 1; the last place is of items without a category.
+    return Grouping("category", tuple(names[row - 1] for row in largest), place[first])
 
 
 def routed(model: Ranker, examples: RankingExamples, chosen: Tensor) -> Iterator[Tensor]:
-    """Route candidates of queries, [M, K] experts at a time; nothing without a router."""
+    """Yield the experts of the queries' candidates, [M, K]; nothing without a router."""
     for part in torch.split(chosen, BLOCK):
         batch = examples.whole_batch(part)
         with torch.no_grad():
@@ -130,12 +130,12 @@ def routed(model: Ranker, examples: RankingExamples, chosen: Tensor) -> Iterator
 def routing_of(
     model: Ranker, examples: RankingExamples, chosen: Tensor, groupings: Sequence[Grouping]
 ) -> dict[str, Any] | None:
-    """Tell how evenly experts are used, and by whom; None for a trunk without a router."""
+    """Measure the load of experts, overall and by group; None for a trunk without a router."""
     parts = list(routed(model, examples, chosen))
     if not parts:
         return None
     experts, num_experts = torch.cat(parts), model.config.num_experts
-    rows = examples.candidates.top.item_rows[chosen]
+    rows = examples.candidates.item_rows[chosen]
     rows = rows[rows > 0]
     use = expert_use(experts, num_experts)
     by = []

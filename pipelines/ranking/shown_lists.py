@@ -1,9 +1,9 @@
-"""Lists that were shown before validation, as questions to sources that have not seen them.
+"""Impressions before validation, as queries for retrievers that were refitted without them.
 
-An item of a list was taken where an event of the same request names it or, where events name no
+A shown item is a positive where an event of the same request names it or, where events name no
 requests, one of the same user within half an hour.
 
-Axes: U lists, I shown items of all, T tasks, P positions.
+Axes: U lists, I impressions, T tasks, P positions.
 """
 
 from __future__ import annotations
@@ -17,56 +17,49 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import HeldOut, ragged
-from pipelines.ranking.earlier_sources import asked_at
 from pipelines.ranking.examples import LED_TO_SECONDS, rows_of
+from pipelines.ranking.out_of_sample import queries_at
 from recsys.data.dataset import Rows, Sequences
 from recsys.fitting.inputs import ModelInputs
 from recsys.training.ranking_examples import LIKE, NEXT, UNOBSERVED
-from recsys.training.shown_lists import Shown
+from recsys.training.shown_lists import Impressions
 
 FOLDER = "shown"
-MOST_SLOTS = 50
-"""Later slots count as the last of these."""
+MAX_SLOTS = 50
+"""Later slots count as the last one."""
 
 
-class ShownBefore(NamedTuple):
-    """Lists as questions, and what came of them."""
+class ShownLists(NamedTuple):
+    """Shown lists as queries, with their impressions."""
 
     held_out: HeldOut
-    """One query for each list; its targets are not read."""
-    shown: Shown
+    """One query for each list; its target is the event that followed."""
+    impressions: Impressions
 
     @property
     def num_slots(self) -> int:
-        """Slots that the lists have, at most ``MOST_SLOTS``."""
-        return min(int(self.shown.slots.max()) + 1, MOST_SLOTS)
+        """Count the slots of the longest list, at most ``MAX_SLOTS``."""
+        return min(int(self.impressions.slots.max()) + 1, MAX_SLOTS)
 
 
-def shown_before(
-    features: Path,
-    inputs: ModelInputs,
-    ends: Rows,
-    tasks: Sequence[str],
-    like_from: float,
-    most: int,
-    seed: int,
-) -> ShownBefore | None:
-    """Read lists that were shown after the events of earlier sources and before validation.
+def shown_lists(
+    features: Path, inputs: ModelInputs, ends: Rows, tasks: Sequence[str], config: RunConfig
+) -> ShownLists | None:
+    """Read lists that were shown after the events of refitted retrievers and before validation.
 
     Args:
         features: The artefact of build_features.
         inputs: Of a tie order.
-        ends: Where each user's events end that earlier sources have seen, [U].
+        ends: Where each user's events end that the retrievers were fitted on, [U].
         tasks: ``next``, ``like`` or types of events, T names.
-        like_from: Least value of a like.
-        most: Lists, drawn once by the seed.
-        seed: Of the draw.
+        config: ``ranker_training.max_queries`` lists are sampled by ``seed``.
 
     Returns:
         None where nothing was shown or events have no times.
     """
-    sequences = inputs.sequences
+    sequences, training = inputs.sequences, config.ranker_training
     if sequences.times is None or not (features / FOLDER).exists():
         return None
     found = _shown_after(features, sequences, ends)
@@ -77,28 +70,32 @@ def shown_before(
         .agg(pl.col("second").min(), pl.len(), pl.col("until").first())
         .sort("user_row", "list")
     )
-    if lists.height > most:
-        rng = np.random.default_rng([seed, lists.height])
-        lists = lists[np.sort(rng.choice(lists.height, most, replace=False))]
+    if lists.height > training.max_queries:
+        rng = np.random.default_rng([config.seed, lists.height])
+        lists = lists[np.sort(rng.choice(lists.height, training.max_queries, replace=False))]
     found = found.join(
         lists.select("user_row", "list").with_row_index("number"), ["user_row", "list"]
     )
     found = found.sort("number", "slot")
     counts = lists["len"].cast(pl.Int64).to_numpy()
     positions = _positions(sequences, lists["user_row"].to_numpy(), lists["second"].to_numpy())
-    labels = _labels(features, found, tasks, like_from)
+    labels = _labels(features, found, tasks, training.like_from)
     slots = torch.from_numpy(found["slot"].cast(pl.Int64).to_numpy().copy())
-    shown = Shown(ragged(found["item_row"].to_numpy().copy(), counts), slots, labels)
-    return ShownBefore(asked_at(sequences, positions), shown)
+    rows = ragged(found["item_row"].to_numpy().copy(), counts)
+    return ShownLists(queries_at(sequences, positions), Impressions(rows, slots, labels))
 
 
 def _shown_after(features: Path, sequences: Sequences, ends: Rows) -> pl.DataFrame:
-    """Read what was shown between two events of a user: the last that sources saw, and train's."""
+    """Read what was shown between the last event before an end and the last of train, by user."""
     assert sequences.times is not None
     times, train_end = np.asarray(sequences.times), np.asarray(sequences.train_end)
-    asked = np.flatnonzero((ends > sequences.offsets[:-1]) & (ends < train_end))
+    users_read = np.flatnonzero((ends > sequences.offsets[:-1]) & (ends < train_end))
     users = pl.DataFrame(
-        {"user_row": asked, "after": times[ends[asked] - 1], "until": times[train_end[asked] - 1]}
+        {
+            "user_row": users_read,
+            "after": times[ends[users_read] - 1],
+            "until": times[train_end[users_read] - 1],
+        }
     )
     rows = pl.scan_parquet(features / FOLDER / "*.parquet")
     names = rows.collect_schema().names()
@@ -116,7 +113,7 @@ def _shown_after(features: Path, sequences: Sequences, ends: Rows) -> pl.DataFra
 
 
 def _positions(sequences: Sequences, users: Rows, seconds: Rows) -> Rows:
-    """Say before which event of its user each list was shown, [P]."""
+    """Find the event of its user that each list was shown before, [P]."""
     assert sequences.times is not None
     positions = np.empty(len(users), np.int64)
     for place, (user, second) in enumerate(zip(users.tolist(), seconds.tolist(), strict=True)):
@@ -126,9 +123,9 @@ def _positions(sequences: Sequences, users: Rows, seconds: Rows) -> Rows:
 
 
 def _labels(features: Path, shown: pl.DataFrame, tasks: Sequence[str], like_from: float) -> Tensor:
-    """Say what came of each shown item, [I, T].
+    """Label each impression, [I, T].
 
-    A list of which something was taken later than train is not known: validation asks for that.
+    Lists with a positive after train are unobserved: that event is validation's label.
     """
     events = pl.scan_parquet(features / "events" / "**" / "*.parquet")
     columns = events.collect_schema().names()
@@ -136,15 +133,15 @@ def _labels(features: Path, shown: pl.DataFrame, tasks: Sequence[str], like_from
     key = ["user_row", "item_row"]
     if "request_id" in columns and shown["request_id"].null_count() == 0:
         key.append("request_id")
-    told = [name for name in ("event_type", "value") if name in columns]
+    outcomes = [name for name in ("event_type", "value") if name in columns]
     found = (
-        events.select(*key, pl.col("event_time").dt.epoch("s").alias("taken"), *told)
+        events.select(*key, pl.col("event_time").dt.epoch("s").alias("at"), *outcomes)
         .join(shown.lazy().select("place", "number", "second", "until", *key), on=key)
-        .filter(pl.col("taken") >= pl.col("second"))
+        .filter(pl.col("at") >= pl.col("second"))
         .collect()
     )
     if "request_id" not in key:
-        found = found.filter(pl.col("taken") - pl.col("second") <= LED_TO_SECONDS)
+        found = found.filter(pl.col("at") - pl.col("second") <= LED_TO_SECONDS)
     labels = torch.zeros(shown.height, len(tasks))
     for task, name in enumerate(tasks):
         if name == LIKE:
@@ -154,6 +151,6 @@ def _labels(features: Path, shown: pl.DataFrame, tasks: Sequence[str], like_from
         else:
             rows = found if name == NEXT else found.filter(pl.col("event_type") == name)
             labels[rows_of(rows["place"]), task] = 1
-    later = found.filter(pl.col("taken") > pl.col("until"))["number"].unique()
+    later = found.filter(pl.col("at") > pl.col("until"))["number"].unique()
     labels[rows_of(shown["place"].filter(shown["number"].is_in(later.implode())))] = UNOBSERVED
     return labels

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipelines.adapters.retriever import adapt_to
+from pipelines.adapters.adapt import adapt_to
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.stage import StageContext, StageRows

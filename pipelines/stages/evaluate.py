@@ -34,7 +34,7 @@ from pipelines.engine.stage import StageContext, StageRows
 from pipelines.evaluation.analyse import Background, analyse_split, best_single
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
 from pipelines.inputs.tensors import HeldOut, batches, read_inputs, tie_orders
-from pipelines.ranking.artefact import RANKED, ProfileRanker, load_ranker
+from pipelines.ranking.artefact import RANKED, measured_ranker
 from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Sequences
@@ -42,6 +42,7 @@ from recsys.evaluation.ranking import RankingResult, evaluate_ranking, joined_re
 from recsys.fitting.inputs import ModelInputs
 from recsys.semantic_ids.quality import invalid_share
 from serving.bundle.manifest import Profile
+from serving.bundle.ranker import LoadedRanker
 
 SPLITS: tuple[Literal["validation", "test"], ...] = ("validation", "test")
 GENERATIVE = "generative"
@@ -55,7 +56,7 @@ class Blending(NamedTuple):
     """Events of each item that the sources were fitted on, [N]."""
     folds: Tensor | None
     """Half of each user row where the weights were fitted on this split, [num_user_rows]."""
-    ranker: ProfileRanker | None = None
+    ranker: LoadedRanker | None = None
     """What orders the first places of profile ``fast``, where it was trained."""
 
     @classmethod
@@ -65,7 +66,7 @@ class Blending(NamedTuple):
         inputs: ModelInputs,
         split: Literal["validation", "test"],
         seed: int,
-        ranker: ProfileRanker | None = None,
+        ranker: LoadedRanker | None = None,
     ) -> Blending:
         """Prepare a split; on validation each half is measured by the weights of the other."""
         sequences, num_item_rows = inputs.sequences, inputs.sizes.num_item_rows
@@ -83,7 +84,7 @@ class Blending(NamedTuple):
             for profile, blend in self.profiles.items()
         }
         if self.ranker is not None:
-            tops[RANKED] = self.ranker.lists(lists, queries, self.item_counts)
+            tops[RANKED] = self.ranker.reranked(lists, queries, self.item_counts)
         return {name: dense(top, len(self.item_counts)) for name, top in tops.items()}
 
 
@@ -177,7 +178,7 @@ def evaluate(context: StageContext) -> StageRows:
         sources = load_sources(context, inputs, order)
         profiles = load_blends(context.inputs["fit_blend"] / order)
         trained = context.inputs["train_ranker"] / order
-        ranker = load_ranker(trained, inputs.catalogue)
+        ranker = measured_ranker(trained, inputs.catalogue)
         known = Background.of(inputs, features, data_digest)
         baseline = ""
         metrics[order], analyses[order] = {}, {}

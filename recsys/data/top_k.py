@@ -31,6 +31,21 @@ class TopK(NamedTuple):
     """[B, k] int64, -1 where the list is short."""
 
 
+def reranked_places(scores: Tensor, length: int) -> Tensor:
+    """Order the first k places of lists by new scores; the places behind keep theirs.
+
+    Args:
+        scores: [B, k], -inf where the list is short; equal scores keep their order.
+        length: Of the whole lists, L >= k.
+
+    Returns:
+        Places in the lists as they were, [B, L].
+    """
+    order = scores.sort(dim=1, descending=True, stable=True).indices
+    behind = torch.arange(scores.shape[1], length, device=scores.device)
+    return torch.cat([order, behind.expand(len(scores), -1)], dim=1)
+
+
 def top_k_of_scores(scores: Tensor, k: int, mask: ItemMask | None = None) -> TopK:
     """Rank item rows by ready-made scores, which are left as they are.
 

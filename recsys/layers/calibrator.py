@@ -1,16 +1,11 @@
-"""Maps a ranker's logits to probabilities that are frequencies, one rising map for each task.
+"""Calibrate a ranker's logits, each task by a line of its own (Platt 1999).
 
-Platt 1999 (a line through the logits) and isotonic regression by pooling adjacent violators
-(Zadrozny and Elkan, KDD 2002). Both are kept as a rising piecewise-linear map from logit to logit,
-so that a saved model holds tensors of one shape and the order of candidates within a task hardly
-ever becomes a tie.
+A line is stored as a piecewise-linear map from logit to logit, flat beyond its outer knots.
 
 Axes: P predictions, T tasks, Q knots.
 """
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +15,9 @@ NUM_KNOTS = 64
 FURTHEST = 20.0
 """Logits beyond this are as good as certain."""
 
-Method = Literal["platt", "isotonic"]
-
 
 class Calibrator(nn.Module):
-    """The maps of all tasks; until fitted, the sigmoid alone."""
+    """The maps of all tasks; until fitted, the sigmoid."""
 
     def __init__(self, num_tasks: int) -> None:
         super().__init__()
@@ -37,7 +30,7 @@ class Calibrator(nn.Module):
         self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
 
     @torch.no_grad()
-    def fit(self, logits: Tensor, labels: Tensor, *, method: Method = "isotonic") -> None:
+    def fit(self, logits: Tensor, labels: Tensor) -> None:
         """Fit every task's map on predictions that the model did not train on.
 
         Args:
@@ -45,10 +38,8 @@ class Calibrator(nn.Module):
             labels: 0 or 1, [P, T]; NaN where the task was not observed.
 
         Raises:
-            ValueError: If a task has labels of one class only, or the method is unknown.
+            ValueError: If a task has labels of one class only, or falls with its logit.
         """
-        if method not in ("platt", "isotonic"):
-            raise ValueError(f"method is 'platt' or 'isotonic', got {method!r}")
         maps = []
         for task in range(logits.shape[1]):
             observed = ~labels[:, task].isnan()
@@ -62,7 +53,7 @@ class Calibrator(nn.Module):
                     f"task {task} has {positives} positive of {len(truth)} labels; calibration "
                     "needs both classes: give more data or leave the task out"
                 )
-            maps.append(platt_map(own, truth) if method == "platt" else isotonic_map(own, truth))
+            maps.append(platt_map(own, truth))
         self.knots.copy_(torch.stack([knots for knots, _ in maps]))
         self.values.copy_(torch.stack([values for _, values in maps]))
         self.fitted.fill_(True)
@@ -113,45 +104,3 @@ def platt_map(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         )
     knots = torch.linspace(-FURTHEST, FURTHEST, NUM_KNOTS, dtype=logits.dtype)
     return knots, knots * weights[0] + weights[1]
-
-
-def isotonic_map(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Pool neighbours until their shares of positives rise; knots and values, [Q].
-
-    A knot is a pool's mean logit, its value the logit of its share; between knots it runs straight.
-    """
-    ordered, order = torch.sort(logits)
-    # A few thousand points are enough for 64 knots, and equal logits belong to one point.
-    points = min(len(ordered), 4096)
-    place = torch.searchsorted(ordered, ordered) * points // len(ordered)
-    _, place = torch.unique_consecutive(place, return_inverse=True)
-    count = torch.bincount(place).to(logits.dtype)
-    mean = torch.bincount(place, ordered) / count
-    share = torch.bincount(place, labels[order]) / count
-    pools: list[tuple[float, float, float]] = []  # weight, share, logit
-    for point in zip(count.tolist(), share.tolist(), mean.tolist(), strict=True):
-        pools.append(point)
-        while len(pools) > 1 and pools[-2][1] >= pools[-1][1]:
-            last, before = pools.pop(), pools.pop()
-            total = before[0] + last[0]
-            share_of = last[0] / total
-            pooled_share = before[1] + share_of * (last[1] - before[1])
-            pooled_logit = before[2] + share_of * (last[2] - before[2])
-            pools.append((total, pooled_share, pooled_logit))
-    weight, shares, places = torch.tensor(pools, dtype=logits.dtype).T
-    # A pool of n has seen nothing rarer than one in n + 2.
-    chance = shares.clamp(1 / (weight + 2), 1 - 1 / (weight + 2))
-    values = torch.logit(chance).cummax(0).values
-    return _thinned(places, weight), _thinned(values, weight)
-
-
-def _thinned(values: Tensor, weight: Tensor) -> Tensor:
-    """Take 64 of the pools, spread over the predictions with both ends, repeating where few."""
-    middle = (weight.cumsum(0) - weight / 2) / weight.sum()
-    wanted = torch.linspace(0, 1, NUM_KNOTS, dtype=weight.dtype)
-    taken = torch.searchsorted(middle, wanted).clamp(max=len(weight) - 1)
-    if len(weight) <= NUM_KNOTS:
-        taken = torch.arange(NUM_KNOTS).clamp(max=len(weight) - 1)
-    else:
-        taken[0], taken[-1] = 0, len(weight) - 1
-    return values[taken]

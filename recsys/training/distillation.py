@@ -21,7 +21,7 @@ from torch.nn import functional
 from recsys.data.order import BatchOrder
 from recsys.models.ranker.batch import Feedback, RankingBatch
 from recsys.models.ranker.model import Ranker
-from recsys.training.ranker_fit import NEVER, device_of, on_device
+from recsys.training.ranker_fit import NEVER, device_of
 from recsys.training.ranking_examples import RankingExamples
 
 
@@ -138,8 +138,8 @@ def taught_by_lists(
 
     def loss_at(step: int) -> Tensor:
         queries = chosen[torch.from_numpy(order.indices(step))]
-        there = examples.candidates.top.item_rows[queries] > 0
-        flat = student(on_device(examples.whole_batch(queries), device)).logits
+        there = examples.candidates.item_rows[queries] > 0
+        flat = student(examples.whole_batch(queries).to(device)).logits
         logits = flat.new_zeros(*there.shape, flat.shape[1])
         logits = logits.masked_scatter(there[:, :, None].to(device), flat)
         said = teacher_logits[queries].to(device)

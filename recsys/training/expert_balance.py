@@ -1,8 +1,8 @@
-"""Keep a ranker's experts evenly used by candidates as they are served.
+"""Balance a ranker's experts over the candidates as they are served.
 
-A training step draws the first candidates of a list more often than those behind, and hides most
-ids where users are few. Biases that balance its batches then leave what is served uneven. So they
-are settled on the lists as they are, with ids shown, before every step.
+A training step draws the first candidates of a list more often than those behind, and drops most
+ids where users are few, so router biases that balance its batches leave served lists unbalanced.
+They are settled on the whole lists, without id dropout, before every step.
 
 Axes: U queries, k candidates of each, N distinct items.
 """
@@ -18,10 +18,10 @@ from recsys.layers.moe.layer import SparseMoe
 from recsys.layers.moe.routing import BiasedRouter, without_autocast
 from recsys.models.ranker.model import Ranker
 
-ROUNDS_AGAIN, RATE_AGAIN = 15, 0.01
-"""How biases are settled that were a step ago."""
-MOST_ITEMS = 1 << 14
-"""Items that stand for all, drawn as often as they are candidates."""
+RESETTLE_ROUNDS, RESETTLE_RATE = 15, 0.01
+"""For biases that were settled a step ago."""
+MAX_ITEMS = 1 << 14
+"""Sample of items that biases are settled on, drawn as often as they are candidates."""
 
 
 def item_router(model: Ranker) -> BiasedRouter | None:
@@ -34,24 +34,24 @@ def item_router(model: Ranker) -> BiasedRouter | None:
 
 
 def served_items(item_rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the distinct items of lists [U, k], 0 for a hole, and how often each is one, [N]."""
+    """Count the distinct items of lists [U, k], rows and counts [N]; 0 where a list is short."""
     rows, counts = torch.unique(item_rows[item_rows > 0], return_counts=True)
-    if len(rows) <= MOST_ITEMS:
+    if len(rows) <= MAX_ITEMS:
         return rows, counts
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.multinomial(counts.double(), MOST_ITEMS, replacement=True, generator=generator)
+    drawn = torch.multinomial(counts.double(), MAX_ITEMS, replacement=True, generator=generator)
     places, counts = torch.unique(drawn, return_counts=True)
     return rows[places], counts
 
 
 def settling(model: Ranker, item_rows: Tensor, device: torch.device) -> Callable[[int], None]:
-    """Give what to call at each training step; it does nothing where no biases balance items.
+    """Return what to call before each training step; does nothing where no bias balances items.
 
-    From here on a training batch moves no bias.
+    From here on training batches no longer move biases.
 
     Args:
         model: On ``device``.
-        item_rows: Candidates as served, [U, k], on the host; 0 for a hole.
+        item_rows: Candidates as served, [U, k], on the host; 0 where a list is short.
         device: Where the model is.
     """
     router = item_router(model)
@@ -67,7 +67,7 @@ def settling(model: Ranker, item_rows: Tensor, device: torch.device) -> Callable
         with without_autocast(device.type):
             items = model.item_inputs(rows)
         if step:
-            router.settle(items, counts, num_rounds=ROUNDS_AGAIN, rate=RATE_AGAIN)
+            router.settle(items, counts, num_rounds=RESETTLE_ROUNDS, rate=RESETTLE_RATE)
         else:
             router.settle(items, counts)
         model.train(was_training)

@@ -1,4 +1,4 @@
-"""Train a ranker on candidates of queries of which it is known what was taken.
+"""Losses of a ranker over the candidates of labelled queries.
 
 Axes: U queries, k candidates of each, T tasks, B queries of a step, C candidates of a step, M
 candidates.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.order import BatchOrder
-from recsys.models.ranker.batch import Feedback, RankingBatch
+from recsys.models.ranker.batch import Feedback
 from recsys.models.ranker.model import Ranker
 from recsys.models.ranker.network import Correction
 from recsys.training.expert_balance import settling
@@ -25,35 +25,30 @@ from recsys.training.ranking_examples import Drawn, RankingExamples, draw_places
 BLOCK = 256
 """Queries scored at a time."""
 NEVER = -1e4
-"""Logit of what is no candidate."""
+"""Logit where there is no candidate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankerFitConfig(TrainingConfig):
-    """What a ranker learns from and by; its examples are queries with a taken candidate.
-
-    Nothing is left to stop it by, so it makes all its passes. ``epochs_per_evaluation``,
-    ``validation_users`` and ``patience`` are not read.
-    """
+    """Settings of a ranker's training; its examples are queries with a positive candidate."""
 
     num_candidates: int = 200
-    """First places of the blend that are ranked, in training, in measuring and in serving."""
+    """First places of the blend that are ranked, in training, evaluation and serving."""
     num_hard: int = 30
-    """Candidates of a training step that stand first in the blend."""
+    """Candidates of a training step from the first places of the blend."""
     num_random: int = 30
-    """Candidates of a training step that are drawn from the places behind those."""
+    """Candidates of a training step drawn from the places behind those."""
     task_share: float = 0.1
-    """Weight of the tasks' own cross entropies, which make logits probabilities, beside the
-    listwise loss, which makes them an order."""
+    """Weight of the pointwise cross entropies, which make logits probabilities, next to the
+    listwise loss, which orders them."""
     shown_share: float = 0.1
-    """Weight of what was shown and taken or left, where there are shown lists."""
+    """Weight of the loss on impressions, where shown lists are logged."""
     line_l2: float = 20.0
-    """Pulls the straight line towards 0 that is fitted to the numbers before the network learns; in
-    queries."""
+    """L2 penalty of the linear correction that is fitted before the network; in queries."""
     line_queries: int = 8192
-    """Queries that it is fitted on, evenly spaced."""
+    """Queries that the linear correction is fitted on, evenly spaced."""
     like_from: float = 4.0
-    """Events of at least this value are likes, where events have values."""
+    """Events of at least this value are likes."""
     batch_size: int = 64
     max_epochs: float = 4.0
     warmup_share: float = 0.05
@@ -82,13 +77,13 @@ class RankerFitConfig(TrainingConfig):
 
 
 def listwise_loss(logits: Tensor, drawn: Drawn) -> Tensor:
-    """Cross entropy of the taken candidate, the first, among those of its query, a scalar.
+    """Softmax cross entropy of the first candidate, a positive, among its query's, a scalar.
 
     The mean over tasks of the mean over queries whose first candidate has the task's feedback.
 
     Args:
         logits: [B, C, T].
-        drawn: The candidates; those without a label are none of the list.
+        drawn: The candidates; those without a label are left out of the list.
     """
     absent = drawn.labels[:, :, :1].isnan()
     among = (logits + drawn.log_weights[:, :, None]).masked_fill(absent, NEVER).log_softmax(1)
@@ -105,24 +100,24 @@ def ranker_loss(
     seed: int,
     device: torch.device,
 ) -> Callable[[int], Tensor]:
-    """Fit a correction's straight line, and give the loss of each step as ``step_losses`` does.
+    """Fit the linear correction of a base score, and return the loss of each training step.
 
-    Experts are kept evenly used by the queries' whole lists (``expert_balance``).
+    Experts are kept balanced over the queries' whole lists (``expert_balance``).
 
     Args:
-        model: On ``device``; a correction of a base number learns its scales and weights here.
+        model: On ``device``; its correction gets scales and weights here.
         examples: On the host.
-        chosen: Queries with a taken candidate, [U].
+        chosen: Queries with a positive candidate, [U].
         config: Sizes of a step, weights of the losses.
         seed: Of the order and the draws.
         device: Where a step's candidates go.
     """
     if model.correction is not None:
-        there = examples.candidates.top.item_rows[chosen] > 0
-        model.correction.fit_scale(examples.candidates.numbers[chosen][there].to(device))
+        candidates = examples.candidates.take(chosen)
+        model.correction.fit_scale(candidates.features[candidates.present].to(device))
         fit_line(model.correction, examples, chosen, config)
     losses = step_losses(model, examples, chosen, config, seed, device)
-    settle = settling(model, examples.candidates.top.item_rows[chosen], device)
+    settle = settling(model, examples.candidates.item_rows[chosen], device)
 
     def loss_at(step: int) -> Tensor:
         settle(step)
@@ -134,42 +129,41 @@ def ranker_loss(
 def fit_line(
     correction: Correction, examples: RankingExamples, chosen: Tensor, config: RankerFitConfig
 ) -> None:
-    """Fit the weights of a correction by the whole lists, each task for itself (convex).
+    """Fit the linear correction of each task to whole lists by L-BFGS; the problem is convex.
 
-    The softmax over a query's candidates is to give most to those with the task's feedback. What
-    many small steps reach in many passes, if at all, Newton-like ones reach in seconds, so that
-    the network behind learns what a line cannot say.
+    The softmax over a query's candidates is fitted to those with the task's feedback. The network
+    then learns what is not linear.
 
     Args:
-        correction: Its scales are fitted; its weights are set here.
+        correction: With fitted scales; its weights are set here.
         examples: On the host.
-        chosen: Queries with a taken candidate, [U].
-        config: Names the pull towards 0 and how many queries are read.
+        chosen: Queries with a positive candidate, [U].
+        config: ``line_l2`` and ``line_queries``.
     """
     device, count = correction.weight.device, min(len(chosen), config.line_queries)
     read = chosen[torch.linspace(0, len(chosen) - 1, count).long()]
-    numbers = examples.candidates.numbers[read].to(device)  # [Q, k, F]
-    base = correction.base(numbers)[..., 0].masked_fill(
-        (examples.candidates.top.item_rows[read] < 1).to(device), NEVER
+    features = examples.candidates.features[read].to(device)  # [Q, k, F]
+    base = correction.base(features)[..., 0].masked_fill(
+        (examples.candidates.item_rows[read] < 1).to(device), NEVER
     )
-    numbers = correction.standardised(numbers)
+    features = correction.standardised(features)
     for task in range(len(correction.weight)):
         wanted = (examples.labels[read][:, :, task] == 1).to(device)
         wanted = wanted / wanted.sum(1, keepdim=True).clamp(min=1)  # [Q, k]
-        weight = _fitted_line(numbers, base, wanted, config.line_l2)
+        weight = _fitted_line(features, base, wanted, config.line_l2)
         with torch.no_grad():
             correction.weight[task] = weight
 
 
-def _fitted_line(numbers: Tensor, base: Tensor, wanted: Tensor, l2: float) -> Tensor:
-    """Maximise the likelihood of what is wanted [Q, k] by weights of numbers [Q, k, F], [F]."""
-    weight = torch.zeros(numbers.shape[2], device=numbers.device, requires_grad=True)
+def _fitted_line(features: Tensor, base: Tensor, wanted: Tensor, l2: float) -> Tensor:
+    """Maximise the likelihood of what is wanted [Q, k] by weights of features [Q, k, F], [F]."""
+    weight = torch.zeros(features.shape[2], device=features.device, requires_grad=True)
     optimizer = torch.optim.LBFGS([weight], max_iter=50, line_search_fn="strong_wolfe")
     count = wanted.sum().clamp(min=1)
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        among = (base + numbers @ weight).log_softmax(1)
+        among = (base + features @ weight).log_softmax(1)
         loss = (l2 / 2 * weight.square().sum() - (among * wanted).sum()) / count
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
@@ -187,7 +181,7 @@ def step_losses(
     seed: int,
     device: torch.device,
 ) -> Callable[[int], Tensor]:
-    """Give the loss of each step, which depends on the step alone; arguments as ``ranker_loss``."""
+    """Return the loss of each step, a function of the step alone; arguments as ``ranker_loss``."""
     order = BatchOrder(len(chosen), min(config.batch_size, len(chosen)), seed)
 
     def loss_at(step: int) -> Tensor:
@@ -195,24 +189,13 @@ def step_losses(
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         labels = examples.labels[queries]
         drawn = draw_places(labels, config.num_hard, config.num_random, generator)
-        ranked = model(on_device(examples.batch(queries, drawn.places), device))
+        ranked = model(examples.batch(queries, drawn.places).to(device))
         drawn = Drawn(*(part.to(device) for part in drawn))
         listwise = listwise_loss(ranked.logits.view(*drawn.labels.shape), drawn)
         tasks = model.loss_of(ranked, Feedback(drawn.labels.flatten(0, 1)))
         return listwise + config.task_share * tasks
 
     return loss_at
-
-
-def on_device(batch: RankingBatch, device: torch.device) -> RankingBatch:
-    """Move a batch."""
-    numbers = batch.candidate_dense
-    return RankingBatch(
-        batch.queries.to(device),
-        batch.candidates.to(device),
-        None,
-        None if numbers is None else numbers.to(device),
-    )
 
 
 def device_of(ranker: Ranker) -> torch.device:
@@ -224,29 +207,16 @@ def logits_of(ranker: Ranker, examples: RankingExamples, chosen: Tensor) -> Tens
     """Predict every candidate of queries as they are served, [M, T]."""
     device = device_of(ranker)
     parts = [
-        ranker.logits(on_device(examples.whole_batch(part), device)).cpu()
+        ranker.logits(examples.whole_batch(part).to(device)).cpu()
         for part in torch.split(chosen, BLOCK)
     ]
     return torch.cat(parts)
 
 
 def scores_of(ranker: Ranker, examples: RankingExamples, chosen: Tensor) -> Tensor:
-    """Score every candidate of queries as they are served, [U, k]; -inf at holes."""
+    """Score every candidate of queries as they are served, [U, k]; -inf where a list is short."""
     parts = [
-        scores_as_served(
-            ranker, examples.whole_batch(part), examples.candidates.top.item_rows[part] > 0
-        )
+        ranker.score_lists(examples.candidates.take(part), examples.queries_of(part))
         for part in torch.split(chosen, BLOCK)
     ]
     return torch.cat(parts)
-
-
-def scores_as_served(ranker: Ranker, batch: RankingBatch, there: Tensor) -> Tensor:
-    """Score candidates by tiles and lay them out, -inf at holes, [B, k].
-
-    Args:
-        there: Which places of the lists the batch's candidates are, [B, k].
-    """
-    scores = torch.full(there.shape, -torch.inf)
-    scores[there] = ranker.score(on_device(batch, device_of(ranker))).cpu()
-    return scores

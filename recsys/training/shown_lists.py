@@ -1,6 +1,6 @@
-"""Lists that were shown, with their slots: a ranker learns from what was seen there and left.
+"""Train a ranker with position bias on impressions: logged lists with slots and feedback.
 
-Axes: U lists, k candidates of each, I shown items of all, T tasks, B lists of a step, S slots.
+Axes: U lists, k candidates of each, I impressions, T tasks, B lists of a step, S slots.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.order import BatchOrder
-from recsys.models.ranker.batch import Feedback
+from recsys.models.ranker.batch import Candidates, Feedback
 from recsys.models.ranker.model import Ranker
-from recsys.training.ranker_fit import RankerFitConfig, on_device
-from recsys.training.ranking_examples import UNOBSERVED, Candidates, RankingExamples
-
-NOT_SHOWN = -1
+from recsys.training.ranker_fit import RankerFitConfig
+from recsys.training.ranking_examples import NOT_SHOWN, UNOBSERVED, RankingExamples
 
 
-class Shown(NamedTuple):
-    """What stood in some lists and what came of it."""
+class Impressions(NamedTuple):
+    """Items of shown lists and their feedback."""
 
     item_rows: Jagged
     """Of each list, I in all."""
@@ -32,64 +30,70 @@ class Shown(NamedTuple):
     """[I, T], 0 or 1; NaN where it is not known."""
 
 
-class ShownLists(NamedTuple):
-    """Queries with candidates, some of which were shown."""
-
-    examples: RankingExamples
-    """Labels are NaN at candidates that were not shown."""
-    slots: Tensor
-    """[U, k] int64, ``NOT_SHOWN`` where they were not."""
-
-    @classmethod
-    def of(cls, queries: JaggedBatch, candidates: Candidates, shown: Shown) -> ShownLists:
-        """Find what was shown among the candidates; what is no candidate is left out."""
-        rows = candidates.top.item_rows
-        lists = shown.item_rows.segments()
-        item, place = (rows[lists] == shown.item_rows.values[:, None]).nonzero(as_tuple=True)
-        slots = torch.full(rows.shape, NOT_SHOWN)
-        slots[lists[item], place] = shown.slots[item]
-        labels = torch.full((*rows.shape, shown.labels.shape[1]), UNOBSERVED)
-        labels[lists[item], place] = shown.labels[item]
-        return cls(RankingExamples(queries, candidates, labels), slots)
-
-    def usable(self) -> Tensor:
-        """Number the lists of which anything is a candidate, ascending."""
-        return (self.slots != NOT_SHOWN).any(1).nonzero()[:, 0]
-
-
-def fit_examination(model: Ranker, lists: ShownLists, chosen: Tensor) -> None:
-    """Fit how often each slot is looked at, once, before the network learns with it.
-
-    Relevance is for the while a straight line over the numbers of candidates and one number an
-    item, thrown away after. Good items stand high, so a curve learned beside a network that knows
-    them less well than the logging policy did would take their part for the slot's; the same item
-    in several slots tells the two apart.
+def impression_examples(
+    queries: JaggedBatch, targets: Jagged, candidates: Candidates, impressions: Impressions
+) -> RankingExamples:
+    """Label the candidates that were shown, NaN for others; impressions of no candidate are lost.
 
     Args:
-        model: A correction of a base number, built with ``num_slots``, whose scales are fitted; its
-            curve and the level of shown lists are set, and the curve is not trained further.
-        lists: On the host.
+        queries: One for each shown list.
+        targets: Items that followed each list.
+    """
+    rows = candidates.item_rows
+    lists = impressions.item_rows.segments()
+    item, place = (rows[lists] == impressions.item_rows.values[:, None]).nonzero(as_tuple=True)
+    slots = torch.full(rows.shape, NOT_SHOWN)
+    slots[lists[item], place] = impressions.slots[item]
+    labels = torch.full((*rows.shape, impressions.labels.shape[1]), UNOBSERVED)
+    labels[lists[item], place] = impressions.labels[item]
+    return RankingExamples(queries, targets, candidates, labels, slots)
+
+
+def shown_places(examples: RankingExamples) -> Tensor:
+    """Mark the candidates that were shown, [U, k]."""
+    assert examples.slots is not None
+    return examples.slots != NOT_SHOWN
+
+
+def usable(examples: RankingExamples) -> Tensor:
+    """Select the lists with an impression among the candidates, ascending."""
+    return shown_places(examples).any(1).nonzero()[:, 0]
+
+
+def fit_examination(model: Ranker, examples: RankingExamples, chosen: Tensor) -> None:
+    """Fit the examination probability of each slot, before the network is trained with it.
+
+    Relevance is modelled by a linear function of the candidates' features and a bias of each item,
+    both discarded afterwards. The logging policy puts good items high; learned together with a
+    network that knows items less well than the policy did, the curve would absorb their relevance.
+    The same item in several slots separates the two.
+
+    Args:
+        model: Corrects a base score, was built with ``num_slots`` and has fitted scales; its curve
+            and the level of shown lists are set, and the curve is not trained further.
+        examples: With slots, on the host.
         chosen: Lists to learn from, [U].
     """
     examination, level, correction = model.examination, model.shown_level, model.correction
     if examination is None or level is None or correction is None:
         raise ValueError(
-            f"the ranker has num_slots = {model.inputs.num_slots} and base_number = "
-            f"{model.inputs.base_number!r}; learning from shown lists needs both"
+            f"the ranker has num_slots = {model.inputs.num_slots} and base_feature = "
+            f"{model.inputs.base_feature!r}; learning from shown lists needs both"
         )
-    query, place = (lists.slots[chosen] != NOT_SHOWN).nonzero(as_tuple=True)
+    assert examples.slots is not None
+    query, place = shown_places(examples)[chosen].nonzero(as_tuple=True)
     at = (chosen[query], place)
-    labels = lists.examples.labels[at].to(level.device)  # [I, T]
-    slots = lists.slots[at].to(level.device)
-    given = lists.examples.candidates.numbers[at][None].to(level.device)
-    rows, item = torch.unique(lists.examples.candidates.top.item_rows[at], return_inverse=True)
+    labels = examples.labels[at].to(level.device)  # [I, T]
+    slots = examples.slots[at].to(level.device)
+    given = examples.candidates.features[at][None].to(level.device)
+    rows, item = torch.unique(examples.candidates.item_rows[at], return_inverse=True)
     observed = ~labels.isnan()
     truth = torch.where(observed, labels, 0.0)
     with torch.no_grad():
         base = correction.base(given)[0]
-        numbers = correction.standardised(given)[0]  # [I, F]
+        features = correction.standardised(given)[0]  # [I, F]
     num_tasks = labels.shape[1]
-    line = torch.zeros(numbers.shape[1], num_tasks, device=level.device, requires_grad=True)
+    line = torch.zeros(features.shape[1], num_tasks, device=level.device, requires_grad=True)
     of_item = torch.zeros(len(rows), num_tasks, device=level.device, requires_grad=True)
     item = item.to(level.device)
     fitted = [examination.odds, level, line, of_item]
@@ -97,7 +101,7 @@ def fit_examination(model: Ranker, lists: ShownLists, chosen: Tensor) -> None:
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        logits = base + numbers @ line + of_item[item] + level
+        logits = base + features @ line + of_item[item] + level
         loss = (examination(logits, slots, truth) * observed).sum()
         total: Tensor = (loss + line.square().sum() + of_item.square().sum()) / observed.sum()
         total.backward()  # type: ignore[no-untyped-call]
@@ -109,34 +113,36 @@ def fit_examination(model: Ranker, lists: ShownLists, chosen: Tensor) -> None:
 
 def shown_losses(
     model: Ranker,
-    lists: ShownLists,
+    examples: RankingExamples,
     chosen: Tensor,
     config: RankerFitConfig,
     seed: int,
     device: torch.device,
 ) -> Callable[[int], Tensor]:
-    """Give the loss of a step's shown lists, a scalar; it depends on the step alone.
+    """Return the loss of a step's shown lists, a scalar and a function of the step alone.
 
     Args:
         model: On ``device``, built with ``num_slots``.
-        lists: On the host.
+        examples: With slots, on the host.
         chosen: Lists to learn from, [U].
         config: Size of a step.
         seed: Of the order.
         device: Where a step's candidates go.
     """
+    assert examples.slots is not None
+    all_slots = examples.slots
     order = BatchOrder(len(chosen), min(config.batch_size, len(chosen)), seed)
 
     def loss_at(step: int) -> Tensor:
         queries = chosen[torch.from_numpy(order.indices(step))]
-        slots = lists.slots[queries]
+        slots = all_slots[queries]
         longest = int((slots != NOT_SHOWN).sum(1).max())
-        # Those that were shown stand first, in the order of the candidates.
+        # Shown candidates first, in the order of the blend.
         places = (slots == NOT_SHOWN).sort(dim=1, stable=True).indices[:, :longest]  # [B, S]
-        batch = lists.examples.batch(queries, places)
-        labels = lists.examples.labels[queries[:, None], places].flatten(0, 1)
+        batch = examples.batch(queries, places)
+        labels = examples.labels[queries[:, None], places].flatten(0, 1)
         own = slots.gather(1, places).clamp(min=0).flatten()
-        ranked = model(on_device(batch, device))
+        ranked = model(batch.to(device))
         return model.loss_of(ranked, Feedback(labels.to(device), own.to(device)))
 
     return loss_at

@@ -36,7 +36,7 @@ from serving.bundle.manifest import (
     vocabulary_digests,
 )
 from serving.bundle.model_files import check_rows
-from serving.bundle.ranker import RankerPart, load_ranker
+from serving.bundle.ranker import LoadedRanker, load_ranker
 from serving.bundle.retriever import (
     Retriever,
     known_categories,
@@ -64,7 +64,7 @@ class Bundle:
     ensemble: SequenceModel | None
     generative: Generation | None
     blends: Mapping[Profile, LearnedBlend]
-    ranker: RankerPart | None
+    ranker: LoadedRanker | None
     context_features: Mapping[str, int]
     num_released_rows: int
     """Item rows that models were fitted with; those behind were appended by deltas."""

@@ -1,21 +1,20 @@
-"""The ranker of a bundle: it orders the first places of what the blend of profile ``fast`` found.
+"""The ranker of a bundle: it reorders the first places of the blend of profile ``fast``.
 
     ranker/   config.json, ranker.safetensors      recsys/models/ranker/model.py
-              learned_blend.json, .safetensors     merges the candidates, as when it learned
-              ease.safetensors             recsys/models/ease.py
-              behaviour.safetensors                a sequence model's item vectors, where it has one
-              candidates.json                      how many places it orders
-              calibration.json                     what its probabilities are worth, to be read
+              learned_blend.json, .safetensors     merges the candidates, as in training
+              ease.safetensors                     recsys/models/ease.py
+              behaviour.safetensors                a sequence model's item vectors, if there is one
+              candidates.json                      how many places it reorders
+              calibration.json                     calibration on validation, for people to read
 
-One request is scored at a time, in tiles of one size, so an item's score has the same bits in a
-batch. What cannot be ranked, or not in time, keeps the blend's order, and the reply says so.
+A request is scored on its own, in tiles of one size, so an item's score has the same bits in a
+batch. Where ranking fails or is late the reply keeps the blend's order and says so.
 
-Axes: k list length, C candidates that are ranked, S sources.
+Axes: B queries, k list length, C candidates that are ranked.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,20 +22,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.top_k import TopK
+from recsys.data.top_k import TopK, reranked_places
 from recsys.models.adapted.ranker import AdaptedRanker
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.model import Ranker
-from recsys.retrieval.blend.candidate_features import number_names
+from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
 from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
-from recsys.retrieval.blend.history_features import HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.one import MergedOne
+from recsys.retrieval.blend.source_lists import blended_lists
 from serving.bundle.arrays import reading
 from serving.bundle.manifest import BundleManifest, Profile
 from serving.bundle.model_files import check_inputs, check_rows, encode_items
@@ -44,7 +42,6 @@ from serving.bundle.model_files import check_inputs, check_rows, encode_items
 RANKER = "ranker"
 PROFILE: Profile = "fast"
 """Whose candidates it learned to order."""
-CANDIDATES = "candidates.json"
 WEIGHTS = "ranker.safetensors"
 
 
@@ -53,16 +50,45 @@ class LateRankerError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankerPart:
-    """A loaded ranker."""
+class LoadedRanker:
+    """A trained ranker with what builds its candidates."""
 
     model: Ranker
-    blend: LearnedBlend
+    builder: CandidateBuilder
     """Merges the same sources' lists as the bundle's blend does."""
-    against_history: HistoryFeatures
-    num_candidates: int
-    version: str
-    """First digits of the sha256 of its weights."""
+    version: str = ""
+    """First digits of the sha256 of its weights, in a bundle."""
+
+    @classmethod
+    def load(
+        cls, directory: Path, catalogue: ItemCatalogue, history_features: Path | None = None
+    ) -> LoadedRanker:
+        """Read a ranker's directory; arguments as of ``CandidateBuilder.load``."""
+        builder = CandidateBuilder.load(directory, catalogue, history_features)
+        return cls(model=Ranker.load(directory, catalogue, backend="torch"), builder=builder)
+
+    def reranked(
+        self, lists: Mapping[str, TopK], queries: JaggedBatch, item_counts: Tensor
+    ) -> TopK:
+        """Merge lists [B, k_s] of many queries and reorder their first places.
+
+        Args:
+            lists: By source, of those that the ranker's blend merges and maybe others.
+            queries: ``history`` as sources read it, and what else the ranker reads.
+            item_counts: Events of each item that the sources were fitted on, [N].
+
+        Returns:
+            Lists whose scores count down from 0: a ranker's scores and a blend's do not compare.
+        """
+        blend, history = self.builder.blend, queries["history"]
+        merged = {name: lists[name] for name in blend.sources}
+        length = sum(top.item_rows.shape[1] for top in merged.values())
+        whole = blended_lists(blend, merged, history.lengths(), item_counts, length)
+        candidates = self.builder.candidates(merged, history, item_counts)
+        scores = self.model.score_lists(candidates, queries)
+        rows = whole.item_rows.gather(1, reranked_places(scores, whole.item_rows.shape[1]))
+        places = -torch.arange(rows.shape[1], dtype=torch.float32).expand(len(rows), -1)
+        return TopK(places.masked_fill(rows < 1, -torch.inf), rows)
 
 
 def load_ranker(
@@ -70,14 +96,14 @@ def load_ranker(
     manifest: BundleManifest,
     items: ItemCatalogue,
     blends: Mapping[Profile, LearnedBlend],
-) -> RankerPart | None:
-    """Load the ranker over a catalogue that may have grown; None without.
+) -> LoadedRanker | None:
+    """Load a bundle's ranker over a catalogue that may have grown; None without.
 
     Args:
         manifest: Of the bundle as it was released, before any delta.
 
     Raises:
-        ValueError: There is no blend to rank for, it reads other numbers than the blend gives, or
+        ValueError: There is no blend to rank for, it reads other features than the blend gives, or
             another part does not fit.
     """
     if RANKER not in manifest.models:
@@ -85,63 +111,54 @@ def load_ranker(
     path = directory / RANKER
     if PROFILE not in blends:
         raise ValueError(
-            f"{path} orders what the blend of profile {PROFILE} finds and the bundle has none; "
-            "release them together"
+            f"{path} reorders the blend of profile {PROFILE} and the bundle has none; release them "
+            "together"
         )
-    blend = LearnedBlend.load(path)
-    if set(blend.sources) != set(blends[PROFILE].sources):
+    with reading(path):
+        builder = CandidateBuilder.load(path, items)
+    sources = builder.blend.sources
+    if set(sources) != set(blends[PROFILE].sources):
         raise ValueError(
-            f"{path} merges {sorted(blend.sources)}, the bundle's blend of profile {PROFILE} "
+            f"{path} merges {sorted(sources)}, the bundle's blend of profile {PROFILE} "
             f"{sorted(blends[PROFILE].sources)}; release them together"
         )
     features = {
         "user_features": manifest.user_features,
         "context_features": manifest.context_features,
-        "candidate_dense": list(number_names(blend.sources)),
+        "candidate_dense": list(feature_names(sources)),
     }
     check_inputs(path / "config.json", manifest, items.content.shape[1], features)
-    with reading(path / CANDIDATES):
-        num_candidates = json.loads((path / CANDIDATES).read_text())["num_candidates"]
-        if not (isinstance(num_candidates, int) and num_candidates >= 1):
-            raise ValueError(f"num_candidates must be a whole number >= 1, got {num_candidates!r}")
     with reading(path), torch.no_grad():
         model = Ranker.load(path, items, backend="torch")
-        against_history = HistoryFeatures.load(path, items)
         encode_items(model)
     check_rows(path, (model.num_item_rows,), (len(items.content),))
     digest = manifest.files[f"{RANKER}/{WEIGHTS}"].sha256
-    return RankerPart(
-        model=model,
-        blend=blend,
-        against_history=against_history,
-        num_candidates=num_candidates,
-        version=digest[:12],
-    )
+    return LoadedRanker(model=model, builder=builder, version=digest[:12])
 
 
 class CandidateRanker:
-    """Orders one query's candidates."""
+    """Ranks the candidates of one request at a time."""
 
     def __init__(
         self,
-        part: RankerPart,
+        ranker: LoadedRanker,
         timeout_ms: float | None = None,
         adapted: AdaptedRanker | None = None,
     ) -> None:
-        """Take a loaded ranker.
+        """Prepare a bundle's ranker for requests.
 
         Args:
-            adapted: A twin of it with the adapters of some domains.
-            timeout_ms: How long ranking may take; None is as long as it takes. Looked at before the
+            timeout_ms: How long ranking may take; None is as long as it takes. Checked before the
                 network runs over the candidates, which takes about a millisecond.
+            adapted: A twin of the ranker with the adapters of some domains.
         """
-        self._part, self._adapted = part, adapted
-        self._laid_out: tuple[Tensor, OneQueryFeatures] | None = None
+        self._ranker, self._adapted = ranker, adapted
+        self._prepared: tuple[Tensor, OneQueryFeatures] | None = None
         self._timeout_seconds = float("inf") if timeout_ms is None else timeout_ms / 1_000
 
     @property
     def version(self) -> str:
-        return self._part.version
+        return self._ranker.version
 
     def ranked(
         self,
@@ -151,61 +168,59 @@ class CandidateRanker:
         k: int,
         domain: str | None = None,
     ) -> MergedOne:
-        """Merge lists [1, k_s] and order their first places; the rest follows as it was.
+        """Merge lists [1, k_s] and reorder their first places; the rest follows as it was.
 
         Args:
             features: Of the query, as models read them.
             item_counts: Events of each item that models were fitted on.
-            domain: Whose adapter judges; the base where it has none.
+            domain: Ranked by its adapter, by the base where it has none.
 
         Returns:
-            At most k items, with what each source added as the blend tells it. Scores are the
-            ranker's; what follows the ranked places has the lowest of those.
+            At most k items, with each source's contribution to the blend. Scores are the ranker's;
+            items behind the ranked places have the lowest of those.
 
         Raises:
-            LateRankerError: It does not finish in the time it has.
-            ValueError: A number of a candidate, or a score, is not finite.
+            LateRankerError: It does not finish in time.
+            ValueError: A candidate's feature or score is not finite.
         """
         deadline = time.perf_counter() + self._timeout_seconds
-        num_ranked, part = self._part.num_candidates, self._part
-        found = self._numbers(item_counts).candidates(
+        model, num_ranked = self._ranker.model, self._ranker.builder.num_candidates
+        found = self._features(item_counts).candidates(
             lists, features["history"].values, max(k, num_ranked)
         )
         merged, count = found.merged, min(num_ranked, len(found.merged.item_rows))
-        rows, numbers = torch.from_numpy(merged.item_rows[:count]), found.numbers[:count]
-        batch = RankingBatch(features, Jagged(rows, torch.tensor([0, count])), None, numbers)
-        if not bool(numbers.isfinite().all()):
-            raise ValueError("a number of a candidate is not finite")
-        reader = part.model.reader_of(batch, 0)
+        rows, dense = torch.from_numpy(merged.item_rows[:count]), found.features[:count]
+        batch = RankingBatch(features, Jagged(rows, torch.tensor([0, count])), None, dense)
+        if not bool(dense.isfinite().all()):
+            raise ValueError("a feature of a candidate is not finite")
+        reader = model.reader_of(batch, 0)
         if time.perf_counter() > deadline:
             raise LateRankerError
         if self._adapted is not None and self._adapted.knows(domain):
-            scores = self._adapted.score_candidates(reader, rows, numbers, domain)
+            scores = self._adapted.score_candidates(reader, rows, dense, domain)
         else:
-            scores = part.model.score_candidates(reader, rows, numbers)
+            scores = model.score_candidates(reader, rows, dense)
         if not bool(scores.isfinite().all()):
             raise ValueError("a score of the ranker is not finite")
-        return reordered(merged, scores.numpy(), k)
+        return reranked(merged, scores, k)
 
-    def _numbers(self, item_counts: Tensor) -> OneQueryFeatures:
-        """Lay out what requests share, once for counts."""
-        if self._laid_out is None or self._laid_out[0] is not item_counts:
-            part = self._part
-            numbers = OneQueryFeatures(part.blend, item_counts, part.against_history)
-            self._laid_out = (item_counts, numbers)
-        return self._laid_out[1]
+    def _features(self, item_counts: Tensor) -> OneQueryFeatures:
+        """Prepare what requests share, once for each tensor of counts."""
+        if self._prepared is None or self._prepared[0] is not item_counts:
+            builder = self._ranker.builder
+            features = OneQueryFeatures(builder.blend, item_counts, builder.history_features)
+            self._prepared = (item_counts, features)
+        return self._prepared[1]
 
 
-def reordered(merged: MergedOne, scores: NDArray[np.float32], k: int) -> MergedOne:
-    """Put the first places in the order of new scores [C], and cut the list to k.
+def reranked(merged: MergedOne, scores: Tensor, k: int) -> MergedOne:
+    """Reorder the first places of a list by new scores [C], and cut it to k items.
 
-    Among equals the order stays. What follows has the lowest of the new scores.
+    Items behind those places have the lowest of the new scores.
     """
-    order = np.argsort(-scores, kind="stable")
-    length = len(merged.item_rows)
-    places = np.concatenate([order, np.arange(len(order), length)])[:k]
-    ranked = scores[order]
-    behind = np.repeat(ranked[-1:], length - len(order))
-    new = np.concatenate([ranked, behind])[:k]
-    taken = MergedOne(*(part[places] for part in merged))
-    return taken._replace(scores=new)
+    length, count = len(merged.item_rows), len(scores)
+    places = reranked_places(scores[None], length)[0].numpy()
+    ranked = scores.numpy()[places[:count]]
+    behind = np.repeat(ranked[-1:], length - count)
+    reordered = MergedOne(*(part[places[:k]] for part in merged))
+    return reordered._replace(scores=np.concatenate([ranked, behind])[:k])

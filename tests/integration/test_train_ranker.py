@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 
 from pipelines.ranking.artefact import FILE, served_ranker
-from pipelines.ranking.compare import Bench
+from pipelines.ranking.fit import metric_by_query
 from pipelines.stages.report import report_path
 from recsys.training.checkpoint import save_checkpoint
 from serving.recommend import Recommender
@@ -148,9 +148,11 @@ def test_a_ranker_that_loses_is_measured_and_not_served(
     shop: Path, recsys: Recsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = until_blend(shop, tmp_path)
-    measured = Bench.values
     # Far behind.
-    monkeypatch.setattr(Bench, "values", lambda bench, model: measured(bench, model) - 1.0)
+    monkeypatch.setattr(
+        "pipelines.stages.train_ranker.metric_by_query",
+        lambda *arguments: metric_by_query(*arguments) - 1.0,
+    )
     assert run(recsys, shop, workspace, ("train_ranker",)).exit_code == 0
     told = json.loads((workspace / "train_ranker/given" / FILE).read_text())
     assert told["served"] is False

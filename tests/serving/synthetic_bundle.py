@@ -7,7 +7,6 @@ weigh their lists by made-up numbers.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,8 @@ from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.model import SequenceConfig, SequenceModel
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
-from recsys.retrieval.blend.candidate_features import number_names
+from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
+from recsys.retrieval.blend.history_features import HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.blend.source_features import FEATURES as LIST_FEATURES
 from recsys.retrieval.faiss_index import build_index
@@ -39,7 +39,6 @@ from recsys.semantic_ids.collisions import resolve_collisions
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.manifest import Profile
-from serving.bundle.ranker import CANDIDATES
 from serving.bundle.retriever import TwoTowerParts
 from serving.bundle.semantic_ids import ID_ROWS, QUANTIZER, SemanticIdParts
 from serving.bundle.users import Users
@@ -231,7 +230,7 @@ def _with_history_models(parts: BundleParts, scratch: Path, size: SyntheticSize)
 
 
 def _ranker(directory: Path, items: ItemCatalogue, blend: Path, size: SyntheticSize) -> Path:
-    """Leave a ranker as it was initialised; it orders fewer items than there are."""
+    """Write an untrained ranker of fewer candidates than there are items."""
     merging = LearnedBlend.load(blend)
     inputs = RankerInputs(
         num_item_rows=size.num_items + 1,
@@ -240,15 +239,17 @@ def _ranker(directory: Path, items: ItemCatalogue, blend: Path, size: SyntheticS
         num_categories=len(CATEGORIES) + 1,
         user_features={"age": NUM_AGE_ROWS},
         context_features=_cardinalities(size),
-        candidate_dense=number_names(merging.sources),
+        candidate_dense=feature_names(merging.sources),
     )
     config = RankerConfig(embedding_dim=8, hidden_dim=8, num_experts=4, backend="torch")
     Ranker(config, inputs, items).save(directory)
-    merging.save(directory)
-    taken = np.arange(1, size.num_items + 1)
-    linear = Ease.fit(taken % 3, taken, size.num_items + 1, EaseConfig())
-    linear.save(directory)
-    (directory / CANDIDATES).write_text(json.dumps({"num_candidates": 3 * size.num_items // 4}))
+    rows = np.arange(1, size.num_items + 1)
+    ease = Ease.fit(rows % 3, rows, size.num_items + 1, EaseConfig())
+    CandidateBuilder(
+        blend=merging,
+        history_features=HistoryFeatures(items, ease),
+        num_candidates=3 * size.num_items // 4,
+    ).save(directory)
     return directory
 
 

@@ -40,7 +40,7 @@ class RankerInputs:
     """Names of the numbers that describe a query."""
     candidate_dense: tuple[str, ...] = ()
     """Names of the numbers that describe a candidate of a query, such as sources' scores."""
-    base_number: str = ""
+    base_feature: str = ""
     """Which of them every task's logit starts from, untrained, such as the score of a blend that is
     to be corrected; without, logits start from nothing."""
     num_slots: int = 0
@@ -54,10 +54,10 @@ class RankerInputs:
                 "num_item_rows must be >= 2 (row 0 is unknown) and num_slots >= 0, got "
                 f"{self.num_item_rows} and {self.num_slots}"
             )
-        if self.base_number and self.base_number not in self.candidate_dense:
+        if self.base_feature and self.base_feature not in self.candidate_dense:
             raise ValueError(
-                f"base_number must be one of candidate_dense {self.candidate_dense}, got "
-                f"{self.base_number!r}"
+                f"base_feature must be one of candidate_dense {self.candidate_dense}, got "
+                f"{self.base_feature!r}"
             )
 
     def item_inputs(self) -> FeatureSizes:
@@ -174,7 +174,7 @@ def flops_of(config: RankerConfig, inputs: RankerInputs) -> dict[str, int]:
         "cross": 2 * config.num_cross_layers * cross,
         "trunk": _trunk_flops(config, width, num_tasks),
         "heads": 2 * num_tasks * config.head_dim * (width + 1),
-        "correction": 2 * num_tasks * len(inputs.candidate_dense) if inputs.base_number else 0,
+        "correction": 2 * num_tasks * len(inputs.candidate_dense) if inputs.base_feature else 0,
     }
     return {**parts, "total": sum(parts.values())}
 

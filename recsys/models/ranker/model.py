@@ -3,7 +3,7 @@
 Candidates and events go through the item tower (id, content, categories); a candidate reads the
 user's history (target attention); the fields cross (DCN-v2); a trunk follows, by default a sparse
 mixture of experts, of which each candidate visits a few; a small head for each task ends it. Over a
-score that is given (``base_number``) the model learns a correction: at first it is that score.
+score that is given (``base_feature``) the model learns a correction: at first it is that score.
 Trunks to compare are settings of the same model (``ranker_config.at_equal_compute``).
 
 Training: cross entropy of each task, weighed by fixed or learned weights, behind what position adds
@@ -30,13 +30,13 @@ from torch.nn import functional
 
 from recsys.data.batch import JaggedBatch, latest
 from recsys.layers.attention.target import TargetAttention
-from recsys.layers.calibrator import Calibrator, Method
+from recsys.layers.calibrator import Calibrator
 from recsys.layers.cross import CrossNetwork
 from recsys.layers.embedding.collection import Backend
 from recsys.layers.examination import Examination
 from recsys.layers.moe.routing import Routing
 from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower
-from recsys.models.ranker.batch import Feedback, RankingBatch, check_batch
+from recsys.models.ranker.batch import Candidates, Feedback, RankingBatch, check_batch
 from recsys.models.ranker.config import RankerConfig, RankerInputs, num_fields
 from recsys.models.ranker.folded import FoldedRanker, Layers, folded
 from recsys.models.ranker.network import Correction, Heads, QueryFields, Ranked, Reader, Trunk
@@ -105,14 +105,14 @@ class Ranker(CatalogueModel):
         self._routed: tuple[Tensor, Routing | None] | None = None
         self._folded: tuple[Tensor, FoldedRanker | None] | None = None
         self.heads = Heads(width, config.head_dim, num_tasks)
-        self.correction = Correction(inputs, num_tasks) if inputs.base_number else None
+        self.correction = Correction(inputs, num_tasks) if inputs.base_feature else None
         if self.correction is not None:
             # Untrained, the model is its base.
             self.heads.start_from_nothing()
         self.examination = Examination(inputs.num_slots) if inputs.num_slots else None
         # Over a base, shown lists are learned from beside candidates that nobody was shown, of
         # which few are taken; this is the difference in log-odds, and no part of serving.
-        both = bool(inputs.num_slots and inputs.base_number)
+        both = bool(inputs.num_slots and inputs.base_feature)
         self.shown_level = nn.Parameter(torch.zeros(num_tasks)) if both else None
         self.log_variances = (
             nn.Parameter(torch.zeros(num_tasks)) if config.task_weighting == "uncertainty" else None
@@ -243,6 +243,13 @@ class Ranker(CatalogueModel):
         """Give each candidate one number, higher is better, [M]."""
         return self._of_batch(batch, self._score_of_logits, ())
 
+    def score_lists(self, candidates: Candidates, queries: JaggedBatch) -> Tensor:
+        """Score whole lists as ``score`` does, [B, k] on the host; -inf where a list is short."""
+        scores = torch.full(candidates.item_rows.shape, -torch.inf)
+        batch = candidates.batch(queries).to(self._content.device)
+        scores[candidates.present] = self.score(batch).cpu()
+        return scores
+
     @torch.no_grad()
     def reader_of(self, batch: RankingBatch, query: int) -> Reader:
         """Make one query of a batch ready; what a server does once for a request."""
@@ -353,7 +360,7 @@ class Ranker(CatalogueModel):
             return (probabilities * weights).sum(1)
         return (probabilities.clamp(min=1e-9).log() * weights).sum(1).exp()
 
-    def fit_calibration(self, logits: Tensor, labels: Tensor, method: Method = "isotonic") -> None:
+    def fit_calibration(self, logits: Tensor, labels: Tensor) -> None:
         """Fit probabilities to validation feedback, which the model did not train on.
 
         Position is no input of serving, so give feedback as served: of examined items, or of a
@@ -374,7 +381,7 @@ class Ranker(CatalogueModel):
                     f"task {name!r} has {int(own.sum())} positive of {len(own)} labels; "
                     "calibration needs both classes: give more validation data or drop the task"
                 )
-        self.calibrator.fit(logits, labels, method=method)
+        self.calibrator.fit(logits, labels)
 
     def _known(self, rows: Tensor) -> Tensor:
         """Take rows that are no items as the unknown item."""

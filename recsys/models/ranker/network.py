@@ -94,7 +94,7 @@ class Correction(nn.Module):
 
     def __init__(self, inputs: RankerInputs, num_tasks: int) -> None:
         super().__init__()
-        self.column = inputs.candidate_dense.index(inputs.base_number)
+        self.column = inputs.candidate_dense.index(inputs.base_feature)
         count = len(inputs.candidate_dense)
         self.register_buffer("means", torch.zeros(count))
         self.register_buffer("scales", torch.ones(count))

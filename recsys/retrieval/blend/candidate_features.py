@@ -1,85 +1,119 @@
-"""Merged lists as candidates of a ranker, each with the numbers that retrieval knows of it.
+"""Merged lists as candidates of a ranker, with the features that retrieval has of each.
 
-What a ranker is trained on and what it is served come from here.
+Training, offline evaluation and adapters build candidates here; a request builds the same ones in
+``candidate_features_one.py``.
 
-Axes: B queries, S sources, F numbers of a candidate, N item rows, k candidates of a query.
+Axes: B queries, S sources, F features of a candidate, N item rows, k candidates of a query.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
+from recsys.models.item_tower import ItemCatalogue
+from recsys.models.ranker.batch import Candidates
 from recsys.retrieval.blend.fusion import ABSENT, CONSTANT, Blended
-from recsys.retrieval.blend.history_features import HISTORY_NUMBERS, HistoryFeatures
+from recsys.retrieval.blend.history_features import HISTORY_FEATURES, HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import list_scores
 from recsys.retrieval.blend.source_lists import blended_lists
 
+FILE = "candidates.json"
 BASE = "blend.lead"
-"""The number that a ranker corrects."""
+"""The feature that a ranker starts from and corrects."""
 OF_BLEND = (BASE, "blend.reciprocal_rank", "item.events")
 OF_SOURCE = ("lead", "z_score", "reciprocal_rank", "contribution")
 
 
-class RankingCandidates(NamedTuple):
-    """The first places of merged lists."""
+def feature_names(sources: Sequence[str]) -> tuple[str, ...]:
+    """Name the F features of a candidate.
 
-    blended: Blended
-    """[B, k]."""
-    numbers: Tensor
-    """[B, k, F] float32, 0 where the list is short."""
-
-
-def number_names(sources: Sequence[str]) -> tuple[str, ...]:
-    """Name the F numbers of a candidate.
-
-    Of the blend: its score below the first place's, its reciprocal rank, the item's events
-    (log1p). Of each source: lead and z-score in its list, reciprocal rank, what it added to the
-    blend's score; 0 where it does not have the item. Then what ties it to the history.
+    Of the blend: its score minus the first place's, its reciprocal rank, the item's events
+    (log1p). Of each source: lead and z-score in its list, reciprocal rank, its contribution to the
+    blend's score; 0 where it does not have the item. Then those of ``HistoryFeatures``.
     """
     of_sources = (f"{source}.{name}" for source in sources for name in OF_SOURCE)
-    return (*OF_BLEND, *of_sources, *HISTORY_NUMBERS)
+    return (*OF_BLEND, *of_sources, *HISTORY_FEATURES)
 
 
-def ranking_candidates(
-    blend: LearnedBlend,
-    lists: Mapping[str, TopK],
-    history: Jagged,
-    item_counts: Tensor,
-    k: int,
-    against_history: HistoryFeatures,
-) -> RankingCandidates:
-    """Merge lists and number the first k places; arguments as of ``blended_lists``.
+@dataclass(frozen=True, kw_only=True)
+class CandidateBuilder:
+    """Merges the sources' lists into a ranker's candidates and computes their features."""
 
-    A source of the blend that has no list here has 0 in its columns.
+    blend: LearnedBlend
+    history_features: HistoryFeatures
+    num_candidates: int
+    """k."""
 
-    Args:
-        history: What sources read of each query, oldest first.
-        against_history: Numbers candidates against it.
-    """
-    blended = blended_lists(blend, lists, history.lengths(), item_counts, k)
-    of_lists = _numbers(blend, lists, blended, item_counts)
-    of_history = against_history.numbers(history, blended.item_rows, item_counts)
-    return RankingCandidates(blended, torch.cat([of_lists, of_history], dim=2))
+    def candidates(
+        self, lists: Mapping[str, TopK], history: Jagged, item_counts: Tensor
+    ) -> Candidates:
+        """Merge lists and compute the features of the first k places.
+
+        Args:
+            lists: By source, [B, k_s] each; a source of the blend without a list has features 0.
+            history: Item rows that the sources read of each query, oldest first.
+            item_counts: Events of each item that the sources were fitted on, [N].
+        """
+        blended = blended_lists(
+            self.blend, lists, history.lengths(), item_counts, self.num_candidates
+        )
+        of_lists = _list_features(self.blend, lists, blended, item_counts)
+        of_history = self.history_features.features(history, blended.item_rows, item_counts)
+        return Candidates(blended.item_rows, torch.cat([of_lists, of_history], dim=2))
+
+    def save(self, directory: Path) -> None:
+        """Write the blend's weights, what history features are computed from, and k."""
+        self.blend.save(directory)
+        self.history_features.save(directory)
+        document = {"num_candidates": self.num_candidates}
+        (directory / FILE).write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+
+    @classmethod
+    def load(
+        cls, directory: Path, catalogue: ItemCatalogue, history_features: Path | None = None
+    ) -> CandidateBuilder:
+        """Read what ``save`` wrote, over a catalogue that may have grown.
+
+        Args:
+            history_features: Directory of other history features, fitted on fewer events.
+
+        Raises:
+            ValueError: If the number of candidates is not a positive integer.
+        """
+        path = directory / FILE
+        num_candidates = json.loads(path.read_text()).get("num_candidates")
+        if not (isinstance(num_candidates, int) and num_candidates >= 1):
+            raise ValueError(
+                f"num_candidates of {path} must be a whole number >= 1, got {num_candidates!r}; "
+                "train and release the ranker again"
+            )
+        return cls(
+            blend=LearnedBlend.load(directory),
+            history_features=HistoryFeatures.load(history_features or directory, catalogue),
+            num_candidates=num_candidates,
+        )
 
 
-def _numbers(
+def _list_features(
     blend: LearnedBlend, lists: Mapping[str, TopK], blended: Blended, item_counts: Tensor
 ) -> Tensor:
-    there = blended.item_rows > 0
-    rank = torch.arange(1, there.shape[1] + 1)
-    leads = blended.scores.masked_fill(~there, 0)
+    present = blended.item_rows > 0
+    rank = torch.arange(1, present.shape[1] + 1)
+    leads = blended.scores.masked_fill(~present, 0)
     leads = leads - leads[:, :1]
-    # Items that were appended behind the counts have none.
+    # Items that were appended after the counts have none.
     known = blended.item_rows.clamp(min=0)
-    inside = known < len(item_counts)
-    events = item_counts.float()[known.masked_fill(~inside, 0)].masked_fill(~inside, 0)
+    counted = known < len(item_counts)
+    events = item_counts.float()[known.masked_fill(~counted, 0)].masked_fill(~counted, 0)
     reciprocal = (1 + CONSTANT) / (CONSTANT + rank).expand_as(leads)
     columns = [leads, reciprocal, events.log1p()]
     for place, source in enumerate(blend.sources):
@@ -87,20 +121,19 @@ def _numbers(
             columns += [torch.zeros_like(leads)] * len(OF_SOURCE)
             continue
         column = blended.sources.index(source)
-        columns += _of_source(blended, lists[source], column, float(blend.scales[place]))
-    return torch.stack(columns, dim=2).masked_fill(~there[:, :, None], 0)
+        columns += _source_features(blended, lists[source], column, float(blend.scales[place]))
+    return torch.stack(columns, dim=2).masked_fill(~present[:, :, None], 0)
 
 
-def _of_source(blended: Blended, top: TopK, column: int, scale: float) -> list[Tensor]:
+def _source_features(blended: Blended, top: TopK, column: int, scale: float) -> list[Tensor]:
     ranks = blended.source_ranks[:, :, column]
-    present = ranks != ABSENT
-    counted = list_scores(*top)
-    # A rank says where in the list it stands.
+    absent = ranks == ABSENT
+    scored = list_scores(*top)
     places = (ranks - 1).clamp(min=0)
-    taken = [
-        part.gather(1, places).masked_fill(~present, 0)
-        for part in (counted.leads * scale, counted.z_scores)
-    ]
-    reciprocal = ((1 + CONSTANT) / (CONSTANT + ranks)).masked_fill(~present, 0)
+    lead, z_score = (
+        part.gather(1, places).masked_fill(absent, 0)
+        for part in (scored.leads * scale, scored.z_scores)
+    )
+    reciprocal = ((1 + CONSTANT) / (CONSTANT + ranks)).masked_fill(absent, 0)
     assert blended.contributions is not None
-    return [*taken, reciprocal, blended.contributions[:, :, column]]
+    return [lead, z_score, reciprocal, blended.contributions[:, :, column]]

@@ -1,11 +1,11 @@
-"""Candidates of one query with their numbers: what ``candidate_features.py`` gives, by numpy.
+"""Candidates of one query with their features: ``candidate_features.py`` for a request, in numpy.
 
-A server merges one query's lists and numbers what it found in a third of the time here, where the
-batched form spends its time on starting some three hundred operations and on what is the same for
-every request. Both give the same items in the same order and the same numbers but for rounding.
+Takes a third of the time of the batched form, which is spent on launching some three hundred
+operations and on what all requests share. Both give the same items in the same order, and features
+that are equal up to rounding.
 
-Axes: n candidates, S sources of the blend, F numbers of a candidate, N item rows, H events that are
-looked at, W width of a table.
+Axes: n candidates, S sources of the blend, F features of a candidate, N item rows, H latest events,
+D width of a table.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from recsys.data.top_k import TopK
 from recsys.layers.wide_linear import wide_product
 from recsys.retrieval.blend.fusion import ABSENT, CONSTANT
 from recsys.retrieval.blend.history_features import (
-    FEW,
-    LATEST,
-    MANY,
-    SOME,
+    NUM_BEST,
+    NUM_EVENTS,
+    NUM_LINEAR,
+    NUM_RECENT,
     HistoryFeatures,
     log_events,
 )
@@ -39,36 +39,34 @@ Floats = NDArray[np.float32]
 
 
 class CandidatesOne(NamedTuple):
-    """One merged list and its numbers."""
+    """One merged list and its features."""
 
     merged: MergedOne
-    numbers: Tensor
-    """[n, F] float32, as ``candidate_features.number_names`` names them."""
+    features: Tensor
+    """[n, F] float32, as ``candidate_features.feature_names`` names them."""
 
 
 class OneQueryFeatures:
-    """Merges and numbers single queries over one catalogue."""
+    """Builds the candidates of single queries over one catalogue."""
 
     def __init__(
-        self, blend: LearnedBlend, item_counts: Tensor, against_history: HistoryFeatures
+        self, blend: LearnedBlend, item_counts: Tensor, history_features: HistoryFeatures
     ) -> None:
-        """Look up what requests share.
+        """Prepare what requests share.
 
         Args:
-            blend: Merges the lists.
             item_counts: Events of each item that the sources were fitted on, [N].
-            against_history: Numbers candidates against a history.
         """
         self.blend = OneQueryBlend(blend, item_counts)
         self._scales: Floats = blend.scales.numpy()
         self._events: Floats = item_counts.float().log1p().numpy()  # [N]
-        self._tables = against_history.tables
-        self._linear = against_history.linear
-        self._past: Floats = log_events(item_counts, against_history.num_items).numpy()
+        self._tables = history_features.tables
+        self._ease = history_features.ease
+        self._past: Floats = log_events(item_counts, history_features.num_items).numpy()
 
     @torch.no_grad()
     def candidates(self, lists: Mapping[str, TopK], history: Tensor, k: int) -> CandidatesOne:
-        """Merge lists [1, k_s] and number the first k places.
+        """Merge lists [1, k_s] and compute the features of the first k places.
 
         Args:
             lists: Best first by source; rows < 1 are holes and keep their rank.
@@ -111,27 +109,25 @@ class OneQueryFeatures:
     def _of_history(self, rows: Rows, history: Tensor) -> list[Floats]:
         size = len(self._past)
         known = np.where(rows < size, rows, 0)
-        latest: Rows = history[-MANY:].flip(0).numpy()  # [H]
-        met = (latest > 0) & (latest < size)
-        latest = np.where(met, latest, 0)
+        latest: Rows = history[-NUM_EVENTS:].flip(0).numpy()  # [H]
+        observed = (latest > 0) & (latest < size)
+        latest = np.where(observed, latest, 0)
         columns = self._of_linear(rows, history)
         for table in self._tables:
-            columns += _cosines(table, known, latest, met)
-        own, past = self._past[known], self._past[latest] * met
-        for count in (MANY, FEW):
-            columns.append(own - past[:count].sum() / _at_least_one(met[:count]))
+            columns += _cosines(table, known, latest, observed)
+        own, past = self._past[known], self._past[latest] * observed
+        for count in (NUM_EVENTS, NUM_RECENT):
+            columns.append(own - past[:count].sum() / _at_least_one(observed[:count]))
         columns.append(np.full(len(rows), np.log1p(np.float32(len(history))), np.float32))
         return columns
 
     def _of_linear(self, rows: Rows, history: Tensor) -> list[Floats]:
-        places = self._linear.places_of
-        read, asked = places(history), places(torch.from_numpy(rows)).numpy()
+        places = self._ease.places_of
+        read, wanted = places(history), places(torch.from_numpy(rows)).numpy()
         # Whole rows of weights are added faster than single ones are found.
         scores, recent = (
-            functional.embedding_bag(part, self._linear.weights, START, mode="sum")[0].numpy()[
-                asked
-            ]
-            for part in (read, read[-LATEST:])
+            functional.embedding_bag(part, self._ease.weights, START, mode="sum")[0].numpy()[wanted]
+            for part in (read, read[-NUM_LINEAR:])
         )
         count = np.float32(max(1, len(rows)))
         above = scores - scores.sum() / count
@@ -139,8 +135,8 @@ class OneQueryFeatures:
         return [scores, above / np.maximum(spread, np.float32(1e-6)), recent]
 
 
-def _at_least_one(met: NDArray[np.bool_]) -> np.float32:
-    return np.float32(max(1, int(met.sum())))
+def _at_least_one(observed: NDArray[np.bool_]) -> np.float32:
+    return np.float32(max(1, int(observed.sum())))
 
 
 def _reciprocal(ranks: Rows) -> Floats:
@@ -148,15 +144,18 @@ def _reciprocal(ranks: Rows) -> Floats:
     return found
 
 
-def _cosines(table: Tensor, known: Rows, latest: Rows, met: NDArray[np.bool_]) -> list[Floats]:
-    """Compare unit vectors [N, W] of candidates [n] and of events [H], the latest first."""
+def _cosines(table: Tensor, known: Rows, latest: Rows, observed: NDArray[np.bool_]) -> list[Floats]:
+    """Compare unit vectors [N, D] of candidates [n] and of events [H], the latest first."""
     if table.shape[1] == 0 or len(latest) == 0:
         return [np.zeros(len(known), np.float32)] * 4
     own, past = (table.index_select(0, torch.from_numpy(rows)) for rows in (known, latest))
-    cosines: Floats = wide_product(own, past, None).numpy() * met  # [n, H]
-    best = cosines[:, :SOME].max(1)
-    if len(latest) < SOME:
-        # An event that is not there counts as unlike.
+    cosines: Floats = wide_product(own, past, None).numpy() * observed  # [n, H]
+    best = cosines[:, :NUM_BEST].max(1)
+    if len(latest) < NUM_BEST:
+        # A missing event has similarity 0.
         best = np.maximum(best, np.float32(0))
-    means = [cosines[:, :count].sum(1) / _at_least_one(met[:count]) for count in (FEW, MANY)]
+    means = [
+        cosines[:, :count].sum(1) / _at_least_one(observed[:count])
+        for count in (NUM_RECENT, NUM_EVENTS)
+    ]
     return [cosines[:, 0], *means, best]

@@ -69,7 +69,7 @@ def fitted(
     hard = ranker_loss(model, examples, chosen, fit, seed, one.device)
     soft = None
     if teacher is not None:
-        some = examples.candidates.top.item_rows[:, 0] > 0
+        some = examples.candidates.item_rows[:, 0] > 0
         everyone = (some & ~aside).nonzero()[:, 0]
         config_of = DistillationConfig(soft_share=share)
         soft = taught_by_lists(model, examples, everyone, teacher, config_of, fit.batch_size, seed)
@@ -88,7 +88,7 @@ def measured(one: Seed, models: list[Ranker]) -> dict[str, Any]:
     for split, examples in one.judged.items():
         everyone = torch.arange(len(examples.labels))
         logits = mean_logits(models, examples, everyone)
-        top = ordered(examples.candidates.top, scores_together(models[0], logits))
+        top = ordered(examples.candidates.item_rows, scores_together(models[0], logits))
         values = per_user(top, one.now[split].held_out.targets)
         found[f"{split} {METRIC}"] = found[METRIC] = float(values.mean())
     found["num_parameters"] = sum(

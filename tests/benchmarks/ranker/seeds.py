@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Rows
-from recsys.data.top_k import TopK
+from recsys.data.top_k import TopK, reranked_places
 from recsys.evaluation.auc import area_under_curve
 from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.layers.moe.routing import expert_use
 from recsys.models.ease import EaseConfig
+from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import (
     RankerConfig,
     RankerInputs,
@@ -32,16 +33,14 @@ from recsys.models.ranker.model import Ranker
 from recsys.reproduction.fitting import QuietProgress
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.run import blended_by_halves, blended_in_parts, learned, moved, on_device
-from recsys.retrieval.blend.candidate_features import BASE, number_names, ranking_candidates
-from recsys.retrieval.blend.history_features import HISTORY_NUMBERS, HistoryFeatures
+from recsys.retrieval.blend.candidate_features import BASE, CandidateBuilder, feature_names
+from recsys.retrieval.blend.history_features import HISTORY_FEATURES, HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.training.loop import train
 from recsys.training.optim import ScheduleConfig, adamw
 from recsys.training.progress import SilentTracker
 from recsys.training.ranker_fit import RankerFitConfig, fit_line, ranker_loss
-from recsys.training.ranker_fit import on_device as batch_on_device
 from recsys.training.ranking_examples import (
-    Candidates,
     Outcomes,
     RankingExamples,
     labels_of,
@@ -107,7 +106,9 @@ def examples_of(
         held_out.positions, max_history=MOST_EVENTS, user_features=prepared.user_features
     )
     there, counts = moved(blend, device), seen.item_counts.to(device)
-    numbers = numbers.to(device)
+    builder = CandidateBuilder(
+        blend=there, history_features=numbers.to(device), num_candidates=fit.num_candidates
+    )
     parts = []
     for rows in torch.split(torch.arange(len(held_out.positions)), QUERIES):
         lists = {
@@ -117,26 +118,24 @@ def examples_of(
         history = queries["history"].take(rows).to(device)
         # Merging makes its tensors on the default device.
         with device:
-            found = ranking_candidates(there, lists, history, counts, fit.num_candidates, numbers)
-        one = (found.blended.scores, found.blended.item_rows, found.numbers)
-        parts.append([part.cpu() for part in one])
-    scores, item_rows, of_candidates = (torch.cat(part) for part in zip(*parts, strict=True))
+            found = builder.candidates(lists, history, counts)
+        parts.append([part.cpu() for part in found])
+    item_rows, features = (torch.cat(part) for part in zip(*parts, strict=True))
     values = data.values[torch.from_numpy(np.asarray(held_out.positions))]
     labels = labels_of(
         item_rows, held_out.targets, Outcomes.of_values(values), tasks, fit.like_from
     )
-    return RankingExamples(queries, Candidates(TopK(scores, item_rows), of_candidates), labels)
+    return RankingExamples(queries, held_out.targets, Candidates(item_rows, features), labels)
 
 
-def per_user(top: TopK, targets: Jagged) -> Tensor:
-    """Measure lists, [U]."""
-    return per_user_metric(list_ranks(top.item_rows, targets), METRIC).nan_to_num(0)
+def per_user(item_rows: Tensor, targets: Jagged) -> Tensor:
+    """Measure lists [U, k], [U]."""
+    return per_user_metric(list_ranks(item_rows, targets), METRIC).nan_to_num(0)
 
 
-def ordered(top: TopK, scores: Tensor) -> TopK:
+def ordered(item_rows: Tensor, scores: Tensor) -> Tensor:
     """Order candidates by scores, [U, k]."""
-    order = scores.sort(dim=1, descending=True, stable=True).indices
-    return TopK(top.scores.gather(1, order), top.item_rows.gather(1, order))
+    return item_rows.gather(1, reranked_places(scores, scores.shape[1]))
 
 
 @torch.no_grad()
@@ -147,10 +146,10 @@ def logits_together(model: Ranker, examples: RankingExamples, chosen: Tensor) ->
     """
     device, was_training = next(model.parameters()).device, model.training
     model.eval()
-    there = examples.candidates.top.item_rows[chosen] > 0
+    there = examples.candidates.item_rows[chosen] > 0
     logits = torch.full((*there.shape, len(model.inputs.tasks)), torch.nan)
     for rows in torch.split(torch.arange(len(chosen)), QUERIES):
-        batch = batch_on_device(examples.whole_batch(chosen[rows]), device)
+        batch = examples.whole_batch(chosen[rows]).to(device)
         part = torch.full((*there[rows].shape, logits.shape[2]), torch.nan)
         part[there[rows]] = model(batch).logits.cpu()
         logits[rows] = part
@@ -176,8 +175,8 @@ def inputs_of(prepared: Prepared, tasks: Sequence[str], sources: Sequence[str]) 
         content_dim=prepared.catalogue.content.shape[1],
         num_categories=prepared.num_categories,
         user_features=dict(prepared.cardinalities),
-        candidate_dense=number_names(tuple(sources)),
-        base_number=BASE,
+        candidate_dense=feature_names(tuple(sources)),
+        base_feature=BASE,
     )
 
 
@@ -236,8 +235,10 @@ class Seed:
                 merged = blended_in_parts(
                     blend, lists, found.lengths, found.item_counts, self.device
                 )
-            served[split] = per_user(merged, found.held_out.targets)
-            earlier[split] = per_user(self.judged[split].candidates.top, found.held_out.targets)
+            served[split] = per_user(merged.item_rows, found.held_out.targets)
+            earlier[split] = per_user(
+                self.judged[split].candidates.item_rows, found.held_out.targets
+            )
         return {BLEND: served, EARLIER_BLEND: earlier}
 
     def ranker(self, trunk: Trunk | None) -> Ranker:
@@ -267,17 +268,17 @@ class Seed:
             model = self.ranker(None).eval()
             line, examples = model.correction, self.learned
             assert line is not None
-            there = examples.candidates.top.item_rows[chosen] > 0
-            line.fit_scale(examples.candidates.numbers[chosen][there])
-            names = number_names(self.blend.sources)
-            of_history = len(names) - len(HISTORY_NUMBERS)
+            there = examples.candidates.item_rows[chosen] > 0
+            line.fit_scale(examples.candidates.features[chosen][there])
+            names = feature_names(self.blend.sources)
+            of_history = len(names) - len(HISTORY_FEATURES)
             for column in range(of_history, len(names)):
                 if names[column].partition(".")[0] in hidden:
                     line.scales[column] = 0
             fit_line(line, examples, chosen, self.recipe.fit)
             judged = self.judged["validation"]
             logits = logits_together(model, judged, torch.arange(len(judged.labels)))
-            top = ordered(judged.candidates.top, scores_together(model, logits))
+            top = ordered(judged.candidates.item_rows, scores_together(model, logits))
             values.append(per_user(top, self.now["validation"].held_out.targets))
         return values[0], values[1]
 
@@ -286,11 +287,11 @@ class Seed:
     ) -> None:
         """Train a ranker; the held-out users pick the pass."""
         examples, targets = self.learned, self.before.held_out.targets.take(held)
-        top = TopK(*(part[held] for part in examples.candidates.top))
+        rows = examples.candidates.item_rows[held]
 
         def evaluate(_: nn.Module) -> dict[str, float]:
             scores = scores_together(model, logits_together(model, examples, held))
-            return {METRIC: float(per_user(ordered(top, scores), targets).mean())}
+            return {METRIC: float(per_user(ordered(rows, scores), targets).mean())}
 
         train(
             model,
@@ -311,13 +312,12 @@ class Seed:
         loss_at = ranker_loss(model, examples, chosen, fit, self.seed, self.device)
         if self.frozen_line and model.correction is not None:
             model.correction.requires_grad_(False)
-        top = TopK(*(one[held] for one in examples.candidates.top))
         if trunk is not None:
             self.fit(model, loss_at, len(chosen), held)
         logits = logits_together(model, examples, held)
-        there = top.item_rows > 0
+        there = examples.candidates.present[held]
         model.eval().fit_calibration(
-            logits[there].to(self.device), examples.labels[held][there].to(self.device), "platt"
+            logits[there].to(self.device), examples.labels[held][there].to(self.device)
         )
         return model, time.perf_counter() - begin
 
@@ -328,9 +328,9 @@ class Seed:
         for split, examples in self.judged.items():
             everyone = torch.arange(len(examples.labels))
             logits = logits_together(model, examples, everyone)
-            top = ordered(examples.candidates.top, scores_together(model, logits))
+            top = ordered(examples.candidates.item_rows, scores_together(model, logits))
             values[split] = per_user(top, self.now[split].held_out.targets)
-            there = examples.candidates.top.item_rows > 0
+            there = examples.candidates.item_rows > 0
             diagnostics[f"auc/{split}"] = {
                 name: area_under_curve(
                     logits[there][:, place], examples.labels[there][:, place].nan_to_num(0)
@@ -338,9 +338,8 @@ class Seed:
                 for place, name in enumerate(self.tasks)
             }
         examples = self.judged["validation"]
-        batch = batch_on_device(
-            examples.whole_batch(torch.arange(min(1024, len(examples.labels)))), self.device
-        )
+        some = torch.arange(min(1024, len(examples.labels)))
+        batch = examples.whole_batch(some).to(self.device)
         with torch.no_grad():
             routing = model(batch).routing
         if routing is not None:

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from pipelines.ranking.earlier_sources import asked_at
 from torch import Tensor
 
-from pipelines.ranking.earlier_sources import asked_at
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.data.held_out import HeldOut
 from recsys.data.top_k import TopK

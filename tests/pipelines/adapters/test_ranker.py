@@ -1,25 +1,25 @@
 """An adapter of a ranker on planted users: books' take the highest number, films' the lowest."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from pipelines.adapters.gate import harm_verdicts
-from pipelines.adapters.inputs import DomainQueries
-from pipelines.adapters.ranker import measured, taught
+from pipelines.adapters.inputs import DomainQueries, Domains
+from pipelines.adapters.ranker import ranked_by_domain, train_adapter
+from pipelines.adapters.task import Task
 from pipelines.presets import PRESETS
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.held_out import HeldOut
-from recsys.data.top_k import TopK
 from recsys.layers.lora.linear import digest_of_weights
 from recsys.models.item_tower import ItemCatalogue
+from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.training.optim import ScheduleConfig
-from recsys.training.ranking_examples import Candidates, RankingExamples
+from recsys.training.ranking_examples import RankingExamples
 
 NUM_ITEMS, NUM_CANDIDATES = 40, 40
 NAMES = ("books", "films")
@@ -50,7 +50,6 @@ def people(counts, seed):
     labels = torch.nn.functional.one_hot(place, NUM_CANDIDATES).float()[:, :, None]
     each = Jagged.one_each(rows.gather(1, place[:, None])[:, 0])
     features = {"history": Jagged.one_each(rows[:, 0]), "user": Jagged.one_each(place)}
-    scores = -torch.arange(NUM_CANDIDATES).float().expand(total, -1)
     queries = DomainQueries(
         domain=0,
         names=NAMES,
@@ -59,11 +58,11 @@ def people(counts, seed):
         num_events=torch.full((total,), 20),
         item_counts=torch.ones(NUM_ITEMS + 1, dtype=torch.int64),
     )
-    candidates = Candidates(TopK(scores, rows), numbers)
-    return queries, RankingExamples(JaggedBatch(features), candidates, labels)
+    candidates = Candidates(rows, numbers)
+    return queries, RankingExamples(JaggedBatch(features), each, candidates, labels)
 
 
-def ground_of(model, examples):
+def task():
     shop = PRESETS["shop"]()
     adapting = replace(
         shop.adapter,
@@ -75,30 +74,33 @@ def ground_of(model, examples):
         device="cpu",
         patience=20,
     )
-    return SimpleNamespace(
+    return Task(
         config=replace(shop, adapter=adapting),
-        trained=SimpleNamespace(model=model),
-        examples=lambda _: examples,
+        inputs=None,
+        domains=Domains(names=NAMES, of_item=np.zeros(NUM_ITEMS + 1, np.int64)),
+        domain=0,
+        base="ranker",
+        order="given",
+        show_progress=False,
     )
 
 
 def test_an_adapter_learns_its_domains_order_and_no_other_list_moves():
     model = ranker()
     digest = digest_of_weights(model)
-    learning, examples = people((120, 0), seed=1)
-    adapter, best_step, num_taught = taught(ground_of(model, examples), learning, "books", False)
+    _, examples = people((120, 0), seed=1)
+    adapter, best_step, num_users = train_adapter(task(), model, examples)
     assert best_step > 0
-    assert num_taught == 96
+    assert num_users == 96
     # The base is as it was, to the biases of its router.
     assert digest_of_weights(model) == digest == adapter.base_digest
     judging, seen = people((60, 60), seed=2)
-    ground = ground_of(model, seen)
-    base = measured(ground, judging, seen, {})
-    adapted = measured(ground, judging, seen, {"books": adapter})
+    base = ranked_by_domain(model, judging, seen, {})
+    adapted = ranked_by_domain(model, judging, seen, {"books": adapter})
     before, after = (result.per_user("ndcg@10") for result in (base, adapted))
     assert float(after[:60].mean()) > float(before[:60].mean()) + 0.3
     assert torch.equal(after[60:], before[60:])
-    verdicts = harm_verdicts(judging, base, adapted, ground.config.adapter)
+    verdicts = harm_verdicts(judging, base, adapted, task().config.adapter)
     assert {one.name for one in verdicts} >= {
         "ndcg@10 of domain books",
         "lists of domain films unchanged",
@@ -107,6 +109,6 @@ def test_an_adapter_learns_its_domains_order_and_no_other_list_moves():
 
 
 def test_a_domain_of_too_few_users_is_refused_in_words():
-    learning, examples = people((9, 0), seed=1)
+    _, examples = people((9, 0), seed=1)
     with pytest.raises(ValueError, match="'books' has 7 held-out users to learn from"):
-        taught(ground_of(ranker(), examples), learning, "books", False)
+        train_adapter(task(), ranker(), examples)

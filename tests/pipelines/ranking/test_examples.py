@@ -1,4 +1,4 @@
-"""Events with known feedback: their values, and what a ranker's order does to a list."""
+"""Values and types of held-out events, and which ranker is released."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,29 +6,16 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-import torch
 
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.inputs.tensors import HeldOut
-from pipelines.ranking.artefact import reordered, served_ranker
+from pipelines.ranking.artefact import served_ranker
 from pipelines.ranking.examples import outcomes_of
 from recsys.data.dataset import Sequences
-from recsys.data.top_k import TopK
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 
 NAN = float("nan")
-
-
-def test_first_places_take_a_new_order_and_the_rest_follows() -> None:
-    top = TopK(torch.tensor([[4.0, 3, 2, 1]]), torch.tensor([[10, 20, 30, 40]]))
-    found = reordered(top, torch.tensor([[0.1, 0.9, 0.1]]))
-    assert found.item_rows.tolist() == [[20, 10, 30, 40]]
-    assert found.scores.diff().lt(0).all()
-    short = TopK(torch.tensor([[4.0, 3, -torch.inf]]), torch.tensor([[10, 20, -1]]))
-    found = reordered(short, torch.tensor([[0.1, 0.9, -torch.inf]]))
-    assert found.item_rows.tolist() == [[20, 10, -1]]
-    assert found.scores[0, 2] == -torch.inf
 
 
 def test_values_are_those_of_each_users_held_out_events(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""Shown lists as questions: which are asked, what was known before them, what came of them."""
+"""Shown lists as queries: which are read, the history before them, labels of impressions."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from features.build import FeaturesConfig, build_features
 from features.schema import FilterConfig, SourceConfig
-from pipelines.ranking.shown_lists import ShownBefore, shown_before
+from pipelines.presets import PRESETS
+from pipelines.ranking.shown_lists import ShownLists, shown_lists
 from recsys.data.dataset import Sequences
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
@@ -20,7 +22,7 @@ ROWS = [
     # user, item, seconds, type, request, slot
     ("ann", "a", 0, "click", None, None),
     ("ann", "b", 10, "click", None, None),
-    # Before anything that sources have not seen: not asked.
+    # Before the end of what retrievers were fitted on: not read.
     ("ann", "c", 5, "impression", "early", 0),
     # Seen: c, b and d; taken: c, which was bought as well.
     ("ann", "c", 100, "impression", "r1", 0),
@@ -31,7 +33,7 @@ ROWS = [
     # Nothing taken.
     ("ann", "a", 300, "impression", "r2", 0),
     ("ann", "d", 5_000, "click", None, None),
-    # What validation and test ask for.
+    # Labels of validation and test.
     ("ann", "b", 6_000, "impression", "r3", 0),
     ("ann", "b", 6_001, "click", "r3", 0),
     ("ann", "a", 7_000, "click", "r4", 0),
@@ -40,20 +42,20 @@ ROWS = [
 ]
 
 
-def asked(
-    folder: Path, rows: list[tuple[object, ...]], *, most: int = 100, sources_saw: int = 2
-) -> tuple[ShownBefore | None, dict[int, str], Sequences]:
+def read(
+    folder: Path, rows: list[tuple[object, ...]], *, most: int = 100, fitted_on: int = 2
+) -> tuple[ShownLists | None, dict[int, str], Sequences]:
     names = ["user_id", "item_id", "event_time", "event_type", "request_id", "slot"]
     frame = pl.DataFrame(rows, schema=names, orient="row").with_columns(
         pl.col("event_time") + START, pl.col("request_id").cast(pl.String)
     )
     frame.write_parquet(folder / "events.parquet")
-    config = FeaturesConfig(
+    features = FeaturesConfig(
         events=SourceConfig(paths=(folder / "events.parquet",)),
         filters=FilterConfig(shown_types=("impression",)),
         now=datetime(2024, 6, 1, tzinfo=UTC),
     )
-    build_features(config, folder / "out")
+    build_features(features, folder / "out")
     sequences = Sequences.load(folder / "out" / "sequences" / "given")
     items = dict(pl.read_parquet(folder / "out" / "vocabularies" / "items.parquet").rows())
     inputs = ModelInputs(
@@ -62,28 +64,31 @@ def asked(
         sizes=FeatureSizes(num_item_rows=len(items) + 1),
         user_features={},
     )
-    ends = np.asarray(sequences.offsets[:-1] + sources_saw)
+    ends = np.asarray(sequences.offsets[:-1] + fitted_on)
     ends[0] = 0
-    found = shown_before(folder / "out", inputs, ends, TASKS, 4.0, most, 0)
+    config = replace(PRESETS["shop"](), seed=0)
+    training = replace(config.ranker_training, max_queries=most, like_from=4.0)
+    config = replace(config, ranker_training=training)
+    found = shown_lists(folder / "out", inputs, ends, TASKS, config)
     return found, items, sequences
 
 
-def test_a_list_is_asked_with_what_was_known_and_told_what_was_taken(tmp_path: Path) -> None:
-    found, items, sequences = asked(tmp_path, ROWS)
+def test_a_list_is_a_query_with_its_history_and_labels(tmp_path: Path) -> None:
+    found, items, sequences = read(tmp_path, ROWS)
     assert found is not None
     assert found.num_slots == 3
     lists = [
-        [items[row] for row in found.shown.item_rows.values[begin:end].tolist()]
+        [items[row] for row in found.impressions.item_rows.values[begin:end].tolist()]
         for begin, end in zip(
-            found.shown.item_rows.offsets[:-1].tolist(),
-            found.shown.item_rows.offsets[1:].tolist(),
+            found.impressions.item_rows.offsets[:-1].tolist(),
+            found.impressions.item_rows.offsets[1:].tolist(),
             strict=True,
         )
     ]
-    # By slot; the list before the sources' last event and the one of validation are not asked.
+    # By slot; without the list before the end and the one of validation.
     assert lists == [["c", "d", "b"], ["a"]]
-    assert found.shown.slots.tolist() == [0, 1, 2, 0]
-    assert found.shown.labels.tolist() == [[1, 1], [0, 0], [0, 0], [0, 0]]
+    assert found.impressions.slots.tolist() == [0, 1, 2, 0]
+    assert found.impressions.labels.tolist() == [[1, 1], [0, 0], [0, 0], [0, 0]]
     begin = int(sequences.offsets[1])
     assert (found.held_out.positions - begin).tolist() == [2, 4]
     assert [items[row] for row in found.held_out.seen.values.tolist()] == list("ab" + "abcc")
@@ -91,28 +96,33 @@ def test_a_list_is_asked_with_what_was_known_and_told_what_was_taken(tmp_path: P
 
 def test_without_requests_an_item_was_taken_within_half_an_hour(tmp_path: Path) -> None:
     rows = [(*row[:4], None, row[5]) for row in ROWS]
-    found, items, _ = asked(tmp_path, rows)
+    found, items, _ = read(tmp_path, rows)
     assert found is not None
-    assert [items[row] for row in found.shown.item_rows.values.tolist()] == ["c", "d", "b", "a"]
+    assert [items[row] for row in found.impressions.item_rows.values.tolist()] == [
+        "c",
+        "d",
+        "b",
+        "a",
+    ]
     # d was taken 4,900 seconds after it was shown.
-    assert found.shown.labels[:, 0].tolist() == [1, 0, 0, 0]
+    assert found.impressions.labels[:, 0].tolist() == [1, 0, 0, 0]
 
 
 def test_a_list_of_which_validation_took_something_is_not_known(tmp_path: Path) -> None:
     rows = list(ROWS)
     rows.insert(9, ("ann", "b", 4_999, "impression", "r3", 1))
-    found, items, _ = asked(tmp_path, rows)
+    found, items, _ = read(tmp_path, rows)
     assert found is not None
-    last = [items[row] for row in found.shown.item_rows.values.tolist()][-1]
+    last = [items[row] for row in found.impressions.item_rows.values.tolist()][-1]
     assert last == "b"
-    assert found.shown.labels[-1].isnan().all()
-    assert not found.shown.labels[:-1].isnan().any()
+    assert found.impressions.labels[-1].isnan().all()
+    assert not found.impressions.labels[:-1].isnan().any()
 
 
 def test_so_many_lists_are_drawn_the_same_each_time(tmp_path: Path) -> None:
-    found, _, _ = asked(tmp_path, ROWS, most=1)
+    found, _, _ = read(tmp_path, ROWS, most=1)
     (tmp_path / "again").mkdir()
-    again, _, _ = asked(tmp_path / "again", ROWS, most=1)
+    again, _, _ = read(tmp_path / "again", ROWS, most=1)
     assert found is not None
     assert again is not None
     assert len(found.held_out.positions) == 1
@@ -120,8 +130,8 @@ def test_so_many_lists_are_drawn_the_same_each_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["impression", "click"])
-def test_where_nothing_is_to_be_asked_there_is_none(tmp_path: Path, kind: str) -> None:
+def test_without_lists_to_read_there_is_none(tmp_path: Path, kind: str) -> None:
     rows = [row for row in ROWS if row[3] != "impression"]
     if kind == "impression":
         rows = [row for row in ROWS if row[3] != "impression" or row[2] == 5]
-    assert asked(tmp_path, rows)[0] is None
+    assert read(tmp_path, rows)[0] is None

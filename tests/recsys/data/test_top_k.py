@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import select_top_k, top_k_of_scores
+from recsys.data.top_k import reranked_places, select_top_k, top_k_of_scores
 
 
 def ranked_slowly(scores: Tensor, k: int, mask: ItemMask) -> list[list[int]]:
@@ -82,3 +82,9 @@ def test_one_query_alone_is_ranked_as_in_a_batch(seed: int, columns: int, k: int
     alone, beside = select_top_k(scores, k), select_top_k(scores.expand(2, -1), k)
     assert torch.equal(alone.scores[0], beside.scores[0])
     assert torch.equal(alone.item_rows[0], beside.item_rows[0])
+
+
+def test_first_places_take_a_new_order_and_the_rest_follows():
+    assert reranked_places(torch.tensor([[0.1, 0.9, 0.1]]), 4).tolist() == [[1, 0, 2, 3]]
+    short = torch.tensor([[0.1, 0.9, -torch.inf]])
+    assert reranked_places(short, 3).tolist() == [[1, 0, 2]]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.top_k import TopK
 from recsys.models.item_tower import ItemCatalogue
+from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.training.distillation import (
@@ -16,7 +16,7 @@ from recsys.training.distillation import (
     soft_target_loss,
     taught_by_lists,
 )
-from recsys.training.ranking_examples import Candidates, RankingExamples
+from recsys.training.ranking_examples import RankingExamples
 from tests.recsys.testing.ranking_worlds import RankingWorldConfig, ranking_world
 
 TINY = RankerConfig(
@@ -72,7 +72,8 @@ def test_a_ranker_taught_by_lists_alone_orders_as_its_teacher_says():
     said = -rows[:, :, None].float() / 5
     examples = RankingExamples(
         JaggedBatch({"history": Jagged.from_lists([[1]] * 60)}),
-        Candidates(TopK(torch.zeros(60, 8), rows), torch.zeros(60, 8, 1)),
+        Jagged.from_lists([[]] * 60),
+        Candidates(rows, torch.zeros(60, 8, 1)),
         torch.zeros(60, 8, 1),
     )
     loss_at = taught_by_lists(

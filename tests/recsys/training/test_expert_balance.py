@@ -4,16 +4,16 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.top_k import TopK
 from recsys.layers.moe.routing import ExpertUse, expert_use
 from recsys.models.item_tower import ItemCatalogue
+from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.training import expert_balance
 from recsys.training.expert_balance import item_router, served_items, settling
 from recsys.training.optim import AdamWConfig, adamw
 from recsys.training.ranker_fit import RankerFitConfig, ranker_loss
-from recsys.training.ranking_examples import Candidates, RankingExamples
+from recsys.training.ranking_examples import RankingExamples
 
 NUM_ITEMS, NUM_QUERIES, LENGTH = 200, 80, 60
 CPU = torch.device("cpu")
@@ -32,8 +32,8 @@ def examples() -> RankingExamples:
     labels[:, 3] = 1
     numbers = torch.randn(NUM_QUERIES, LENGTH, 2, generator=generator)
     history = Jagged.one_each(rows[:, 0])
-    top = TopK(numbers[:, :, 0], rows)
-    return RankingExamples(JaggedBatch({"history": history}), Candidates(top, numbers), labels)
+    candidates = Candidates(rows, numbers)
+    return RankingExamples(JaggedBatch({"history": history}), history, candidates, labels)
 
 
 def ranker(**changes: object) -> Ranker:
@@ -43,7 +43,7 @@ def ranker(**changes: object) -> Ranker:
         tasks=("next",),
         content_dim=8,
         candidate_dense=("score", "other"),
-        base_number="score",
+        base_feature="score",
     )
     settings: dict[str, object] = {
         "embedding_dim": 8, "key_dim": 8, "hidden_dim": 8, "num_experts": 4, "tile_rows": 32,
@@ -88,7 +88,7 @@ def test_lists_as_served_use_experts_evenly_where_batches_are_drawn_otherwise() 
 
 def test_training_goes_on_as_before_a_settling() -> None:
     model = ranker().train()
-    settle = settling(model, examples().candidates.top.item_rows, CPU)
+    settle = settling(model, examples().candidates.item_rows, CPU)
     router, generator = item_router(model), torch.get_rng_state()
     assert router is not None
     settle(0)
@@ -105,7 +105,7 @@ def test_without_biases_that_balance_items_nothing_is_settled(changes: dict[str,
     model = ranker(**changes)
     assert item_router(model) is None
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    settling(model, examples().candidates.top.item_rows, CPU)(0)
+    settling(model, examples().candidates.item_rows, CPU)(0)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -116,7 +116,7 @@ def test_a_large_catalogue_is_stood_for_by_items_drawn_as_often_as_served(
     items, counts = served_items(rows)
     assert items.tolist() == list(range(1, 3002))
     assert counts.tolist() == [3000] + [1] * 3000
-    monkeypatch.setattr(expert_balance, "MOST_ITEMS", 1000)
+    monkeypatch.setattr(expert_balance, "MAX_ITEMS", 1000)
     items, counts = served_items(rows)
     assert int(counts.sum()) == 1000
     assert abs(int(counts[0]) - 500) < 60

@@ -4,18 +4,18 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.top_k import TopK
 from recsys.models.item_tower import ItemCatalogue
+from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.training.ranker_fit import RankerFitConfig
-from recsys.training.ranking_examples import Candidates
+from recsys.training.ranking_examples import NOT_SHOWN, RankingExamples
 from recsys.training.shown_lists import (
-    NOT_SHOWN,
-    Shown,
-    ShownLists,
+    Impressions,
     fit_examination,
+    impression_examples,
     shown_losses,
+    usable,
 )
 
 NUM_ITEMS, NUM_LISTS, NUM_SLOTS = 30, 6_000, 4
@@ -32,13 +32,13 @@ def ranker(num_slots: int = NUM_SLOTS, base: str = "lead") -> Ranker:
         num_item_rows=NUM_ITEMS,
         tasks=("next", "buy"),
         candidate_dense=("lead", "noise"),
-        base_number=base,
+        base_feature=base,
         num_slots=num_slots,
     )
     return Ranker(config, inputs, ItemCatalogue.empty(NUM_ITEMS))
 
 
-def lists() -> ShownLists:
+def lists() -> RankingExamples:
     """Let a policy put the better items higher, except in three lists of ten."""
     generator = torch.Generator().manual_seed(1)
     quality = torch.randn(NUM_ITEMS, generator=generator)
@@ -57,37 +57,39 @@ def lists() -> ShownLists:
     labels = torch.stack([taken, taken & (draws[1] < 0.5)], dim=1).float()
     numbers = torch.randn(NUM_LISTS, 8, 2, generator=generator)
     numbers[:, :, 0] = 0
-    candidates = Candidates(TopK(numbers[:, :, 0], rows), numbers)
-    queries = JaggedBatch({"history": Jagged.one_each(torch.ones(NUM_LISTS, dtype=torch.int64))})
+    each = Jagged.one_each(torch.ones(NUM_LISTS, dtype=torch.int64))
     offsets = torch.arange(NUM_LISTS + 1) * NUM_SLOTS
-    return ShownLists.of(
-        queries, candidates, Shown(Jagged(shown.flatten(), offsets), slots, labels)
+    return impression_examples(
+        JaggedBatch({"history": each}),
+        each,
+        Candidates(rows, numbers),
+        Impressions(Jagged(shown.flatten(), offsets), slots, labels),
     )
 
 
 def test_what_is_no_candidate_is_left_out_and_the_rest_keeps_slot_and_outcome() -> None:
-    top = TopK(torch.zeros(3, 3), torch.tensor([[5, 7, 9], [1, 2, -1], [4, 5, 6]]))
-    shown = Shown(
+    rows = torch.tensor([[5, 7, 9], [1, 2, -1], [4, 5, 6]])
+    shown = Impressions(
         Jagged.from_lists([[9, 8, 5], [2], []]),
         torch.tensor([0, 1, 2, 3]),
         torch.tensor([[1.0], [1.0], [0.0], [float("nan")]]),
     )
-    queries = JaggedBatch({"history": Jagged.from_lists([[1], [2], [3]])})
-    found = ShownLists.of(queries, Candidates(top, torch.zeros(3, 3, 1)), shown)
+    each = Jagged.from_lists([[1], [2], [3]])
+    candidates = Candidates(rows, torch.zeros(3, 3, 1))
+    found = impression_examples(JaggedBatch({"history": each}), each, candidates, shown)
+    assert found.slots is not None
     assert found.slots.tolist() == [[2, -1, 0], [-1, 3, -1], [-1, -1, -1]]
-    labels = found.examples.labels[:, :, 0].nan_to_num(-1)
+    labels = found.labels[:, :, 0].nan_to_num(-1)
     assert labels.tolist() == [[0, -1, 1], [-1, -1, -1], [-1, -1, -1]]
-    assert found.usable().tolist() == [0, 1]
+    assert usable(found).tolist() == [0, 1]
 
 
 def test_the_planted_curve_is_found_though_good_items_stand_high() -> None:
     found, model = lists(), ranker()
-    clicks = [
-        float(found.examples.labels[found.slots == slot][:, 0].mean()) for slot in range(NUM_SLOTS)
-    ]
+    clicks = [float(found.labels[found.slots == slot][:, 0].mean()) for slot in range(NUM_SLOTS)]
     # Clicks alone fall faster than attention: the policy's part is in them.
     assert clicks[3] / clicks[0] < 0.6 * float(EXAMINED[3])
-    fit_examination(model, found, found.usable())
+    fit_examination(model, found, usable(found))
     assert model.examination is not None
     assert model.examination.curve().tolist() == pytest.approx(EXAMINED.tolist(), abs=0.05)
     assert not model.examination.odds.requires_grad
@@ -95,16 +97,16 @@ def test_the_planted_curve_is_found_though_good_items_stand_high() -> None:
 
 def test_a_step_reads_what_was_shown_and_depends_on_the_step_alone() -> None:
     found, model = lists(), ranker()
-    fit_examination(model, found, found.usable())
+    fit_examination(model, found, usable(found))
     config = RankerFitConfig(num_candidates=40, batch_size=32)
-    loss_at = shown_losses(model.eval(), found, found.usable(), config, 3, CPU)
-    again = shown_losses(model, found, found.usable(), config, 3, CPU)
+    loss_at = shown_losses(model.eval(), found, usable(found), config, 3, CPU)
+    again = shown_losses(model, found, usable(found), config, 3, CPU)
     assert torch.equal(loss_at(5), again(5))
     assert not torch.equal(loss_at(5), loss_at(6))
     # Labels of what was not shown are not read.
-    other = found.examples.labels.masked_fill((found.slots == NOT_SHOWN)[:, :, None], 1.0)
-    changed = found._replace(examples=found.examples._replace(labels=other))
-    assert torch.equal(shown_losses(model, changed, found.usable(), config, 3, CPU)(5), loss_at(5))
+    other = found.labels.masked_fill((found.slots == NOT_SHOWN)[:, :, None], 1.0)
+    changed = found._replace(labels=other)
+    assert torch.equal(shown_losses(model, changed, usable(found), config, 3, CPU)(5), loss_at(5))
     model.train()
     loss_at(5).backward()  # type: ignore[no-untyped-call]
     assert model.shown_level is not None
@@ -119,4 +121,4 @@ def test_a_step_reads_what_was_shown_and_depends_on_the_step_alone() -> None:
 def test_a_ranker_without_slots_or_base_is_refused(num_slots: int, base: str) -> None:
     found = lists()
     with pytest.raises(ValueError, match=r"learning from shown lists needs both"):
-        fit_examination(ranker(num_slots, base), found, found.usable())
+        fit_examination(ranker(num_slots, base), found, usable(found))

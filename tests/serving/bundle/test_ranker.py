@@ -4,7 +4,6 @@ import json
 import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +13,7 @@ from recsys.models.ranker.batch import RankingBatch
 from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
-from serving.bundle.ranker import CandidateRanker, reordered
+from serving.bundle.ranker import CandidateRanker, reranked
 from serving.bundle.write import write_bundle
 from serving.filters import eligible_items
 from serving.query import hydrate
@@ -56,13 +55,14 @@ def candidates(recommender, user_id):
     bundle = recommender.bundle
     query = hydrate(Request(user_id=user_id), bundle, HOME)
     eligible, _ = eligible_items(query, bundle)
-    blend = bundle.ranker.blend
+    builder = bundle.ranker.builder
+    blend = builder.blend
     lists, _ = recommender._retrieve(
         dict.fromkeys(blend.sources, HOME.num_candidates), query, eligible
     )
-    numbers = OneQueryFeatures(blend, bundle.item_counts, bundle.ranker.against_history)
-    found = numbers.candidates(lists, query.features["history"].values, NUM_RANKED)
-    return query, torch.from_numpy(found.merged.item_rows), found.numbers
+    features = OneQueryFeatures(blend, bundle.item_counts, builder.history_features)
+    found = features.candidates(lists, query.features["history"].values, NUM_RANKED)
+    return query, torch.from_numpy(found.merged.item_rows), found.features
 
 
 def whole_lists(recommender, query):
@@ -170,10 +170,10 @@ def test_numbers_that_are_not_finite_are_refused(recommender, bundle):
 
 def test_equal_scores_keep_the_blends_order(recommender, bundle):
     query, _, _ = candidates(recommender, "user-3")
-    lists, part = whole_lists(recommender, query), bundle.ranker
-    numbers = OneQueryFeatures(part.blend, bundle.item_counts, part.against_history)
-    found = numbers.candidates(lists, query.features["history"].values, 20).merged
-    same = reordered(found, np.zeros(10, np.float32), 20)
+    lists, builder = whole_lists(recommender, query), bundle.ranker.builder
+    features = OneQueryFeatures(builder.blend, bundle.item_counts, builder.history_features)
+    found = features.candidates(lists, query.features["history"].values, 20).merged
+    same = reranked(found, torch.zeros(10), 20)
     assert same.item_rows.tolist() == found.item_rows.tolist()
 
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.top_k import TopK
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.ranker.batch import RankingBatch
+from recsys.models.ranker.batch import Candidates, RankingBatch
 from recsys.models.ranker.config import (
     RankerConfig,
     RankerInputs,
@@ -16,7 +15,7 @@ from recsys.models.ranker.config import (
 from recsys.models.ranker.model import Ranker
 from recsys.training.optim import AdamWConfig, adamw
 from recsys.training.ranker_fit import RankerFitConfig, fit_line, ranker_loss, scores_of
-from recsys.training.ranking_examples import Candidates, Outcomes, RankingExamples, labels_of
+from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
 
 pytestmark = pytest.mark.numerics
 
@@ -40,14 +39,14 @@ def examples(seed: int = 0) -> RankingExamples:
     outcomes = Outcomes.of_values(torch.full((NUM_QUERIES,), 5.0))
     labels = labels_of(rows, targets, outcomes, ("next",), 4.0)
     history = Jagged.one_each(rows[:, 0])
-    top = TopK(numbers[:, :, 1], rows)
-    return RankingExamples(JaggedBatch({"history": history}), Candidates(top, numbers), labels)
+    candidates = Candidates(rows, numbers)
+    return RankingExamples(JaggedBatch({"history": history}), targets, candidates, labels)
 
 
 def ranker(trunk: str = "dense") -> Ranker:
     torch.manual_seed(0)
     inputs = RankerInputs(
-        num_item_rows=NUM_ITEMS, tasks=("next",), candidate_dense=NUMBERS, base_number="score"
+        num_item_rows=NUM_ITEMS, tasks=("next",), candidate_dense=NUMBERS, base_feature="score"
     )
     config = RankerConfig(
         trunk=trunk,  # type: ignore[arg-type]
@@ -71,7 +70,7 @@ def hits(model: Ranker, found: RankingExamples) -> float:
 def test_untrained_it_is_the_score_it_was_given(trunk: str) -> None:
     found, model = examples(), ranker(trunk).eval()
     logits = model.logits(found.whole_batch(torch.arange(NUM_QUERIES)))
-    assert torch.equal(logits[:, 0], found.candidates.numbers[:, :, 1].flatten())
+    assert torch.equal(logits[:, 0], found.candidates.features[:, :, 1].flatten())
     with torch.no_grad():
         at_once = model(found.whole_batch(torch.arange(NUM_QUERIES))).logits
     assert torch.equal(at_once, logits)
@@ -101,18 +100,18 @@ def test_the_line_is_the_likeliest_one_of_whole_lists() -> None:
     config = RankerFitConfig(num_candidates=LENGTH, num_hard=5, num_random=10, line_l2=l2)
     assert model.correction is not None
     chosen = torch.arange(0, NUM_QUERIES, 2)
-    found.candidates.top.item_rows[4, 15:] = -1
-    found.candidates.numbers[4, 15:] = 0
+    found.candidates.item_rows[4, 15:] = -1
+    found.candidates.features[4, 15:] = 0
     found.labels[4, 15:] = torch.nan
-    model.correction.fit_scale(found.candidates.numbers[chosen].flatten(0, 1))
+    model.correction.fit_scale(found.candidates.features[chosen].flatten(0, 1))
     fit_line(model.correction, found, chosen, config)
     # No small change of any weight makes what was taken likelier, by a loss written down anew.
-    numbers = model.correction.standardised(found.candidates.numbers).double()
+    numbers = model.correction.standardised(found.candidates.features).double()
     weight = model.correction.weight.detach()[0].double().requires_grad_()
     loss = l2 / 2 * weight.square().sum()
     for query in chosen.tolist():
-        there = found.candidates.top.item_rows[query] > 0
-        scores = found.candidates.numbers[query, there, 1] + numbers[query, there] @ weight
+        there = found.candidates.item_rows[query] > 0
+        scores = found.candidates.features[query, there, 1] + numbers[query, there] @ weight
         taken = found.labels[query, there, 0] == 1
         loss = loss - scores.log_softmax(0)[taken].sum()
     (slope,) = torch.autograd.grad(loss, weight)
@@ -123,20 +122,20 @@ def test_the_line_is_the_likeliest_one_of_whole_lists() -> None:
 def test_a_saved_one_has_its_scales(tmp_path) -> None:  # type: ignore[no-untyped-def]
     found, model = examples(), ranker().eval()
     assert model.correction is not None
-    model.correction.fit_scale(found.candidates.numbers.flatten(0, 1))
+    model.correction.fit_scale(found.candidates.features.flatten(0, 1))
     torch.nn.init.ones_(model.correction.weight)
     model.save(tmp_path)
     loaded = Ranker.load(tmp_path, ItemCatalogue.empty(NUM_ITEMS))
     batch = found.whole_batch(torch.arange(3))
     assert torch.equal(loaded.logits(batch), model.logits(batch))
-    standard = model.correction.standardised(found.candidates.numbers.flatten(0, 1))
+    standard = model.correction.standardised(found.candidates.features.flatten(0, 1))
     assert float(standard[:, 2].mean()) == pytest.approx(0, abs=1e-4)
     assert float(standard[:, 2].std()) == pytest.approx(1, abs=0.01)
 
 
 def test_numbers_that_are_missing_are_refused_in_training_and_in_serving() -> None:
     found, model = examples(), ranker()
-    found.candidates.numbers[3, 2, 2] = torch.nan
+    found.candidates.features[3, 2, 2] = torch.nan
     everyone = torch.arange(NUM_QUERIES)
     with pytest.raises(ValueError, match="not finite"):
         ranker_loss(model, found, everyone, RankerFitConfig(), 0, torch.device("cpu"))
@@ -152,8 +151,8 @@ def test_a_task_of_one_class_cannot_be_calibrated_and_is_named() -> None:
 
 
 def test_a_base_that_is_no_number_of_a_candidate_is_refused() -> None:
-    with pytest.raises(ValueError, match="base_number must be one of"):
-        RankerInputs(num_item_rows=3, candidate_dense=("a",), base_number="b")
+    with pytest.raises(ValueError, match="base_feature must be one of"):
+        RankerInputs(num_item_rows=3, candidate_dense=("a",), base_feature="b")
 
 
 def test_a_step_of_a_batch_is_the_same_however_often_it_is_asked() -> None:

@@ -71,7 +71,7 @@ def is_folded(model: Ranker) -> bool:
 )
 @pytest.mark.parametrize("base", ["", "score"])
 def test_folded_logits_are_those_of_training(changes, events, base):
-    model = ranker(replace(SMALL, **changes), replace(INPUTS, base_number=base))
+    model = ranker(replace(SMALL, **changes), replace(INPUTS, base_feature=base))
     batch = asked(events=events)
     assert is_folded(model)
     with torch.no_grad():

@@ -1,5 +1,6 @@
 """What a number of a candidate says: of the sources' lists, and of the history."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.models.ease import Ease
 from recsys.models.item_tower import ItemCatalogue
-from recsys.retrieval.blend.candidate_features import number_names, ranking_candidates
-from recsys.retrieval.blend.history_features import HISTORY_NUMBERS, HistoryFeatures
+from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
+from recsys.retrieval.blend.history_features import HISTORY_FEATURES, HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.blend.source_features import FEATURES
 
@@ -38,14 +39,14 @@ def linear() -> Ease:
 
 
 def named(numbers: torch.Tensor) -> dict[str, list[float]]:
-    return dict(zip(HISTORY_NUMBERS, numbers.T.tolist(), strict=True))
+    return dict(zip(HISTORY_FEATURES, numbers.T.tolist(), strict=True))
 
 
 def test_a_candidate_is_held_against_the_history() -> None:
     counts = torch.tensor([0, 9, 4, 1, 1, 1])
     history = Jagged.from_lists([[3, 1]])
     found = named(
-        HistoryFeatures(catalogue(), linear()).numbers(
+        HistoryFeatures(catalogue(), linear()).features(
             history, torch.tensor([[2, 3, 6, -1]]), counts
         )[0]
     )
@@ -70,13 +71,13 @@ def test_behaviour_is_what_a_trained_model_says_of_items() -> None:
     vectors = torch.tensor([[0.0, 0], [1, 0], [0, 1], [half, half]])
     numbers = HistoryFeatures(catalogue(), linear(), vectors)
     history, counts = Jagged.from_lists([[2, 1]]), torch.ones(7)
-    found = named(numbers.numbers(history, torch.tensor([[3, 1, 6]]), counts)[0])
+    found = named(numbers.features(history, torch.tensor([[3, 1, 6]]), counts)[0])
     # 6 was appended behind the model's items.
     assert found["behaviour.last"] == pytest.approx([half, 1, 0])
     assert found["behaviour.few"] == pytest.approx([half, 0.5, 0])
     assert found["behaviour.best"] == pytest.approx([half, 1, 0])
     without = HistoryFeatures(catalogue(), linear())
-    plain = named(without.numbers(history, torch.tensor([[3, 1, 6]]), counts)[0])
+    plain = named(without.features(history, torch.tensor([[3, 1, 6]]), counts)[0])
     assert plain["behaviour.best"] == [0, 0, 0]
     assert plain["content.best"] == found["content.best"]
 
@@ -90,16 +91,16 @@ def test_numbers_are_the_same_when_read_again(tmp_path: Path) -> None:
         made = HistoryFeatures(catalogue(), linear(), given)
         made.save(folder)
         loaded = HistoryFeatures.load(folder, catalogue())
-        assert torch.equal(loaded.numbers(*asked), made.numbers(*asked))
+        assert torch.equal(loaded.features(*asked), made.features(*asked))
 
 
 def test_a_batch_is_numbered_as_each_query_alone() -> None:
     numbers, counts = HistoryFeatures(catalogue(), linear()), torch.arange(7)
     history = Jagged.from_lists([[1, 2, 1], [], [3]])
     candidates = torch.tensor([[2, 3], [4, 1], [6, -1]])
-    together = numbers.numbers(history, candidates, counts)
+    together = numbers.features(history, candidates, counts)
     for query in range(3):
-        alone = numbers.numbers(
+        alone = numbers.features(
             history.take(torch.tensor([query])), candidates[query : query + 1], counts
         )
         assert torch.equal(alone[0], together[query])
@@ -109,7 +110,7 @@ def test_a_batch_is_numbered_as_each_query_alone() -> None:
 
 def test_items_without_content_or_category_have_zeros() -> None:
     numbers = HistoryFeatures(ItemCatalogue.empty(5), linear_of(5))
-    found = named(numbers.numbers(Jagged.from_lists([[1]]), torch.tensor([[2]]), torch.ones(5))[0])
+    found = named(numbers.features(Jagged.from_lists([[1]]), torch.tensor([[2]]), torch.ones(5))[0])
     assert found["content.last"] == found["category.best"] == [0]
 
 
@@ -124,13 +125,13 @@ def test_a_candidates_numbers_are_what_each_source_says_of_it() -> None:
         "b": TopK(torch.tensor([[9.0, 7.0]]), torch.tensor([[2, 6]])),
     }
     counts = torch.tensor([0, 0, 7, 0, 1, 0])
-    history, against_history = (
-        Jagged.from_lists([[1, 3, 5]]),
-        HistoryFeatures(catalogue(), linear()),
+    history = Jagged.from_lists([[1, 3, 5]])
+    builder = CandidateBuilder(
+        blend=blend, history_features=HistoryFeatures(catalogue(), linear()), num_candidates=5
     )
-    found = ranking_candidates(blend, lists, history, counts, 5, against_history)
-    assert found.blended.item_rows.tolist() == [[2, 4, 6, -1, -1]]
-    numbers = dict(zip(number_names(blend.sources), found.numbers[0].T.tolist(), strict=True))
+    found = builder.candidates(lists, history, counts)
+    assert found.item_rows.tolist() == [[2, 4, 6, -1, -1]]
+    numbers = dict(zip(feature_names(blend.sources), found.features[0].T.tolist(), strict=True))
     assert numbers["item.events"][:3] == pytest.approx([np.log(8), np.log(2), 0])
     assert numbers["blend.lead"][0] == 0
     assert numbers["blend.lead"][1] == pytest.approx(1 - 61 / 62 - 0.5)
@@ -139,7 +140,7 @@ def test_a_candidates_numbers_are_what_each_source_says_of_it() -> None:
     assert numbers["a.reciprocal_rank"] == pytest.approx([61 / 62, 1, 0, 0, 0])
     assert numbers["b.contribution"] == pytest.approx([0.5, 0, 0.5 * 61 / 62, 0, 0])
     # A source without a list has nothing to say.
-    alone = ranking_candidates(blend, {"a": lists["a"]}, history, counts, 2, against_history)
-    of_b = [name.startswith("b.") for name in number_names(blend.sources)]
-    assert alone.numbers.shape[2] == len(number_names(blend.sources))
-    assert alone.numbers[0, :, of_b].eq(0).all()
+    alone = replace(builder, num_candidates=2).candidates({"a": lists["a"]}, history, counts)
+    of_b = [name.startswith("b.") for name in feature_names(blend.sources)]
+    assert alone.features.shape[2] == len(feature_names(blend.sources))
+    assert alone.features[0, :, of_b].eq(0).all()

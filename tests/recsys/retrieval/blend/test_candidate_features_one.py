@@ -9,7 +9,7 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.models.ease import Ease
 from recsys.models.item_tower import ItemCatalogue
-from recsys.retrieval.blend.candidate_features import number_names, ranking_candidates
+from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
 from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
 from recsys.retrieval.blend.history_features import HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
@@ -53,26 +53,25 @@ def made(seed: int, num_counts: int):
 @pytest.mark.parametrize("events", [0, 1, 4, 15, 70])
 @pytest.mark.parametrize("given", [SOURCES, ("three", "one")])
 def test_one_query_has_the_candidates_and_numbers_of_a_batch(events, given, num_counts):
-    blend, lists, counts, against_history = made(events, num_counts)
+    blend, lists, counts, history_features = made(events, num_counts)
     lists = {name: lists[name] for name in given}
     history = torch.randint(0, NUM_ITEM_ROWS + 5, (events,))
-    batched = ranking_candidates(
-        blend, lists, Jagged(history, torch.tensor([0, events])), counts, 60, against_history
-    )
-    found = OneQueryFeatures(blend, counts, against_history).candidates(lists, history, 60)
-    there = batched.blended.item_rows[0] > 0
-    assert found.merged.item_rows.tolist() == batched.blended.item_rows[0, there].tolist()
-    assert found.numbers.shape == (int(there.sum()), len(number_names(SOURCES)))
-    torch.testing.assert_close(found.numbers, batched.numbers[0, there], rtol=1e-5, atol=1e-5)
+    builder = CandidateBuilder(blend=blend, history_features=history_features, num_candidates=60)
+    batched = builder.candidates(lists, Jagged(history, torch.tensor([0, events])), counts)
+    found = OneQueryFeatures(blend, counts, history_features).candidates(lists, history, 60)
+    there = batched.item_rows[0] > 0
+    assert found.merged.item_rows.tolist() == batched.item_rows[0, there].tolist()
+    assert found.features.shape == (int(there.sum()), len(feature_names(SOURCES)))
+    torch.testing.assert_close(found.features, batched.features[0, there], rtol=1e-5, atol=1e-5)
 
 
 def test_lists_without_items_have_no_candidates():
-    blend, _, counts, against_history = made(0, NUM_ITEM_ROWS)
+    blend, _, counts, history_features = made(0, NUM_ITEM_ROWS)
     empty = {name: TopK(torch.full((1, 3), -torch.inf), torch.full((1, 3), -1)) for name in SOURCES}
-    one = OneQueryFeatures(blend, counts, against_history)
+    one = OneQueryFeatures(blend, counts, history_features)
     found = one.candidates(empty, torch.tensor([1, 2]), 5)
     assert len(found.merged.item_rows) == 0
-    assert found.numbers.shape == (0, len(number_names(SOURCES)))
+    assert found.features.shape == (0, len(feature_names(SOURCES)))
 
 
 def test_items_without_content_or_categories_have_zeros():
@@ -80,6 +79,6 @@ def test_items_without_content_or_categories_have_zeros():
     linear = Ease(torch.tensor([1]), torch.zeros(1, 1), NUM_ITEM_ROWS)
     bare = HistoryFeatures(ItemCatalogue.empty(NUM_ITEM_ROWS), linear)
     found = OneQueryFeatures(blend, counts, bare).candidates(lists, torch.tensor([5]), 10)
-    columns = dict(zip(number_names(SOURCES), found.numbers.T.numpy(), strict=True))
+    columns = dict(zip(feature_names(SOURCES), found.features.T.numpy(), strict=True))
     for name in ("content.last", "category.best", "linear.history"):
         np.testing.assert_array_equal(columns[name], 0)

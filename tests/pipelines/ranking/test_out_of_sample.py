@@ -1,18 +1,18 @@
-"""Events that are held back from sources: which, and what precedes them."""
+"""Held-back events: which they are, and what precedes them."""
 
 import numpy as np
 import pytest
 import torch
 
 from pipelines.config.ranker import RankerTrainingConfig
-from pipelines.ranking.earlier_sources import asked_at, earlier_of, events_before
-from pipelines.ranking.fit import parts_of
+from pipelines.ranking.fit import split_by_user
+from pipelines.ranking.out_of_sample import events_before, hold_back, queries_at
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
-from recsys.data.top_k import TopK
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.training.ranking_examples import Candidates, RankingExamples
+from recsys.models.ranker.batch import Candidates
+from recsys.training.ranking_examples import RankingExamples
 
 
 def sequences() -> Sequences:
@@ -39,15 +39,15 @@ def inputs() -> ModelInputs:
     )
 
 
-def test_the_latest_train_events_are_asked_for_with_what_precedes_them() -> None:
+def test_the_latest_train_events_are_queries_with_what_precedes_them() -> None:
     config = RankerTrainingConfig(max_held_back=3, share_held_back=0.5)
-    earlier = earlier_of(inputs(), config, seed=0)
-    # 20 train events give 3, 3 give 1, none gives none; nobody's held-out events are asked for.
-    assert earlier.held_out.targets.values.tolist() == [18, 19, 20, 27]
-    seen = earlier.held_out.seen
+    held_back = hold_back(inputs(), config, seed=0)
+    # 20 train events give 3, 3 give 1, none gives none; nobody's held-out events are queries.
+    assert held_back.held_out.targets.values.tolist() == [18, 19, 20, 27]
+    seen = held_back.held_out.seen
     assert seen.lengths().tolist() == [17, 18, 19, 2]
     assert seen.take(torch.tensor([3])).values.tolist() == [25, 26]
-    before = earlier.inputs.sequences
+    before = held_back.inputs.sequences
     assert before.item_rows.tolist() == [*range(1, 18), 25, 26]
     assert before.times is not None
     assert before.times.tolist() == [*range(0, 1700, 100), 2400, 2500]
@@ -55,41 +55,41 @@ def test_the_latest_train_events_are_asked_for_with_what_precedes_them() -> None
     assert before.train_end.tolist() == before.offsets[1:].tolist() == [0, 17, 17, 19, 19]
 
 
-def test_no_source_has_seen_an_event_that_is_asked_for() -> None:
+def test_no_retriever_is_refitted_on_a_held_back_event() -> None:
     whole = inputs()
-    earlier = earlier_of(whole, RankerTrainingConfig(max_held_back=9), seed=0)
-    users = whole.sequences.users_of(earlier.held_out.positions)
-    known = earlier.inputs.sequences
-    for user, item in zip(users, earlier.held_out.targets.values.tolist(), strict=True):
+    held_back = hold_back(whole, RankerTrainingConfig(max_held_back=9), seed=0)
+    users = whole.sequences.users_of(held_back.held_out.positions)
+    known = held_back.inputs.sequences
+    for user, item in zip(users, held_back.held_out.targets.values.tolist(), strict=True):
         assert item not in known.item_rows[known.offsets[user] : known.offsets[user + 1]]
 
 
-def test_so_many_are_drawn_by_the_seed() -> None:
+def test_queries_are_sampled_by_the_seed() -> None:
     config = RankerTrainingConfig(max_held_back=10, share_held_back=0.9, max_queries=5)
-    first, again, other = (earlier_of(inputs(), config, seed) for seed in (1, 1, 2))
+    first, again, other = (hold_back(inputs(), config, seed) for seed in (1, 1, 2))
     assert len(first.held_out.positions) == 5
     assert first.held_out.positions.tolist() == again.held_out.positions.tolist()
     assert first.held_out.positions.tolist() != other.held_out.positions.tolist()
     assert (np.diff(first.held_out.positions) > 0).all()
 
 
-def test_nothing_held_back_asks_nothing() -> None:
+def test_nothing_held_back_gives_no_queries() -> None:
     whole = sequences()
-    assert len(asked_at(whole, np.empty(0, np.int64)).positions) == 0
+    assert len(queries_at(whole, np.empty(0, np.int64)).positions) == 0
     same = events_before(whole, np.asarray(whole.offsets[1:]))
     assert same.item_rows.tolist() == whole.item_rows.tolist()
 
 
 @pytest.mark.parametrize("limit", [2, 100])
-def test_users_that_calibrate_teach_nothing(limit: int) -> None:
+def test_users_that_calibrate_are_not_trained_on(limit: int) -> None:
     users = torch.tensor([10, 10, 20, 3, 4, 5])
     labels = torch.zeros(6, 3, 1)
     labels[[0, 3, 4], 1] = 1
-    top = TopK(torch.zeros(6, 3), torch.ones(6, 3, dtype=torch.int64))
-    queries = JaggedBatch({"user": Jagged.one_each(users)})
-    examples = RankingExamples(queries, Candidates(top, torch.zeros(6, 3, 1)), labels)
-    parts = parts_of(examples, limit, seed=0)
-    # Query 5 has nothing that was taken; it teaches nothing either.
-    assert parts.learned_from.tolist() == [3, 4]
-    assert set(parts.held.tolist()) <= {0, 1, 2}
-    assert len(parts.held) == min(limit, 3)
+    each = Jagged.one_each(users)
+    candidates = Candidates(torch.ones(6, 3, dtype=torch.int64), torch.zeros(6, 3, 1))
+    examples = RankingExamples(JaggedBatch({"user": each}), each, candidates, labels)
+    split = split_by_user(examples, limit, seed=0)
+    # Query 5 has no positive, so it is not trained on either.
+    assert split.train.tolist() == [3, 4]
+    assert set(split.held_out.tolist()) <= {0, 1, 2}
+    assert len(split.held_out) == min(limit, 3)

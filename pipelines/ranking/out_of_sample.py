@@ -1,9 +1,8 @@
-"""The sources of candidates as they would have been before each user's latest train events.
+"""Out-of-sample candidates: retrievers refitted without each user's latest train events.
 
-A source has seen the events it was fitted on, so what it says of them teaches nobody how far to
-trust it. Fitted again on what came before, it has not seen the latest train events, and each of
-these is a question with a known answer, asked with the history up to it. Validation and test stay
-untouched. A trained source makes as many steps as validation chose for it.
+Scores of events that a retriever was fitted on say nothing of its accuracy. Each held-back event is
+a labelled query with the history up to it; validation and test stay untouched. Trained retrievers
+take the number of steps that validation chose for them.
 
 Axes: U user rows, P positions.
 """
@@ -28,23 +27,23 @@ from recsys.models.item_tower import RetrievalModel
 from recsys.models.sequence.members import of_first
 
 MIN_EVENTS = 3
-"""Train events of a user, below which none is held back."""
+"""Train events of a user below which none is held back."""
 TRAINED = ("two_tower", "sequence")
 
 
-class Earlier(NamedTuple):
-    """What was known before, and what came next."""
+class HeldBack(NamedTuple):
+    """Train events without each user's latest, and queries for those."""
 
     inputs: ModelInputs
-    """With the events before, all of them in train."""
+    """With the events that retrievers are refitted on, all of them in train."""
     ends: Rows
-    """Where each user's events end there, [U]."""
+    """Where these events of each user end, [U]."""
     held_out: HeldOut
-    """One query for each event that was held back, in the order of events."""
+    """One query for each held-back event, in the order of events."""
 
 
-def earlier_ends(sequences: Sequences, config: RankerTrainingConfig) -> Rows:
-    """Say where train ends once each user's latest events are held back, [U]."""
+def held_back_ends(sequences: Sequences, config: RankerTrainingConfig) -> Rows:
+    """Find where each user's train events end once the latest are held back, [U]."""
     lengths = sequences.train_end - sequences.offsets[:-1]
     held = np.minimum(config.max_held_back, (lengths * config.share_held_back).astype(np.int64))
     held = np.where(lengths >= MIN_EVENTS, np.maximum(held, 1), 0)
@@ -53,7 +52,7 @@ def earlier_ends(sequences: Sequences, config: RankerTrainingConfig) -> Rows:
 
 
 def events_before(sequences: Sequences, ends: Rows) -> Sequences:
-    """Keep each user's events before an end, all of them in train."""
+    """Keep each user's events before an end, all of them as train."""
     kept = concatenated_ranges(np.asarray(sequences.offsets[:-1]), ends)
     offsets = np.zeros_like(sequences.offsets)
     np.cumsum(ends - sequences.offsets[:-1], out=offsets[1:])
@@ -67,8 +66,8 @@ def events_before(sequences: Sequences, ends: Rows) -> Sequences:
     )
 
 
-def asked_at(sequences: Sequences, positions: Rows) -> HeldOut:
-    """Ask one query for each position [P], whose event is the target."""
+def queries_at(sequences: Sequences, positions: Rows) -> HeldOut:
+    """Make one query for each position [P], whose event is the target."""
     users = sequences.users_of(positions)
     lengths = positions - sequences.offsets[users]
     seen = concatenated(sequences.offsets[users], lengths)
@@ -79,43 +78,43 @@ def asked_at(sequences: Sequences, positions: Rows) -> HeldOut:
     )
 
 
-def earlier_of(inputs: ModelInputs, config: RankerTrainingConfig, seed: int) -> Earlier:
-    """Hold back each user's latest train events; ask at most ``max_queries`` of them."""
+def hold_back(inputs: ModelInputs, config: RankerTrainingConfig, seed: int) -> HeldBack:
+    """Hold back each user's latest train events; sample ``max_queries`` of them as queries."""
     sequences = inputs.sequences
-    ends = earlier_ends(sequences, config)
+    ends = held_back_ends(sequences, config)
     positions = concatenated_ranges(ends, np.asarray(sequences.train_end))
     if len(positions) > config.max_queries:
         rng = np.random.default_rng([seed, len(positions)])
         positions = np.sort(rng.choice(positions, config.max_queries, replace=False))
     before = replace(inputs, sequences=events_before(sequences, ends))
-    return Earlier(before, ends, asked_at(sequences, positions))
+    return HeldBack(before, ends, queries_at(sequences, positions))
 
 
-def earlier_sources(
-    context: StageContext, earlier: Earlier, order: str, names: tuple[str, ...]
+def refitted_sources(
+    context: StageContext, held_back: HeldBack, order: str, names: tuple[str, ...]
 ) -> dict[str, Source]:
-    """Fit sources on the events before; a killed training resumes.
+    """Refit retrievers without the held-back events; a killed training resumes.
 
     Args:
-        context: Of a stage that reads what trained them first.
-        earlier: The events.
+        context: Of a stage that reads the artefacts of their first training.
+        held_back: The events.
         order: Of tied times.
-        names: Models, as ``load_sources`` names them; all but generation.
+        names: Models, as ``load_sources`` names them; no generative one.
     """
     config = context.config
-    # Further members are no source of profile fast, whose candidates are ranked.
+    # Profile fast, whose candidates are ranked, has only the first member of an ensemble.
     config = replace(config, sequence=of_first(config.sequence))
     context = replace(context, config=config)
     found: dict[str, Source] = {
         name: ScoredSource(model.score, needs_history=name != "popularity")
-        for name, model in fit_models(earlier.inputs, config, "all").items()
+        for name, model in fit_models(held_back.inputs, config, "all").items()
     }
-    for again in trainings(context, earlier.inputs, order):
+    for again in trainings(context, held_back.inputs, order):
         if again.name not in TRAINED or again.name not in names:
             continue
-        kept = context.checkpoints / order / f"earlier_{again.name}"
-        curve = Curve(context.run, f"{order}/earlier_{again.name}")
-        title = f"{again.name.replace('_', '-')} ({order}, before)"
+        kept = context.checkpoints / order / f"refitted_{again.name}"
+        curve = Curve(context.run, f"{order}/refitted_{again.name}")
+        title = f"{again.name.replace('_', '-')} ({order}, out of sample)"
         with ProgressBar(title, visible=context.show_progress) as progress:
             model, _ = again.fit(again.train_config(), TrainingRun(kept, progress, curve))
         assert isinstance(model, RetrievalModel)

@@ -1,0 +1,116 @@
+"""Adapt a released model to one domain: train, judge, refuse or register."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.adapters.gate import harm_verdicts, metrics_of, refuse_harm
+from pipelines.adapters.inputs import load_inputs, require_run
+from pipelines.adapters.ranker import RankerAdaptation
+from pipelines.adapters.retriever import RetrieverAdaptation
+from pipelines.adapters.task import Task
+from pipelines.config.run import RunConfig
+from pipelines.engine.workspace import Workspace, bundles_dir
+from serving.bundle.adapters import BaseName, publish_adapter, write_adapter
+from serving.bundle.delta import Link, chain_of
+from serving.bundle.manifest import CURRENT, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapted:
+    """A domain's registered adapter."""
+
+    directory: Path
+    metrics: Mapping[str, Mapping[str, float]]
+    verdicts: list[Verdict]
+    num_labels: int
+    """Of the domain, that it was trained on."""
+    num_steps: int
+    share: float
+    """Of the base's parameters."""
+    seconds: float
+
+
+def adapt(
+    config: RunConfig, domain: str, *, publish: bool = True, show_progress: bool = False
+) -> Adapted:
+    """Train an adapter for a domain, judge it by the harm gate, register it.
+
+    Raises:
+        ValueError: If the domain, the run or the released bundle does not exist.
+        RefusedError: If the gate refuses it; names what failed. Nothing is registered.
+    """
+    current = bundles_dir(config) / CURRENT
+    with Workspace(config.workspace).lock():
+        require_run(config)
+        if not current.exists():
+            raise ValueError(f"{current} does not exist; release a bundle first: recsys run")
+        return adapt_to(
+            config, domain, current.resolve(), publish=publish, show_progress=show_progress
+        )
+
+
+def adapt_to(
+    config: RunConfig, domain: str, bundle: Path, *, publish: bool, show_progress: bool
+) -> Adapted:
+    """Adapt a bundle's model, in a locked workspace; errors as of ``adapt``."""
+    begin = time.perf_counter()
+    released, base = released_base(config, bundle)
+    inputs, domains, order = load_inputs(config)
+    task = Task(
+        config=config,
+        inputs=inputs,
+        domains=domains,
+        domain=domains.place_of(domain),
+        base=base,
+        order=order,
+        show_progress=show_progress,
+    )
+    adaptation = (RankerAdaptation if base == "ranker" else RetrieverAdaptation)(task, released)
+    judged = adaptation.judge()
+    verdicts = harm_verdicts(*judged, config.adapter)
+    refuse_harm(config, domain, verdicts)
+    results = {"base": judged.base, "adapter": judged.adapted}
+    metrics = metrics_of(judged.queries, results, config.adapter.metric)
+    trained = adaptation.final()
+    directory = write_adapter(
+        bundles_dir(config),
+        trained.adapter,
+        domain=domain,
+        base=base,
+        base_version=released.manifest.version,
+        metrics=metrics,
+        verdicts=verdicts,
+    )
+    if publish:
+        publish_adapter(directory)
+    return Adapted(
+        directory=directory,
+        metrics=metrics,
+        verdicts=verdicts,
+        num_labels=trained.num_labels,
+        num_steps=trained.num_steps,
+        share=trained.adapter.share,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def released_base(config: RunConfig, bundle: Path) -> tuple[Link, BaseName]:
+    """Find the bundle that deltas stand on, and which of its models is adapted.
+
+    Raises:
+        ValueError: If it lacks the model that ``adapter.model`` names.
+    """
+    base = chain_of(bundle)[0]
+    known: tuple[BaseName, ...] = ("sequence", "two_tower", "ranker")
+    present = [name for name in known if (base.directory / name).is_dir()]
+    wanted = config.adapter.model
+    if (wanted != "auto" and wanted not in present) or not present:
+        raise ValueError(
+            f"adapter.model = {wanted!r}, but {base.directory} has "
+            f"{', '.join(present) or 'neither'}"
+        )
+    return base, present[0] if wanted == "auto" else wanted

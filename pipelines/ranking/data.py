@@ -1,0 +1,139 @@
+"""What rankers of a tie order are trained and judged on.
+
+Trained on held-back train events, with candidates of retrievers refitted without them, and on
+impressions where shown lists are logged. Judged on validation, with the candidates that are served.
+
+Axes: N item rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from pipelines.candidates.examples import Examples, examples_of, learned_blend
+from pipelines.candidates.sources import Source, behaviour_vectors
+from pipelines.config.run import RunConfig
+from pipelines.engine.stage import StageContext
+from pipelines.inputs.tensors import HeldOut
+from pipelines.ranking.examples import (
+    candidate_builder,
+    outcomes_of,
+    ranking_examples,
+    with_candidates,
+)
+from pipelines.ranking.fit import has_both_classes
+from pipelines.ranking.out_of_sample import hold_back, refitted_sources
+from pipelines.ranking.shown_lists import shown_lists
+from recsys.fitting.inputs import ModelInputs
+from recsys.retrieval.blend.candidate_features import CandidateBuilder
+from recsys.training.ranking_examples import RankingExamples, tasks_of
+from recsys.training.shown_lists import impression_examples
+
+
+class TooLittleDataError(Exception):
+    """No ranker can be trained; says why."""
+
+
+class RankingData(NamedTuple):
+    """Examples that rankers are trained and judged on."""
+
+    tasks: tuple[str, ...]
+    tasks_reason: str
+    builder: CandidateBuilder
+    """Of validation, with features fitted on train."""
+    item_counts: Tensor
+    """Events that the refitted retrievers were fitted on, [N]."""
+    train: RankingExamples
+    validation: RankingExamples
+    validation_lists: Examples
+    """Of every source, as the blend merges them."""
+    impressions: RankingExamples | None
+    num_slots: int
+    """Of shown lists."""
+
+
+def ranking_data(
+    context: StageContext, inputs: ModelInputs, order: str, sources: Mapping[str, Source]
+) -> RankingData:
+    """Build the examples of a tie order.
+
+    Args:
+        context: Of a stage that reads what trained the sources.
+        inputs: Of the tie order.
+        order: Of tied times.
+        sources: Of profile ``fast``, fitted on train.
+
+    Raises:
+        TooLittleDataError: If too few held-back events are among the candidates.
+    """
+    config, features = context.config, context.inputs["build_features"]
+    held_back = hold_back(inputs, config.ranker_training, config.seed)
+    check_enough(len(held_back.held_out.positions), config)
+    refitted = refitted_sources(context, held_back, order, tuple(sources))
+    counts = held_back.inputs.item_counts("train")
+    lists = examples_of(refitted, inputs, held_back.held_out, counts, config)
+    check_enough(lists.num_found(), config)
+    blend, vectors = learned_blend(lists, config), behaviour_vectors(refitted)
+    builder = candidate_builder(blend, inputs, held_back.ends, vectors, config.ranker_training)
+
+    outcomes, like_from = (
+        outcomes_of(features, inputs, held_back.held_out),
+        config.ranker_training.like_from,
+    )
+    tasks, reason = tasks_of(outcomes, like_from)
+    train = ranking_examples(builder, inputs, held_back.held_out, lists, outcomes, tasks, like_from)
+    tasks, reason, train = calibratable(tasks, reason, train, config)
+
+    shown = shown_lists(features, inputs, held_back.ends, tasks, config)
+    impressions = None
+    if shown is not None:
+        lists = examples_of(refitted, inputs, shown.held_out, counts, config)
+        queries, candidates = with_candidates(builder, inputs, shown.held_out.positions, lists)
+        targets = shown.held_out.targets
+        impressions = impression_examples(queries, targets, candidates, shown.impressions)
+
+    train_end, vectors = inputs.sequences.train_end, behaviour_vectors(sources)
+    builder = candidate_builder(blend, inputs, train_end, vectors, config.ranker_training)
+    held_out = HeldOut.of(inputs.sequences, "validation")
+    held_out = held_out.sample(config.blend.max_queries, config.seed)
+    lists = examples_of(sources, inputs, held_out, inputs.item_counts("train"), config)
+    outcomes = outcomes_of(features, inputs, held_out)
+    return RankingData(
+        tasks=tasks,
+        tasks_reason=reason,
+        builder=builder,
+        item_counts=counts,
+        train=train,
+        validation=ranking_examples(builder, inputs, held_out, lists, outcomes, tasks, like_from),
+        validation_lists=lists,
+        impressions=impressions,
+        num_slots=0 if shown is None else shown.num_slots,
+    )
+
+
+def check_enough(found: int, config: RunConfig) -> None:
+    """Refuse fewer found events than ``ranker_training.min_found``."""
+    least = config.ranker_training.min_found
+    if found < least:
+        raise TooLittleDataError(
+            f"{found} of the latest train events have their item in any list, fewer than "
+            f"ranker_training.min_found = {least}"
+        )
+
+
+def calibratable(
+    tasks: tuple[str, ...], reason: str, examples: RankingExamples, config: RunConfig
+) -> tuple[tuple[str, ...], str, RankingExamples]:
+    """Leave out tasks with one class among the queries that calibrate, but for the first task."""
+    both = has_both_classes(examples, config)
+    kept = [place for place in range(len(tasks)) if place == 0 or both[place]]
+    for place, name in enumerate(tasks):
+        if place not in kept:
+            reason += (
+                f"; {name} has one class only among the users that calibrate, so it is left out"
+            )
+    names = tuple(tasks[place] for place in kept)
+    return names, reason, examples._replace(labels=examples.labels[:, :, kept])
