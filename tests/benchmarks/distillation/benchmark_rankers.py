@@ -41,33 +41,20 @@ from tests.benchmarks.distillation.ranker_students import request_ms, run_real
 from tests.benchmarks.distillation.table import accuracy_row, latency_row
 from tests.benchmarks.harness import Row, alternating_ms, command_line, device_name, write_results
 from tests.benchmarks.ranker.benchmark_trunks import loaded
-from tests.benchmarks.ranker.world_training import train_on_requests
+from tests.benchmarks.ranker.world_training import WORLD_RANKER, train_on_requests
 from tests.recsys.testing.ranking_worlds import RankingWorld, RankingWorldConfig, ranking_world
 
-TEACHER = RankerConfig(
+TEACHER = replace(
+    WORLD_RANKER,
     embedding_dim=48,
     key_dim=16,
-    max_history=5,
     num_cross_layers=2,
-    trunk="sparse",
     hidden_dim=384,
     num_experts=8,
     top_k=4,
     head_dim=128,
-    id_init_scale=0.01,
-    backend="torch",
 )
-STUDENT = replace(
-    TEACHER,
-    embedding_dim=16,
-    key_dim=8,
-    num_cross_layers=0,
-    trunk="dense",
-    hidden_dim=32,
-    num_experts=4,
-    top_k=1,
-    head_dim=8,
-)
+STUDENT = replace(WORLD_RANKER, trunk="dense", hidden_dim=32)
 NUM_CANDIDATES = 300
 TEST_SHARE = 0.1
 

@@ -38,26 +38,12 @@ from recsys.models.ranker.model import Ranker
 from recsys.training.loop import TrainConfig
 from recsys.training.optim import ScheduleConfig
 from tests.benchmarks.harness import Row, command_line, device_name, write_results
-from tests.benchmarks.ranker.world_training import on_device, train_on_requests
+from tests.benchmarks.ranker.world_training import WORLD_RANKER, on_device, train_on_requests
 from tests.recsys.testing.ranking_worlds import RankingWorld, RankingWorldConfig, ranking_world
 
 TEST_SHARE = 0.15
 FIRST_SEED = 30
-SPARSE = RankerConfig(
-    embedding_dim=16,
-    key_dim=8,
-    max_history=5,
-    num_cross_layers=0,
-    trunk="sparse",
-    hidden_dim=16,
-    num_experts=4,
-    top_k=1,
-    router_certainty=0.1,
-    router_evenness=0.5,
-    head_dim=8,
-    id_init_scale=0.01,
-    backend="torch",
-)
+SPARSE = replace(WORLD_RANKER, router_certainty=0.1, router_evenness=0.5)
 
 
 class Model(NamedTuple):

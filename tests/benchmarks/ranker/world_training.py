@@ -10,12 +10,28 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.models.ranker.batch import Feedback, RankingBatch
+from recsys.models.ranker.config import RankerConfig
 from recsys.models.ranker.model import Ranker
 from recsys.reproduction.fitting import QuietProgress
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, adamw
 from recsys.training.progress import SilentTracker
 from tests.recsys.testing.ranking_worlds import RankingWorld
+
+WORLD_RANKER = RankerConfig(
+    embedding_dim=16,
+    key_dim=8,
+    max_history=5,
+    num_cross_layers=0,
+    trunk="sparse",
+    hidden_dim=16,
+    num_experts=4,
+    top_k=1,
+    head_dim=8,
+    id_init_scale=0.01,
+    backend="torch",
+)
+"""A small ranker, which rankers of worlds are variants of."""
 
 Loss = Callable[[RankingBatch, Feedback], Tensor]
 
