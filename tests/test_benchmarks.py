@@ -71,7 +71,7 @@ def test_a_result_has_a_line_for_each_measurement_and_a_table_of_cases() -> None
     assert too_much["goal"] == "<= 2 MiB"
     assert "goal" in slow
     assert "| case | time, ms; goal >= 2x | memory, MiB; goal <= 2 MiB |" in table
-    assert "| small | 2 (torch 5 ms, 2.50x) | 3 (**missed**) |" in table
+    assert "| small | 2 (torch 5 ms, 2.50x; met) | 3 (**missed**) |" in table
     assert "| copy rate | 4.1 TB/s |" in table
 
 

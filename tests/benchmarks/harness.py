@@ -14,6 +14,7 @@ import ast
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -173,33 +174,43 @@ def first_sentence(script: Path) -> str:
     return text.split("\n")[0].rstrip(".").replace("``", "`")
 
 
-def _cell(row: Row | None, goal_in_header: bool) -> str:
-    """A measurement as ``value (peer, ratio; goal)``."""
+def _cell(row: Row | None, shared: Mapping[str, Any]) -> str:
+    """A measurement as ``value (peer, ratio; goal)``, less what the column's head says."""
     if row is None:
         return ""
-    beside = [row.peer or "", "" if row.ratio is None else f"{row.ratio:.2f}x"]
+    peer = "" if row.peer == shared["peer"] else row.peer or ""
+    beside = [peer, "" if row.ratio is None else f"{row.ratio:.2f}x"]
     about = [", ".join(part for part in beside if part)]
-    if row.goal and not goal_in_header:
+    if row.goal and row.goal != shared["goal"]:
         about.append(f"goal {row.goal}")
-    if row.met is False:
-        about.append("**missed**")
+    if row.met is not None:
+        about.append("met" if row.met else "**missed**")
     inside = "; ".join(part for part in about if part)
     return f"{row.value:.5g}" + (f" ({inside})" if inside else "")
 
 
 def _only(values: Sequence[Any]) -> Any | None:
-    """The one value that all share, else None."""
-    return values[0] if len(set(values)) == 1 else None
+    """The one value that all share who have one, else None."""
+    different = {value for value in values if value}
+    return different.pop() if len(different) == 1 else None
 
 
 def _cases_table(cases: Mapping[str, Mapping[str, Row]], metrics: Sequence[str]) -> list[str]:
-    """One line a case and one column a metric; a goal that a whole column shares is in its head."""
+    """One line a case and one column a metric; what a whole column shares is in its head."""
     heads, shared = [], {}
     for metric in metrics:
         rows = [case[metric] for case in cases.values() if metric in case]
-        unit, goal = _only([row.unit for row in rows]), _only([row.goal for row in rows])
-        shared[metric] = goal is not None
-        heads.append(metric + (f", {unit}" if unit else "") + (f"; goal {goal}" if goal else ""))
+        shared[metric] = {
+            field: _only([getattr(row, field) for row in rows])
+            for field in ("unit", "peer", "goal")
+        }
+        unit, peer, goal = shared[metric].values()
+        heads.append(
+            metric
+            + (f", {unit}" if unit else "")
+            + (f", against {peer}" if peer else "")
+            + (f"; goal {goal}" if goal else "")
+        )
     lines = ["| case | " + " | ".join(heads) + " |", "| --- |" + " --- |" * len(metrics)]
     for name, case in cases.items():
         cells = [_cell(case.get(metric), shared[metric]) for metric in metrics]
@@ -226,7 +237,11 @@ def as_table(rows: Sequence[Row]) -> str:
     cases: dict[str, dict[str, Row]] = {}
     for row in rows:
         case, _, metric = row.name.rpartition(": ")
-        cases.setdefault(case, {})[metric] = row
+        found = cases.setdefault(case, {})
+        if metric in found:
+            # The same measurement beside a second peer.
+            metric += f" beside {re.sub(r'[:,]? [0-9].*', '', row.peer or 'another')}"
+        found[metric] = row
     cases = {name: case for name, case in cases.items() if name and len(case) > 1}
     metrics = list(dict.fromkeys(metric for case in cases.values() for metric in case))
     if len(cases) < 2 or len(metrics) > 4 * MAX_COLUMNS:

@@ -208,12 +208,8 @@ def rows_of_full(case: Case, batch: Batch) -> list[Row]:
         rate = share * flops / ms / 1e9
         goal = GOALS.get((case.dim, name))
         rows += [
-            Row(
-                name=f"{case.name}: {name}, {ms:.4f} ms",
-                value=rate,
-                unit="TFLOP/s",
-                at_least=goal,
-            ),
+            Row(name=f"{case.name}: {name}", value=ms, unit="ms"),
+            Row(name=f"{case.name}: rate of the {name}", value=rate, unit="TFLOP/s", at_least=goal),
             Row(
                 name=f"{case.name}: {name} with both biases"
                 + (" and their gradients" if place else ""),
