@@ -29,7 +29,7 @@ BENCHMARKS = Path(__file__).parent
 ROOT = BENCHMARKS.parents[1]
 RESULTS = BENCHMARKS / "results"
 LEDGER = RESULTS / "test_split_ledger.jsonl"
-MAX_COLUMNS = 6
+MAX_COLUMNS = 8
 
 T = TypeVar("T")
 
