@@ -18,18 +18,9 @@ from recsys.training.optim import AdamWConfig, adamw
 from recsys.training.progress import SilentTracker
 from tests.recsys.testing.ranking_worlds import RankingWorld
 
-WORLD_RANKER = RankerConfig(
-    embedding_dim=16,
-    key_dim=8,
-    max_history=5,
-    num_cross_layers=0,
-    trunk="sparse",
-    hidden_dim=16,
-    num_experts=4,
-    top_k=1,
-    head_dim=8,
-    id_init_scale=0.01,
-    backend="torch",
+_SIZES = RankerConfig(embedding_dim=16, key_dim=8, max_history=5, hidden_dim=16, head_dim=8)
+WORLD_RANKER = replace(
+    _SIZES, num_cross_layers=0, num_experts=4, top_k=1, id_init_scale=0.01, backend="torch"
 )
 """A small ranker, which rankers of worlds are variants of."""
 

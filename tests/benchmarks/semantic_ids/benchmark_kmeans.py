@@ -164,21 +164,19 @@ def vector_quantize_rows(
     seconds, error = median(fit[0] for fit in fits), mean(fit[1] for fit in fits)
     name = f"vector-quantize-pytorch ResidualVQ, {options.peer_steps} steps, {len(fits)} seeds"
     return [
-        Row(
-            name=f"{name}: fit and encode, median",
-            value=seconds,
-            unit="s",
-            ours=ours[0].value,
-            goal="ours no slower",
-            min_ratio=1,
-        ),
-        Row(
-            name=f"{name}: error, mean",
-            value=error,
-            unit="of variance",
-            ours=ours[1].value,
-            goal="ours no larger",
-            min_ratio=1,
+        *(
+            Row(
+                name=f"{name}: {what}",
+                value=value,
+                unit=one.unit,
+                ours=one.value,
+                goal=goal,
+                min_ratio=1,
+            )
+            for what, value, one, goal in (
+                ("fit and encode, median", seconds, ours[0], "ours no slower"),
+                ("error, mean", error, ours[1], "ours no larger"),
+            )
         ),
         Row(
             name=f"{name}: codes used, least level",
