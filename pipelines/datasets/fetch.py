@@ -73,7 +73,7 @@ def is_cached(dataset: Dataset, layout: Layout) -> bool:
     """Whether this layout's tables lie in the cache, whole and by the same parser."""
     directory = converted(dataset, layout)
     try:
-        manifest = Manifest.load(directory)
+        manifest = Manifest.read(directory)
         if manifest is None or manifest.versions.get("parser") != PARSER_VERSION:
             return False
         check_files(directory, manifest, contents=True)

@@ -13,12 +13,14 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from recsys.data.durable import PARTIAL, digest_of_file, fsync, fsync_tree, write_durably
 
+FORMAT = 2
+"""Of stage directories. Raised whenever a stage's files or keys are renamed."""
 MANIFEST = "manifest.json"
 RUN = "run.json"
 REPLACED = ".replaced-"
@@ -39,18 +41,47 @@ class Manifest:
     files: Mapping[str, str]
     """sha256 of each file by its path inside the artefact."""
 
+    format: int = FORMAT
+
     @classmethod
     def load(cls, directory: Path) -> Manifest | None:
-        """Read a directory's manifest; None where there is none, so where it is not complete."""
+        """Read the manifest of a stage of this version; None where it is not complete.
+
+        Raises:
+            ValueError: If it was written by another version.
+        """
+        found = cls.read(directory)
+        if found is not None:
+            found.check_format(directory)
+        return found
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest | None:
+        """Read a directory's manifest of any format; None where it is not complete."""
         path = directory / MANIFEST
         if not path.exists():
             return None
         try:
-            return cls(**json.loads(path.read_text()))
+            # The first format had no number.
+            return cls(**{"format": 1, **json.loads(path.read_text())})
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
             raise ValueError(
                 f"{path} is not a stage manifest ({error}); delete {directory} and run again"
             ) from error
+
+    def check_format(self, directory: Path) -> None:
+        """Refuse a stage directory that another version wrote.
+
+        Raises:
+            ValueError: Names both formats and what to do.
+        """
+        if self.format != FORMAT:
+            workspace = directory.absolute().parent
+            raise ValueError(
+                f"{workspace} is a workspace of format {self.format} (its {directory.name} says "
+                f"so); this version of recsys reads and writes format {FORMAT}. Choose a new "
+                "folder with --workspace, or delete this one and run again"
+            )
 
     def same_making(self, other: Manifest) -> bool:
         """Whether both were made from equal inputs, configuration and versions."""
@@ -61,6 +92,7 @@ class Manifest:
         """Digest of what the artefact is made from, as opposed to what came out."""
         return digest_of_json(
             {
+                "format": self.format,
                 "stage": self.stage,
                 "inputs": self.inputs,
                 "config": self.config,
@@ -74,16 +106,7 @@ class Manifest:
         return digest_of_json(self.files)
 
     def to_json(self) -> str:
-        return to_json(
-            {
-                "stage": self.stage,
-                "inputs": self.inputs,
-                "config": self.config,
-                "versions": self.versions,
-                "rows": self.rows,
-                "files": self.files,
-            }
-        )
+        return to_json(asdict(self))
 
 
 def to_json(value: Any) -> str:

@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import (
+    MANIFEST,
     Manifest,
     check_files,
     sweep,
@@ -73,6 +74,19 @@ class Workspace:
             return None
         return manifest
 
+    def check_format(self) -> None:
+        """Refuse a folder whose stages were written by another version.
+
+        Raises:
+            ValueError: Names both formats and what to do.
+        """
+        for path in sorted(self.path.glob(f"*/{MANIFEST}")):
+            found = None
+            with suppress(ValueError):
+                found = Manifest.read(path.parent)
+            if found is not None and found.stage == path.parent.name:
+                found.check_format(path.parent)
+
     def check_writable(self) -> None:
         """Make the folder and prove that a file can be made in it.
 
@@ -92,8 +106,10 @@ class Workspace:
 
         Raises:
             WorkspaceBusyError: If another run holds it; names its process.
+            ValueError: If it cannot be written, or was written by another version.
         """
         self.check_writable()
+        self.check_format()
         path = self.path / "lock"
         with locked(path, wait=False) as held:
             if not held:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recsys.data.durable import digest_of_file, replace_link
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 MANIFEST = "manifest.json"
 CURRENT = "current"
 MAX_MANIFEST_BYTES = 16 << 20
@@ -129,7 +129,7 @@ class Dimensions(_Strict):
 class BundleManifest(_Strict):
     """What is in a bundle or a delta."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     kind: Literal["bundle", "delta"]
     version: Version
     parent: Parent | None = None
@@ -192,13 +192,33 @@ def read_manifest(directory: Path) -> tuple[BundleManifest, str]:
         raise ValueError(f"{path} has {path.stat().st_size} bytes, at most {MAX_MANIFEST_BYTES}")
     content = path.read_bytes()
     try:
-        manifest = BundleManifest.model_validate(json.loads(content))
+        document = json.loads(content)
+        check_schema_version(directory, document)
+        manifest = BundleManifest.model_validate(document)
+    except OtherVersionError:
+        raise
     except (ValidationError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a bundle manifest of schema {SCHEMA_VERSION} "
             f"({_first_line(error)}); release the bundle again with this version of the platform"
         ) from error
     return manifest, hashlib.sha256(content).hexdigest()
+
+
+class OtherVersionError(ValueError):
+    """A bundle was written by another version of the platform."""
+
+
+def check_schema_version(directory: Path, document: Any) -> None:
+    """Refuse a bundle of another version by its number, whatever else its manifest holds."""
+    found = document.get("schema_version") if isinstance(document, dict) else None
+    if isinstance(found, int) and found != SCHEMA_VERSION:
+        raise OtherVersionError(
+            f"{directory} is a bundle of schema {found}; this version of the platform reads and "
+            f"writes schema {SCHEMA_VERSION}. Release it again with this version, into a folder of "
+            "its own (release.bundles) or after deleting this one; or serve it with the version "
+            "that wrote it"
+        )
 
 
 def _first_line(error: Exception) -> str:

@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,26 @@ import pytest
 
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.workspace import Workspace
+
+
+def test_workspace_of_the_version_before_is_recognised_and_left_as_it_is(tmp_path: Path) -> None:
+    old = {"stage": "fit_baselines", "inputs": {}, "config": {}, "versions": {}, "rows": {}}
+    folder = tmp_path / "fit_baselines"
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps({**old, "files": {}}))
+    (tmp_path / "somebody's").mkdir()
+    (tmp_path / "somebody's" / "manifest.json").write_text('{"name": "a web page"}')
+    partial = tmp_path / ".partial-refit"
+    partial.mkdir()
+    told = (
+        f"{tmp_path} is a workspace of format 1 .its fit_baselines says so.; this version of "
+        "recsys reads and writes format 2. Choose a new folder with --workspace, or delete"
+    )
+    with pytest.raises(ValueError, match=told), Workspace(tmp_path).lock():
+        pass
+    with pytest.raises(ValueError, match=told):
+        Workspace(tmp_path).manifest("fit_baselines")
+    assert partial.exists()
 
 
 def test_second_run_is_told_who_holds_the_workspace(tmp_path: Path) -> None:
