@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, get_args
@@ -49,7 +49,30 @@ SplitKind = Literal["leave_one_out", "global_time"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceConfig:
+class FileFormat:
+    """How values are written in the raw files."""
+
+    separator: str = ","
+    """Between the values of a CSV file."""
+    time_unit: TimeUnit = "s"
+    """Unit of event times given as numbers; ISO texts and dates need none."""
+    time_format: str | None = None
+    """Of event times that are texts but not ISO, for example "%d.%m.%Y %H:%M"."""
+    time_zone: str = "UTC"
+    """Zone of times that carry none themselves, for example "Europe/Berlin"."""
+    list_separator: str = "|"
+    """Between the categories of one item where they are one text."""
+    decimal_comma: bool = False
+    """Whether numbers in texts are written 1.234,50."""
+
+    def source(self, paths: tuple[Path, ...], columns: Mapping[str, str]) -> SourceConfig:
+        """Describe the files of one table that are written so."""
+        shared = {part.name: getattr(self, part.name) for part in fields(FileFormat)}
+        return SourceConfig(paths=paths, columns=columns, **shared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig(FileFormat):
     """Files of one table and how their columns are named.
 
     Raises:
@@ -60,18 +83,6 @@ class SourceConfig:
     columns: Mapping[str, str] = field(default_factory=dict)
     """Our column name -> the file's; a column that is not named is looked for by our name, and one
     that is mapped to "" is not read."""
-    separator: str = ","
-    """Between the values of a CSV file."""
-    time_unit: TimeUnit = "s"
-    """Unit of event times given as numbers; ISO texts and dates need none."""
-    time_format: str | None = None
-    """Of event times that are texts but not ISO, for example "%d.%m.%Y %H:%M"."""
-    time_zone: str = "UTC"
-    """Zone of times that carry none themselves."""
-    decimal_comma: bool = False
-    """Whether numbers in texts are written 1.234,50."""
-    list_separator: str = "|"
-    """Between the categories of one item where they are one text."""
 
     def __post_init__(self) -> None:
         if not self.paths:
@@ -154,7 +165,21 @@ class SplitConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeaturesConfig:
+class FeatureChoice:
+    """Which features are made."""
+
+    user_columns: tuple[str, ...] = ()
+    """User columns that the two-tower reads; numbers fall into ten equal parts."""
+    context_features: tuple[str, ...] = tuple(FEATURES)
+    """Names of features in point_in_time."""
+    catalogue_only_items: bool = False
+    """Whether catalogue items that no event names can be recommended (by their content)."""
+    write_events: bool = True
+    """Whether the kept events are written by day as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturesConfig(FeatureChoice):
     """Everything that turns raw files into features."""
 
     events: SourceConfig
@@ -162,14 +187,6 @@ class FeaturesConfig:
     users: SourceConfig | None = None
     filters: FilterConfig = field(default_factory=FilterConfig)
     splits: SplitConfig = field(default_factory=SplitConfig)
-    user_columns: tuple[str, ...] = ()
-    """Columns of the users table that become features."""
-    context_features: tuple[str, ...] = tuple(FEATURES)
-    """Names of features in point_in_time."""
-    catalogue_only_items: bool = False
-    """Whether catalogue items that no event names get a row as well (cold items)."""
-    write_events: bool = True
-    """Whether the kept events are written by day as well."""
     previous: Path | None = None
     """An earlier artefact whose rows stay as they are; new ids follow."""
     now: datetime | None = None

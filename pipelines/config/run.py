@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from features.point_in_time import FEATURES
-from features.schema import FilterConfig, SplitConfig, TimeUnit
+from features.schema import FeatureChoice, FileFormat, FilterConfig, SplitConfig
 from pipelines.config.adapter import AdapterConfig
 from pipelines.config.content import ContentConfig, EnrichItemsConfig, SemanticIdsConfig
 from pipelines.config.ranker import RankerTrainingConfig
@@ -174,7 +173,7 @@ class ReportConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(FileFormat):
     """Where the raw tables lie and how their columns are named; ``[data]`` of a TOML file."""
 
     dataset: str | None = None
@@ -192,18 +191,6 @@ class DataConfig:
     """The same of the items."""
     user_columns: Mapping[str, str] = field(default_factory=dict)
     """The same of the users."""
-    separator: str = ","
-    """Between the values of a CSV file."""
-    time_unit: TimeUnit = "s"
-    """Unit of event times given as numbers; ISO texts need none."""
-    time_format: str | None = None
-    """Of times that are texts but not ISO, for example "%d.%m.%Y %H:%M"."""
-    time_zone: str = "UTC"
-    """Zone of times that carry none themselves, for example "Europe/Berlin"."""
-    list_separator: str = "|"
-    """Between the categories of one item where they are one text."""
-    decimal_comma: bool = False
-    """Whether numbers in texts are written 1.234,50."""
 
     def event_paths(self) -> tuple[Path, ...]:
         if self.events is None:
@@ -215,19 +202,6 @@ class DataConfig:
         events = {f"events[{place}]": path for place, path in enumerate(self.event_paths())}
         others = {"items": self.items, "users": self.users}
         return {**events, **{name: path for name, path in others.items() if path is not None}}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeatureChoice:
-    """Which features are made; ``[features]``."""
-
-    user_columns: tuple[str, ...] = ()
-    """User columns that the two-tower reads; numbers fall into ten equal parts."""
-    context_features: tuple[str, ...] = tuple(FEATURES)
-    catalogue_only_items: bool = False
-    """Whether catalogue items that no event names can be recommended (by their content)."""
-    write_events: bool = True
-    """Whether the kept events are written by day as well."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 Table = dict[str, Any]
@@ -207,37 +208,13 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
+def to_toml(table: Mapping[str, Any]) -> str:
     """Write tables as TOML; a None is left out, which reads back as the default."""
-    values, tables = [], []
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            tables.append((prefix + toml_key(key), value))
-        elif value is not None:
-            values.append(f"{toml_key(key)} = {toml_value(value)}")
-    blocks = ["\n".join(values)] if values else []
-    for name, inner in tables:
-        body = to_toml(inner, f"{name}.")
-        header = f"[{name}]\n" if not body.startswith("[") else ""
-        blocks.append(header + body if body else f"[{name}]\n")
-    return "\n\n".join(block.rstrip("\n") for block in blocks) + ("\n" if blocks else "")
+    return tomli_w.dumps(without_none(table))
 
 
-def toml_key(key: str) -> str:
-    """Write a key bare where TOML allows it, quoted elsewhere."""
-    plain_key = key.replace("_", "").replace("-", "").isalnum() and key.isascii()
-    return key if plain_key else json.dumps(key)
-
-
-def toml_value(value: Any) -> str:
-    """Write a value on one line."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
+def without_none(value: Any) -> Any:
+    """Leave out the keys of tables that have no value."""
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{toml_key(key)} = {toml_value(part)}" for key, part in value.items())
-        return f"{{{inner}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(toml_value(part) for part in value)}]"
-    return json.dumps(str(value), ensure_ascii=False)
+        return {key: without_none(part) for key, part in value.items() if part is not None}
+    return [without_none(part) for part in value] if isinstance(value, list) else value

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import polars as pl
 
-from pipelines.config.toml import toml_value
 from pipelines.datasets.column_names import EVENT_NAMES, kind_of_file, name_score
 from pipelines.datasets.table_guesses import (
     Guess,
@@ -18,6 +18,7 @@ from pipelines.datasets.table_guesses import (
     is_number,
     sample_of,
 )
+from recsys.data.durable import write_durably
 
 CSV = (".csv", ".txt", ".inter")
 MIN_SHARED_IDS = 0.1
@@ -116,6 +117,11 @@ def list_separator(plan: Plan) -> str | None:
     return best if counts[best] and best != "|" else None
 
 
+def toml_value(value: str | list[str]) -> str:
+    """Write texts on one line, as JSON and TOML both have them."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def time_lines(events: Guess) -> list[str]:
     """Write how the times are to be read, and how else they could be."""
     if (time := events.time) is None:
@@ -199,7 +205,5 @@ def write_config(paths: list[Path], target: Path, *, force: bool) -> Plan:
     plan = plan_of(paths)
     text = written(plan, target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(target)
+    write_durably(target, text)
     return plan

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from features.schema import SplitConfig
+from features.schema import FeatureChoice, SplitConfig
 from pipelines.config.content import ContentConfig, SemanticIdsConfig
 from pipelines.config.run import (
     BlendConfig,
     DataConfig,
-    FeatureChoice,
     GenerativeTrainingConfig,
     RunConfig,
     SequenceTrainingConfig,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from features.schema import FeatureChoice
 from pipelines.config.adapter import AdapterConfig
 from pipelines.config.content import SemanticIdsConfig
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.config.run import (
     DataConfig,
-    FeatureChoice,
     GenerativeTrainingConfig,
     RunConfig,
     SequenceTrainingConfig,
