@@ -40,10 +40,10 @@ def recorder_of(config: RunConfig) -> Recorder:
     """Return what keeps the stages of a run where its configuration says."""
     from pipelines.engine.workspace import bundles_dir
     from pipelines.tracking.recorder import Recorder
-    from pipelines.tracking.tracking import open_tracking
+    from pipelines.tracking.tracking import outbox_of
 
     return Recorder(
-        tracking=open_tracking(config.tracking, config.workspace),
+        outbox=outbox_of(config.workspace) if config.tracking.enabled else None,
         bundles=bundles_dir(config),
         model=config.tracking.model,
     )

@@ -1,4 +1,4 @@
-"""TODO-DOC."""
+"""Where runs are tracked, and how long they wait for it."""
 
 from __future__ import annotations
 

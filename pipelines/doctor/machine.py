@@ -24,10 +24,10 @@ def check_python(_environment: Environment) -> CheckResult:
     found = ".".join(str(part) for part in sys.version_info[:3])
     good = sys.version_info[:2] >= MIN_PYTHON
     return CheckResult(
-        name="python",
-        status="ok" if good else "fail",
-        found=found,
-        wanted=">= 3.11",
+        "python",
+        "ok" if good else "fail",
+        found,
+        ">= 3.11",
         fix=None if good else "make install PYTHON=python3.11",
     )
 
@@ -48,10 +48,10 @@ def check_memory(_environment: Environment) -> CheckResult:
     total = min(size, limit) if limit else size
     status: Status = "ok" if total >= 4 * GIB else "warn" if total >= 2 * GIB else "fail"
     return CheckResult(
-        name="memory",
-        status=status,
-        found=f"{total / GIB:.1f} GiB",
-        wanted=">= 4 GiB; 16 GiB for ten million events",
+        "memory",
+        status,
+        f"{total / GIB:.1f} GiB",
+        ">= 4 GiB; 16 GiB for ten million events",
         fix=None if status == "ok" else "free -h",
     )
 
@@ -61,10 +61,10 @@ def check_disk(_environment: Environment) -> CheckResult:
     free = shutil.disk_usage(Path.cwd()).free
     status: Status = "ok" if free >= 5 * GIB else "warn" if free >= GIB else "fail"
     return CheckResult(
-        name="disk",
-        status=status,
-        found=f"{free / GIB:.1f} GiB free in {Path.cwd()}",
-        wanted=">= 5 GiB",
+        "disk",
+        status,
+        f"{free / GIB:.1f} GiB free in {Path.cwd()}",
+        ">= 5 GiB",
         fix=None if status == "ok" else "du -xh . | sort -h | tail -20",
     )
 
@@ -88,10 +88,10 @@ def check_threads(_environment: Environment) -> CheckResult:
     threads = int(asked) if asked.isdigit() else seen
     good = threads <= cpus
     return CheckResult(
-        name="threads",
-        status="ok" if good else "warn",
-        found=f"{threads} threads on {cpus} usable CPUs",
-        wanted=f"<= {cpus}",
+        "threads",
+        "ok" if good else "warn",
+        f"{threads} threads on {cpus} usable CPUs",
+        f"<= {cpus}",
         fix=None if good else f"export OMP_NUM_THREADS={cpus} POLARS_MAX_THREADS={cpus}",
     )
 
@@ -103,10 +103,10 @@ def check_redis(_environment: Environment) -> CheckResult:
     if not url:
         program = shutil.which("redis-server")
         return CheckResult(
-            name="redis",
-            status="ok" if program else "absent",
-            found=program or "not installed",
-            wanted=wanted,
+            "redis",
+            "ok" if program else "absent",
+            program or "not installed",
+            wanted,
             fix=None if program else "apt-get install redis-server",
         )
     parts = urlsplit(url)
@@ -121,10 +121,10 @@ def check_redis(_environment: Environment) -> CheckResult:
     # One that asks for a password is there.
     good = reply.startswith(("+PONG", "-NOAUTH"))
     return CheckResult(
-        name="redis",
-        status="ok" if good else "warn",
-        found=f"{where}: {reply}",
-        wanted=wanted,
+        "redis",
+        "ok" if good else "warn",
+        f"{where}: {reply}",
+        wanted,
         fix=None if good else f"redis-server --port {address[1]} --bind 127.0.0.1",
     )
 
@@ -134,9 +134,7 @@ def check_mlflow_server(_environment: Environment) -> CheckResult:
     wanted, url = "optional: MLFLOW_TRACKING_URI", os.environ.get("MLFLOW_TRACKING_URI", "")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
-        return CheckResult(
-            name="mlflow server", status="absent", found="none; SQLite is used", wanted=wanted
-        )
+        return CheckResult("mlflow server", "absent", "none; SQLite is used", wanted)
     # Without a user's name and password, which a URL may hold.
     where = parts.hostname or url
     where = f"{parts.scheme}://{where}" + (f":{parts.port}" if parts.port else "")
@@ -149,13 +147,7 @@ def check_mlflow_server(_environment: Environment) -> CheckResult:
         # Runs go on without it and are sent later.
         status, found = "warn", f"{where} does not answer: {error}"
     fix = f"mlflow server --backend-store-uri sqlite:///mlflow.db --port {parts.port or 5000}"
-    return CheckResult(
-        name="mlflow server",
-        status=status,
-        found=found,
-        wanted=wanted,
-        fix=None if status == "ok" else fix,
-    )
+    return CheckResult("mlflow server", status, found, wanted, fix=None if status == "ok" else fix)
 
 
 def check_airflow(_environment: Environment) -> CheckResult:
@@ -166,25 +158,25 @@ def check_airflow(_environment: Environment) -> CheckResult:
     if not found:
         python = shlex.quote(str(folder / "bin/python"))
         return CheckResult(
-            name="airflow",
-            status="absent",
-            found=f"not in {folder}",
-            wanted=wanted,
+            "airflow",
+            "absent",
+            f"not in {folder}",
+            wanted,
             fix=f"python3.11 -m venv {shlex.quote(str(folder))} && "
             f"{python} -m pip install --no-deps -r requirements/airflow.txt",
         )
     number = found[0].name.removeprefix("apache_airflow-").removesuffix(".dist-info")
-    return CheckResult(name="airflow", status="ok", found=f"{number} in {folder}", wanted=wanted)
+    return CheckResult("airflow", "ok", f"{number} in {folder}", wanted)
 
 
 def check_chromium(_environment: Environment) -> CheckResult:
     """Look for a browser."""
     program = shutil.which("chromium") or shutil.which("google-chrome")
     return CheckResult(
-        name="chromium",
-        status="ok" if program else "absent",
-        found=program or "not installed",
-        wanted="optional: tests of the web pages",
+        "chromium",
+        "ok" if program else "absent",
+        program or "not installed",
+        "optional: tests of the web pages",
         fix=None if program else "apt-get install chromium",
     )
 

@@ -17,7 +17,7 @@ from typing import Protocol
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain, to_toml
 from pipelines.engine.artifacts import Manifest, begin, commit
-from pipelines.engine.outbox import RunLog, SilentRun
+from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import Stage, StageContext
 from pipelines.engine.workspace import Workspace
 from recsys.data.durable import digest_of_file, write_durably
@@ -159,7 +159,7 @@ def run_stage(
     workspace.keep_only_checkpoints(stage.name, None if force else planned.making)
     measured = reset_peak_memory()
     started, started_at = time.perf_counter(), datetime.now(UTC)
-    recording = nullcontext(SilentRun()) if recorder is None else recorder.recording(planned, final)
+    recording = nullcontext(RunLog()) if recorder is None else recorder.recording(planned, final)
     with recording as run:
         partial = begin(final)
         with naming_disk_errors(stage):

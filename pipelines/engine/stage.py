@@ -12,7 +12,7 @@ from typing import Any
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain
 from pipelines.engine.code import INSTALLED
-from pipelines.engine.outbox import RunLog, SilentRun
+from pipelines.engine.run_log import RunLog
 from pipelines.engine.workspace import Workspace
 
 
@@ -31,8 +31,8 @@ class StageContext:
     making: str
     """Digest of everything the artefact is made from."""
     show_progress: bool = False
-    run: RunLog = field(default_factory=SilentRun)
-    """Where numbers are tracked that are worth seeing before the stage is done."""
+    run: RunLog = field(default_factory=RunLog)
+    """Where metrics are logged that are worth seeing before the stage is done."""
 
 
 @dataclass(frozen=True, kw_only=True)

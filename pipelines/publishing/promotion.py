@@ -1,11 +1,11 @@
-"""Which bundle is champion: the link that serving follows, its alias in the registry, its history.
+"""Champion and challenger: the link that serving follows, the registry's aliases, their history.
 
-A release that passed its checks is the challenger. It becomes champion at once, unless
-``release.promote`` is false; then ``recsys promote`` makes it champion. The first bundle ever is
-champion, since there is nothing else to serve. A challenger that became champion is one no more.
+A release that passed its checks becomes champion at once, unless ``release.promote`` is false;
+then it is the challenger until ``recsys promote`` makes it champion. The first bundle is always
+champion, since there is nothing else to serve.
 
-The history, ``aliases.jsonl`` beside the bundles, is what counts; the registry is told of it
-through the outbox and may be gone meanwhile.
+The history, ``aliases.jsonl`` beside the bundles, is the truth; the registry gets it through the
+outbox, whenever it can be reached.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipelines.config.tracking import TrackingConfig
-from pipelines.engine.outbox import Outbox, read_lines
+from pipelines.tracking.outbox import Outbox, read_lines
 from recsys.data.durable import append_line
 from serving.bundle.manifest import CURRENT, bundle_directory, publish
 
@@ -106,7 +106,7 @@ def promote(
     Args:
         bundles: Folder of the bundles.
         version: None takes the challenger.
-        outbox: Where the registry is told.
+        outbox: Where the change is logged for the registry.
 
     Raises:
         ValueError: If there is no such bundle, or a file of it is missing or altered.
@@ -141,16 +141,16 @@ def rollback(bundles: Path, *, config: TrackingConfig, outbox: Outbox | None = N
 def make_champion(
     bundles: Path, version: str, action: str, config: TrackingConfig, outbox: Outbox | None
 ) -> AliasChange:
-    """Point ``current`` at a version, then write down that it was done."""
+    """Point ``current`` at a version, then record it."""
     was_challenger = challenger(bundles) == version
     publish(bundles, version)
     change = note_alias(bundles, CHAMPION, version, action)
     if outbox is not None and config.enabled:
-        told = outbox.new_file(action)
-        told.alias(config.model, CHAMPION, version, action=action)
+        run = outbox.new_file(action)
+        run.alias(config.model, CHAMPION, version, action=action)
         if was_challenger:
-            told.alias(config.model, CHALLENGER, None, action=action)
-        told.end("FINISHED")
+            run.alias(config.model, CHALLENGER, None, action=action)
+        run.end("FINISHED")
     return change
 
 

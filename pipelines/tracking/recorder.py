@@ -1,7 +1,7 @@
-"""What tracking keeps of a finished stage: read from its artefact, so that stages know no tracking.
+"""Track a finished stage by what its artefact holds, so that stages know no tracking.
 
-Only a training's curve is told by the stage itself, while it runs. Metrics are named
-<tie order>/<split>/<model>/<metric>, curves <tie order>/<number>.
+Only the curve of a training is logged by the stage itself, while it runs. Metrics are named
+<tie order>/<split>/<model>/<metric>, curves <tie order>/<metric>.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipelines.engine.artifacts import MANIFEST, RUN, Manifest
-from pipelines.engine.outbox import RunLog, RunStart, SilentTracking, Tracking
+from pipelines.engine.run_log import RunLog
 from pipelines.evaluation.analysis import ANALYSIS, Analysis
+from pipelines.tracking.outbox import Outbox
 from serving.bundle.manifest import bundle_directory
 
 
 def numbers_of(table: Mapping[str, Any], above: str = "") -> dict[str, float]:
-    """Collect the numbers of nested tables by path; what is no number is left out."""
+    """Collect the numbers of nested tables by path; other values are left out."""
     values: dict[str, float] = {}
     for name, value in table.items():
         key = f"{above}/{name}" if above else name
@@ -37,14 +38,14 @@ def read_json(path: Path) -> Any:
 
 
 def record_training(run: RunLog, artefact: Path) -> None:
-    """Tell how each training ended; its curve was told while it ran."""
+    """Log how each training ended; its curve was logged while it ran."""
     for ending in sorted(artefact.glob("**/training.json")):
         above = ending.parent.relative_to(artefact).as_posix()
         run.metrics(numbers_of(read_json(ending), "" if above == "." else above))
 
 
 def record_documents(run: RunLog, artefact: Path) -> None:
-    """Tell the numbers of each JSON document at the artefact's top."""
+    """Log the numbers of each JSON document at the artefact's top."""
     for path in sorted(artefact.glob("*.json")):
         if path.name not in (MANIFEST, RUN):
             document = read_json(path)
@@ -63,7 +64,7 @@ def record_release(run: RunLog, artefact: Path, bundles: Path, model: str) -> No
         bundle_directory(bundles, version).absolute(),
         version=version,
         digest=document["digest"],
-        tags=told_release(bundles, document),
+        tags=release_tags(bundles, document),
     )
     run.alias(model, document["alias"], version, action="release")
 
@@ -87,7 +88,7 @@ def numbers_of_analysis(analysis: Analysis) -> dict[str, float]:
 
 
 def record_evaluation(run: RunLog, artefact: Path) -> None:
-    """Tell each model's metrics, their intervals, and those of its slices."""
+    """Log each model's metrics, their intervals, and those of its slices."""
     run.metrics(numbers_of(read_json(artefact / "metrics.json")))
     run.artifact(artefact / "metrics.json")
     if (artefact / ANALYSIS).exists():
@@ -119,7 +120,7 @@ def report_of(release: Path) -> Path | None:
 
 
 def record_stage(run: RunLog, stage: str, artefact: Path, *, bundles: Path, model: str) -> None:
-    """Tell what a stage made, after its artefact was committed.
+    """Log what a stage made, after its artefact was committed.
 
     Args:
         artefact: The stage's directory.
@@ -141,9 +142,9 @@ def record_stage(run: RunLog, stage: str, artefact: Path, *, bundles: Path, mode
 
 @dataclass(frozen=True, kw_only=True)
 class Recorder:
-    """Keeps each stage that runs as one tracked run; by default nowhere."""
+    """Tracks each run of a stage in an outbox, or nowhere."""
 
-    tracking: Tracking = field(default_factory=SilentTracking)
+    outbox: Outbox | None = None
     bundles: Path = Path("bundles")
     model: str = "recsys"
 
@@ -155,14 +156,10 @@ class Recorder:
             planned: What the stage is made from.
             artefact: Where the stage stands when it is done.
         """
-        start = RunStart(
-            stage=planned.stage,
-            key=planned.making,
-            config=planned.config,
-            digests=planned.inputs,
-            versions=planned.versions,
-        )
-        with self.tracking.start_run(start) as run:
+        if self.outbox is None:
+            yield RunLog()
+            return
+        with self.outbox.start_run(planned) as run:
             yield run
             record_stage(run, planned.stage, artefact, bundles=self.bundles, model=self.model)
             settings = artefact.parent / "config.toml"
@@ -170,7 +167,7 @@ class Recorder:
                 run.artifact(settings)
 
 
-def told_release(bundles: Path, document: dict[str, Any]) -> dict[str, str]:
+def release_tags(bundles: Path, document: dict[str, Any]) -> dict[str, str]:
     """Return the tags that a released bundle has in the registry."""
     verdicts = {f"verdict.{one['name']}": str(one["value"]) for one in document["verdicts"]}
     return {"bundles": str(bundles.absolute()), **verdicts}

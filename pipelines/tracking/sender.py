@@ -1,9 +1,8 @@
-"""The only door to MLflow: sends what an outbox holds to a store, in a process of its own.
+"""Send an outbox to an MLflow store, in a process of its own; the only module that imports MLflow.
 
-Sending is idempotent and goes on where it was after a kill of either side: a run is found again by
-its tag, a bundle by its digest; equal metric points are one point. Nothing is ever loaded from
-MLflow. A registry entry says where a bundle lies; bundles are verified and loaded by
-``serving.bundle.load`` alone.
+Sending is idempotent and resumes after a kill of either side: a run is found by its tag, a bundle
+by its digest; equal metric points are one point. Nothing is ever loaded from MLflow: a registry
+entry says where a bundle lies, and ``serving.bundle.load`` verifies and loads it.
 
 ``pipelines.tracking.tracking`` starts it as ``python -m pipelines.tracking.sender OUTBOX CONFIG``.
 """
@@ -16,15 +15,17 @@ import shutil
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.artifacts import to_json
-from pipelines.engine.outbox import REFUSED, Outbox, read_lines, store_name
+from pipelines.tracking.outbox import REFUSED, Outbox, read_lines, store_name
 from pipelines.tracking.tracking import SyncResult, is_server, store_uri
 from recsys.data.durable import locked, write_durably
 
@@ -38,6 +39,7 @@ MAX_TAG_CHARACTERS = 5000
 # Sent again they would be refused again.
 NEVER = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST"}
 GONE = "RESOURCE_DOES_NOT_EXIST"
+Event = dict[str, Any]
 
 
 def mlflow_client(uri: str, config: TrackingConfig) -> Any:
@@ -58,7 +60,7 @@ def mlflow_client(uri: str, config: TrackingConfig) -> Any:
 
 
 def answers(uri: str, seconds: float) -> bool:
-    """Ask a server whether it is there, before the seconds that importing MLflow takes."""
+    """Check that a server is there, before the seconds that importing MLflow takes."""
     try:
         with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=seconds) as reply:
             return bool(reply.status == 200)
@@ -81,48 +83,39 @@ class Sender:
         self.deadline = deadline
         self.num_sent = 0
         self.num_refused = 0
-        self._experiment: str | None = None
+        self.path = outbox.path
+        """The file that is sent."""
+        self.state: dict[str, Any] = {}
+        """How far it was sent, and as which run."""
 
+    @cached_property
     def experiment(self) -> str:
-        """Return the experiment's id; makes it where there is none."""
-        if self._experiment is None:
-            found = self.client.get_experiment_by_name(self.config.experiment)
-            if found is not None:
-                self._experiment = str(found.experiment_id)
-            else:
-                # A server chooses the place itself.
-                place = (self.outbox.path.parent / "artifacts").absolute().as_uri()
-                self._experiment = str(
-                    self.client.create_experiment(
-                        self.config.experiment,
-                        artifact_location=None if is_server(self.uri) else place,
-                    )
-                )
-        return self._experiment
+        """The experiment's id; made where there is none."""
+        found = self.client.get_experiment_by_name(self.config.experiment)
+        if found is not None:
+            return str(found.experiment_id)
+        # A server chooses the place itself.
+        place = (self.outbox.path.parent / "artifacts").absolute().as_uri()
+        location = None if is_server(self.uri) else place
+        return str(self.client.create_experiment(self.config.experiment, location))
 
     def send_file(self, path: Path) -> None:
-        """Send what one file holds beyond what was sent; put it away when it is whole."""
-        state = self.outbox.state(path)
-        if state.get("uri") != self.uri:
-            state = {"uri": self.uri, "offset": 0, "run_id": None}
-        ended = False
-        lines = read_lines(path, state["offset"])
+        """Send what a file holds beyond what was sent; put it away when it was sent whole."""
+        self.path, self.state = path, self.outbox.state(path)
+        if self.state.get("uri") != self.uri:
+            self.state = {"uri": self.uri, "offset": 0, "run_id": None}
+        lines = read_lines(path, self.state["offset"])
         while batch := list(islice(lines, MAX_METRICS)):
             for offset, events in grouped(batch):
                 if time.monotonic() > self.deadline:
                     raise OutOfTime
-                self.send(events, state, path)
-                state["offset"] = offset
+                self.send(events)
+                self.state["offset"] = offset
                 self.num_sent += len(events)
-                write_durably(path.with_suffix(".state.json"), to_json(state))
-                ended = ended or events[-1]["event"] == "end"
-        if ended or self.was_ended(path, state):
+                write_durably(path.with_suffix(".state.json"), to_json(self.state))
+        kinds = [event["event"] for _, event in read_lines(path)]
+        if kinds[-1:] == ["end"] and self.state["offset"] >= path.stat().st_size:
             self.put_away(path)
-
-    def was_ended(self, path: Path, state: Mapping[str, Any]) -> bool:
-        """Whether all was sent before a kill came between the last line and putting it away."""
-        events = [event["event"] for _, event in read_lines(path)]
-        return bool(events) and events[-1] == "end" and state["offset"] >= path.stat().st_size
 
     def put_away(self, path: Path) -> None:
         """Move a run that the store has whole out of the way."""
@@ -132,14 +125,12 @@ class Sender:
         path.with_suffix(".state.json").unlink(missing_ok=True)
         path.replace(sent / path.name)
 
-    def send(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
-        """Send events of one kind; what the store will never take is written down and passed."""
+    def send(self, events: list[Event]) -> None:
+        """Send events of one kind; those that the store will never accept are kept aside."""
         from mlflow.exceptions import MlflowException
 
-        kind = events[0]["event"]
-        verbs: dict[str, Callable[[list[dict[str, Any]], dict[str, Any], Path], None]] = {
+        verbs: dict[str, Callable[[Event], None]] = {
             "start": self.start,
-            "metrics": self.metrics,
             "tags": self.tags,
             "artifact": self.artifact,
             "register": self.register,
@@ -147,46 +138,47 @@ class Sender:
             "end": self.end,
         }
         try:
-            verbs[kind](events, state, path)
+            if (kind := events[0]["event"]) == "metrics":
+                self.metrics(events)
+            else:
+                verbs[kind](events[0])
         except KeyError as error:
-            self.refuse(events, path, f"the record lacks {error}")
+            self.refuse(events, f"the record lacks {error}")
         except MlflowException as error:
             if error.error_code not in NEVER:
                 raise
-            self.refuse(events, path, str(error))
+            self.refuse(events, str(error))
 
-    def refuse(self, events: list[dict[str, Any]], path: Path, reason: str) -> None:
-        """Keep what the store will never take, with the reason."""
+    def refuse(self, events: list[Event], reason: str) -> None:
+        """Keep events that the store will never accept, with the reason."""
         self.num_refused += len(events)
         with (self.outbox.path / REFUSED).open("a", encoding="utf-8") as file:
             for event in events:
-                file.write(json.dumps({"run": path.stem, "reason": reason, **event}) + "\n")
+                file.write(json.dumps({"run": self.path.stem, "reason": reason, **event}) + "\n")
 
-    def start(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
+    def start(self, event: Event) -> None:
         from mlflow.entities import Param
 
-        event = events[0]
         found = self.client.search_runs(
-            [self.experiment()], f"tags.`{RUN_TAG}` = '{path.stem}'", max_results=1
+            [self.experiment], f"tags.`{RUN_TAG}` = '{self.path.stem}'", max_results=1
         )
         run = found[0] if found else None
         if run is None:
             run = self.client.create_run(
-                self.experiment(),
+                self.experiment,
                 start_time=event["time"],
                 run_name=event["stage"],
-                tags={RUN_TAG: path.stem},
+                tags={RUN_TAG: self.path.stem},
             )
-        state["run_id"] = run.info.run_id
-        self.tags([{"values": event["tags"]}], state, path)
+        self.state["run_id"] = run.info.run_id
+        self.tags({"values": event["tags"]})
         params = [
             Param(store_name(name), value[:MAX_PARAM_CHARACTERS])
             for name, value in event["params"].items()
         ]
-        for begin in range(0, len(params), MAX_PARAMS):
-            self.client.log_batch(state["run_id"], params=params[begin : begin + MAX_PARAMS])
+        self.log_batches(MAX_PARAMS, params=params)
 
-    def metrics(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
+    def metrics(self, events: list[Event]) -> None:
         from mlflow.entities import Metric
 
         points = [
@@ -194,52 +186,49 @@ class Sender:
             for event in events
             for name, value in event["values"].items()
         ]
-        for begin in range(0, len(points), MAX_METRICS):
-            self.client.log_batch(state["run_id"], metrics=points[begin : begin + MAX_METRICS])
+        self.log_batches(MAX_METRICS, metrics=points)
 
-    def tags(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
+    def tags(self, event: Event) -> None:
         from mlflow.entities import RunTag
 
         tags = [
             RunTag(store_name(name), str(value)[:MAX_TAG_CHARACTERS])
-            for event in events
             for name, value in event["values"].items()
         ]
-        for begin in range(0, len(tags), MAX_PARAMS):
-            self.client.log_batch(state["run_id"], tags=tags[begin : begin + MAX_PARAMS])
+        self.log_batches(MAX_PARAMS, tags=tags)
 
-    def artifact(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
-        for event in events:
-            file = self.outbox.files(path) / event["file"]
-            if file.is_file():
-                self.client.log_artifact(state["run_id"], str(file), event["folder"] or None)
-            else:
-                self.refuse([event], path, f"{file} is gone")
+    def log_batches(self, size: int, **values: list[Any]) -> None:
+        """Send values of one kind, at most ``size`` a request."""
+        for kind, found in values.items():
+            for begin in range(0, len(found), size):
+                part = {kind: found[begin : begin + size]}
+                self.client.log_batch(self.state["run_id"], **part)
 
-    def register(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
-        from mlflow.exceptions import MlflowException
+    def artifact(self, event: Event) -> None:
+        file = self.outbox.files(self.path) / event["file"]
+        if file.is_file():
+            self.client.log_artifact(self.state["run_id"], str(file), event["folder"] or None)
+        else:
+            self.refuse([event], f"{file} is gone")
 
-        for event in events:
-            try:
-                self.client.create_registered_model(event["model"])
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-            if self.registered(event["model"], event["version"], event["digest"]):
-                continue
-            # A server refuses file: sources outside its own artefacts.
-            scheme = "bundle" if is_server(self.uri) else "file"
-            self.client.create_model_version(
-                event["model"],
-                source=f"{scheme}://{event['bundle']}",
-                run_id=state["run_id"],
-                tags={
-                    **{store_name(name): value for name, value in event["tags"].items()},
-                    "bundle": event["version"],
-                    DIGEST_TAG: event["digest"],
-                },
-                await_creation_for=0,
-            )
+    def register(self, event: Event) -> None:
+        with passing("RESOURCE_ALREADY_EXISTS"):
+            self.client.create_registered_model(event["model"])
+        if self.registered(event["model"], event["version"], event["digest"]):
+            return
+        # A server refuses file: sources outside its own artefacts.
+        scheme = "bundle" if is_server(self.uri) else "file"
+        self.client.create_model_version(
+            event["model"],
+            source=f"{scheme}://{event['bundle']}",
+            run_id=self.state["run_id"],
+            tags={
+                **{store_name(name): value for name, value in event["tags"].items()},
+                "bundle": event["version"],
+                DIGEST_TAG: event["digest"],
+            },
+            await_creation_for=0,
+        )
 
     def registered(self, model: str, version: str, digest: str | None = None) -> str | None:
         """Return the registry's number of a bundle; None where it is not entered."""
@@ -249,36 +238,38 @@ class Sender:
                 return str(found.version)
         return None
 
-    def alias(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
-        from mlflow.exceptions import MlflowException
+    def alias(self, event: Event) -> None:
+        model, alias, version = event["model"], event["alias"], event["version"]
+        if version is None:
+            with passing(GONE):
+                self.client.delete_registered_model_alias(model, alias)
+        elif (number := self.registered(model, version)) is None:
+            self.refuse([event], f"bundle {version} is not in the registry")
+        else:
+            self.client.set_registered_model_alias(model, alias, number)
+            when = store_name(f"{alias} {event['when']}")
+            self.client.set_model_version_tag(model, number, when, event["action"])
 
-        for event in events:
-            if event["version"] is None:
-                try:
-                    self.client.delete_registered_model_alias(event["model"], event["alias"])
-                except MlflowException as error:
-                    if error.error_code != GONE:
-                        raise
-                continue
-            number = self.registered(event["model"], event["version"])
-            if number is None:
-                reason = f"bundle {event['version']} is not in the registry"
-                self.refuse([event], path, reason)
-                continue
-            self.client.set_registered_model_alias(event["model"], event["alias"], number)
-            when = store_name(f"{event['alias']} {event['when']}")
-            self.client.set_model_version_tag(event["model"], number, when, event["action"])
-
-    def end(self, events: list[dict[str, Any]], state: dict[str, Any], path: Path) -> None:
-        if state["run_id"] is not None:
-            self.client.set_terminated(state["run_id"], events[0]["status"], events[0]["time"])
+    def end(self, event: Event) -> None:
+        if self.state["run_id"] is not None:
+            self.client.set_terminated(self.state["run_id"], event["status"], event["time"])
 
 
-def grouped(
-    lines: list[tuple[int, dict[str, Any]]],
-) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Join neighbouring metric lines into one request; others go alone."""
-    group: list[dict[str, Any]] = []
+@contextmanager
+def passing(code: str) -> Iterator[None]:
+    """Pass over one error of the store."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code != code:
+            raise
+
+
+def grouped(lines: list[tuple[int, Event]]) -> Iterator[tuple[int, list[Event]]]:
+    """Join neighbouring metric events into one request; others go alone."""
+    group: list[Event] = []
     last = 0
     for offset, event in lines:
         if group and not (group[0]["event"] == event.get("event") == "metrics"):

@@ -1,8 +1,7 @@
-"""Where runs are tracked: their outbox on disk, and when it is sent to an MLflow store.
+"""Send an outbox to an MLflow store in a child process with a time limit.
 
-A run writes to its outbox and never waits for a server. Sending happens in a child process with a
-time limit, every so often while stages run and once at the end; what is not sent then is sent
-later. This file knows no MLflow: ``pipelines.tracking.sender`` does.
+One is started every so often while stages run and one at their end; what is not sent by then is
+sent by the next one. MLflow takes seconds to import, which only the child does.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipelines.config.tracking import TrackingConfig
-from pipelines.engine.outbox import REFUSED, Outbox, SilentTracking, Tracking
+from pipelines.tracking.outbox import REFUSED, Outbox
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +43,6 @@ class SyncResult:
 def outbox_of(workspace: Path) -> Outbox:
     """Return the outbox of a workspace."""
     return Outbox(workspace / "tracking" / "outbox")
-
-
-def open_tracking(config: TrackingConfig, workspace: Path) -> Tracking:
-    """Return where the runs of a workspace are told, which may be nowhere."""
-    return outbox_of(workspace) if config.enabled else SilentTracking()
 
 
 def store_uri(config: TrackingConfig, outbox: Outbox) -> str:

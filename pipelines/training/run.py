@@ -16,7 +16,7 @@ from pipelines.config.run import RunConfig, TrainingConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.console import log
 from pipelines.engine.errors import UnstableTrainingError
-from pipelines.engine.outbox import RunLog
+from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import HeldOut, batches, read_inputs, tie_orders
 from recsys.data.batch import JaggedBatch

@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,6 +48,23 @@ class Encoder(Protocol):
         """Encode, [n, D], rows of unit length or zeros; ``progress`` gets the texts done."""
 
 
+@lru_cache(maxsize=1 << 20)
+def code_of(term: str) -> int:
+    """Hash a term to 64 bits."""
+    digest = hashlib.blake2b(term.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def hashed(texts: Sequence[str], dim: int, terms_of: Callable[[str], Iterable[str]]) -> Vectors:
+    """Add up the signed columns of each text's terms, [n, D]."""
+    vectors = np.zeros((len(texts), dim), np.float32)
+    for row, text in enumerate(texts):
+        for term in terms_of(text):
+            code = code_of(term)
+            vectors[row, (code >> 1) % dim] += 1 if code & 1 else -1
+    return vectors
+
+
 class HashEncoder:
     """Signed feature hashing of words and word pairs (Weinberger et al., arXiv:0902.2206).
 
@@ -54,34 +72,23 @@ class HashEncoder:
     similar, meaning plays no part. A word counts by the square root of its occurrences.
     """
 
+    shard_rows = 1024
+
     def __init__(self, dim: int = 384) -> None:
         if dim < 1:
             raise ValueError(f"dim must be >= 1, got {dim}")
-        self._dim = dim
+        self.dim = dim
+        self.name = f"hash-words-pairs-{dim}"
 
-    @property
-    def name(self) -> str:
-        return f"hash-words-pairs-{self._dim}"
-
-    @property
-    def dim(self) -> int:
-        return self._dim
-
-    @property
-    def shard_rows(self) -> int:
-        return 1024
+    @staticmethod
+    def _terms(text: str) -> list[str]:
+        words = re.findall(r"\w+", text.lower())
+        return words + [f"{first} {second}" for first, second in pairwise(words)]
 
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
-        vectors = np.zeros((len(texts), self._dim), np.float32)
-        for row, text in enumerate(texts):
-            words = re.findall(r"\w+", text.lower())
-            pairs = [f"{first} {second}" for first, second in pairwise(words)]
-            for term in words + pairs:
-                digest = hashlib.blake2b(term.encode("utf-8", "replace"), digest_size=8).digest()
-                code = int.from_bytes(digest, "little")
-                vectors[row, (code >> 1) % self._dim] += 1 if code & 1 else -1
+        vectors = hashed(texts, self.dim, self._terms)
         if progress is not None:
             progress(len(texts))
         return normalized(np.sign(vectors) * np.sqrt(np.abs(vectors)))
@@ -92,6 +99,8 @@ class SentenceTransformerEncoder:
 
     Nothing is downloaded, and no code of the folder runs.
     """
+
+    shard_rows = 1024
 
     def __init__(
         self,
@@ -134,19 +143,8 @@ class SentenceTransformerEncoder:
         finally:
             bars.enable_progress_bar()
         self._batch_size = batch_size
-        self._name = name
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def dim(self) -> int:
-        return int(self._model.get_embedding_dimension())
-
-    @property
-    def shard_rows(self) -> int:
-        return 1024
+        self.name = name
+        self.dim = int(self._model.get_embedding_dimension())
 
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None

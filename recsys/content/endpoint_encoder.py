@@ -40,18 +40,9 @@ class EndpointEncoder:
     def __init__(self, config: EmbeddingEndpointConfig, endpoint: Endpoint | None = None) -> None:
         self._config = config
         self._endpoint = endpoint or Endpoint(config)
-
-    @property
-    def name(self) -> str:
-        return f"{self._endpoint.name}-{self._config.dim}-{self._config.max_text_chars}"
-
-    @property
-    def dim(self) -> int:
-        return self._config.dim
-
-    @property
-    def shard_rows(self) -> int:
-        return self._config.batch_size
+        self.name = f"{self._endpoint.name}-{config.dim}-{config.max_text_chars}"
+        self.dim = config.dim
+        self.shard_rows = config.batch_size
 
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None

@@ -1,56 +1,42 @@
-"""Vectors that say what a text means and, beside it, which words it has.
+"""Concatenate a sentence encoder's vectors with hashed words.
 
-A sentence encoder places alike what is alike and forgets the words that tell one item from another:
-brands, series, sizes. Signed hashing (Weinberger et al., arXiv:0902.2206) keeps them, and a model
-that projects content linearly then has, in effect, an embedding of each word.
+A sentence encoder keeps meaning and loses the words that distinguish items: brands, series, sizes.
+Signed hashing (Weinberger et al., arXiv:0902.2206) keeps them, and a model that projects content
+linearly then has, in effect, an embedding of each word.
 
 Axes: n texts, D width.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from recsys.content.encoder import Encoder, Vectors, normalized
+from recsys.content.encoder import Encoder, Vectors, hashed, normalized
 
 
 class WordEncoder:
     """Signed hashing of single words; each counts once a text."""
 
+    shard_rows = 1024
+
     def __init__(self, dim: int = 1024) -> None:
         if dim < 1:
             raise ValueError(f"dim must be >= 1, got {dim}")
-        self._dim = dim
+        self.dim = dim
+        self.name = f"words-{dim}"
 
-    @property
-    def name(self) -> str:
-        return f"words-{self._dim}"
-
-    @property
-    def dim(self) -> int:
-        return self._dim
-
-    @property
-    def shard_rows(self) -> int:
-        return 1024
+    @staticmethod
+    def _terms(text: str) -> set[str]:
+        return set(re.findall(r"\w+", text.lower()))
 
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
-        vectors = np.zeros((len(texts), self._dim), np.float32)
-        places: dict[str, int] = {}
-        for row, text in enumerate(texts):
-            for word in set(re.findall(r"\w+", text.lower())):
-                code = places.get(word)
-                if code is None:
-                    digest = hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=8)
-                    code = places[word] = int.from_bytes(digest.digest(), "little")
-                vectors[row, (code >> 1) % self._dim] += 1 if code & 1 else -1
+        vectors = hashed(texts, self.dim, self._terms)
         if progress is not None:
             progress(len(texts))
         return normalized(vectors)
@@ -71,18 +57,9 @@ class JoinedEncoder:
         if not 0 < weight < math.inf:
             raise ValueError(f"weight must be > 0 and finite, got {weight}")
         self.first, self.second, self.weight = first, second, weight
-
-    @property
-    def name(self) -> str:
-        return f"{self.first.name}+{self.weight:g}x{self.second.name}"
-
-    @property
-    def dim(self) -> int:
-        return self.first.dim + self.second.dim
-
-    @property
-    def shard_rows(self) -> int:
-        return min(self.first.shard_rows, self.second.shard_rows)
+        self.name = f"{first.name}+{weight:g}x{second.name}"
+        self.dim = first.dim + second.dim
+        self.shard_rows = min(first.shard_rows, second.shard_rows)
 
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None

@@ -23,6 +23,8 @@ Pooling = Literal["mean", "last"]
 class TransformerEncoder:
     """Pools the hidden states of a model folder or GGUF file, in float32."""
 
+    shard_rows = 1024
+
     def __init__(
         self,
         path: Path,
@@ -55,19 +57,8 @@ class TransformerEncoder:
         self._max_tokens = max_tokens
         self._batch_size = batch_size
         stem = path.stem if path.is_file() else path.name
-        self._name = f"{stem}-{pooling}-{max_tokens}-{model_digest(path)}"
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def dim(self) -> int:
-        return int(self._model.config.hidden_size)
-
-    @property
-    def shard_rows(self) -> int:
-        return 1024
+        self.name = f"{stem}-{pooling}-{max_tokens}-{model_digest(path)}"
+        self.dim = int(model.config.hidden_size)
 
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None

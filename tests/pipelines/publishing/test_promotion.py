@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from pipelines.config.tracking import TrackingConfig
-from pipelines.engine.outbox import Outbox, read_lines
 from pipelines.publishing.promotion import (
     challenger,
     champions,
@@ -13,6 +12,7 @@ from pipelines.publishing.promotion import (
     promote,
     rollback,
 )
+from pipelines.tracking.outbox import Outbox, read_lines
 from pipelines.tracking.tracking import outbox_of
 from serving.bundle.manifest import read_manifest
 from tests.serving.synthetic_bundle import write_synthetic_bundle

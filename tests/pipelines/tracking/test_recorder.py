@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.engine.artifacts import Manifest, begin, commit
-from pipelines.engine.outbox import read_lines
+from pipelines.tracking.outbox import read_lines
 from pipelines.tracking.recorder import Recorder, numbers_of, report_of
 from pipelines.tracking.tracking import outbox_of
 from pipelines.training.run import Curve
@@ -34,7 +34,7 @@ def make(final: Path, stage: str, files: dict[str, str]) -> None:
 def told(workspace: Path, stage: str, files: dict[str, str]) -> list[dict[str, object]]:
     """Record a stage that makes these files; return what the outbox holds."""
     outbox = outbox_of(workspace)
-    recorder = Recorder(tracking=outbox, bundles=workspace / "bundles", model="shop")
+    recorder = Recorder(outbox=outbox, bundles=workspace / "bundles", model="shop")
     with recorder.recording(planned(stage), workspace / stage):
         make(workspace / stage, stage, files)
     (path,) = outbox.waiting()
@@ -72,7 +72,7 @@ def test_training_tells_how_it_ended_and_its_inputs(tmp_path: Path):
 
 def test_a_curve_is_on_disk_and_told_while_training_runs(tmp_path: Path):
     outbox = outbox_of(tmp_path)
-    with Recorder(tracking=outbox).recording(planned("train_two_tower"), tmp_path / "done") as run:
+    with Recorder(outbox=outbox).recording(planned("train_two_tower"), tmp_path / "done") as run:
         curve = Curve(run, "given")
         curve.log(10, loss=0.5)
         curve.log(20, loss=float("nan"))
@@ -129,7 +129,7 @@ def test_release_carries_the_report_of_its_own_evaluation_only(tmp_path: Path):
 
 def test_a_stage_that_fails_is_a_failed_run(tmp_path: Path):
     outbox = outbox_of(tmp_path)
-    recorder = Recorder(tracking=outbox)
+    recorder = Recorder(outbox=outbox)
     with pytest.raises(OSError, match="disk"), recorder.recording(planned("evaluate"), tmp_path):
         raise OSError("the disk is full")
     (path,) = outbox.waiting()

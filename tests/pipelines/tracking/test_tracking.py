@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
+from pipelines.cli.tracking import recorder_of
+from pipelines.config.run import RunConfig
 from pipelines.config.tracking import TrackingConfig
-from pipelines.engine.outbox import (
+from pipelines.engine.artifacts import Manifest
+from pipelines.engine.run_log import RunLog
+from pipelines.tracking.outbox import (
     Outbox,
     OutboxRun,
-    RunStart,
-    SilentRun,
-    SilentTracking,
     read_lines,
     store_name,
 )
 from pipelines.tracking.tracking import (
     SyncResult,
-    open_tracking,
     outbox_of,
     sending_meanwhile,
     store_uri,
@@ -40,12 +40,13 @@ NAN, INFINITY = float("nan"), float("inf")
 
 def start(outbox: Outbox, stage: str = "train_two_tower", key: str = "abc") -> OutboxRun:
     return outbox.start_run(
-        RunStart(
+        Manifest(
             stage=stage,
-            key=key,
+            inputs={"events": "d1"},
             config={"training": {"batch_size": 512, "long": "x" * 9000}, "seed": 0},
-            digests={"events": "d1"},
-            versions={"code": "c1"},
+            versions={"code": key},
+            rows={},
+            files={},
         )
     )
 
@@ -133,11 +134,13 @@ def test_an_artefact_is_sent_as_it_was(outbox: Outbox, tmp_path: Path):
 
 
 def test_a_disabled_tracker_has_every_method_of_a_real_one(tmp_path: Path):
-    tracking = open_tracking(TrackingConfig(enabled=False), tmp_path)
-    assert isinstance(tracking, SilentTracking)
-    public = {name for name in dir(OutboxRun) if not name.startswith("_")} - {"tell", "end"}
-    assert public <= set(dir(SilentRun))
-    with tracking.start_run(RunStart(stage="a", key="b")) as run:
+    config = RunConfig(workspace=tmp_path, tracking=TrackingConfig(enabled=False))
+    recorder = recorder_of(config)
+    assert recorder.outbox is None
+    public = {name for name in dir(OutboxRun) if not name.startswith("_")} - {"append", "end"}
+    assert public <= set(dir(RunLog))
+    planned = Manifest(stage="a", inputs={}, config={}, versions={}, rows={}, files={})
+    with recorder.recording(planned, tmp_path / "a") as run:
         run.log(1, loss=NAN)
         run.alias("m", "champion", "1", action="promote")
     assert list(tmp_path.iterdir()) == []
@@ -407,7 +410,7 @@ for name in ("connect", "connect_ex", "sendto"):
     setattr(socket.socket, name, refuse)
 socket.getaddrinfo = socket.create_connection = refuse
 from pathlib import Path
-from pipelines.engine.outbox import Outbox
+from pipelines.tracking.outbox import Outbox
 from pipelines.tracking.sender import send_outbox
 from pipelines.tracking.tracking import TrackingConfig
 print(send_outbox(Outbox(Path(sys.argv[1])), TrackingConfig()))
@@ -437,7 +440,7 @@ def test_sending_to_the_embedded_store_touches_no_network(outbox: Outbox):
 
 def test_mlflow_is_not_imported_before_it_is_needed():
     code = (
-        "import sys, pipelines.tracking.tracking, pipelines.engine.outbox;"
+        "import sys, pipelines.tracking.tracking, pipelines.tracking.outbox;"
         "print([name for name in ('mlflow', 'torch', 'polars') if name in sys.modules])"
     )
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

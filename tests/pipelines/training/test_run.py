@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.engine.outbox import SilentRun
+from pipelines.engine.run_log import RunLog
 from pipelines.training.run import Curve, read_records
 
 
@@ -20,12 +20,12 @@ def tell(curve: Curve, steps: list[int]) -> None:
 def test_a_killed_curve_goes_on_at_its_checkpoint(
     tmp_path: Path, checkpoint: int, ending: str
 ) -> None:
-    whole, kept = Curve(SilentRun()), tmp_path / "checkpoints" / "given.jsonl"
+    whole, kept = Curve(RunLog()), tmp_path / "checkpoints" / "given.jsonl"
     tell(whole, list(range(1, 8)))
-    tell(Curve(SilentRun(), kept=kept), list(range(1, 6)))
+    tell(Curve(RunLog(), kept=kept), list(range(1, 6)))
     with kept.open("a") as file:
         file.write(ending)
-    resumed = Curve(SilentRun(), kept=kept)
+    resumed = Curve(RunLog(), kept=kept)
     tell(resumed, list(range(checkpoint + 1, 8)))
     assert resumed.rows == whole.rows
     assert read_records(kept) == whole.rows
@@ -36,6 +36,6 @@ def test_a_killed_curve_goes_on_at_its_checkpoint(
 
 def test_a_curve_of_a_finished_training_is_kept_whole(tmp_path: Path) -> None:
     kept = tmp_path / "given.jsonl"
-    tell(Curve(SilentRun(), kept=kept), [1, 2, 3])
+    tell(Curve(RunLog(), kept=kept), [1, 2, 3])
     # Killed after its last checkpoint: nothing is left to train, so nothing is told.
-    assert len(Curve(SilentRun(), kept=kept).rows) == 4
+    assert len(Curve(RunLog(), kept=kept).rows) == 4
