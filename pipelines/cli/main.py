@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from pipelines.engine.runner import StageOutcome
     from pipelines.engine.stage import Stage
 
-EXIT_CODES = """Exit codes: 0 done, 2 something to mend in the command, configuration or data,
-3 a check refused, 70 training did not stay finite, 74 the disk failed, 75 another run
-holds the workspace. Set RECSYS_TRACEBACK=1 to see where an error rose."""
+EXIT_CODES = """Exit codes: 0 success, 2 invalid command, configuration or data, 3 a release check
+failed, 70 training diverged, 74 disk error, 75 the workspace is in use. Set
+RECSYS_TRACEBACK=1 to see an error's traceback."""
 
 app = typer.Typer(
     cls=PlainErrors,
@@ -40,9 +40,13 @@ app = typer.Typer(
     help="Recommender platform: raw events in, a served and evaluated recommendation out.",
     epilog=EXIT_CODES,
 )
-app.add_typer(data.app, name="data", help="Data sets known by name.")
-app.add_typer(semantic_ids.app, name="ids", help="Semantic IDs: published versions of them.")
-app.add_typer(kernels.app, name="kernels", help="GPU kernels: time, tune, look inside.")
+app.add_typer(data.app, name="data", help="Data sets: list, fetch, describe, configure.")
+app.add_typer(
+    semantic_ids.app,
+    name="ids",
+    help="Semantic IDs: train, append, compare.",
+)
+app.add_typer(kernels.app, name="kernels", help="GPU kernels: benchmark, tune, inspect.")
 adapters.add_to(app)
 bundles.add_to(app)
 compare.add_to(app)
@@ -68,7 +72,8 @@ def run(
         list[str] | None, typer.Option(help="Run only this stage (repeatable).")
     ] = None,
     force: Annotated[
-        list[str] | None, typer.Option(help="Make this stage's artefact again (repeatable).")
+        list[str] | None,
+        typer.Option(help="Rerun this stage even if unchanged (repeatable)."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -91,7 +96,7 @@ def run(
 
     if config is None and preset is None:
         raise ValueError(
-            "say what to run: --config shop.toml for your own data, or --preset movielens_100k"
+            "name a configuration: --config shop.toml for your own data, or --preset movielens_100k"
         )
     chosen = pick_stages(STAGES, stage or [], until)
     pick_stages(STAGES, force or [], None)
@@ -139,7 +144,7 @@ def stages(
 
 
 def stage_cells(one: Stage) -> tuple[str, str, str, str]:
-    """Say in words what stands in a stage's row of either table."""
+    """Return the cells of a stage's row in either table."""
     return one.name, one.description, ", ".join(one.reads) or "raw files", one.writes
 
 

@@ -1,4 +1,4 @@
-"""Commands around a run: doctor, what is sent to the tracking server, who is champion."""
+"""Commands around a run: doctor, tracking server, champion."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Workspace = Annotated[Path, typer.Option("--workspace", "-w", help="Folder of th
 
 
 def tracking_of(workspace: Path) -> TrackingConfig:
-    """Read how a workspace's last run was tracked; the defaults where it never ran."""
+    """Read the tracking configuration of a workspace's last run; the defaults before one."""
     from pipelines.config.toml import validate
     from pipelines.config.tracking import TrackingConfig
 
@@ -37,7 +37,7 @@ def tracking_of(workspace: Path) -> TrackingConfig:
 
 
 def recorder_of(config: RunConfig) -> Recorder:
-    """Return what keeps the stages of a run where its configuration says."""
+    """Return the recorder that a run's configuration asks for."""
     from pipelines.engine.workspace import bundles_dir
     from pipelines.tracking.recorder import Recorder
     from pipelines.tracking.tracking import outbox_of
@@ -51,7 +51,7 @@ def recorder_of(config: RunConfig) -> Recorder:
 
 @contextmanager
 def tracked(config: RunConfig) -> Iterator[Recorder]:
-    """Keep the stages that run inside; send it meanwhile, and the rest when they end or fail."""
+    """Track the stages that run inside; send while they run, and the rest at the end."""
     from pipelines.tracking.tracking import outbox_of, sending_meanwhile, sync_outbox
 
     if not config.tracking.enabled:
@@ -70,7 +70,7 @@ def tracked(config: RunConfig) -> Iterator[Recorder]:
 
 
 def sync(workspace: Workspace = DEMO) -> None:
-    """Send what waits in a workspace to its tracking server or database.
+    """Send a workspace's waiting tracking events to its server or database.
 
     [bold]Example[/] recsys sync --workspace runs/shop
     """
@@ -83,8 +83,8 @@ def sync(workspace: Workspace = DEMO) -> None:
     raise typer.Exit(75 if result.waiting else 0)
 
 
-def moved(change: AliasChange, workspace: Path) -> None:
-    """Tell of a new champion, to the person and, if it can be reached, to the registry."""
+def print_champion(change: AliasChange, workspace: Path) -> None:
+    """Print a new champion, and send it to the registry if that can be reached."""
     from pipelines.tracking.tracking import outbox_of, sync_outbox
 
     before = f" (before: {change.previous})" if change.previous else ""
@@ -102,7 +102,7 @@ def promote(
 ) -> None:
     """Make a bundle the champion: serve it, and move its alias in the model registry.
 
-    The champion before it is remembered: [bold]recsys rollback[/] goes back to it.
+    [bold]recsys rollback[/] goes back to the champion before it.
 
     [bold]Example[/] recsys promote 3f2a9c01b7de --bundles runs/shop/bundles
     """
@@ -111,7 +111,7 @@ def promote(
 
     workspace = bundles.absolute().parent
     config, outbox = tracking_of(workspace), outbox_of(workspace)
-    moved(make_champion(bundles, version, config=config, outbox=outbox), workspace)
+    print_champion(make_champion(bundles, version, config=config, outbox=outbox), workspace)
 
 
 def rollback(bundles: Bundles = DEMO / "bundles") -> None:
@@ -124,7 +124,7 @@ def rollback(bundles: Bundles = DEMO / "bundles") -> None:
 
     workspace = bundles.absolute().parent
     config, outbox = tracking_of(workspace), outbox_of(workspace)
-    moved(go_back(bundles, config=config, outbox=outbox), workspace)
+    print_champion(go_back(bundles, config=config, outbox=outbox), workspace)
 
 
 def add_to(app: typer.Typer) -> None:

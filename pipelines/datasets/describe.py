@@ -1,4 +1,4 @@
-"""Say what a data set holds before anything is trained on it."""
+"""Describe a data set before anything is trained on it."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def describe(events: pl.DataFrame, items: pl.DataFrame | None = None) -> Descrip
     warnings = []
     if repeated := events.height - pairs:
         warnings.append(
-            f"{repeated:,} events repeat a user and item seen before; lists leave out what a user "
-            "took, so where people take things again set evaluation.exclude_history = false"
+            f"{repeated:,} events repeat a user and item seen before; lists leave out a user's "
+            "history, so where users repeat items set evaluation.exclude_history = false"
         )
     warnings += shape_warnings(events, per_user, per_item)
     if "event_time" in events.columns:
@@ -79,7 +79,7 @@ def describe(events: pl.DataFrame, items: pl.DataFrame | None = None) -> Descrip
 
 
 def shape_warnings(events: pl.DataFrame, per_user: pl.Series, per_item: pl.Series) -> list[str]:
-    """Find users of one event, an item that dominates, and columns that say nothing."""
+    """Warn of users with one event, a dominating item, and constant columns."""
     warnings: list[str] = []
     if events.height < MIN_EVENTS_FOR_SHARES:
         return warnings
@@ -120,7 +120,7 @@ def time_span(events: pl.DataFrame) -> tuple[str, str]:
 
 
 def time_warnings(events: pl.DataFrame) -> list[str]:
-    """Find tied, day-resolution, id-sorted and future times."""
+    """Warn of unreadable, tied, day-resolution, id-sorted, future and early times."""
     warnings = []
     if unreadable := events["event_time"].null_count():
         warnings.append(

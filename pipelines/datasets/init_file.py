@@ -1,4 +1,4 @@
-"""``recsys data init``: a stranger's files to a commented TOML that ``recsys run`` takes."""
+"""``recsys data init``: infer a commented run configuration from raw files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_TYPES = 30
 
 @dataclass(kw_only=True)
 class Plan:
-    """What every file was taken for."""
+    """The table that each file was recognised as."""
 
     events: Guess
     items: Guess | None = None
@@ -44,7 +44,7 @@ class Plan:
 
 
 def plan_of(paths: list[Path]) -> Plan:
-    """Look at the files and decide which is what.
+    """Recognise which file is which table.
 
     Raises:
         ValueError: Names the file that cannot be used, and what to do.
@@ -67,7 +67,7 @@ def plan_of(paths: list[Path]) -> Plan:
 
 
 def _place(table: RawTable, plan: Plan) -> None:
-    """Take a further file as items or users, whichever knows more of the events' ids."""
+    """Take a further file as items or users, whichever has more of the events' ids."""
     sides = {}
     for name, key in (("items", "item_id"), ("users", "user_id")):
         ids = plan.events.table.sample[plan.events.columns[key]]
@@ -143,7 +143,7 @@ def time_lines(events: Guess) -> list[str]:
 
 
 def type_lines(events: Guess) -> list[str]:
-    """Write which types of events only say that an item was shown, and how to keep some only."""
+    """Write which event types are impressions, and how to keep only some types."""
     if (column := events.columns.get("event_type")) is None:
         return []
     kinds = sorted(events.table.sample[column].cast(pl.String).drop_nulls().unique())
@@ -153,7 +153,7 @@ def type_lines(events: Guess) -> list[str]:
     taken = [kind for kind in kinds if kind not in shown]
     lines = ["", "[filters]"]
     if shown:
-        lines.append(f"shown_types = {toml_value(shown)}   # seen, not taken: no part of histories")
+        lines.append(f"shown_types = {toml_value(shown)}   # impressions: no part of histories")
     lines.append(f"# event_types = {toml_value(taken)}   # histories of these only; all by default")
     return lines
 

@@ -1,4 +1,4 @@
-"""Guess from a stranger's files which is events, items, users, and what their columns are."""
+"""Infer which raw file holds events, items or users, and what its columns are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RawTable:
 
 @dataclass(kw_only=True)
 class Guess:
-    """What a file was taken for."""
+    """The table that a file was recognised as."""
 
     table: RawTable
     columns: dict[str, str]
@@ -41,7 +41,7 @@ class Guess:
 
 
 def sniffed_separator(path: Path) -> str:
-    """Find what separates the values of a text file by its first line."""
+    """Infer the separator of a text file from its first line."""
     if path.suffix not in SEPARATED:
         return ","
     head = path.read_bytes()[:65_536]

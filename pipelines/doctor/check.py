@@ -19,13 +19,13 @@ class CheckResult:
     found: str
     wanted: str
     fix: str | None = None
-    """The command that mends it; None where there is nothing to mend."""
+    """The command that fixes it; None where nothing is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What a child process found out."""
+    """What a child process printed."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
-    """Why it found nothing: the last line of its traceback, the signal, or the time limit."""
+    """Why it failed: the last line of its traceback, the signal, or the time limit."""

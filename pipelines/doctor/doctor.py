@@ -1,7 +1,7 @@
-"""``recsys doctor``: is everything here that the platform needs, and which command mends it?
+"""``recsys doctor``: check that what the platform needs is installed and works.
 
-Nothing heavy is imported in this process. What must be imported to be judged is imported in a
-child with a time limit, so a library that crashes or hangs costs one line of the table.
+Libraries are imported in child processes with a time limit, so one that crashes or hangs costs a
+line of the table.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def run_checks(seconds: float = PROBE_SECONDS) -> list[CheckResult]:
         try:
             return check(environment)
         except Exception as error:
-            # A machine nobody thought of must not hide what the other checks found.
+            # An unforeseen machine must not hide what the other checks found.
             name = check.__name__.removeprefix("check_")
             return CheckResult(
                 name,
@@ -110,7 +110,7 @@ def to_json(results: Sequence[CheckResult]) -> str:
 
 
 def render(results: Sequence[CheckResult]) -> Group:
-    """Lay the results out: a table, then the commands that mend what is wrong."""
+    """Lay the results out: a table, then the commands that fix what is wrong."""
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("", "check", "found", "wanted"):
         table.add_column(column, no_wrap=column in ("", "check"))
@@ -118,7 +118,7 @@ def render(results: Sequence[CheckResult]) -> Group:
         status = Text(result.status, style=STYLES[result.status])
         table.add_row(status, result.name, Text(result.found), Text(result.wanted))
     parts: list[Table | Text] = [table]
-    for heading, statuses in (("To mend:", ("fail", "warn")), ("To have it too:", ("absent",))):
+    for heading, statuses in (("To fix:", ("fail", "warn")), ("Optional:", ("absent",))):
         fixable = [result for result in results if result.fix and result.status in statuses]
         if fixable:
             parts.append(Text(heading, style="bold"))
@@ -135,7 +135,7 @@ def doctor(
         float, typer.Option(min=1.0, help="Limit of each library's check.")
     ] = PROBE_SECONDS,
 ) -> None:
-    """Check that everything is installed and works, and say what mends it.
+    """Check that everything is installed and works, and print the commands that fix it.
 
     Exit code 0 when the platform can run, 1 when something it needs is broken.
 

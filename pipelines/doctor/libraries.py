@@ -20,7 +20,7 @@ MINILM_FILES = ("model/config.json", "model/tokenizer.json", "model/model.safete
 def imported(
     environment: Environment, name: str, code: str, *, distribution: str, wanted: str, fix: str
 ) -> CheckResult:
-    """Judge a library that the platform needs by importing and using it."""
+    """Check a required library by importing and using it."""
     found = environment.versions[distribution]
     if found is None:
         return CheckResult(name, "fail", "not installed", wanted, fix=fix)
@@ -47,7 +47,7 @@ def check_torch(environment: Environment) -> CheckResult:
 
 
 def driver_devices() -> list[str]:
-    """Ask the driver for its devices: name, memory, driver version; empty without a driver."""
+    """List the driver's devices: name, memory, driver version; empty without a driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []

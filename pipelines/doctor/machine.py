@@ -97,7 +97,7 @@ def check_threads(_environment: Environment) -> CheckResult:
 
 
 def check_redis(_environment: Environment) -> CheckResult:
-    """Ask the Redis of RECSYS_REDIS_URL; without one, SQLite keeps the online state."""
+    """Ping the Redis of RECSYS_REDIS_URL; without one, SQLite keeps the online state."""
     wanted = "optional: RECSYS_REDIS_URL, or redis-server on PATH"
     url = os.environ.get("RECSYS_REDIS_URL")
     if not url:
@@ -130,7 +130,7 @@ def check_redis(_environment: Environment) -> CheckResult:
 
 
 def check_mlflow_server(_environment: Environment) -> CheckResult:
-    """Ask the server of MLFLOW_TRACKING_URI; without one, runs are kept in SQLite."""
+    """Ping the server of MLFLOW_TRACKING_URI; without one, runs are kept in SQLite."""
     wanted, url = "optional: MLFLOW_TRACKING_URI", os.environ.get("MLFLOW_TRACKING_URI", "")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
