@@ -275,7 +275,7 @@ class _Build:
             return
         if "time" not in (shown.dtype.names or ()):
             self.report.warnings.append(
-                f"{shown.length} rows of shown_types are left out: without event_time nobody knows "
+                f"{shown.length} rows of shown_types are left out: without event_time nothing says "
                 "what came before them"
             )
             return

@@ -1,4 +1,4 @@
-"""What is left when users and items with too few events go: duplicates, caps and the k-core.
+"""Drop duplicates, cap users' events, and iterate the k-core.
 
 Axes: E events, U user codes, I item codes.
 """

@@ -1,4 +1,4 @@
-"""The kept events as Parquet, one folder a day, for whoever reads events again later.
+"""Write the kept events as Parquet, one folder a day.
 
 Axes: E events, D days from the first to the last.
 """

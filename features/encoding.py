@@ -68,7 +68,7 @@ class Dictionary:
         return pl.Series("id", wanted).cat.to(self.dtype).cast(pl.String)
 
     def reason_codes(self, codes: Codes) -> NDArray[np.uint8]:
-        """Say what is wrong with the id of each code, 0 for nothing; asked once an id."""
+        """Return what is wrong with the id of each code, 0 for nothing; checked once an id."""
         known = len(self._reasons)
         if self.size > known:
             fresh = self.texts(np.arange(known, self.size, dtype=np.uint32)).to_frame()

@@ -1,8 +1,7 @@
 """Event files to a flat file of integer records, in one pass and one batch at a time.
 
 Bad rows go to the quarantine; events that the configuration does not count are dropped and
-counted; those that say that an item was shown go to a file of their own. The records stand in the
-order of the input.
+counted; impressions go to a file of their own. The records stand in the order of the input.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class Ingested:
 
     records: RecordFile
     shown: RecordFile
-    """What says that an item was shown."""
+    """Impressions."""
     texts: Dictionaries
     user_counts: Rows
     """Records of each user code, [U]."""
@@ -249,7 +248,7 @@ class _Reader:
         counted = np.ones(len(records), np.bool_)
         if self.filters.event_types:
             counted = self._of_types(records, self.filters.event_types)
-            self.dropped["event_type not asked for"] += int(np.count_nonzero(good & ~counted))
+            self.dropped["event_type not selected"] += int(np.count_nonzero(good & ~counted))
         if self.filters.min_value is not None:
             if "value" not in (self.records.dtype.names or ()):
                 raise ValueError(

@@ -1,7 +1,7 @@
-"""Features of a moment: what is known strictly before an event, in batch and for one request.
+"""Point-in-time features: what is known strictly before an event, in batch and for one request.
 
-Each feature is defined once, twice over: one Polars expression for whole tables, and one plain
-function of a running state for a request. A test feeds the same events to both and compares.
+Each feature has two definitions that a test holds equal: a Polars expression for whole tables, and
+a function of a running state for one request.
 All are categories: row 0 means unknown.
 """
 

@@ -21,7 +21,7 @@ class FeaturesReport:
     k_core_rounds: int = 0
     events: int = 0
     shown: int = 0
-    """Of the filtered, what says that an item was shown, of users and items that are kept."""
+    """Of the filtered, the impressions of users and items that are kept."""
     users: int = 0
     items: int = 0
     labels: dict[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The one door for raw files: Parquet, CSV and JSON lines as batches of named columns.
+"""Read raw files (Parquet, CSV, JSON lines) as batches of named columns; nothing else reads them.
 
 What a file has wrong as a whole (absent, empty, corrupt, without a needed column) is a ValueError
 that names the file and says what to do. What single rows have wrong is found in events.py.

@@ -1,4 +1,4 @@
-"""The tables that go in: column names, and what a run must say about its files.
+"""The raw tables: column names, file formats, filters and splits.
 
 Every column name stands here once. External keys are ``*_id`` strings, dense rows ``*_row`` int64
 with row 0 for unknown.
@@ -101,13 +101,12 @@ class SourceConfig(FileFormat):
 
 @dataclass(frozen=True, kw_only=True)
 class FilterConfig:
-    """Which events count, and when a source is too broken to go on."""
+    """Which events are kept, and when a source is too broken to use."""
 
     event_types: tuple[str, ...] = ()
     """Kept event types; empty keeps all."""
     shown_types: tuple[str, ...] = ()
-    """Types that say that an item was shown (``impression``). They are no part of histories; a
-    ranker learns from them what was seen and left."""
+    """Types of impressions: no part of histories; rankers learn position bias from them."""
     min_value: float | None = None
     """Events with a smaller value (a low rating) are left out."""
     min_user_events: int = 0

@@ -1,4 +1,4 @@
-"""What was shown to whom, as Parquet: the lists of which a ranker learns what was left."""
+"""Write impressions as Parquet: the shown lists that a ranker learns from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each user's train events end, and where validation ends.
+"""Cut each user's history into train, validation and test.
 
 Axes: U users, in row order.
 """

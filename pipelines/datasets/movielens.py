@@ -36,7 +36,7 @@ GENRES_100K = [
     "Western",
 ]
 CLASSICS_BEFORE = 1980
-"""Release year that tells apart the two domains of MovieLens-100K."""
+"""Release year that separates the two domains of MovieLens-100K."""
 AGES_1M = {
     "1": "under 18",
     "18": "18-24",

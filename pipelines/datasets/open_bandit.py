@@ -1,6 +1,6 @@
 """Open Bandit (ZOZO; Saito et al. 2020, arXiv:2008.07146): a fashion shop's impressions, to tables.
 
-Each row shows one item at one of three positions and says whether it was clicked, and with which
+Each row shows one item at one of three positions and whether it was clicked, and with which
 probability the policy shows that item at that position. There are no user ids: people whose four
 hashed features agree count as one user, so histories of this set mean little; it is for off-policy
 evaluation.

@@ -167,7 +167,7 @@ def guess_order(guess: Guess) -> None:
 
 
 def fill_ids(guess: Guess) -> None:
-    """Where names say nothing, take the columns of few repeated texts or integers as ids."""
+    """Without telling names, use the columns of repeated texts or integers as ids."""
     sample = guess.table.sample
     for ours in ("user_id", "item_id"):
         if ours in guess.columns:
@@ -186,7 +186,7 @@ def fill_ids(guess: Guess) -> None:
             )
         guess.columns[ours], guess.others[ours] = free[0], free[1:]
         guess.unsure.append(
-            f"no column is named like {ours}; {free[0]!r} was taken because its values repeat"
+            f"no column is named like {ours}; {free[0]!r} was chosen because its values repeat"
         )
 
 

@@ -1,8 +1,8 @@
 """Where commands write: results on stdout, progress on stderr, errors as a sentence.
 
-Exit codes: 0 done; 1 a fault of ours, with its traceback; 2 something to mend in the command, the
-configuration or the data; 3 a release check refused, the champion stays; 70 training did not stay
-finite; 74 the disk failed; 75 another run holds the workspace; 130 interrupted.
+Exit codes: 0 success; 1 an internal error, with its traceback; 2 invalid command, configuration or
+data; 3 a release check failed, the champion stays; 70 training diverged; 74 disk error; 75 the
+workspace is in use; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WIDTH = 100
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Write at most 100 columns, and 100 where no terminal says how wide it is."""
+    """Make a console of at most 100 columns, and of 100 without a terminal."""
     console = Console(stderr=stderr, highlight=False)
     if not console.is_terminal or console.width > WIDTH:
         console.width = WIDTH
@@ -44,7 +44,7 @@ EXIT_CODES: dict[type[BaseException], int] = {
 
 
 def message_of(error: BaseException) -> str:
-    """Write an error for a person; what the disk refused says which file, or asks."""
+    """Write an error for a person; a disk error without a file gets a hint."""
     text = str(error) or "interrupted"
     if isinstance(error, OSError) and error.filename is None:
         return f"could not read or write a file: {text}. Is the disk full?"
@@ -52,7 +52,7 @@ def message_of(error: BaseException) -> str:
 
 
 class PlainErrors(TyperGroup):
-    """A group of commands whose expected failures are told in a sentence, without a traceback."""
+    """A group of commands that print expected failures as a sentence, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -47,11 +47,11 @@ def embed_items(context: StageContext) -> StageRows:
     vectors = np.zeros((len(texts) + 1, encoder.dim if encoder else 0), np.float32)
     if encoder is not None:
 
-        def told(done: int, total: int) -> None:
+        def report(done: int, total: int) -> None:
             if context.show_progress and log.is_terminal:
                 log.print(f"  {done:,} of {total:,} texts", style="dim")
 
-        vectors[1:] = encode_cached(texts, encoder, cache_dir("embeddings"), progress=told)
+        vectors[1:] = encode_cached(texts, encoder, cache_dir("embeddings"), progress=report)
     np.save(context.output / CONTENT_FILE, vectors)
     num_texts = sum(bool(text) for text in texts)
     summary = {

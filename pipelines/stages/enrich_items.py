@@ -1,4 +1,4 @@
-"""Stage enrich_items: what a language model says about each item; off unless a model is named.
+"""Stage enrich_items: item attributes by a language model; off unless a model is named.
 
 enrichment.parquet      item_row, item_id, attribute, values, model, prompt_version, time
 not_enriched.parquet    item_row, item_id, reason
@@ -63,11 +63,11 @@ def enrich_items(context: StageContext) -> StageRows:
         return write_enrichment(context.output, items.clear(), None, {"model": "none"})
     texts = [text_of(item, context.config.content) for item in items.iter_rows(named=True)]
 
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         if context.show_progress and log.is_terminal and (done % 100 == 0 or done == total):
             log.print(f"  {done:,} of {total:,} items", style="dim")
 
-    result = enrich(texts, model, cache_dir("enrichment"), config, told)
+    result = enrich(texts, model, cache_dir("enrichment"), config, report)
     if result.budget_reached:
         log.print(
             f"  the enrichment budget is spent ({result.spent.total:,} tokens); items without "

@@ -107,7 +107,7 @@ STAGES = [
         function=fit_blend,
         description="Learn on validation how to blend the lists of all models into the served one",
         reads=SOURCES,
-        writes="weights of each profile, what validation says of them",
+        writes="weights of each profile, their validation metrics",
         sections=("blend", "evaluation", "seed"),
     ),
     Stage(
@@ -115,7 +115,7 @@ STAGES = [
         function=train_ranker,
         description="Train the ranker of blended candidates where it is enabled; validation judges",
         reads=(*SOURCES, "fit_blend"),
-        writes="ranker, its calibration, what validation says of it",
+        writes="ranker, its calibration, its validation metrics",
         sections=(
             "ranker",
             "ranker_training",
@@ -198,7 +198,7 @@ STAGES = [
         function=adapt_domains,
         description="Train adapters of the released models for each configured domain",
         reads=("build_features", "embed_items", "train_two_tower", "train_sequence", "release"),
-        writes="what became of each adapter, and bundles/adapters/domain-<name> with its current",
+        writes="outcome of each adapter, and bundles/adapters/domain-<name> with its current",
         sections=("adapter", EXCLUDED, "seed"),
         outputs_exist=are_registered,
     ),

@@ -109,7 +109,7 @@ def sending_meanwhile(outbox: Outbox, config: TrackingConfig) -> Iterator[None]:
 
 
 def send_every_so_often(outbox: Outbox, config: TrackingConfig, done: threading.Event) -> None:
-    """Start one child after the other until told that the work is done."""
+    """Start one child after the other until the work is done."""
     while not done.wait(config.live_seconds):
         if not outbox.num_waiting():
             continue
@@ -120,7 +120,7 @@ def send_every_so_often(outbox: Outbox, config: TrackingConfig, done: threading.
                 stderr=subprocess.DEVNULL,
             )
         except OSError:
-            # Too many processes or no memory: the end of the run tries again, and tells.
+            # Too many processes or no memory: the end of the run tries again and prints it.
             continue
         with child:
             wait_or_kill(child, done, longest_sending(config))

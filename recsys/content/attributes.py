@@ -1,4 +1,4 @@
-"""What enrichment says about an item: the schema, the prompt that asks for it, and the check.
+"""Item attributes by enrichment: the schema, the prompt and the check.
 
 A reply is held to the schema here, whatever model wrote it: a text that talks a model into other
 keys, other types, addresses or our own marks makes that one item fail and touches nothing else.

@@ -50,7 +50,7 @@ def encode_cached(
         progress: Gets (texts encoded, texts to encode) after each shard.
 
     Returns:
-        [n, D] float32, rows of unit length, or zeros for texts that say nothing.
+        [n, D] float32, rows of unit length, or zeros for texts without words.
     """
     if isinstance(encoder, JoinedEncoder):
         # The second one is quick; the first one's vectors are shared with runs that use it alone.

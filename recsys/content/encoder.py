@@ -1,7 +1,7 @@
 """Item text to vectors: one interface over hashed words and sentence-transformers models.
 
 Beside these, transformer_encoder.py pools the states of any Hugging Face model, decoders included,
-and endpoint_encoder.py asks a server.
+and endpoint_encoder.py calls a server.
 
 Every encoder gives L2-normalised rows. A text that is empty after cleaning, or has no word, gives
 a row of zeros: nothing is known about the item, so it is similar to nothing.
@@ -95,7 +95,7 @@ class HashEncoder:
 
 
 class SentenceTransformerEncoder:
-    """A local sentence-transformers folder, with the pooling that it says itself.
+    """A local sentence-transformers folder, with the pooling that it configures.
 
     Nothing is downloaded, and no code of the folder runs.
     """
@@ -150,7 +150,7 @@ class SentenceTransformerEncoder:
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
         # Longest first: a batch holds texts of like length, so little of it is padding, and
-        # the most memory is taken at once.
+        # the most memory is used first.
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         vectors = np.zeros((len(texts), self.dim), np.float32)
         chunk = 16 * self._batch_size

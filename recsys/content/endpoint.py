@@ -188,30 +188,30 @@ class Endpoint:
         Raises:
             EndpointError: What went wrong and what to do.
         """
-        sdk, reason, may_be_paid, told = self._openai, "", False, None
+        sdk, reason, may_be_paid, retry_after = self._openai, "", False, None
         for attempt in range(self.config.max_retries + 1):
             if attempt:
-                self._sleep(self._wait_seconds(attempt, told))
+                self._sleep(self._wait_seconds(attempt, retry_after))
                 if may_be_paid:
                     charge()
             try:
                 reply = json.loads(create(**body).text)
                 if isinstance(reply, dict):
                     return reply
-                reason, may_be_paid, told = "a reply that is no JSON object", True, None
+                reason, may_be_paid, retry_after = "a reply that is no JSON object", True, None
             except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-                reason, may_be_paid, told = "a reply that is no JSON", True, None
+                reason, may_be_paid, retry_after = "a reply that is no JSON", True, None
             except sdk.APITimeoutError:
                 reason = f"no reply within timeout_seconds = {self.config.timeout_seconds:g}"
-                may_be_paid, told = True, None
+                may_be_paid, retry_after = True, None
             except sdk.APIStatusError as error:
                 if not (error.status_code in (408, 409, 429) or error.status_code >= 500):
                     raise self._refusal(error.status_code, str(error)) from None
                 reason = f"status {error.status_code}: {self._scrubbed(str(error))}"
-                may_be_paid, told = False, error.response.headers.get("retry-after")
+                may_be_paid, retry_after = False, error.response.headers.get("retry-after")
             except sdk.APIConnectionError as error:
                 reason = f"no connection: {self._scrubbed(str(error.__cause__ or error))}"
-                may_be_paid, told = False, None
+                may_be_paid, retry_after = False, None
         raise EndpointUnreachableError(
             f"{self.name}: {reason}, after {self.config.max_retries + 1} attempts; "
             "see whether the server is up and run again: what is done is kept",
@@ -235,21 +235,21 @@ class Endpoint:
             body["temperature"] = self.config.temperature
         return body
 
-    def _wait_seconds(self, attempt: int, told: str | None) -> float:
-        if told is not None and re.fullmatch(r"\d{1,6}(\.\d+)?", told):
-            return min(float(told), MAX_WAIT_SECONDS)
+    def _wait_seconds(self, attempt: int, retry_after: str | None) -> float:
+        if retry_after is not None and re.fullmatch(r"\d{1,6}(\.\d+)?", retry_after):
+            return min(float(retry_after), MAX_WAIT_SECONDS)
         doubled = self.config.first_wait_seconds * 2.0 ** (attempt - 1)
         # Clients that failed together must not return together.
         return min(doubled, MAX_WAIT_SECONDS) * random.uniform(0.75, 1.25)
 
     def _refusal(self, status: int, message: str) -> EndpointError:
-        told = f"{self.name} refused with status {status}: {self._scrubbed(message)}"
+        reason = f"{self.name} refused with status {status}: {self._scrubbed(message)}"
         variable = self.config.api_key_variable or "api_key_variable (none is named)"
         if status in (401, 403):
-            return EndpointRefusedError(f"{told}; check the key in {variable}")
+            return EndpointRefusedError(f"{reason}; check the key in {variable}")
         if status in (404, 405):
-            return EndpointRefusedError(f"{told}; check base_url and model")
-        return EndpointError(told)
+            return EndpointRefusedError(f"{reason}; check base_url and model")
+        return EndpointError(reason)
 
     def _scrubbed(self, message: str) -> str:
         """Shorten a server's words, and take the key out if the server repeats it."""

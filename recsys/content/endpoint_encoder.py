@@ -35,7 +35,7 @@ class EmbeddingEndpointConfig(EndpointConfig):
 
 
 class EndpointEncoder:
-    """Asks an endpoint for vectors; texts without a character are zeros and cost nothing."""
+    """Encodes texts by an endpoint; empty ones are zeros and cost nothing."""
 
     def __init__(self, config: EmbeddingEndpointConfig, endpoint: Endpoint | None = None) -> None:
         self._config = config

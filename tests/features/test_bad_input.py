@@ -223,7 +223,7 @@ def test_filters_are_counted_and_min_value_needs_a_value(tmp_path: Path) -> None
     frame.write_parquet(tmp_path / "e.parquet")
     filters = FilterConfig(event_types=("buy",), min_value=3)
     report = build(tmp_path / "e.parquet", tmp_path / "out", filters)
-    assert report.filtered == {"event_type not asked for": 6, "value below min_value": 1}
+    assert report.filtered == {"event_type not selected": 6, "value below min_value": 1}
     assert report.events == 5
     good_events().write_parquet(tmp_path / "e.parquet")
     with pytest.raises(ValueError, match="needs a column value"):

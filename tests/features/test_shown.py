@@ -43,7 +43,7 @@ def test_what_was_shown_is_no_part_of_a_history_and_keeps_its_slot(tmp_path: Pat
     report = build(tmp_path, ROWS, SHOWN)
     assert report.events == 2
     assert report.shown == 2
-    assert report.filtered == {"shown, no part of histories": 4, "event_type not asked for": 1}
+    assert report.filtered == {"shown, no part of histories": 4, "event_type not selected": 1}
     assert report.rows_in == report.events + sum(report.filtered.values())
     found = pl.read_parquet(tmp_path / "out" / "shown")
     items = dict(pl.read_parquet(tmp_path / "out" / "vocabularies" / "items.parquet").rows())

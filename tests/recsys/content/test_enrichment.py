@@ -158,7 +158,7 @@ def test_a_budget_of_zero_calls_nothing(tmp_path, config):
     assert result.asked == 0
     assert result.budget_reached
     assert result.spent == Tokens()
-    assert result.reasons == ["not asked: the budget is spent"] * 2
+    assert result.reasons == ["not requested: the budget is spent"] * 2
 
 
 def test_the_token_budget_is_never_exceeded_and_restarts_do_not_stretch_it(tmp_path):
