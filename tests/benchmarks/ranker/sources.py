@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pipelines.ranking.earlier_sources import asked_at
 from torch import Tensor
 
+from pipelines.ranking.out_of_sample import queries_at
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.data.held_out import HeldOut
 from recsys.data.top_k import TopK
@@ -95,7 +95,7 @@ class Data:
         if len(positions) > self.max_queries:
             rng = np.random.default_rng([seed, len(positions)])
             positions = np.sort(rng.choice(positions, self.max_queries, replace=False))
-        return asked_at(sequences, positions)
+        return queries_at(sequences, positions)
 
     def judged(self, experiment: Experiment, split: str) -> HeldOut:
         """Take a split's questions, or so many as are judged."""
