@@ -13,8 +13,6 @@ TRUNK_NAMES: Mapping[str, str] = {
     "sparse": "sparse mixture of experts",
     "dense": "dense",
     "shared_bottom": "shared bottom",
-    "mmoe": "MMoE",
-    "ple": "PLE",
 }
 
 

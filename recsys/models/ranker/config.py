@@ -1,7 +1,7 @@
-"""Settings of the ranker, what a candidate costs, and trunks of equal cost to compare.
+"""Settings of the ranker, the cost of a candidate, and trunks of equal cost to compare.
 
-A cost is counted in floating-point operations of matrix products for one candidate (two for each
-multiply-add); what is done once for a query, or once for the catalogue, is not in it.
+Cost is counted in floating-point operations of matrix products for one candidate (two for each
+multiply-add), without what is computed once for a query or once for the catalogue.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from recsys.layers.embedding.collection import Backend
 from recsys.models.item_tower import FeatureSizes
 
-Trunk = Literal["sparse", "dense", "shared_bottom", "mmoe", "ple"]
+Trunk = Literal["sparse", "dense", "shared_bottom"]
 CHOICES = {
     "trunk": get_args(Trunk),
     "router": ("sigmoid", "softmax", "noisy"),
@@ -26,7 +26,7 @@ CHOICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class RankerInputs:
-    """Sizes of what the ranker reads, and the tasks it predicts (row 0 of every id included)."""
+    """Sizes of the ranker's inputs, and the tasks it predicts (row 0 of every id included)."""
 
     num_item_rows: int
     tasks: tuple[str, ...] = ("click",)
@@ -37,14 +37,14 @@ class RankerInputs:
     context_features: Mapping[str, int] = field(default_factory=dict)
     """Name to cardinality of each ``context.<name>`` feature of a query."""
     query_dense: tuple[str, ...] = ()
-    """Names of the numbers that describe a query."""
+    """Names of the dense features of a query."""
     candidate_dense: tuple[str, ...] = ()
-    """Names of the numbers that describe a candidate of a query, such as sources' scores."""
+    """Names of the dense features of a candidate, such as sources' scores."""
     base_feature: str = ""
-    """Which of them every task's logit starts from, untrained, such as the score of a blend that is
-    to be corrected; without, logits start from nothing."""
+    """The one that every task's logit starts from, such as the score of a blend that the model
+    corrects; empty for none."""
     num_slots: int = 0
-    """Places of a shown list, for training that divides examination from relevance; 0 for none."""
+    """Slots of shown lists, to train a position-bias model; 0 for none."""
 
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
@@ -61,7 +61,7 @@ class RankerInputs:
             )
 
     def item_inputs(self) -> FeatureSizes:
-        """Give what the item tower reads."""
+        """Give the sizes that the item tower reads."""
         return FeatureSizes(
             num_item_rows=self.num_item_rows,
             content_dim=self.content_dim,
@@ -74,7 +74,7 @@ class RankerConfig:
     """Settings of Ranker."""
 
     embedding_dim: int = 32
-    """Width of each field: item, user, context, what was read of the history, dense numbers."""
+    """Width of each field: item, user, context, attended history, dense features."""
     key_dim: int = 32
     """Width of target attention's keys."""
     max_history: int = 50
@@ -83,28 +83,26 @@ class RankerConfig:
     """Width inside a cross layer; 0 is a full matrix."""
     trunk: Trunk = "sparse"
     hidden_dim: int = 48
-    """Inner width of an expert, or of the one network of a dense trunk."""
+    """Inner width of an expert, or of a dense trunk."""
     num_experts: int = 8
     top_k: int = 2
-    """Experts that a candidate visits in a sparse trunk."""
+    """Experts of a candidate in a sparse trunk."""
     num_shared_experts: int = 0
-    """Experts beside those that every candidate visits, in a sparse trunk."""
-    num_task_experts: int = 1
-    """Experts of each task of its own, in trunk ``ple``."""
+    """Additional experts that every candidate visits, in a sparse trunk."""
     router: Literal["sigmoid", "softmax", "noisy"] = "softmax"
     routed_by: Literal["item", "fields"] = "item"
-    """What the router reads: the candidate's own field, by which items that belong together share
-    experts whoever asks, or all fields."""
+    """What the router reads: the candidate's field alone, so that similar items share experts for
+    every user, or all fields."""
     bias_rate: float = 0.01
     dense_steps: int = 0
-    """Training steps at the start in which candidates visit every expert."""
+    """First training steps, in which candidates visit every expert."""
     router_loss_weight: float = 0.01
     router_certainty: float = 0.0
-    """Weight of an entropy by which candidates choose one expert plainly, for ``top_k`` 1: 0.1 lets
-    a router find groups of items by themselves."""
+    """Weight of each candidate's routing entropy, for ``top_k`` 1: 0.1 lets a router find groups of
+    items by itself."""
     router_evenness: float = 0.0
-    """Weight of an entropy by which groups take experts of their own, beside ``router_certainty``
-    and no smaller."""
+    """Weight of the negative entropy of mean routing, which gives groups experts of their own; at
+    least ``router_certainty``."""
     head_dim: int = 32
     """Inner width of each task's head."""
     task_weighting: Literal["uncertainty", "fixed"] = "uncertainty"
@@ -117,13 +115,13 @@ class RankerConfig:
     """Value of each task in the score; 1 where not named."""
     dropout: float = 0.0
     id_dropout: float = 0.05
-    """Share of items whose id is hidden in a training step, so that content learns to stand in; at
-    1 the model knows content and categories alone, in serving too."""
+    """Share of items whose id is dropped in a training step, so that content learns to replace it;
+    at 1 the model reads content and categories only, in serving too."""
     content_weight: float = 1.0
     id_init_scale: float = 0.3
     tile_rows: int = 320
-    """Candidates scored at a time, whatever their number, so that a score has the same bits alone
-    and among others; a multiple of 32."""
+    """Candidates scored at a time, padded, so that a score has the same bits in any batch; a
+    multiple of 32."""
     backend: Backend = "auto"
 
     def __post_init__(self) -> None:
@@ -134,8 +132,8 @@ class RankerConfig:
             )
         if self.tile_rows % 32:
             raise ValueError(
-                "tile_rows must be a multiple of 32, or what is left over of vector registers has "
-                f"other bits, got {self.tile_rows}"
+                "tile_rows must be a multiple of 32, because partly filled vector registers round "
+                f"differently, got {self.tile_rows}"
             )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
@@ -172,33 +170,27 @@ def flops_of(config: RankerConfig, inputs: RankerInputs) -> dict[str, int]:
         "attention": 2 * (dim * config.key_dim + places * (config.key_dim + dim)),
         "dense": 2 * len(inputs.candidate_dense) * dim,
         "cross": 2 * config.num_cross_layers * cross,
-        "trunk": _trunk_flops(config, width, num_tasks),
+        "trunk": _trunk_flops(config, width),
         "heads": 2 * num_tasks * config.head_dim * (width + 1),
         "correction": 2 * num_tasks * len(inputs.candidate_dense) if inputs.base_feature else 0,
     }
     return {**parts, "total": sum(parts.values())}
 
 
-def _trunk_flops(config: RankerConfig, width: int, num_tasks: int) -> int:
+def _trunk_flops(config: RankerConfig, width: int) -> int:
     expert = 4 * width * config.hidden_dim
     if config.trunk == "sparse":
         visited = config.top_k + config.num_shared_experts
         read = config.embedding_dim if config.routed_by == "item" else width
         return 2 * read * config.num_experts + visited * expert
-    if config.trunk in ("mmoe", "ple"):
-        own = config.num_task_experts if config.trunk == "ple" else 0
-        total = config.num_experts + num_tasks * own
-        # A gate's row and the weighted sum cost the same.
-        return total * (expert + 4 * num_tasks * width)
     return expert
 
 
 def at_equal_compute(config: RankerConfig, inputs: RankerInputs, trunk: Trunk) -> RankerConfig:
-    """Give a configuration of another trunk whose candidate costs as near as can be the same.
+    """Configure another trunk at the closest cost of a candidate.
 
-    A dense trunk has one network of what widths the experts' cost allows; MMoE and PLE narrower
-    experts (four, and one shared by all beside one for each task), all of which are visited; a
-    shared bottom has one network of the size of an expert and spends the rest in its heads.
+    A dense trunk has one network as wide as the experts' cost allows; a shared bottom has one of
+    the size of an expert and spends the rest in its heads.
 
     Raises:
         ValueError: If even the smallest such trunk costs more.
@@ -207,10 +199,6 @@ def at_equal_compute(config: RankerConfig, inputs: RankerInputs, trunk: Trunk) -
     other = replace(config, trunk=trunk)
     if trunk == config.trunk:
         return other
-    if trunk == "mmoe":
-        other = replace(other, num_experts=4, top_k=1)
-    if trunk == "ple":
-        other = replace(other, num_experts=1, top_k=1, num_task_experts=1)
     grows: Literal["head_dim", "hidden_dim"] = (
         "head_dim" if trunk == "shared_bottom" else "hidden_dim"
     )

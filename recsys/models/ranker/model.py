@@ -1,14 +1,13 @@
-"""Multi-task ranker: reads a user, a candidate and what ties them, predicts several feedbacks.
+"""Multi-task ranker: predicts several kinds of feedback of a user on a candidate.
 
-Candidates and events go through the item tower (id, content, categories); a candidate reads the
-user's history (target attention); the fields cross (DCN-v2); a trunk follows, by default a sparse
-mixture of experts, of which each candidate visits a few; a small head for each task ends it. Over a
-score that is given (``base_feature``) the model learns a correction: at first it is that score.
-Trunks to compare are settings of the same model (``ranker_config.at_equal_compute``).
+Candidates and events go through the item tower (id, content, categories); a candidate attends to
+the user's history; fields cross (DCN-v2); a trunk follows, by default a sparse mixture of experts;
+then a small head for each task. With a ``base_feature`` the model learns a correction of that
+score, and equals it at first. Trunks of equal compute: ``config.at_equal_compute``.
 
-Training: cross entropy of each task, weighed by fixed or learned weights, behind what position adds
-(``layers/examination.py``). Serving: probabilities, calibrated once fitted, and one score of them,
-computed for candidates of one query in tiles of one size, so that bits do not depend on the batch.
+Training: cross entropy of each task, with fixed or learned task weights and a position-bias model
+(``layers/examination.py``). Serving: calibrated probabilities and one score of them, computed for
+one query's candidates in tiles of one size, so that bits do not depend on the batch.
 
 Axes: B queries, C candidates of a query, M candidates of a batch, D width of a field, W width of
 all fields, T tasks, E experts, K experts of each candidate, N item rows.
@@ -46,12 +45,12 @@ Finish = Callable[[Tensor], Tensor]
 
 def _per_query(batch: RankingBatch) -> list[tuple[int, Tensor, Tensor | None]]:
     bounds = batch.candidates.offsets.tolist()
-    numbers = batch.candidate_dense
+    dense = batch.candidate_dense
     return [
         (
             query,
             batch.candidates.values[begin:end],
-            None if numbers is None else numbers[begin:end],
+            None if dense is None else dense[begin:end],
         )
         for query, (begin, end) in enumerate(pairwise(bounds))
         if end > begin
@@ -59,7 +58,7 @@ def _per_query(batch: RankingBatch) -> list[tuple[int, Tensor, Tensor | None]]:
 
 
 class Ranker(CatalogueModel):
-    """Ranks candidates of queries by the feedback to be expected."""
+    """Ranks candidates by expected feedback."""
 
     _task_weights: Tensor
     _task_values: Tensor
@@ -75,13 +74,13 @@ class Ranker(CatalogueModel):
 
         Args:
             config: Sizes, the loss and the score.
-            inputs: Sizes of what is read, and the tasks.
+            inputs: Sizes of the inputs, and the tasks.
             catalogue: Content and categories of every item row.
-            item_counts: Training events of each item, [num_item_rows]; items without count as
-                never met. A loaded model has its own; without, every item counts as met.
+            item_counts: Training events of each item, [num_item_rows]; items with 0 are unseen.
+                A loaded model has its own; None counts every item as seen.
 
         Raises:
-            ValueError: If a weight or a value is given for a task that there is not.
+            ValueError: If a weight or a value is given for an unknown task.
         """
         super().__init__(catalogue)
         for name in ("task_weights", "task_values"):
@@ -92,26 +91,26 @@ class Ranker(CatalogueModel):
         width = num_fields(inputs) * dim
         self.item_tower = ItemTower(config, inputs.item_inputs())
         counts = torch.ones(inputs.num_item_rows) if item_counts is None else item_counts
-        # What nobody took counts as never met.
+        # At id_dropout 1 every id is unknown.
         self.item_tower.item_counts.copy_(counts * (config.id_dropout < 1))
         self.item_norm = nn.LayerNorm(dim)
         self.query_fields = QueryFields(config, inputs)
         self.attention = TargetAttention(dim, config.key_dim, config.max_history)
-        numbers = len(inputs.candidate_dense)
-        self.candidate_dense = nn.Linear(numbers, dim) if numbers else None
+        num_dense = len(inputs.candidate_dense)
+        self.candidate_dense = nn.Linear(num_dense, dim) if num_dense else None
         self.dropout = nn.Dropout(config.dropout)
         self.cross = CrossNetwork(width, config.num_cross_layers, config.cross_rank)
-        self.trunk = Trunk(config, width, num_tasks)
+        self.trunk = Trunk(config, width)
         self._routed: tuple[Tensor, Routing | None] | None = None
         self._folded: tuple[Tensor, FoldedRanker | None] | None = None
         self.heads = Heads(width, config.head_dim, num_tasks)
         self.correction = Correction(inputs, num_tasks) if inputs.base_feature else None
         if self.correction is not None:
-            # Untrained, the model is its base.
-            self.heads.start_from_nothing()
+            # Untrained, the model equals its base score.
+            self.heads.start_from_zero()
         self.examination = Examination(inputs.num_slots) if inputs.num_slots else None
-        # Over a base, shown lists are learned from beside candidates that nobody was shown, of
-        # which few are taken; this is the difference in log-odds, and no part of serving.
+        # With a base, impressions are trained on together with candidates that nobody was shown, of
+        # which few are positive; this is the difference in log-odds, not used in serving.
         both = bool(inputs.num_slots and inputs.base_feature)
         self.shown_level = nn.Parameter(torch.zeros(num_tasks)) if both else None
         self.log_variances = (
@@ -129,11 +128,11 @@ class Ranker(CatalogueModel):
         return normed
 
     def read(self, batch: RankingBatch, vectors: Tensor, places: Tensor) -> Reader:
-        """Make queries ready for their candidates.
+        """Encode queries for their candidates.
 
         Args:
             vectors: Fields of some items, [R, D].
-            places: Which of them each event is.
+            places: Index of each event among them.
         """
         history = latest(batch.queries["history"], self.config.max_history)
         ready = self.attention.prepare(history, functional.embedding(places, vectors))
@@ -151,9 +150,9 @@ class Ranker(CatalogueModel):
 
         Args:
             items: Fields of the candidates of each query, [B, C, D].
-            dense: Their numbers, [B, C, numbers].
+            dense: Their features, [B, C, F].
             kept: Which of the B * C are candidates, [M]; all by default.
-            routing: Where they go; by default the router says.
+            routing: Of the candidates; None lets the router decide.
         """
         fields = [items, self.attention(items, reader.history)]
         fields.append(reader.fields[:, None].expand(-1, items.shape[1], -1))
@@ -167,14 +166,14 @@ class Ranker(CatalogueModel):
         if kept is not None:
             together = together.index_select(0, kept)
         together = self.dropout(together)
-        each, routing = self.trunk(self.cross(together), together, routing)
-        logits: Tensor = self.heads(each)
+        rows, routing = self.trunk(self.cross(together), together, routing)
+        logits: Tensor = self.heads(rows)
         if corrected is not None:
             logits = logits + (corrected if kept is None else corrected.index_select(0, kept))
         return Ranked(logits.float(), routing)
 
     def forward(self, batch: RankingBatch) -> Ranked:
-        """Predict every candidate of a batch at once; the way of training."""
+        """Predict every candidate of a batch at once, as in training."""
         check_batch(batch, self.inputs)
         history = latest(batch.queries["history"], self.config.max_history)
         candidates = batch.candidates
@@ -196,15 +195,15 @@ class Ranker(CatalogueModel):
         return self.rank(reader, items, dense, None if len(kept) == len(padded) else kept)
 
     def loss(self, batch: RankingBatch, feedback: Feedback) -> Tensor:
-        """Weighted cross entropy of all tasks, and what the router adds; see ``loss_of``."""
+        """Weighted cross entropy of all tasks plus the router's loss; see ``loss_of``."""
         return self.loss_of(self(batch), feedback)
 
     def loss_of(self, ranked: Ranked, feedback: Feedback) -> Tensor:
-        """Loss of what was predicted.
+        """Compute the loss of predictions.
 
         Raises:
-            ValueError: If there are slots and the model was built without, or the reverse; one
-                that corrects a base learns from both.
+            ValueError: If there are slots and the model was built without, or the reverse; with a
+                base score both are accepted.
         """
         labels, slots = feedback
         unseen = slots is None and self.shown_level is not None
@@ -232,15 +231,15 @@ class Ranker(CatalogueModel):
         return (losses * self._task_weights).sum()
 
     def logits(self, batch: RankingBatch) -> Tensor:
-        """Predict by tiles, [M, T]: a row's bits depend on its query and itself alone."""
+        """Predict by tiles, [M, T]; a row's bits depend on its query and itself only."""
         return self._of_batch(batch, lambda logits: logits, (len(self.inputs.tasks),))
 
     def probabilities(self, batch: RankingBatch) -> Tensor:
-        """Chance of each feedback on an examined candidate, [M, T]; calibrated once fitted."""
+        """Probability of each feedback on an examined candidate, [M, T]; calibrated once fitted."""
         return self._of_batch(batch, self.calibrated, (len(self.inputs.tasks),))
 
     def score(self, batch: RankingBatch) -> Tensor:
-        """Give each candidate one number, higher is better, [M]."""
+        """Compute one score of each candidate, [M]; higher is better."""
         return self._of_batch(batch, self._score_of_logits, ())
 
     def score_lists(self, candidates: Candidates, queries: JaggedBatch) -> Tensor:
@@ -252,7 +251,7 @@ class Ranker(CatalogueModel):
 
     @torch.no_grad()
     def reader_of(self, batch: RankingBatch, query: int) -> Reader:
-        """Make one query of a batch ready; what a server does once for a request."""
+        """Encode one query of a batch; a server does it once for a request."""
         features = dict(batch.queries.features)
         if batch.queries.batch_size > 1:
             number = torch.tensor([query], device=self._content.device)
@@ -269,7 +268,7 @@ class Ranker(CatalogueModel):
         Args:
             reader: Of ``reader_of``.
             rows: Item rows.
-            dense: Numbers of the candidates, [C, numbers], finite.
+            dense: Features of the candidates, [C, F], finite.
         """
         return self._of_tiles(reader, rows, dense, self._score_of_logits)
 
@@ -285,7 +284,7 @@ class Ranker(CatalogueModel):
     def _of_tiles(
         self, reader: Reader, rows: Tensor, dense: Tensor | None, finish: Finish
     ) -> Tensor:
-        """Run whole tiles to the end: even a sigmoid has other bits in a shorter tensor."""
+        """Run whole tiles, because even a sigmoid rounds differently in a shorter tensor."""
         size, count = self.config.tile_rows, len(rows)
         missing = -count % size if count else size
         places = self._known(rows)
@@ -302,7 +301,7 @@ class Ranker(CatalogueModel):
         return tiles[0][:count] if len(tiles) == 1 else torch.cat(tiles)[:count]
 
     def _tile_logits(self, reader: Reader) -> Callable[[Tensor, Tensor | None], Tensor]:
-        """Choose how a query's tiles are predicted, by rows [C] and numbers: folded if it can."""
+        """Return what predicts a query's tiles of rows [C] and features, folded where possible."""
         inputs, routing = self.all_item_inputs(), self.all_item_routing()
         if not self.training and (self._folded is None or self._folded[0] is not inputs):
             self._folded = (inputs, folded(self.layers(), inputs, routing))
@@ -312,9 +311,9 @@ class Ranker(CatalogueModel):
 
         def logits(rows: Tensor, dense: Tensor | None) -> Tensor:
             routed = None if routing is None else routing.of_rows(rows)
-            numbers = None if dense is None else dense[None]
             items = inputs.index_select(0, rows)[None]
-            return self.rank(reader, items, numbers, None, routed).logits
+            features = None if dense is None else dense[None]
+            return self.rank(reader, items, features, None, routed).logits
 
         return logits
 
@@ -331,9 +330,9 @@ class Ranker(CatalogueModel):
 
     @torch.no_grad()
     def all_item_routing(self) -> Routing | None:
-        """Route the whole catalogue; kept as all_item_inputs is.
+        """Route the whole catalogue, cached as all_item_inputs is.
 
-        None where there is no router, it reads more than items, or it is in training.
+        None without a router, if it reads more than items, or in training.
         """
         if self.training:
             return None
@@ -353,18 +352,17 @@ class Ranker(CatalogueModel):
         return chances
 
     def combined(self, probabilities: Tensor) -> Tensor:
-        """Join the tasks as the config declares, [M, T] -> [M]."""
+        """Combine the tasks into one score, [M, T] -> [M]."""
         weights = self._task_values
         if self.config.combination == "sum":
-            # Not a matrix product, whose bits might depend on the number of rows.
+            # No matrix product, whose bits may depend on the number of rows.
             return (probabilities * weights).sum(1)
         return (probabilities.clamp(min=1e-9).log() * weights).sum(1).exp()
 
     def fit_calibration(self, logits: Tensor, labels: Tensor) -> None:
-        """Fit probabilities to validation feedback, which the model did not train on.
+        """Fit probabilities to feedback that the model did not train on.
 
-        Position is no input of serving, so give feedback as served: of examined items, or of a
-        first slot.
+        Serving has no position, so give feedback on examined items, or on first slots.
 
         Args:
             logits: Of ``logits``, [P, T].
@@ -384,11 +382,11 @@ class Ranker(CatalogueModel):
         self.calibrator.fit(logits, labels)
 
     def _known(self, rows: Tensor) -> Tensor:
-        """Take rows that are no items as the unknown item."""
+        """Map rows outside the catalogue to the unknown item."""
         return torch.where((rows >= 0) & (rows < self.num_item_rows), rows, 0)
 
     def save(self, directory: Path) -> None:
-        """Write weights and settings; the catalogue belongs to its own artefact."""
+        """Write weights and settings, without the catalogue."""
         directory.mkdir(parents=True, exist_ok=True)
         state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
         save_file(state, directory / "ranker.safetensors")

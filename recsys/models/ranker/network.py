@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from recsys.data.batch import JaggedBatch
 from recsys.layers.attention.target import ReadableHistory
 from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
-from recsys.layers.moe.layer import SoftMoe, SparseMoe, SparseMoeConfig
+from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
 from recsys.layers.moe.routing import Routing
 from recsys.layers.wide_linear import WideLinear, wide_product
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 
-SMALLEST_DEVIATION = 1e-4
-"""What numbers that hardly differ are divided by."""
-FARTHEST = 5.0
-"""Deviations from the mean beyond which a number says no more."""
+MIN_DEVIATION = 1e-4
+"""Smallest standard deviation that features are divided by."""
+MAX_STANDARDISED = 5.0
+"""Standardised features are clamped to this."""
 
 
 class Reader(NamedTuple):
-    """What is known of queries, ready for any candidates."""
+    """Queries encoded for any candidates."""
 
     history: ReadableHistory
     fields: Tensor
@@ -33,12 +33,12 @@ class Reader(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """What the network says of candidates."""
+    """Predictions of candidates."""
 
     logits: Tensor
     """[M, T], of feedback on an examined item."""
     routing: Routing | None
-    """Who went where, of a sparse trunk."""
+    """Of a sparse trunk."""
 
 
 class QueryFields(nn.Module):
@@ -87,7 +87,7 @@ class QueryFields(nn.Module):
 
 
 class Correction(nn.Module):
-    """A given score, and what the other numbers of a candidate add to it in a straight line."""
+    """A base score plus a linear function of a candidate's features."""
 
     means: Tensor
     scales: Tensor
@@ -102,28 +102,28 @@ class Correction(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_tasks))
 
     @torch.no_grad()
-    def fit_scale(self, numbers: Tensor) -> None:
-        """Learn what brings numbers [M, count] to mean 0 and deviation 1.
+    def fit_scale(self, features: Tensor) -> None:
+        """Fit the mean and deviation of features [M, F].
 
         Raises:
             ValueError: If one is not finite.
         """
-        if not bool(numbers.isfinite().all()):
-            raise ValueError("a number of a candidate is not finite; fill missing values first")
-        self.means.copy_(numbers.double().mean(0))
-        self.scales.copy_(1 / numbers.double().std(0, correction=0).clamp(min=SMALLEST_DEVIATION))
+        if not bool(features.isfinite().all()):
+            raise ValueError("a feature of a candidate is not finite; fill missing values first")
+        self.means.copy_(features.double().mean(0))
+        self.scales.copy_(1 / features.double().std(0, correction=0).clamp(min=MIN_DEVIATION))
 
-    def standardised(self, numbers: Tensor) -> Tensor:
-        """Bring numbers [..., count] to their scale, the farthest ones nearer."""
-        return ((numbers - self.means) * self.scales).clamp(-FARTHEST, FARTHEST)
+    def standardised(self, features: Tensor) -> Tensor:
+        """Standardise and clamp features, [..., F]."""
+        return ((features - self.means) * self.scales).clamp(-MAX_STANDARDISED, MAX_STANDARDISED)
 
-    def base(self, numbers: Tensor) -> Tensor:
-        """Take the given score as it is, [..., 1]."""
-        return numbers[..., self.column : self.column + 1]
+    def base(self, features: Tensor) -> Tensor:
+        """Select the base score, [..., 1]."""
+        return features[..., self.column : self.column + 1]
 
     def forward(self, standardised: Tensor) -> Tensor:
-        """Add up what numbers say of each task, [..., count] -> [..., T]."""
-        # No matrix product: a row's bits must not depend on its place.
+        """Correct each task's logit, [..., F] -> [..., T]."""
+        # No matrix product, whose bits may depend on a row's place.
         products = standardised[..., None, :] * self.weight
         return products.sum(-1) + self.bias
 
@@ -138,23 +138,23 @@ class Heads(nn.ModuleList):
         )
         self.hidden_dim = hidden_dim
 
-    def forward(self, each: list[Tensor]) -> Tensor:
-        """Give logits, T times [M, W] -> [M, T]."""
+    def forward(self, rows: Tensor) -> Tensor:
+        """Compute logits, [M, W] -> [M, T]."""
         layers = list(zip(self.linear(0), self.linear(2), strict=True))
         # Adapters correct layers by hooks, or in place of their forward.
-        alone = any(
+        adapted = any(
             layer._forward_hooks or "forward" in vars(layer) for pair in layers for layer in pair
         )
-        if alone or torch.is_grad_enabled() or any(own is not each[0] for own in each):
-            return torch.cat([head(own) for head, own in zip(self, each, strict=True)], dim=1)
+        if adapted or torch.is_grad_enabled():
+            return torch.cat([head(rows) for head in self], dim=1)
         # One wide product serves in half the time of narrow ones.
         weight = torch.cat([first.weight for first, _ in layers])
         bias = torch.cat([first.bias for first, _ in layers])
-        hidden = torch.split(wide_product(each[0], weight, bias).relu_(), self.hidden_dim, 1)
+        hidden = torch.split(wide_product(rows, weight, bias).relu_(), self.hidden_dim, 1)
         return torch.cat([last(own) for (_, last), own in zip(layers, hidden, strict=True)], dim=1)
 
-    def start_from_nothing(self) -> None:
-        """Let every untrained head say 0."""
+    def start_from_zero(self) -> None:
+        """Let untrained heads output 0."""
         for last in self.linear(2):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
@@ -165,11 +165,10 @@ class Heads(nn.ModuleList):
 
 
 class Trunk(nn.Module):
-    """What stands between the crossed fields and the heads, added to what it reads."""
+    """Residual block between the crossed fields and the heads."""
 
-    def __init__(self, config: RankerConfig, width: int, num_tasks: int) -> None:
+    def __init__(self, config: RankerConfig, width: int) -> None:
         super().__init__()
-        self.num_tasks = num_tasks
         # A third of a layer norm's time on a CPU.
         self.norm = nn.RMSNorm(width)
         self.dropout = nn.Dropout(config.dropout)
@@ -192,15 +191,6 @@ class Trunk(nn.Module):
                     evenness_weight=config.router_evenness,
                 )
             )
-        elif config.trunk in ("mmoe", "ple"):
-            own = config.num_task_experts if config.trunk == "ple" else 0
-            self.body = SoftMoe(
-                width,
-                config.hidden_dim,
-                num_experts=config.num_experts,
-                num_tasks=num_tasks,
-                num_task_experts=own,
-            )
         else:
             self.body = nn.Sequential(
                 WideLinear(width, config.hidden_dim),
@@ -217,20 +207,18 @@ class Trunk(nn.Module):
 
     def forward(
         self, crossed: Tensor, fields: Tensor, routing: Routing | None = None
-    ) -> tuple[list[Tensor], Routing | None]:
-        """Give each task's input, T times [M, W].
+    ) -> tuple[Tensor, Routing | None]:
+        """Transform crossed fields, [M, W] -> [M, W].
 
         Args:
             crossed: [M, W].
-            fields: The same before they were crossed, the candidate's own first; by these a router
-                knows groups sooner.
-            routing: Where rows go, of ``routing_of_items``; by default the router says.
+            fields: The same before the cross layers, the candidate's own first; the router finds
+                groups of items sooner in these.
+            routing: Of ``routing_of_items``; None lets the router decide.
         """
         normed = self.norm(crossed)
         if isinstance(self.body, SparseMoe):
             mixed, routing = self.body(normed, fields[:, : self.routed_dim], routing)
         else:
             mixed = self.body(normed)
-        if mixed.ndim == 2:
-            return [crossed + self.dropout(mixed)] * self.num_tasks, routing
-        return [crossed + self.dropout(own) for own in mixed], routing
+        return crossed + self.dropout(mixed), routing

@@ -60,8 +60,6 @@ MODELS = {
     "sparse": Model("sparse"),
     "dense": Model("dense"),
     "shared_bottom": Model("shared_bottom"),
-    "mmoe": Model("mmoe"),
-    "ple": Model("ple"),
     CROSSED: Model("dense"),
     "sparse behind a cross layer": Model("sparse", BEHIND),
     "dense behind a cross layer": Model("dense", BEHIND),
@@ -71,8 +69,6 @@ MODELS = {
 PAIRS = (
     ("sparse", "dense"),
     ("sparse", "shared_bottom"),
-    ("sparse", "mmoe"),
-    ("sparse", "ple"),
     ("sparse", CROSSED),
     ("sparse", "dense behind a cross layer"),
     ("sparse behind a cross layer", "dense behind a cross layer"),

@@ -48,7 +48,7 @@ from recsys.training.ranking_examples import (
 )
 from tests.benchmarks.ranker.sources import Data, SourceLists, stage
 
-TRUNKS: tuple[Trunk, ...] = ("dense", "shared_bottom", "mmoe", "ple", "sparse")
+TRUNKS: tuple[Trunk, ...] = ("dense", "shared_bottom", "sparse")
 BLEND, EARLIER_BLEND, CORRECTION = "blend, served", "blend of earlier events", "straight line"
 METRIC = "ndcg@10"
 MOST_EVENTS = 200

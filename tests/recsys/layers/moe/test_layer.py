@@ -1,9 +1,8 @@
 import pytest
 import torch
-from torch.nn import functional
 
 from recsys.layers.moe.experts import Experts, blocked_slots, grouped_slots
-from recsys.layers.moe.layer import SoftMoe, SparseMoe, SparseMoeConfig
+from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
 from recsys.testing.tensors import rounding
 
 CASES = {
@@ -95,31 +94,6 @@ def test_shared_experts_are_visited_by_every_row():
     torch.testing.assert_close(of_shared, layer.shared(rows), rtol=0, atol=close)
 
 
-def test_soft_gates_mix_all_experts_for_each_task():
-    torch.manual_seed(5)
-    layer = SoftMoe(8, 16, num_experts=3, num_tasks=2)
-    rows = torch.randn(10, 8)
-    mixed, gates = layer(rows), layer.gate_weights(rows)
-    inner = functional.relu(layer.up(rows)).view(10, 3, 16)
-    for task in range(2):
-        for row in range(10):
-            slow = sum(
-                gates[row, task, expert] * (inner[row, expert] @ layer.down[expert])
-                for expert in range(3)
-            )
-            torch.testing.assert_close(mixed[task, row], slow, rtol=1e-4, atol=1e-5)
-
-
-def test_a_task_sees_the_shared_experts_and_its_own():
-    layer = SoftMoe(8, 16, num_experts=1, num_tasks=3, num_task_experts=2)
-    seen = (layer.gate_weights(torch.randn(5, 8)) > 0).all(0)
-    assert seen.tolist() == [
-        [True, True, True, False, False, False, False],
-        [True, False, False, True, True, False, False],
-        [True, False, False, False, False, True, True],
-    ]
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -139,7 +113,6 @@ def test_a_task_sees_the_shared_experts_and_its_own():
         ),
         (lambda: Experts(4, 8, 8, 8, compute="fast"), "compute is one of"),
         (lambda: Experts(0, 8, 8, 8), "positive sizes"),
-        (lambda: SoftMoe(8, 8, num_experts=0, num_tasks=2), "at least one expert"),
     ],
 )
 def test_impossible_layers_are_refused(build, message):

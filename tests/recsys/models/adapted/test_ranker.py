@@ -53,7 +53,7 @@ def batch():
     return RankingBatch(queries, Jagged.from_lists(rows), None, numbers)
 
 
-@pytest.mark.parametrize("trunk", ["dense", "sparse", "ple"])
+@pytest.mark.parametrize("trunk", ["dense", "sparse", "shared_bottom"])
 @torch.no_grad()
 def test_each_candidate_of_a_mixed_batch_is_judged_through_its_querys_adapter(trunk):
     model = ranker(trunk)

@@ -66,7 +66,7 @@ def hits(model: Ranker, found: RankingExamples) -> float:
     return float(found.labels[:, :, 0].gather(1, first).mean())
 
 
-@pytest.mark.parametrize("trunk", ["dense", "sparse", "mmoe"])
+@pytest.mark.parametrize("trunk", ["dense", "sparse", "shared_bottom"])
 def test_untrained_it_is_the_score_it_was_given(trunk: str) -> None:
     found, model = examples(), ranker(trunk).eval()
     logits = model.logits(found.whole_batch(torch.arange(NUM_QUERIES)))
@@ -200,6 +200,6 @@ def test_another_trunk_of_a_dense_one_costs_as_much() -> None:
     inputs = RankerInputs(num_item_rows=4, candidate_dense=("a",))
     dense = RankerConfig(trunk="dense", hidden_dim=200)
     wanted = flops_of(dense, inputs)["total"]
-    for trunk in ("sparse", "mmoe", "ple", "shared_bottom", "dense"):
+    for trunk in ("sparse", "shared_bottom", "dense"):
         found = flops_of(at_equal_compute(dense, inputs, trunk), inputs)["total"]  # type: ignore[arg-type]
         assert found == pytest.approx(wanted, rel=0.02)

@@ -86,7 +86,6 @@ def test_folded_logits_are_those_of_training(changes, events, base):
         {"num_shared_experts": 1},
         {"routed_by": "fields"},
         {"cross_rank": 4},
-        {"trunk": "mmoe"},
     ],
 )
 def test_other_builds_are_scored_by_their_layers(changes):

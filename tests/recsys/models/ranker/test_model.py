@@ -11,7 +11,7 @@ from recsys.models.ranker.batch import Feedback, RankingBatch
 from recsys.models.ranker.config import RankerConfig, RankerInputs, at_equal_compute, flops_of
 from recsys.models.ranker.model import Ranker
 
-TRUNKS = ("sparse", "dense", "shared_bottom", "mmoe", "ple")
+TRUNKS = ("sparse", "dense", "shared_bottom")
 INPUTS = RankerInputs(
     num_item_rows=30,
     tasks=("click", "purchase"),
@@ -266,6 +266,6 @@ def test_impossible_settings_are_refused(change, message):
 
 
 def test_a_trunk_that_cannot_be_as_cheap_is_refused():
-    tiny = replace(CONFIG, hidden_dim=1, top_k=1, num_experts=1)
+    tiny = replace(CONFIG, trunk="dense", hidden_dim=1)
     with pytest.raises(ValueError, match="costs at least"):
-        at_equal_compute(tiny, INPUTS, "ple")
+        at_equal_compute(tiny, INPUTS, "sparse")
