@@ -47,7 +47,7 @@ class TwoTowerParts:
     content: Vectors
     """[N, F] content embeddings, F = 0 without; the history's items are encoded from them."""
     item_vectors: Vectors
-    """[N, D]; row 0 is not looked at."""
+    """[N, D]; row 0 is not read."""
     content_source: ContentSource | None = None
     """How the content was made; without it no items can be appended."""
 
