@@ -14,14 +14,12 @@ import aiohttp
 import numpy as np
 import psutil
 import pytest
-import uvicorn
 
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.manifest import publish
 from serving.hot_swap import BundleWatcher
 from serving.schemas import Request
-from serving.settings import ServingOptions, Settings
-from serving.web.app import create_app
+from serving.settings import ServingOptions
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 SERVE = """
@@ -155,21 +153,6 @@ def test_damaged_bundle_at_start_is_refused(bundles_dir):
     (bundles_dir / "bundle-v1" / "index" / "items.faiss").write_bytes(b"IxFI")
     with pytest.raises(ValueError, match=r"items\.faiss has 4 bytes"):
         BundleWatcher(bundles_dir, poll_seconds=60)
-
-
-@pytest.fixture
-def server(bundles_dir):
-    """The application behind a real socket, in a thread."""
-    app = create_app(Settings(bundles=bundles_dir, poll_seconds=0.005, log_requests=False))
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}", app.state.watcher
-    server.should_exit = True
-    thread.join()
 
 
 def write_rivals(bundles_dir, reseal):

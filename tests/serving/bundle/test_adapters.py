@@ -1,14 +1,11 @@
 import json
 import shutil
-import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 import torch
-import uvicorn
 
 from recsys.layers.lora.file import WEIGHTS
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
@@ -28,8 +25,6 @@ from serving.bundle.manifest import publish
 from serving.hot_swap import BundleWatcher
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
-from serving.settings import Settings
-from serving.web.app import create_app
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 USERS = [f"user-{number}" for number in range(1, 13)]
@@ -133,19 +128,9 @@ def test_an_adapter_of_what_no_candidate_reads_is_refused(tmp_path):
 
 
 @pytest.fixture
-def server(bundles_dir):
-    """The application behind a real socket, in a thread."""
-    app = create_app(Settings(bundles=bundles_dir, poll_seconds=0.005, log_requests=False))
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
+def client(server):
+    with httpx.Client(base_url=server[0]) as client:
         yield client
-    server.should_exit = True
-    thread.join()
 
 
 def asked(client, domain):
@@ -157,16 +142,16 @@ def asked(client, domain):
     return [reply["items"] for reply in replies], adapter
 
 
-def test_each_request_of_a_mixed_batch_gets_what_its_domain_gets_alone(server, bundles_dir):
+def test_each_request_of_a_mixed_batch_gets_what_its_domain_gets_alone(client, bundles_dir):
     for seed, domain in enumerate(DOMAINS[:2]):
         register(bundles_dir, domain, seed)
-    wait_for_adapters(server, set(DOMAINS[:2]))
-    alone = {domain: asked(server, domain) for domain in DOMAINS}
+    wait_for_adapters(client, set(DOMAINS[:2]))
+    alone = {domain: asked(client, domain) for domain in DOMAINS}
     requests = [
         {"user_id": user, "context": {"unix_time": 1_800_000_000, "domain": DOMAINS[place % 4]}}
         for place, user in enumerate(USERS)
     ]
-    replies = server.post("/v1/recommend:batch", json={"requests": requests}).json()["replies"]
+    replies = client.post("/v1/recommend:batch", json={"requests": requests}).json()["replies"]
     for place, reply in enumerate(replies):
         lists, adapter = alone[DOMAINS[place % 4]]
         assert (reply["items"], reply["served_by"]["adapter"]) == (lists[place], adapter)
@@ -179,20 +164,20 @@ def wait_for_adapters(client, expected):
         time.sleep(0.01)
 
 
-def test_a_running_server_swaps_one_domain_and_no_other(server, bundles_dir):
-    alone, nothing = asked(server, None)
+def test_a_running_server_swaps_one_domain_and_no_other(client, bundles_dir):
+    alone, nothing = asked(client, None)
     assert nothing is None
     register(bundles_dir, "films/& more")
-    wait_for_adapters(server, {"films/& more"})
-    films, first = asked(server, "films/& more")
+    wait_for_adapters(client, {"films/& more"})
+    films, first = asked(client, "films/& more")
     assert films != alone
     failed = []
 
     def others():
         for _ in range(30):
-            if asked(server, None) != (alone, None) or asked(server, "unheard of")[0] != alone:
+            if asked(client, None) != (alone, None) or asked(client, "unheard of")[0] != alone:
                 failed.append("the base's answers changed")
-            if asked(server, "films/& more") != (films, first):
+            if asked(client, "films/& more") != (films, first):
                 failed.append("another domain's answers changed")
 
     with ThreadPoolExecutor(1) as pool:
@@ -202,15 +187,15 @@ def test_a_running_server_swaps_one_domain_and_no_other(server, bundles_dir):
             directory = register(bundles_dir, "books", seed)
             wanted = f"books/{directory.name.removeprefix('adapter-')}"
             until = time.monotonic() + 20
-            while asked(server, "books")[1] != wanted:
+            while asked(client, "books")[1] != wanted:
                 assert time.monotonic() < until
-            seen.add(json.dumps(asked(server, "books")[0]))
+            seen.add(json.dumps(asked(client, "books")[0]))
         watching.result()
     assert not failed
     assert len(seen) == 4
     withdraw_adapter(bundles_dir, "books")
-    wait_for_adapters(server, {"films/& more"})
-    assert asked(server, "books") == (alone, None)
+    wait_for_adapters(client, {"films/& more"})
+    assert asked(client, "books") == (alone, None)
 
 
 def test_an_adapter_of_another_base_is_refused_with_both_digests_until_its_base_is_back(
