@@ -1,10 +1,8 @@
-"""The charts of a report: the one place that knows Altair.
+"""The charts of a report; the only module that imports Altair.
 
-A chart is written as Vega-Lite and compiled to Vega while the report is made, so the page carries
-neither Vega-Lite nor its compile time: the parts of Vega that draw (580 kB) are all it needs.
-Colours are CSS variables of the page, which the SVG that Vega draws takes over, so a dark page
-needs no second drawing. Vega's own marks stay hidden from screen readers; each chart has a
-description and a table with its numbers beside it.
+Charts are written in Vega-Lite and compiled to Vega when the report is built, so the page embeds
+the Vega renderer alone (580 kB). Colours are CSS variables, so one drawing serves light and dark
+pages. Marks are hidden from screen readers; each chart has a description and a table of its values.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ class Dot:
     low: float
     high: float
     note: str
-    """What the pointer shows."""
+    """Tooltip."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +88,13 @@ class Bar:
 
 
 def color_of(place: int) -> str:
-    """Name the page's colour of the model at a place of the list of models."""
+    """Name the page's colour of the model at a position of the list of models."""
     return f"var(--m{place % NUM_COLORS})"
 
 
-def crowd_color(place: int) -> str:
-    """Name the page's colour of a part of five, the first the strongest."""
-    return f"var(--crowd{place})"
+def group_color(place: int) -> str:
+    """Name the page's colour of a group size, the smallest first."""
+    return f"var(--group{place})"
 
 
 def compiled(chart: Any) -> dict[str, Any]:
@@ -108,12 +106,12 @@ def compiled(chart: Any) -> dict[str, Any]:
 
 
 def values(rows: Sequence[Any]) -> Any:
-    """Hand rows to Altair as they are."""
+    """Pass rows to Altair."""
     return {"values": [vars(row) for row in rows]}
 
 
 def colored(colors: Mapping[str, str]) -> Any:
-    """Colour each series as told; the page draws the legend."""
+    """Colour each series; the page draws the legend."""
     scale = alt.Scale(domain=list(colors), range=list(colors.values()))
     return alt.Color("series:N", scale=scale, legend=None)
 
@@ -131,7 +129,7 @@ def interval_chart(
     Args:
         colors: Of each series, in their order within a row.
         labels: Rows from top to bottom; one without dots stays empty.
-        rule_at: Where to draw a line to compare with, such as 0 for differences.
+        rule_at: Where to draw a reference line, such as 0 for differences.
     """
     several = len(colors) > 1
     base = alt.Chart(values(dots)).encode(
@@ -169,9 +167,9 @@ def line_chart(
 
     Args:
         marked: Points to ring.
-        x_values: The only places to measure at; they are put on a logarithmic axis.
+        x_values: The only values of x, on a logarithmic axis.
         y_format: Such as ".0%".
-        from_zero: Let the y axis begin at 0, where a height is an amount.
+        from_zero: Let the y axis begin at 0.
     """
     axis = alt.Axis(values=list(x_values), grid=False) if x_values else alt.Axis(grid=False)
     scale = alt.Scale(type="log" if x_values else "linear", nice=False, zero=False)
@@ -198,7 +196,7 @@ def line_chart(
 def gap_chart(
     dots: Sequence[Dot], colors: Mapping[str, str], *, x_title: str, labels: Sequence[str]
 ) -> dict[str, Any]:
-    """Draw the dots of a row on one line, joined, so that the gap between shares is seen."""
+    """Draw the dots of a row on one line, joined, so that the gap between shares shows."""
     rows: dict[str, list[float]] = {}
     for dot in dots:
         rows.setdefault(dot.label, []).append(dot.mean)

@@ -1,27 +1,23 @@
-"""The figures of a report: each a chart, what it shows in words, and the table of its numbers."""
+"""The figures of the evaluation report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from pipelines.reports.charts import (
     NOBODY,
     SECOND,
     SHARED,
-    Bar,
     Dot,
     Point,
     color_of,
     interval_chart,
     line_chart,
-    share_chart,
 )
 from pipelines.reports.curves import Curve
+from pipelines.reports.figure import Figure, percent, ranged, share_figure, written
 from pipelines.reports.report_data import SPLITS, ReportData
 from pipelines.reports.summary import best_model, comparisons
-from pipelines.reports.wins import SliceWinners
 from pipelines.reports.wording import (
     SPLITS as SPLIT_NAMES,
 )
@@ -37,43 +33,13 @@ from recsys.evaluation.bootstrap import Interval
 from recsys.evaluation.slices import SliceMetrics
 
 MAX_ROWS = 10
-"""Rows of a chart of slices; the table beside it has all."""
+"""Rows of a chart of slices; its table has all."""
 MAX_NAME = 18
 """Characters of a slice's name in a chart."""
 ISOLATE, RELEASE = "\u2068", "\u2069"
 MIN_USERS = 30
-"""Slices of fewer users are not called best or worst."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """One chart with its words and numbers."""
-
-    key: str
-    title: str
-    note: str
-    description: str
-    """What a reader who cannot see the chart is told."""
-    spec: Mapping[str, Any]
-    legend: Mapping[str, str]
-    """Colour by name of a series; empty where one is not needed."""
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-
-
-def written(value: float) -> str:
-    """Write a metric's value."""
-    return f"{value:.4f}"
-
-
-def ranged(interval: Interval) -> str:
-    """Write a metric's interval."""
-    return f"{written(interval.low)} to {written(interval.high)}"
-
-
-def percent(share: float) -> str:
-    """Write a share."""
-    return f"{share:.1%}"
+"""Slices of fewer users are not named best or worst."""
+TIED, NOT_FOUND = "tied", "not found"
 
 
 def model_colors(data: ReportData) -> dict[str, str]:
@@ -108,31 +74,58 @@ def rows_of(dots: Iterable[Dot]) -> list[tuple[str, ...]]:
     ]
 
 
-def overview(data: ReportData) -> Figure:
-    """Draw the primary metric of every model on both splits."""
-    splits = {"test": color_of(2), "validation": SECOND}
+def models_figure(
+    data: ReportData,
+    key: str,
+    words: tuple[str, str, str],
+    series: Mapping[str, tuple[str, str, str]],
+    column: str,
+) -> Figure:
+    """Draw the primary metric of every model, one dot a series.
+
+    Args:
+        words: Title, note and description.
+        series: Colour, split and tie order by name.
+        column: What the series are.
+    """
+    colors = {name: color for name, (color, _, _) in series.items()}
     dots = [
-        dot(model_label(model), SPLIT_NAMES[split], data.interval(model, split))
+        dot(model_label(model), name, data.interval(model, split, order))
         for model in data.models
-        for split in SPLITS
+        for name, (_, split, order) in series.items()
     ]
-    name = metric_label(data.primary)
+    metric = metric_label(data.primary)
+    labels = [model_label(model) for model in data.models]
     return Figure(
-        key="overview",
-        title=f"{name} by model",
-        note="The dot is the value, the line its 95% interval.",
-        description=f"{name} with its interval for each model on test and on validation.",
-        spec=interval_chart(
-            dots, splits, x_title=name, labels=[model_label(model) for model in data.models]
-        ),
-        legend=splits,
-        columns=("model", "split", name, "95% interval"),
+        key=key,
+        title=words[0],
+        note=words[1],
+        description=words[2],
+        spec=interval_chart(dots, colors, x_title=metric, labels=labels),
+        legend=colors,
+        columns=("model", column, metric, "95% interval"),
         rows=rows_of(dots),
     )
 
 
+def overview(data: ReportData) -> Figure:
+    """Draw the primary metric of every model on both splits."""
+    name, colors = metric_label(data.primary), {"test": color_of(2), "validation": SECOND}
+    return models_figure(
+        data,
+        "overview",
+        (
+            f"{name} by model",
+            "Lines are 95% intervals.",
+            f"{name} with its interval for each model on test and on validation.",
+        ),
+        {SPLIT_NAMES[split]: (colors[split], split, data.order) for split in SPLITS},
+        "split",
+    )
+
+
 def cutoffs(data: ReportData) -> Figure | None:
-    """Draw the share of users whose item is found by the length of the list."""
+    """Draw the hit rate by length of the list."""
     values = data.metrics[data.order]["test"]
     lengths = sorted(
         int(parted(name)[1]) for name in values[data.models[0]] if parted(name)[0] == "hit_rate"
@@ -143,24 +136,24 @@ def cutoffs(data: ReportData) -> Figure | None:
     for model in data.models:
         for k in lengths:
             share, name = values[model][f"hit_rate@{k}"], model_label(model)
-            note = f"{name} \u00b7 first {k}: {percent(share)}"
+            note = f"{name} \u00b7 hit rate@{k}: {percent(share)}"
             points.append(Point(x=k, y=share, series=name, note=note))
     colors = model_colors(data)
     return Figure(
         key="cutoffs",
-        title="How far down one has to look",
-        note="Share of users with a hidden item among the first places, on test.",
-        description="Share of users with a hidden item among the first k places, for each model.",
+        title="Hit rate by list length",
+        note="Share of users with a held-out item among the first k, on test.",
+        description="Share of users with a held-out item among the first k, for each model.",
         spec=line_chart(
             points,
             colors,
-            x_title="places looked at",
-            y_title="users with a hit",
+            x_title="k (length of the list)",
+            y_title="hit rate",
             x_values=lengths,
             y_format=".0%",
         ),
         legend=colors,
-        columns=("model", "first places", "users with a hit"),
+        columns=("model", "k", "hit rate"),
         rows=[(point.series, f"{point.x:,}", percent(point.y)) for point in points],
     )
 
@@ -178,7 +171,7 @@ def differences(data: ReportData) -> Figure | None:
     name = metric_label(data.primary)
     return Figure(
         key="differences",
-        title=f"Differences in {name}",
+        title=f"Paired differences in {name}",
         note="Right of the dashed line the first model is better, left of it the second.",
         description=f"Paired difference in {name} of each pair of models, with its interval.",
         spec=interval_chart(
@@ -208,11 +201,11 @@ def counted(names: Sequence[str], counts: Sequence[int]) -> list[str]:
 
 
 def slice_note(data: ReportData, group: str, parts: Sequence[SliceMetrics]) -> str:
-    """Say how a group cuts, what is empty, and where the best model does well and badly."""
-    told = [group_meaning(group)]
+    """Explain a group of slices: definition, empty slices, best and worst slice."""
+    notes = [group_meaning(group)]
     empty = [part.name for part in parts if not part.num_users]
     if empty:
-        told.append(f"Nobody is in: {', '.join(empty)}.")
+        notes.append(f"No users in: {', '.join(empty)}.")
     best = best_model(data)
     filled = [
         (part.metrics[data.primary].mean, part.name)
@@ -221,17 +214,16 @@ def slice_note(data: ReportData, group: str, parts: Sequence[SliceMetrics]) -> s
     ]
     if len(filled) > 1:
         (worst, bad), (most, good) = min(filled), max(filled)
-        told.append(
-            f"The {model_label(best)} does best for {good} ({most:.3f}) and worst for {bad} "
-            f"({worst:.3f})."
+        notes.append(
+            f"Best slice of {model_label(best)}: {good} ({most:.3f}); worst: {bad} ({worst:.3f})."
         )
     if len(parts) - len(empty) > MAX_ROWS:
-        told.append(f"The chart shows the {MAX_ROWS} largest, the table all.")
-    return " ".join(filter(None, told))
+        notes.append(f"The chart shows the {MAX_ROWS} largest slices, the table all.")
+    return " ".join(filter(None, notes))
 
 
 def slice_figure(data: ReportData, group: str) -> Figure:
-    """Draw every model in every slice of a group; empty slices are named in the note."""
+    """Draw every model in every slice of a group; the note names empty slices."""
     models = data.measured("test").models
     parts = {
         model: [part for part in models[model].slices if part.group == group]
@@ -250,7 +242,7 @@ def slice_figure(data: ReportData, group: str) -> Figure:
         shown = sorted(filled, key=lambda place: -first[place].num_users)[:MAX_ROWS]
     names = [labels[place] for place in shown]
     colors, name = model_colors(data), metric_label(data.primary)
-    empty = [(part.name, "", "nobody", "") for part in first if not part.num_users]
+    empty = [(part.name, "", "no users", "") for part in first if not part.num_users]
     return Figure(
         key=f"slices-{group}",
         title=group_title(group),
@@ -275,40 +267,31 @@ def slice_figures(data: ReportData) -> list[Figure]:
     return [slice_figure(data, group) for group in groups]
 
 
-def winner_bars(part: SliceWinners, label: str) -> list[Bar]:
-    """Make the parts of one bar: who alone is best, shared, nobody."""
-    shares = {model_label(model): share for model, share in part.alone.items()}
-    shares |= {"several alike": part.shared, "nobody": part.nobody}
-    return [
-        Bar(label=label, series=name, share=share, note=f"{label} \u00b7 {name}: {percent(share)}")
-        for name, share in shares.items()
-    ]
-
-
 def winner_figure(data: ReportData, group: str) -> Figure:
-    """Draw who ranks the hidden item best in each slice of a group that is not empty."""
-    everyone = data.wins.slices[0]
+    """Draw which model ranks the held-out item best in each non-empty slice of a group."""
     parts = [part for part in data.wins.slices if part.group == group and part.num_targets]
-    colors = {**model_colors(data), "several alike": SHARED, "nobody": NOBODY}
-    parts = [everyone, *parts]
+    parts = [data.wins.slices[0], *parts]
     labels = counted([part.name for part in parts], [part.num_targets for part in parts])
-    bars = [
-        bar for part, label in zip(parts, labels, strict=True) for bar in winner_bars(part, label)
-    ]
-    return Figure(
-        key=f"wins-{group}",
-        title=group_title(group),
-        note="Which model alone ranks the hidden item best.",
-        description="Share of hidden items that each model alone ranks best, in each slice.",
-        spec=share_chart(bars, colors, x_title="share of hidden items", labels=labels),
-        legend=colors,
-        columns=("slice (items)", "ranks it best", "share"),
-        rows=[(bar.label, bar.series, percent(bar.share)) for bar in bars],
+    return share_figure(
+        f"wins-{group}",
+        (
+            group_title(group),
+            "Which model alone ranks the held-out item best.",
+            "Share of held-out items that each model alone ranks best, in each slice.",
+        ),
+        {
+            label: {model_label(model): share for model, share in part.alone.items()}
+            | {TIED: part.shared, NOT_FOUND: part.nobody}
+            for label, part in zip(labels, parts, strict=True)
+        },
+        {**model_colors(data), TIED: SHARED, NOT_FOUND: NOBODY},
+        x_title="share of held-out items",
+        columns=("slice (items)", "best model", "share"),
     )
 
 
 def winner_figures(data: ReportData) -> list[Figure]:
-    """Draw who wins, for each way of cutting; with one model there is nothing to win."""
+    """Draw which model wins, for each group of slices; nothing for a single model."""
     if len(data.models) < 2:
         return []
     groups = dict.fromkeys(part.group for part in data.wins.slices[1:] if part.num_targets)
@@ -324,22 +307,22 @@ def curve_name(curve: Curve, several: bool) -> str:
 def curve_figure(
     curves: Sequence[Curve], key: str, title: str, y_title: str, colors: Mapping[str, str]
 ) -> Figure:
-    """Draw the loss or the validation metric over the steps; the chosen step is ringed."""
+    """Draw the loss or the validation metric by step; a ring marks the chosen checkpoint."""
     points, marked = [], []
     for curve, series in zip(curves, colors, strict=True):
         for step, value in curve.loss if key == "loss" else curve.validation:
             note = f"{series} \u00b7 step {step:,}: {written(value)}"
             points.append(Point(x=step, y=value, series=series, note=note))
             if key == "validation" and step == curve.best_step:
-                marked.append(Point(x=step, y=value, series=series, note=f"{note}, chosen"))
-    notes = ["The ring is the step that was kept."] if marked else []
+                marked.append(Point(x=step, y=value, series=series, note=f"{note}, kept"))
+    notes = ["The ring marks the checkpoint that was kept."] if marked else []
     if marked and any(curve.model == "ranked" for curve in curves):
-        notes.append("The ranker's curve is of train events of users that taught it nothing.")
+        notes.append("The ranker is validated on training events of users held out from it.")
     return Figure(
         key=f"curve-{key}",
         title=title,
         note=" ".join(notes),
-        description=f"{title}, by step of the training.",
+        description=f"{title} by training step.",
         spec=line_chart(points, colors, x_title="step", y_title=y_title, marked=marked),
         legend=colors if len(colors) > 1 else {},
         columns=("training", "step", y_title),
@@ -348,11 +331,11 @@ def curve_figure(
 
 
 def curve_figures(data: ReportData) -> list[Figure]:
-    """Draw how the training went, where there was one."""
+    """Draw the training curves of models that were trained by steps."""
     several = len(data.curves) > 1
     trained = [curve.model for curve in data.curves]
     colors = {
-        # A model's own colour; its later trainings take the next ones.
+        # A model's own colour; its further trainings take the next ones.
         curve_name(curve, several): color_of(
             data.models.index(curve.model) + trained[:place].count(curve.model)
             if curve.model in data.models
@@ -371,27 +354,21 @@ def curve_figures(data: ReportData) -> list[Figure]:
 
 
 def tie_figure(data: ReportData) -> Figure | None:
-    """Draw the primary metric in each order of tied events, where there are several."""
+    """Draw the primary metric for each order of tied events, where there are several."""
     if len(data.orders) < 2:
         return None
-    colors = {
-        TIE_ORDERS.get(order, order): color_of(2 + place) for place, order in enumerate(data.orders)
-    }
-    dots = [
-        dot(model_label(model), TIE_ORDERS.get(order, order), data.interval(model, "test", order))
-        for model in data.models
-        for order in data.orders
-    ]
     name = metric_label(data.primary)
-    return Figure(
-        key="ties",
-        title=f"{name} by order of tied events",
-        note="On test. Models were trained again for each order.",
-        description=f"{name} of each model on test, for each order of tied events.",
-        spec=interval_chart(
-            dots, colors, x_title=name, labels=[model_label(model) for model in data.models]
+    return models_figure(
+        data,
+        "ties",
+        (
+            f"{name} by order of tied events",
+            "On test; models are trained separately for each order.",
+            f"{name} of each model on test, for each order of tied events.",
         ),
-        legend=colors,
-        columns=("model", "order of ties", name, "95% interval"),
-        rows=rows_of(dots),
+        {
+            TIE_ORDERS.get(order, order): (color_of(2 + place), "test", order)
+            for place, order in enumerate(data.orders)
+        },
+        "order of ties",
     )

@@ -15,23 +15,19 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pipelines.reports import wording
-from pipelines.reports.blend_figures import blend_figures
-from pipelines.reports.blends import source_label, way_label
+from pipelines.reports.blends import blend_figures, method_label, source_label
 from pipelines.reports.charts import drawing_script
 from pipelines.reports.examples import Example
+from pipelines.reports.figure import Figure, percent, ranged, written
 from pipelines.reports.figures import (
-    Figure,
     curve_figures,
     cutoffs,
     differences,
     model_colors,
     overview,
-    percent,
-    ranged,
     slice_figures,
     tie_figure,
     winner_figures,
-    written,
 )
 from pipelines.reports.ranker_figures import ranker_figures
 from pipelines.reports.rankers import TRUNK_NAMES
@@ -43,7 +39,7 @@ from pipelines.reports.summary import (
     notices,
     protocol,
     time_span,
-    winners_told,
+    winners_summary,
 )
 
 STATIC = Path(__file__).parent / "static"
@@ -187,7 +183,7 @@ def environment() -> Environment:
         "model": wording.model_label,
         "metric": wording.metric_label,
         "source": source_label,
-        "way": way_label,
+        "method": method_label,
         "trunk": TRUNK_NAMES.__getitem__,
     }
     return found
@@ -216,7 +212,7 @@ def report_html(data: ReportData) -> str:
             colors=model_colors(data),
             measures=measures_of(data),
             tests=comparisons(data),
-            winners=winners_told(data),
+            winners=winners_summary(data),
             pairs=pair_table(data),
             heading_of=heading_of,
             figures=figures,

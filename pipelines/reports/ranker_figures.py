@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.reports.charts import Bar, color_of, share_chart
-from pipelines.reports.figures import Figure, percent
+from pipelines.reports.figure import Figure, percent
 from pipelines.reports.rankers import TRUNK_NAMES, Routing, ToldRanker
 
 EVERYONE = "all candidates"

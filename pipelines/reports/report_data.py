@@ -19,7 +19,7 @@ import torch
 from pipelines.engine.artifacts import Manifest
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
 from pipelines.inputs.tensors import tie_orders
-from pipelines.reports.blends import ToldBlend, read_blends
+from pipelines.reports.blends import BlendReport, read_blends
 from pipelines.reports.curves import Curve, read_curves
 from pipelines.reports.examples import Example, read_examples
 from pipelines.reports.rankers import ToldRanker, read_ranker
@@ -72,7 +72,7 @@ class ReportData:
     """metrics.json of evaluate."""
     wins: Wins
     curves: list[Curve]
-    blends: list[ToldBlend]
+    blends: list[BlendReport]
     ranker: ToldRanker | None
     """None where none was trained."""
     examples: list[Example]

@@ -1,7 +1,6 @@
-"""What metrics, models and slices are called in a report, and what each means in a line.
+"""Labels of metrics, models and slices in a report, and one line of explanation for each.
 
-Names that are not known here are shown as they are, so that another model or metric needs no
-change to be reported.
+Names that are not listed are shown as they are, so that another model or metric needs no change.
 """
 
 from __future__ import annotations
@@ -12,85 +11,88 @@ MODELS = {
     "two_tower": "two-tower",
     "content": "content",
     "sequence": "sequence model",
-    "ensemble": "sequence model, all members",
+    "ensemble": "sequence ensemble",
     "generative": "generative model",
     "blend_fast": "blend (fast)",
     "blend": "blend",
     "ranked": "blend (fast), ranked",
 }
 MODEL_MEANINGS = {
-    "popularity": "the same list for everyone: what was taken most, recent events counting more",
-    "item_to_item": "what others took next to the items of the user's history",
-    "two_tower": "a trained network: the history and each item become vectors that are compared",
-    "content": "items whose text is like that of what the user took lately",
-    "sequence": "a trained network that reads the history in its order",
-    "ensemble": "several networks that read the history in its order, their scores averaged",
-    "generative": "a trained network that writes out the next item's semantic ID, best ones first",
-    "blend_fast": "the lists of all models but the slow ones put together; served by default",
-    "blend": "the lists of all models put together",
-    "ranked": "the fast blend with its first places in a trained ranker's order",
+    "popularity": "most popular items, recent events weighted higher; the same list for everyone",
+    "item_to_item": "items that co-occur with the user's history",
+    "two_tower": "a query tower for the history and an item tower, scored by dot product",
+    "content": "items whose text is similar to the user's latest items",
+    "sequence": "a sequence model of the user's history",
+    "ensemble": "an ensemble of sequence models, scores averaged",
+    "generative": "generates the semantic ID of the next item by beam search",
+    "blend_fast": "learned blend of all models but the slow ones; served by default",
+    "blend": "learned blend of all models",
+    "ranked": "the fast blend, its first candidates reordered by the ranker",
 }
 METRICS = {
-    "ndcg": ("NDCG@{k}", "1 if the item comes first, less the lower it stands, 0 below place {k}"),
-    "recall": ("Recall@{k}", "share of a user's hidden items among the first {k}"),
-    "hit_rate": ("Hit rate@{k}", "share of users with a hidden item among the first {k}"),
-    "mrr": ("MRR@{k}", "1 divided by the place of the first hit, 0 below place {k}"),
-    "map": ("MAP@{k}", "precision averaged over the places of the hits among the first {k}"),
-    "precision": ("Precision@{k}", "share of the first {k} places that are hits"),
+    "ndcg": (
+        "NDCG@{k}",
+        "gain discounted by the log of the rank; 1 for rank 1, 0 beyond {k}",
+    ),
+    "recall": ("Recall@{k}", "share of a user's held-out items among the first {k}"),
+    "hit_rate": ("Hit rate@{k}", "share of users with a held-out item among the first {k}"),
+    "mrr": ("MRR@{k}", "reciprocal rank of the first hit, 0 beyond {k}"),
+    "map": ("MAP@{k}", "precision averaged over the ranks of the hits among the first {k}"),
+    "precision": ("Precision@{k}", "share of the first {k} that are hits"),
 }
 BEYOND_ACCURACY = {
     "coverage": (
         "Catalogue coverage",
-        "share of all items that stand in anyone's first {k}; more means more of the shop is seen",
+        "share of the catalogue that is in at least one user's first {k}",
     ),
     "gini": (
         "Concentration (Gini)",
-        "0: every item is shown equally often; 1: one item takes every place",
+        "0: every item is listed equally often; 1: every list is the same item",
     ),
     "novelty": (
         "Novelty, bits",
-        "how surprising the items are; each bit more means half as many users know the item",
+        "mean self-information of listed items; one bit more: half as many users know them",
     ),
     "average_popularity": (
         "Average popularity",
-        "how many users took a listed item before, on average",
+        "mean number of users who interacted with a listed item",
     ),
     "popularity_lift": (
         "Popularity lift",
-        "above 0, lists are more popular than what users take on their own; below 0, less",
+        "popularity of lists relative to that of users' histories; above 0, lists are more popular",
     ),
     "intra_list_diversity": (
         "Diversity by content",
-        "0: the items of a list are all alike; more: they differ in text and attributes",
+        "mean distance in content between items of a list; 0: all the same",
     ),
     "category_diversity": (
         "Diversity by category",
-        "0: the items of a list have the same categories; 1: no two have one in common",
+        "0: all items of a list have the same categories; 1: no two share one",
     ),
     "miscalibration": (
         "Miscalibration",
-        "0: a list has the same mix of categories as the user's history; more: another mix",
+        "distance between the category mix of a list and of the user's history; 0: the same",
     ),
 }
 SLICE_GROUPS = {
     "item_popularity": (
-        "By popularity of the item",
-        "Head: the most popular items, which hold half of all training events. Torso: the next "
-        "40%. Tail: the rest. Cold: never seen in training.",
+        "By item popularity",
+        "Head: the most popular items with half of all training events. Torso: the next 40%. "
+        "Tail: the rest. Cold: not in training.",
     ),
     "user_activity": (
-        "By activity of the user",
-        "New users have few events to go by; heavy ones are the most active fifth of the others.",
+        "By user activity",
+        "New: users with few events. Heavy: the most active fifth of the others.",
     ),
     "history_length": (
-        "By length of the history",
-        "Events before the hidden item.",
+        "By history length",
+        "Events before the held-out item.",
     ),
     "category": (
-        "By category of the item",
+        "By item category",
         "An item may be in several categories.",
     ),
-    "domain": ("By domain", "Where the hidden item belongs."),
+    "domain": ("By domain", "Domain of the held-out item."),
 }
 TIE_ORDERS = {
     "given": "as in the file",
@@ -100,7 +102,7 @@ SPLITS = {"validation": "validation", "test": "test"}
 
 
 def model_label(model: str) -> str:
-    """Name a model for a reader."""
+    """Label a model."""
     return MODELS.get(model, model.replace("_", " "))
 
 
@@ -111,34 +113,34 @@ def parted(metric: str) -> tuple[str, str]:
 
 
 def metric_label(metric: str) -> str:
-    """Name a metric for a reader."""
+    """Label a metric."""
     name, k = parted(metric)
     return METRICS[name][0].format(k=k) if name in METRICS else metric
 
 
 def metric_meaning(metric: str) -> str:
-    """Say in a line what a metric measures; "" where it is not known here."""
+    """Explain a metric in a line; "" where it is not listed."""
     name, k = parted(metric)
     return METRICS[name][1].format(k=k) if name in METRICS else ""
 
 
 def beyond_label(measure: str) -> str:
-    """Name a measure beyond accuracy for a reader."""
+    """Label a beyond-accuracy measure."""
     name, _ = parted(measure)
     return BEYOND_ACCURACY[name][0] if name in BEYOND_ACCURACY else measure
 
 
 def beyond_meaning(measure: str) -> str:
-    """Say in a line what a measure beyond accuracy tells."""
+    """Explain a beyond-accuracy measure in a line."""
     name, k = parted(measure)
     return BEYOND_ACCURACY[name][1].format(k=k) if name in BEYOND_ACCURACY else ""
 
 
 def group_title(group: str) -> str:
-    """Name a group of slices for a reader."""
+    """Label a group of slices."""
     return SLICE_GROUPS[group][0] if group in SLICE_GROUPS else f"By {group.replace('_', ' ')}"
 
 
 def group_meaning(group: str) -> str:
-    """Say how a group of slices cuts; "" where it is not known here."""
+    """Explain a group of slices; "" where it is not listed."""
     return SLICE_GROUPS[group][1] if group in SLICE_GROUPS else ""

@@ -1,24 +1,23 @@
-"""The figures of a report of semantic IDs; each title says what the chart shows."""
+"""The figures of a report of semantic IDs; each title states the finding."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pipelines.reports.charts import (
     NOBODY,
     SECOND,
-    Bar,
     Dot,
     Point,
     color_of,
-    crowd_color,
     gap_chart,
+    group_color,
     line_chart,
-    share_chart,
 )
 from pipelines.reports.curves import thinned
-from pipelines.reports.figures import Figure, percent
-from pipelines.reports.semantic_ids.numbers import CROWDS, Depth, SemanticIdReport
+from pipelines.reports.figure import Figure, percent, share_figure
+from pipelines.reports.semantic_ids.numbers import GROUP_SIZES, Depth, SemanticIdReport
 from recsys.semantic_ids.quality import LevelQuality
 
 ENOUGH_USED = 0.95
@@ -30,7 +29,7 @@ OURS, CHANCE = "these IDs", "by chance"
 
 
 def prefix_name(num_codes: int, num_levels: int) -> str:
-    """Name a length of prefix."""
+    """Name a prefix by its length."""
     if num_codes == num_levels:
         return "whole ID"
     return "first code" if num_codes == 1 else f"first {num_codes} codes"
@@ -42,12 +41,12 @@ def level_name(level: int) -> str:
 
 
 def content_levels(report: SemanticIdReport) -> tuple[LevelQuality, ...]:
-    """Return the published levels that the quantiser made."""
+    """Return the published levels of the quantiser, without one that resolves collisions."""
     return report.quality.published[: report.num_content_levels]
 
 
 def level_colors(report: SemanticIdReport) -> dict[str, str]:
-    """Give each level of content a colour."""
+    """Give each level of the quantiser a colour."""
     return {
         level_name(level): color_of(LEVEL_COLORS[level % len(LEVEL_COLORS)])
         for level in range(report.num_content_levels)
@@ -55,26 +54,26 @@ def level_colors(report: SemanticIdReport) -> dict[str, str]:
 
 
 def usage_title(report: SemanticIdReport) -> str:
-    """Say how many codes are used, and how unevenly."""
+    """State how many codes are used, and how unevenly."""
     levels = content_levels(report)
     worst = min(range(len(levels)), key=lambda level: levels[level].utilisation)
     least = levels[worst]
     if least.utilisation < ENOUGH_USED:
         name = level_name(worst).capitalize()
         return f"{name} uses only {least.num_used:,} of its {least.size:,} codes"
-    told = f"Each level uses at least {percent(least.utilisation)} of its codes"
+    title = f"Each level uses at least {percent(least.utilisation)} of its codes"
     if least.utilisation == 1:
-        told = "Every code of every level is used"
+        title = "Every code of every level is used"
     place = min(range(len(levels)), key=lambda level: levels[level].perplexity / levels[level].size)
     rough = levels[place]
     if rough.perplexity < EVEN_ENOUGH * rough.size:
-        told += f", {level_name(place)} as unevenly as if it had {rough.perplexity:,.0f}"
-    return told
+        title += f"; the perplexity of {level_name(place)} is {rough.perplexity:,.0f}"
+    return title
 
 
 def usage_figure(report: SemanticIdReport) -> Figure:
     """Draw how many items each code of a level has."""
-    points, told = [], []
+    points, busiest = [], []
     rows: list[tuple[str, ...]] = []
     for level, counts in enumerate(report.usage):
         name, total = level_name(level), max(1, sum(counts))
@@ -84,24 +83,24 @@ def usage_figure(report: SemanticIdReport) -> Figure:
             points.append(Point(x=place, y=count, series=name, note=note))
             rows.append((name, f"{place:,}", f"{count:,.0f}", percent(count / total)))
         times = counts[0] * len(counts) / total
-        told.append(f"{times:.1f} times at {name}")
+        busiest.append(f"{times:.1f} at {name}")
     colors = level_colors(report)
     return Figure(
         key="usage",
         title=usage_title(report),
-        note="Items of each code, the busiest code first; a flat line is an even one. The busiest "
-        f"code has, against an even share: {', '.join(told)}.",
-        description="Items of each code of each level, from the busiest code to the least busy.",
+        note="Items of each code, most used first; flat means uniform. Largest over mean: "
+        f"{', '.join(busiest)}.",
+        description="Items of each code of each level, from the most to the least used.",
         spec=line_chart(
             points,
             colors,
-            x_title="codes, busiest first",
+            x_title="codes, most used first",
             y_title="items",
             y_format=",.0f",
             from_zero=True,
         ),
         legend=colors,
-        columns=("level", "code, by items", "items", "share of items"),
+        columns=("level", "rank of the code", "items", "share of items"),
         rows=rows,
     )
 
@@ -109,7 +108,7 @@ def usage_figure(report: SemanticIdReport) -> Figure:
 def gap_figure(
     key: str, words: tuple[str, str, str], rows: Sequence[tuple[str, float, float]], *, x_title: str
 ) -> Figure:
-    """Draw shares against what chance gives; ``words`` are title, note and description."""
+    """Draw shares beside those by chance; ``words`` are title, note and description."""
     colors = {OURS: color_of(2), CHANCE: SECOND}
     dots = [
         Dot(
@@ -130,37 +129,27 @@ def gap_figure(
         description=words[2],
         spec=gap_chart(dots, colors, x_title=x_title, labels=[row[0] for row in rows]),
         legend=colors,
-        columns=("codes in common", OURS, CHANCE),
+        columns=("shared codes", OURS, CHANCE),
         rows=[(label, percent(ours), percent(chance)) for label, ours, chance in rows],
     )
 
 
-def crowd_figure(
-    key: str, words: tuple[str, str, str], rows: Mapping[str, Mapping[str, float]]
+def group_figure(
+    key: str, words: tuple[str, str, str], shares: Mapping[str, Mapping[str, float]]
 ) -> Figure:
-    """Draw how many items stand together; ``words`` are title, note and description."""
-    colors = {name: crowd_color(place) for place, name in enumerate(CROWDS)}
-    bars = [
-        Bar(label=label, series=name, share=share, note=f"{label} \u00b7 {name}: {percent(share)}")
-        for label, shares in rows.items()
-        for name, share in shares.items()
-    ]
-    return Figure(
-        key=key,
-        title=words[0],
-        note=words[1],
-        description=words[2],
-        spec=share_chart(
-            [bar for bar in bars if bar.share], colors, x_title="share of items", labels=list(rows)
-        ),
-        legend=colors,
-        columns=("codes", "items together", "share of items"),
-        rows=[(bar.label, bar.series, percent(bar.share)) for bar in bars],
+    """Draw the sizes of groups of items; ``words`` are title, note and description."""
+    return share_figure(
+        key,
+        words,
+        shares,
+        {name: group_color(place) for place, name in enumerate(GROUP_SIZES)},
+        x_title="share of items",
+        columns=("codes", "items in the group", "share of items"),
     )
 
 
-def left(depth: Depth) -> str:
-    """Say how many items a prefix leaves for the middle item."""
+def narrowed(depth: Depth) -> str:
+    """State to how many items a prefix narrows the catalogue, at the median item."""
     verb = "leaves" if depth.num_codes == 1 else "leave"
     return f"the {prefix_name(depth.num_codes, 0)} {verb} {depth.median_items:,}"
 
@@ -168,114 +157,111 @@ def left(depth: Depth) -> str:
 def depth_figure(report: SemanticIdReport) -> Figure:
     """Draw how many items share a prefix, by its length."""
     levels, counts = len(report.level_sizes), report.counts
-    title = f"Of {counts.num_with_id:,} items, {left(report.depths[0])}"
+    title = f"Of {counts.num_with_id:,} items, {narrowed(report.depths[0])}"
     if levels > 2:
-        title += f", {left(report.depths[-2])}"
+        title += f", {narrowed(report.depths[-2])}"
     largest = ", ".join(
         f"{depth.largest:,} ({prefix_name(depth.num_codes, levels)})" for depth in report.depths
     )
-    return crowd_figure(
+    return group_figure(
         "depth",
         (
             title,
-            "How many items have an item's prefix, itself included; the title is about the middle "
-            f"item. Most items with one prefix: {largest}.",
-            "Share of items by how many items share their prefix, for each length of prefix.",
+            "Items with an item's prefix, itself included; the title gives the median. Largest "
+            f"prefix: {largest}.",
+            "Share of items by the number of items with the same prefix, for each prefix length.",
         ),
         {prefix_name(depth.num_codes, levels): depth.shares for depth in report.depths},
     )
 
 
-def moved_told(report: SemanticIdReport) -> str:
-    """Say what making IDs unique cost."""
+def resolution_note(report: SemanticIdReport) -> str:
+    """State what resolving collisions changed."""
     if report.num_content_levels < len(report.level_sizes):
         last = level_name(len(report.level_sizes) - 1)
-        return f"{last.capitalize()} was added to tell items of equal codes apart."
+        return f"{last.capitalize()} was added to resolve collisions."
     moved = [
         f"{percent(share)} at {level_name(level)}"
         for level, share in enumerate(report.quality.moved)
     ]
     if report.is_of_behaviour:
-        return f"Items whose content alone would get another code: {', '.join(moved)}."
+        return f"Items with another code by content alone: {', '.join(moved)}."
     if not any(report.quality.moved):
         return "No code had to be changed."
-    return f"Items whose code differs from their nearest one: {', '.join(moved)}."
+    return f"Items that did not get their nearest code: {', '.join(moved)}."
 
 
 def collision_title(report: SemanticIdReport) -> str:
-    """Say how many items would share an ID, and do."""
+    """State how many items shared codes before collisions were resolved, and do now."""
     before, after = report.quality.collisions_before, report.quality.collisions_after
     if not before:
-        return "No two items were given the same codes"
+        return "No two items were encoded to the same codes"
     if report.is_of_behaviour:
-        told = f"{after:,} do" if after else "each has an ID of its own"
-        return f"By content alone {before:,} items would share their codes; {told}"
-    told = f"{after:,} still share an ID" if after else "each has an ID of its own"
-    return f"{before:,} items were encoded like an earlier one; {told}"
+        now = f"{after:,} do" if after else "every ID is unique"
+        return f"By content alone {before:,} items would share their codes; {now}"
+    now = f"{after:,} still share an ID" if after else "every ID is unique"
+    return f"{before:,} items collided with an earlier one when encoded; {now}"
 
 
 def collision_figure(report: SemanticIdReport) -> Figure:
-    """Draw how many items had one sequence of codes, and have."""
+    """Draw the sizes of groups with the same codes, as encoded and as published."""
     largest = report.quality.largest_group
     encoded = "by content alone" if report.is_of_behaviour else "as encoded"
-    alike = "are alike so" if report.is_of_behaviour else "were encoded alike"
-    return crowd_figure(
+    return group_figure(
         "collisions",
         (
             collision_title(report),
-            f"At most {largest:,} items {alike}. {moved_told(report)}",
-            f"Share of items by how many items have their codes, {encoded} and as published.",
+            f"Largest collision {encoded}: {largest:,} items. {resolution_note(report)}",
+            f"Share of items by the number with the same codes, {encoded} and as published.",
         ),
         {encoded: report.groups_before, "as published": report.groups_after},
     )
 
 
 def reconstruction_figure(report: SemanticIdReport) -> Figure:
-    """Draw how much of the content the codes hold, by the number of codes."""
+    """Draw the explained variance of the content by the number of codes."""
     quality, count = report.quality, report.num_content_levels
-    colors = {"kept": color_of(2), "lost": NOBODY}
     errors = {
         prefix_name(level + 1, 0): error for level, error in enumerate(quality.errors_by_level)
     }
-    note = "Share of the variance of the content vectors that the codes rebuild."
+    note = "Share of the variance of the content vectors that the codes reconstruct."
     if any(quality.moved):
         errors["as published"] = quality.published_error
         note += (
-            " As published, codes group what is taken alike, whatever its content."
+            " Published codes group items by behaviour, not by content."
             if report.is_of_behaviour
-            else " As published, some items have another code than their nearest one."
+            else " As published, some items do not have their nearest code."
         )
-    bars = []
-    for label, error in errors.items():
-        lost = min(1.0, error)
-        for series, share in (("kept", 1 - lost), ("lost", lost)):
-            told = f"{label} \u00b7 {series}: {percent(share)}"
-            bars.append(Bar(label=label, series=series, share=share, note=told))
+    kept = {label: 1 - min(1.0, error) for label, error in errors.items()}
     codes = "One code keeps" if count == 1 else f"{count} codes keep"
-    return Figure(
-        key="reconstruction",
-        title=f"{codes} {percent(max(0.0, 1 - quality.reconstruction_error))} of the content",
-        note=note,
-        description="Share of the content's variance that the first codes keep and lose.",
-        spec=share_chart(bars, colors, x_title="share of the variance", labels=list(errors)),
-        legend=colors,
+    figure = share_figure(
+        "reconstruction",
+        (
+            f"{codes} {percent(max(0.0, 1 - quality.reconstruction_error))} of the content",
+            note,
+            "Share of the content's variance that the first codes keep and lose.",
+        ),
+        {label: {"kept": share, "lost": 1 - share} for label, share in kept.items()},
+        {"kept": color_of(2), "lost": NOBODY},
+        x_title="share of the variance",
         columns=("codes", "kept", "error"),
-        rows=[(label, percent(1 - error), f"{error:.4f}") for label, error in errors.items()],
     )
+    rows = [(label, percent(1 - error), f"{error:.4f}") for label, error in errors.items()]
+    return replace(figure, rows=rows)
 
 
 def neighbour_figure(report: SemanticIdReport) -> Figure:
-    """Draw how often the nearest by content have a prefix in common."""
+    """Draw how often nearest neighbours by content share a prefix."""
     levels, count = content_levels(report), len(report.level_sizes)
     first = levels[0]
     return gap_figure(
         "neighbours",
         (
-            f"{percent(first.neighbour_agreement)} of the nearest items have the same first code; "
-            f"of any two items {percent(first.agreement_by_chance)} have",
-            "Share of an item's 10 nearest items by content that have its prefix, against two "
-            "items drawn at random.",
-            "Share of the nearest items by content with the same prefix, and the same by chance.",
+            f"{percent(first.neighbour_agreement)} of nearest neighbours share the first code; "
+            f"of random pairs {percent(first.agreement_by_chance)} do",
+            "Share of an item's 10 nearest neighbours by content that have its prefix, beside that "
+            "of random pairs of items.",
+            "Share of nearest neighbours by content with the same prefix, and by chance.",
         ),
         [
             (
@@ -290,7 +276,7 @@ def neighbour_figure(report: SemanticIdReport) -> Figure:
 
 
 def purity_figure(report: SemanticIdReport) -> Figure | None:
-    """Draw how far items of one prefix are of one category; None where there are none."""
+    """Draw the category purity of prefixes; None without categories."""
     levels, count = content_levels(report), len(report.level_sizes)
     rows = [
         (prefix_name(place + 1, count), level.purity, level.purity_by_chance)
@@ -303,12 +289,12 @@ def purity_figure(report: SemanticIdReport) -> Figure | None:
     return gap_figure(
         "purity",
         (
-            f"{percent(pure)} of items are of their first code's main category; by chance "
-            f"{percent(chance)} would be",
-            "Share of items in the commonest category of their prefix, against the same with the "
-            "categories dealt out at random: a prefix of one item is pure whatever it means. Each "
-            "item counts with its commonest category, one of most items only if it has no other.",
-            "Share of items in the commonest category of their prefix, and the same by chance.",
+            f"{percent(pure)} of items have the main category of their first code; by chance "
+            f"{percent(chance)}",
+            "Purity: share of items in the most common category of their prefix, beside that with "
+            "shuffled categories (a prefix of one item is always pure). Each item counts with its "
+            "most common category that at most half of the items have, if it has one.",
+            "Share of items in the most common category of their prefix, and by chance.",
         ),
         rows,
         x_title="share of items",
@@ -316,39 +302,32 @@ def purity_figure(report: SemanticIdReport) -> Figure | None:
 
 
 def drift_figure(report: SemanticIdReport) -> Figure | None:
-    """Draw which share of the previous version's codes stayed."""
+    """Draw the share of codes kept since the previous version."""
     if report.drift is None or report.drift.kept is None or not report.drift.kept.num_items:
         return None
     kept = report.drift.kept
     shares = {level_name(level): share for level, share in enumerate(kept.per_level)}
     shares["whole ID"] = kept.full
-    colors = {"same": color_of(2), "changed": NOBODY}
-    bars = [
-        Bar(
-            label=label,
-            series=series,
-            share=share,
-            note=f"{label} \u00b7 {series}: {percent(share)}",
-        )
-        for label, same in shares.items()
-        for series, share in (("same", same), ("changed", 1 - same))
-    ]
     prefixes = [*(percent(share) for share in kept.per_prefix), ""]
     title = (
         f"All {kept.num_items:,} items kept their ID"
         if kept.full == 1
         else f"{percent(kept.full)} of {kept.num_items:,} items kept their whole ID"
     )
-    return Figure(
-        key="drift",
-        title=title,
-        note="Over the items that have an ID in both versions: share with the same code.",
-        description="Share of items with the same code as in the previous version, by level.",
-        spec=share_chart(bars, colors, x_title="share of items", labels=list(shares)),
-        legend=colors,
-        columns=("level", "same code", "same codes up to here"),
-        rows=[
-            (label, percent(share), prefix)
-            for (label, share), prefix in zip(shares.items(), prefixes, strict=True)
-        ],
+    figure = share_figure(
+        "drift",
+        (
+            title,
+            "Share of the items with an ID in both versions that have the same code.",
+            "Share of items with the same code as in the previous version, by level.",
+        ),
+        {label: {"same": share, "changed": 1 - share} for label, share in shares.items()},
+        {"same": color_of(2), "changed": NOBODY},
+        x_title="share of items",
+        columns=("level", "same code", "same prefix"),
     )
+    rows = [
+        (label, percent(share), prefix)
+        for (label, share), prefix in zip(shares.items(), prefixes, strict=True)
+    ]
+    return replace(figure, rows=rows)

@@ -1,4 +1,4 @@
-"""Every number of a report of semantic IDs, measured from what it is made from.
+"""The measurements of a report of semantic IDs.
 
 Axes: N item rows (row 0 is padding), I id rows (row 0 is none), L levels.
 """
@@ -31,46 +31,45 @@ from recsys.semantic_ids.quality import (
     quality_report,
 )
 
-CROWDS = {"alone": 1, "2 to 5": 5, "6 to 20": 20, "21 to 100": 100, "over 100": None}
-"""How many items share a prefix, by the most of each part."""
+GROUP_SIZES = {"alone": 1, "2 to 5": 5, "6 to 20": 20, "21 to 100": 100, "over 100": None}
+"""Largest number of items of each group size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Who has an ID; the first three are about the items of the catalogue."""
+    """Items with and without an ID; the first four count items of the catalogue."""
 
     num_items: int
     num_with_id: int
     num_without_content: int
-    """Without an ID because there is nothing to encode."""
+    """Without an ID because they have no content."""
     num_without_id: int
-    """Without an ID for any reason."""
     num_departed: int
-    """IDs in the table whose item the catalogue no longer has."""
+    """IDs of items that are no longer in the catalogue."""
     num_retired: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Depth:
-    """How far the first ``num_codes`` codes narrow the catalogue down."""
+    """How far the first ``num_codes`` codes narrow the catalogue."""
 
     num_codes: int
     num_prefixes: int
     median_items: int
-    """Items with an item's prefix, itself included, for the middle item."""
+    """Items with an item's prefix, itself included; median over items."""
     largest: int
     shares: Mapping[str, float]
-    """Share of items by how many have their prefix, in the parts of ``CROWDS``."""
+    """Share of items by the size of their group, see ``GROUP_SIZES``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VersionDrift:
-    """This version against another one; shares over the items that have an ID in both."""
+    """Comparison with another version, over the items that have an ID in both."""
 
     previous_version: str
     previous_level_sizes: tuple[int, ...]
     kept: KeptShares | None
-    """None where the levels differ, so that no code means the same."""
+    """None where the level sizes differ."""
     num_added: int
     num_removed: int
     moved: list[MovedItem]
@@ -89,15 +88,15 @@ class SemanticIdReport:
     quantizer_digest: str
     level_sizes: tuple[int, ...]
     num_content_levels: int
-    """Levels that the quantiser made; one after these tells equal codes apart."""
+    """Levels of the quantiser; one after these resolves collisions."""
     settings: Mapping[str, Any]
     counts: Counts
     quality: QualityReport
     usage: list[list[int]]
-    """Items of each code of a content level, as published, the busiest code first."""
+    """Items of each code of a quantiser level, as published, most used first."""
     depths: list[Depth]
     groups_before: Mapping[str, float]
-    """Share of items by how many have their codes, as encoded."""
+    """Share of items by the number with the same codes, as encoded."""
     groups_after: Mapping[str, float]
     num_categories: int
     num_with_category: int
@@ -106,7 +105,7 @@ class SemanticIdReport:
 
     @property
     def is_of_behaviour(self) -> bool:
-        """Whether the codes group what is taken alike, so that content alone gives others."""
+        """Whether the codes come from behaviour, so that content alone gives others."""
         return self.settings.get("source") == "sequence"
 
     def as_json(self) -> dict[str, Any]:
@@ -114,22 +113,22 @@ class SemanticIdReport:
         return asdict(self)
 
 
-def crowd_shares(sizes: Iterable[tuple[int, int]]) -> dict[str, float]:
-    """Sort items by how many they are together.
+def group_shares(sizes: Iterable[tuple[int, int]]) -> dict[str, float]:
+    """Compute the share of items by group size.
 
     Args:
-        sizes: (items that are together, number of such items).
+        sizes: (size of a group, items in groups of that size).
     """
-    found = dict.fromkeys(CROWDS, 0)
+    found = dict.fromkeys(GROUP_SIZES, 0)
     for size, count in sizes:
-        part = next(name for name, most in CROWDS.items() if most is None or size <= most)
+        part = next(name for name, most in GROUP_SIZES.items() if most is None or size <= most)
         found[part] += count
     total = max(1, sum(found.values()))
     return {name: count / total for name, count in found.items()}
 
 
 def depths_of(codes: Tensor, level_sizes: tuple[int, ...]) -> list[Depth]:
-    """Say for each length of prefix how many items share one; codes [M, L]."""
+    """Measure each prefix length; codes [M, L]."""
     counts = prefix_counts(codes, level_sizes)
     found = []
     for level in range(len(level_sizes)):
@@ -141,14 +140,14 @@ def depths_of(codes: Tensor, level_sizes: tuple[int, ...]) -> list[Depth]:
                 num_prefixes=sum(count // size for size, count in pairs),
                 median_items=int(counts[:, level].median()),
                 largest=max(sizes.tolist()),
-                shares=crowd_shares(pairs),
+                shares=group_shares(pairs),
             )
         )
     return found
 
 
 def by_id_row(values: Tensor, id_rows: Tensor, size: int, nothing: float) -> Tensor:
-    """Lay what is given by item row [N, ...] out by id row [size, ...]."""
+    """Lay values by item row [N, ...] out by id row [size, ...]."""
     if len(id_rows) == size and torch.equal(id_rows, torch.arange(size)):
         return values
     out = torch.full((size, *values.shape[1:]), nothing, dtype=values.dtype)
@@ -158,7 +157,7 @@ def by_id_row(values: Tensor, id_rows: Tensor, size: int, nothing: float) -> Ten
 
 
 def check(reported: ReportedIds) -> None:
-    """Refuse tables that do not fit each other.
+    """Refuse tables that do not fit together.
 
     Raises:
         ValueError: Lengths differ, or an id row is named twice or does not exist.
@@ -185,7 +184,7 @@ def check(reported: ReportedIds) -> None:
 
 
 def counts_of(reported: ReportedIds, codes: Tensor) -> Counts:
-    """Count who has an ID; codes by item row, [N, L]."""
+    """Count items with an ID; codes by item row, [N, L]."""
     has_id = codes[1:, 0] != NO_CODE
     has_content = rows_with_content(reported.vectors[1:].float())
     return Counts(
@@ -217,7 +216,7 @@ def drift_of(reported: ReportedIds, now: Neighbourhood, id_rows: Tensor) -> Vers
 
 
 def numbers_of(reported: ReportedIds) -> SemanticIdReport:
-    """Measure everything that the report shows.
+    """Compute the measurements of a report.
 
     Raises:
         ValueError: The quantiser did not make the IDs, no item has one, or tables do not fit.
@@ -252,7 +251,7 @@ def numbers_of(reported: ReportedIds) -> SemanticIdReport:
         quality=quality,
         usage=[one.sort(descending=True).values.tolist() for one in counts],
         depths=depths,
-        groups_before=crowd_shares((size, size * count) for size, count in quality.groups_before),
+        groups_before=group_shares((size, size * count) for size, count in quality.groups_before),
         groups_after=depths[-1].shares,
         num_categories=len(names),
         num_with_category=int((categories[now.rows] >= 0).sum()),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipelines.engine.artifacts import to_json
-from pipelines.reports.figures import Figure
+from pipelines.reports.figure import Figure
 from pipelines.reports.page import environment, for_script, script_of_vega, trusted
 from pipelines.reports.semantic_ids.data import ReportedIds
 from pipelines.reports.semantic_ids.figures import (
@@ -26,8 +26,8 @@ from pipelines.reports.semantic_ids.summary import (
     METHODS,
     SHORT,
     answer,
-    drift_told,
-    levels_told,
+    drift_text,
+    levels_text,
     notices,
 )
 
@@ -68,9 +68,9 @@ def semantic_ids_html(report: SemanticIdReport) -> str:
             report=report,
             answer=answer(report),
             notices=notices(report),
-            drift_told=drift_told(report),
+            drift_text=drift_text(report),
             levels=content_levels(report),
-            levels_told=levels_told,
+            levels_text=levels_text,
             prefix_name=prefix_name,
             parted_id=parted_id,
             method=METHODS.get(report.method, report.method),

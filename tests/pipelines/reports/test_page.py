@@ -97,7 +97,7 @@ def test_every_number_of_the_report_stands_on_the_page(page, plain_report):
     drawn = set(re.findall(r'data-chart="([^"]+)"', page))
     assert drawn == set(specs(page))
     assert {"overview", "cutoffs", "differences", "curve-loss", "slices-category"} <= drawn
-    assert "1-5" in page.split("Nobody is in:")[1].split(".")[0]
+    assert "1-5" in page.split("No users in:")[1].split(".")[0]
 
 
 def test_titles_are_only_text(reported):
@@ -123,7 +123,7 @@ def test_titles_are_only_text(reported):
 @pytest.mark.parametrize(
     ("options", "present", "absent"),
     [
-        ({"has_times": False}, ["no times, only an order"], []),
+        ({"has_times": False}, ["no timestamps, only an order"], []),
         ({"categories": ()}, ['id="slices"'], ["By category", "Miscalibration"]),
         (
             {"models": ("popularity",)},
@@ -133,8 +133,8 @@ def test_titles_are_only_text(reported):
         ({"models": ("popularity", "brand_new")}, ["brand new"], ['href="#training"']),
         ({"num_users": 3}, ["Only 3 users were measured"], []),
         ({"orders": ("given", "shuffled")}, ['id="ties"', "ties shuffled"], []),
-        ({"ranker": False}, ['id="winners"'], ['href="#ranker"', "Use of experts"]),
-        ({"dataset": "movielens-100k"}, ["Save the settings"], ["name your own files"]),
+        ({"ranker": False}, ['id="winners"'], ['href="#ranker"', "Expert load"]),
+        ({"dataset": "movielens-100k"}, ["Save the settings"], ["set your files"]),
     ],
 )
 def test_what_is_not_there_is_left_out(reported, options, present, absent):

@@ -40,8 +40,8 @@ def test_verdict_tells_what_the_tests_show(reported):
     splits = data.analysis.orders["given"]
     splits["test"] = replace(splits["test"], comparisons=told)
     assert headline(data).verdict == (
-        "It is better than popularity. No difference from blend was shown. "
-        "On test, item-to-item did better."
+        "It is significantly better than popularity. There is no significant difference from "
+        "blend. On test, item-to-item did significantly better."
     )
     assert [(one.candidate, one.baseline) for one in comparisons(data)] == [
         ("two_tower", "popularity"),
@@ -62,7 +62,7 @@ def test_what_to_be_careful_about_is_said(reported):
 def test_protocol_names_what_was_hidden_and_how_much_was_ranked(reported):
     data = reported()
     told = " ".join(protocol(data))
-    assert "last item was hidden" in told
+    assert "last item is held out for test" in told
     assert "catalogue of 40 items for each of 60 users" in told
     assert "left out of the lists" in told
     later = replace(data, split_kind="global_time", excludes_history=False)
@@ -70,11 +70,11 @@ def test_protocol_names_what_was_hidden_and_how_much_was_ranked(reported):
         validation_from="2024-05-01T00:00:00+00:00", test_from="2024-06-02T00:00:00+00:00"
     )
     told = " ".join(protocol(later))
-    assert "from 2 June 2024 on was hidden" in told
+    assert "from 2 June 2024 on are held out for test" in told
     assert "from 1 May 2024 until then" in told
     assert "may be listed again" in told
 
 
 def test_time_span_is_days_or_said_to_be_absent(reported):
     assert time_span(reported()) == "2 January 2024 to 30 June 2024"
-    assert time_span(reported(has_times=False)) == "no times, only an order"
+    assert time_span(reported(has_times=False)) == "no timestamps, only an order"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pipelines.reports.semantic_ids.data import Catalogue, ReportedIds, read_catalogue
-from pipelines.reports.semantic_ids.numbers import crowd_shares, numbers_of
+from pipelines.reports.semantic_ids.numbers import group_shares, numbers_of
 from pipelines.reports.semantic_ids.page import (
     parted_id,
     semantic_ids_html,
@@ -364,11 +364,11 @@ def test_unused_and_crowded_codes_are_said_aloud(planted_ids, tmp_path):
     )
     page, _ = written(reported, tmp_path)
     assert "Level 1 uses 1 of its 40 codes (2.5%)" in page
-    assert "The busiest first code has 40 times an even share" in page
+    assert "The most used first code has 40 times the mean" in page
 
 
 def test_items_are_sorted_by_how_many_stand_together():
-    shares = crowd_shares([(1, 10), (2, 10), (5, 5), (6, 6), (100, 100), (101, 101)])
+    shares = group_shares([(1, 10), (2, 10), (5, 5), (6, 6), (100, 100), (101, 101)])
     assert {name: round(share * 232) for name, share in shares.items()} == {
         "alone": 10,
         "2 to 5": 15,
@@ -376,7 +376,7 @@ def test_items_are_sorted_by_how_many_stand_together():
         "21 to 100": 100,
         "over 100": 101,
     }
-    assert sum(crowd_shares([]).values()) == 0
+    assert sum(group_shares([]).values()) == 0
 
 
 def test_shared_codes_are_told_from_the_others():
