@@ -22,6 +22,7 @@ from recsys.semantic_ids.codes import NO_CODE, Quantizer, SemanticIds
 from recsys.semantic_ids.collisions import (
     NoFreeIdError,
     assign_semantic_ids,
+    item_rows_with_content,
     rows_with_content,
 )
 from recsys.semantic_ids.kmeans import KMeansConfig
@@ -56,9 +57,7 @@ class Content:
 
     def is_known(self) -> Tensor:
         """Return which item rows have content, [N] bool."""
-        found = rows_with_content(self.vectors)
-        found[0] = False
-        return found
+        return item_rows_with_content(self.vectors)
 
     def origin(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Describe what a quantiser is fitted on."""

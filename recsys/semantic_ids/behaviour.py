@@ -1,10 +1,10 @@
-"""Semantic IDs from what people take together, for items that content then places.
+"""Semantic IDs from behaviour, with a quantiser of content for new items.
 
-Codes that a generative model predicts should group what follows on what, of which content alone
-says little: on Amazon Beauty IDs from a sequence model's item vectors gave a generator a quarter
-more hits than IDs from content. Items get the codes of their behaviour vectors. The quantiser that
-is published beside them lives in the space of the content: each code stands where the content of
-its items is on average, level by level, so that an item that nobody has met gets codes by content.
+A generative model predicts codes better if they group items that follow each other, of which
+content says little: on Amazon Beauty, IDs from a sequence model's item vectors gave a quarter more
+hits than IDs from content. Items are encoded by their behaviour vectors. The published quantiser is
+in the space of the content: the vector of a code is the mean content of its items, level by level,
+so that new items are encoded by content.
 
 Axes: N item rows (row 0 is padding), L levels, K codes of a level, D width.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recsys.semantic_ids.codes import NO_CODE, SemanticIds
-from recsys.semantic_ids.collisions import Method, resolve_collisions, rows_with_content
+from recsys.semantic_ids.collisions import Method, item_rows_with_content, resolve_collisions
 from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 
@@ -26,7 +26,7 @@ FAR = 1e3
 
 
 class BehaviourIds(NamedTuple):
-    """IDs of a catalogue, and what gives new items theirs."""
+    """IDs of a catalogue, and the quantiser for new items."""
 
     ids: SemanticIds
     quantizer: ResidualKMeans
@@ -44,42 +44,33 @@ def behaviour_ids(
     """Give every item row with content an ID by its behaviour.
 
     Args:
-        behaviour: A vector of each item that says what it is taken with, [N, D], such as a
-            sequence model's; row 0 is not read.
+        behaviour: Item vectors of a sequence model, [N, D]; row 0 is not read.
         content: Content embeddings, [N, D']; rows that are zero get no ID.
         config: Levels and how the codebooks are fitted.
-        method: How items of equal codes are told apart.
-        start: Published IDs of the same rows; the fit begins where their codes' items are, whatever
-            axes the behaviour has by now.
+        method: How collisions are resolved.
+        start: Published IDs of the same rows, for a warm start: codes begin at the mean behaviour
+            of their published items.
 
     Raises:
-        ValueError: The two are of different items, or there are fewer items than codes of a level.
+        ValueError: Different numbers of rows, or fewer items than codes of a level.
     """
     if len(behaviour) != len(content):
         raise ValueError(
             f"{len(behaviour)} behaviour vectors and {len(content)} content vectors; give one of "
             "each to every item row"
         )
-    has_content = rows_with_content(content)
-    has_content[0] = False
+    has_content = item_rows_with_content(content)
     rows = has_content.nonzero().flatten()
     vectors = behaviour[rows].float()
     warm = None if start is None else _warm(behaviour, has_content, start, config.level_sizes)
     fitted = ResidualKMeans.fit(vectors, config, start=warm)
     unique = resolve_collisions(fitted, vectors, fitted.encode(vectors), method=method)
     quantizer = ResidualKMeans(means_of_codes(content[rows], unique.codes, config.level_sizes))
-    ids = SemanticIds.of_items(
-        unique.codes,
-        level_sizes=unique.level_sizes,
-        quantizer_digest=quantizer.digest,
-        item_rows=rows,
-        num_item_rows=len(content),
-    )
-    return BehaviourIds(ids, quantizer)
+    return BehaviourIds(unique.at(rows, len(content), quantizer), quantizer)
 
 
 def means_of_codes(vectors: Tensor, codes: Tensor, level_sizes: tuple[int, ...]) -> list[Centres]:
-    """Put each code where what earlier levels leave of its items is on average.
+    """Compute the mean residual of each code's items, level by level.
 
     Args:
         vectors: [M, D].
@@ -92,7 +83,7 @@ def means_of_codes(vectors: Tensor, codes: Tensor, level_sizes: tuple[int, ...])
         counts = torch.bincount(chosen, minlength=size)[:, None]
         sums = residual.new_zeros(size, residual.shape[1]).index_add_(0, chosen, residual)
         centres = sums / counts.clamp(min=1)
-        # A code that no item has is nobody's nearest.
+        # A code without items must never be the nearest.
         penalties = (counts[:, 0] == 0) * residual.square().sum(1).max() * FAR
         levels.append(Centres(centres, penalties.to(centres.dtype)))
         residual = residual - centres[chosen]
@@ -102,7 +93,7 @@ def means_of_codes(vectors: Tensor, codes: Tensor, level_sizes: tuple[int, ...])
 def _warm(
     behaviour: Tensor, has_content: Tensor, start: SemanticIds, level_sizes: tuple[int, ...]
 ) -> ResidualKMeans | None:
-    """Build a quantiser of behaviour whose codes stand where their published items do."""
+    """Build a quantiser of behaviour from the means of the published codes' items."""
     size = min(len(behaviour), start.num_item_rows)
     known = (start.codes[:size, 0] != NO_CODE) & has_content[:size].cpu()
     if not bool(known.any()) or start.level_sizes[: len(level_sizes)] != level_sizes:
@@ -110,5 +101,5 @@ def _warm(
     rows = known.nonzero().flatten().to(behaviour.device)
     codes = start.codes[:size][known].to(behaviour.device)
     levels = means_of_codes(behaviour[rows], codes, level_sizes)
-    # A code that lost its items may find others.
+    # A code that lost its items may get others.
     return ResidualKMeans([Centres(one.vectors, torch.zeros_like(one.penalties)) for one in levels])

@@ -1,8 +1,7 @@
-"""Semantic IDs as an artefact: which item row has which codes, and what makes codes of vectors.
+"""Semantic IDs as an artefact: the codes of each item row, and the interface of quantisers.
 
-An item's semantic ID is its code at each of L levels (TIGER, arXiv:2305.05065). IDs are unique, and
-the number of levels and of codes per level are read from here: a level that resolves collisions is
-a level like any other.
+An item's semantic ID is its code at each of L levels (TIGER, arXiv:2305.05065). IDs are unique. A
+level that resolves collisions counts as any other.
 
 Axes: N item rows (row 0 is padding), L levels, B queries, D width.
 """
@@ -29,10 +28,10 @@ FILE_NAME = "semantic_ids"
 
 
 class Quantizer(Protocol):
-    """Turns content vectors into codes, coarse to fine, and codes back into vectors.
+    """Encodes vectors as codes, coarse to fine, and decodes codes as vectors.
 
-    Implementations also have the class methods ``fit(vectors, config, *, start=None, ...)``, warm
-    where ``start`` is an earlier quantiser, and ``load(directory)``.
+    Implementations also have the class methods ``fit(vectors, config, *, start=None, ...)``, a warm
+    start where ``start`` is an earlier quantiser, and ``load(directory)``.
     """
 
     @property
@@ -45,24 +44,24 @@ class Quantizer(Protocol):
 
     @property
     def digest(self) -> str:
-        """Name exactly this state: equal digests encode alike."""
+        """Identify the state: quantisers of equal digests encode equally."""
 
     def encode(self, vectors: Tensor) -> Tensor:
-        """Encode vectors [N, D] as codes [N, L] int32; equal IDs may occur.
+        """Encode vectors [N, D] as codes [N, L] int32, collisions included.
 
         Raises:
             ValueError: The width differs, or a vector is not finite.
         """
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Rebuild vectors [N, D] from the first l codes of each, [N, l] with l <= L."""
+        """Reconstruct vectors [N, D] from the first l codes, [N, l] with l <= L."""
 
     def level_distances(self, vectors: Tensor, prefix: Tensor) -> Tensor:
-        """Measure how far each code of the next level would leave each vector.
+        """Compute the residual error of each code of the next level.
 
         Args:
             vectors: [B, D].
-            prefix: The codes already chosen, [B, l] with l < L.
+            prefix: Codes of the levels before, [B, l] with l < L.
 
         Returns:
             Squared distance for each code of level l, [B, level_sizes[l]].
@@ -88,7 +87,7 @@ class ItemCodes:
 
 
 def id_keys(codes: Tensor, level_sizes: Sequence[int]) -> Tensor:
-    """Pack codes [N, l] into one int64 each, [N], sorted as the codes are.
+    """Pack codes [N, l] into one int64 each, [N], in the order of the codes.
 
     Takes the first l levels; codes must be in range.
     """
@@ -99,7 +98,7 @@ def id_keys(codes: Tensor, level_sizes: Sequence[int]) -> Tensor:
 
 
 def check_level_sizes(level_sizes: Sequence[int]) -> None:
-    """Refuse empty levels and more IDs than fit one key.
+    """Refuse empty levels and more IDs than fit an int64.
 
     Raises:
         ValueError: If no level, a level below 1, or a product above 2^62.
@@ -116,8 +115,8 @@ class SemanticIds:
     """The published codes of a catalogue, one row per item row.
 
     ``codes`` [N, L] int32: row 0 and rows without an ID are all -1, the others unique.
-    ``level_sizes`` has L entries, a level against collisions included.
-    ``quantizer_digest`` names what made them; ``parent`` is the version they extend or replace.
+    ``level_sizes`` has L entries, a level that resolves collisions included.
+    ``quantizer_digest`` is that of their quantiser; ``parent`` the version they follow.
     """
 
     codes: Tensor
@@ -242,6 +241,19 @@ class SemanticIds:
         found = torch.where(keys[at] == wanted, rows[at], 0).to(codes.device)
         return torch.where(in_range, found, 0)
 
+    def updated(self, rows: Tensor, codes: Tensor) -> SemanticIds:
+        """Return the next version: ``rows`` [R] have ``codes`` [R, L]; new rows are appended."""
+        size = max(self.num_item_rows, int(rows.max()) + 1 if len(rows) else 1)
+        table = torch.full((size, self.num_levels), NO_CODE, dtype=torch.int32)
+        table[: self.num_item_rows] = self.codes
+        table[rows] = codes.to(table)
+        return SemanticIds(
+            codes=table,
+            level_sizes=self.level_sizes,
+            quantizer_digest=self.quantizer_digest,
+            parent=self.version,
+        )
+
     def by_item_row(self, id_rows: Tensor) -> ItemCodes:
         """Look up the codes of items whose rows here are given.
 
@@ -254,7 +266,7 @@ class SemanticIds:
         )
 
     def text(self, item_row: int) -> str:
-        """Write an item's ID as ``12-250-3``; empty where the row has none."""
+        """Format an item's ID as ``12-250-3``; empty where the row has none."""
         if not 0 <= item_row < self.num_item_rows:
             raise ValueError(f"item_row {item_row} must be in [0, {self.num_item_rows})")
         codes = self.codes[item_row].tolist()
@@ -273,7 +285,7 @@ class SemanticIds:
 
     @classmethod
     def load(cls, directory: Path, expected_version: str | None = None) -> SemanticIds:
-        """Read IDs back and hold them against their version, and against the one you need.
+        """Read IDs and verify their version.
 
         Raises:
             ValueError: The files are damaged, or of another version than ``expected_version``.

@@ -1,9 +1,8 @@
-"""Make codes unique: to the nearest free code, or with a level more.
+"""Make codes unique: move items to the nearest free code, or add a level.
 
-``nearest_free`` keeps a prefix wherever there is room behind it. Level by level, a code takes as
-many items as there are free IDs behind it, nearest first; the others go to their next nearest code
-with room. Behind a full code its items move; everybody else keeps all codes. It always succeeds
-where there are at least as many free IDs as items.
+``nearest_free`` keeps a prefix wherever it has free IDs. Level by level, a code takes as many items
+as it has free IDs, nearest first; the others move to their next nearest code with free IDs. Items
+of codes that are not full keep all codes. It succeeds wherever there are enough free IDs.
 
 Axes: N items, L levels, K codes of a level, G groups (different prefixes), R rows of a chunk.
 """
@@ -24,7 +23,7 @@ Method = Literal["nearest_free", "extra_level"]
 
 
 class NoFreeIdError(ValueError):
-    """More items than IDs; larger levels, and so a new fit, would have room."""
+    """More items than IDs; a new fit with larger levels would have enough."""
 
 
 class UniqueCodes(NamedTuple):
@@ -33,11 +32,28 @@ class UniqueCodes(NamedTuple):
     codes: Tensor
     level_sizes: tuple[int, ...]
 
+    def at(self, item_rows: Tensor, num_item_rows: int, quantizer: Quantizer) -> SemanticIds:
+        """Give them to item rows, [N]."""
+        return SemanticIds.of_items(
+            self.codes,
+            level_sizes=self.level_sizes,
+            quantizer_digest=quantizer.digest,
+            item_rows=item_rows,
+            num_item_rows=num_item_rows,
+        )
+
 
 def rows_with_content(vectors: Tensor) -> Tensor:
-    """Say which vectors [N, D] are finite and not zero, [N] bool: those that can have an ID."""
+    """Return which vectors [N, D] are finite and not zero, [N] bool: those that can have an ID."""
     length = vectors.abs().sum(1)
     return torch.isfinite(length) & (length > 0)
+
+
+def item_rows_with_content(vectors: Tensor) -> Tensor:
+    """Do so by item row, where row 0 is the padding."""
+    has_content = rows_with_content(vectors)
+    has_content[0] = False
+    return has_content
 
 
 def resolve_collisions(
@@ -49,15 +65,15 @@ def resolve_collisions(
     taken: Tensor | None = None,
     extra_size: int | None = None,
 ) -> UniqueCodes:
-    """Give each item codes that no other item has.
+    """Give each item codes of its own.
 
     Args:
         vectors: What was encoded, [N, D].
-        codes: Their codes, [N, L], repeats included.
-        method: ``nearest_free``, or ``extra_level``: one level more, that counts the items of
+        codes: Their codes, [N, L], collisions included.
+        method: ``nearest_free``, or ``extra_level``: one more level, which numbers the items of
             equal codes.
-        taken: Published codes that stay as they are, [M, L], or [M, L + 1] for ``extra_level``.
-        extra_size: Codes of the extra level; None takes as many as are needed.
+        taken: Published codes, which stay, [M, L], or [M, L + 1] for ``extra_level``.
+        extra_size: Codes of the extra level; None uses as many as are needed.
 
     Raises:
         NoFreeIdError: There are fewer free IDs than items, or an item shares its codes with more
@@ -99,20 +115,12 @@ def assign_semantic_ids(
         vectors: One per item row, [num_item_rows, D]; row 0 is the padding. Rows whose vector is
             zero or not finite have no content: they get no ID.
     """
-    has_content = rows_with_content(vectors)
-    has_content[0] = False
-    rows = has_content.nonzero().flatten()
+    rows = item_rows_with_content(vectors).nonzero().flatten()
     # A copy of all vectors but a few would double the memory of a large catalogue.
     dense = vectors[1:] if len(rows) == len(vectors) - 1 else vectors[rows]
     codes = quantizer.encode(dense)
     unique = resolve_collisions(quantizer, dense, codes, method=method, extra_size=extra_size)
-    return SemanticIds.of_items(
-        unique.codes,
-        level_sizes=unique.level_sizes,
-        quantizer_digest=quantizer.digest,
-        item_rows=rows,
-        num_item_rows=len(vectors),
-    )
+    return unique.at(rows, len(vectors), quantizer)
 
 
 def _rank_within(keys: Tensor, order: Tensor) -> Tensor:
@@ -136,7 +144,7 @@ def _order_by(keys: Tensor, distance: Tensor) -> Tensor:
 def _resolve_level(
     quantizer: Quantizer, vectors: Tensor, codes: Tensor, held: Tensor, level: int
 ) -> None:
-    """Move items out of codes with more items than IDs behind them; changes ``codes``."""
+    """Move items out of codes with more items than IDs; changes ``codes``."""
     sizes = quantizer.level_sizes
     room = prod(sizes[level + 1 :])
     keys = id_keys(codes[:, : level + 1], sizes)
@@ -165,7 +173,7 @@ def _resolve_level(
 def _own_distances(
     quantizer: Quantizer, vectors: Tensor, codes: Tensor, items: Tensor, level: int
 ) -> Tensor:
-    """Measure how far each item is from its code at this level, [M]."""
+    """Compute the distance of each item to its code at this level, [M]."""
     chunks = [torch.empty(0, device=codes.device)]
     for some in torch.split(items, max(1, CHUNK_CELLS // quantizer.level_sizes[level])):
         distances = quantizer.level_distances(vectors[some], codes[some, :level]).to(codes.device)
@@ -176,7 +184,7 @@ def _own_distances(
 def _encode_rest(
     quantizer: Quantizer, vectors: Tensor, codes: Tensor, items: Tensor, level: int
 ) -> None:
-    """Choose the codes of the levels from ``level`` on anew, behind a changed prefix."""
+    """Encode the levels from ``level`` on again, after a changed prefix."""
     for index in range(level, len(quantizer.level_sizes)):
         for some in torch.split(items, max(1, CHUNK_CELLS // quantizer.level_sizes[index])):
             distances = quantizer.level_distances(vectors[some], codes[some, :index])
@@ -196,7 +204,7 @@ def _seat_all(
     occupied: Tensor,
     level: int,
 ) -> None:
-    """Give each loser the nearest code with room behind its prefix; losers are in prefix order."""
+    """Give each loser the nearest code with free IDs; losers are in prefix order."""
     size = quantizer.level_sizes[level]
     room = prod(quantizer.level_sizes[level + 1 :])
     last_prefix, last_free = -1, None
@@ -217,12 +225,12 @@ def _seat_all(
 
 
 def _seat(distances: Tensor, group: Tensor, free: Tensor) -> Tensor:
-    """Seat rows in rounds: all ask for their nearest free code, the nearest askers get it.
+    """Assign rows in rounds: each bids for its nearest free code, and the nearest bidders get it.
 
     Args:
         distances: [R, K]; changed.
-        group: Whose codes a row shares, [R] in [0, G).
-        free: Room behind each code, [G, K]; lowered by what is taken.
+        group: Prefix of each row, [R] in [0, G).
+        free: Free IDs of each code, [G, K]; lowered by those assigned.
 
     Returns:
         Code of each row, [R] int64.
@@ -246,7 +254,7 @@ def _seat(distances: Tensor, group: Tensor, free: Tensor) -> Tensor:
 def _with_extra_level(
     codes: Tensor, sizes: tuple[int, ...], taken: Tensor | None, extra_size: int | None
 ) -> UniqueCodes:
-    """Add a level that tells items of equal codes apart, lowest free number first."""
+    """Add a level that numbers items of equal codes, lowest free number first."""
     keys = id_keys(codes, sizes)
     distinct, group, load = torch.unique(keys, return_inverse=True, return_counts=True)
     order = keys.argsort(stable=True)

@@ -1,7 +1,7 @@
-"""Life of published semantic IDs: append items, retire items, align a refit to the old vocabulary.
+"""Next versions of published semantic IDs: append items, retire items, align a refit.
 
-A published ID never moves by ``append`` and ``retire``. A refit moves codes; ``align`` renames them
-by optimal matching, level by level, so that a model trained on the old IDs stays warm.
+``append`` and ``retire`` never move a published ID. A refit does; ``align`` renames its codes by
+optimal matching, level by level, so that models trained on the old IDs still fit.
 
 Axes: N item rows, M items, L levels, K codes of a level, D width.
 """
@@ -26,13 +26,13 @@ def append(
     item_rows: Tensor | None = None,
     reserved: Tensor | None = None,
 ) -> SemanticIds:
-    """Give IDs to items that have none; no other ID changes.
+    """Give IDs to new items; no other ID changes.
 
     Args:
         quantizer: The one that made ``ids``.
         vectors: Content of the new items, [M, D].
         item_rows: Their rows, [M]; None means those after the last.
-        reserved: IDs of retired items, which nobody else gets, [R, L].
+        reserved: IDs of retired items, which are not given again, [R, L].
 
     Returns:
         The next version, with ``ids`` as parent.
@@ -58,15 +58,11 @@ def append(
         taken=taken,
         extra_size=ids.level_sizes[-1] if has_extra_level else None,
     )
-    size = max(ids.num_item_rows, int(rows.max()) + 1 if len(rows) else 1)
-    codes = torch.full((size, ids.num_levels), NO_CODE, dtype=torch.int32)
-    codes[: ids.num_item_rows] = ids.codes
-    codes[rows] = unique.codes.to(codes)
-    return _child(ids, codes)
+    return ids.updated(rows, unique.codes)
 
 
 def retire(ids: SemanticIds, item_rows: Tensor) -> SemanticIds:
-    """Take the IDs of items away; pass them on as ``reserved`` so that nobody inherits one.
+    """Remove the IDs of items; pass them to ``append`` as ``reserved`` so that none is reused.
 
     Raises:
         ValueError: A row without an ID.
@@ -76,18 +72,7 @@ def retire(ids: SemanticIds, item_rows: Tensor) -> SemanticIds:
         raise ValueError(
             f"item row {int(item_rows[~known][0])} has no semantic ID in version {ids.version}"
         )
-    codes = ids.codes.clone()
-    codes[item_rows] = NO_CODE
-    return _child(ids, codes)
-
-
-def _child(parent: SemanticIds, codes: Tensor) -> SemanticIds:
-    return SemanticIds(
-        codes=codes,
-        level_sizes=parent.level_sizes,
-        quantizer_digest=parent.quantizer_digest,
-        parent=parent.version,
-    )
+    return ids.updated(item_rows, torch.full((len(item_rows), ids.num_levels), NO_CODE))
 
 
 def _new_rows(ids: SemanticIds, count: int, item_rows: Tensor | None) -> Tensor:
@@ -109,13 +94,13 @@ def _new_rows(ids: SemanticIds, count: int, item_rows: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptShares:
-    """How much of an old version a new one keeps, over the items that both have."""
+    """Shares of codes that a new version keeps, over the items that both versions have."""
 
     num_items: int
     full: float
     """Share of items whose whole ID is the same; 1 where no item is in both."""
     per_level: tuple[float, ...]
-    """Share of items with the same code at a level, whatever stands before it."""
+    """Share of items with the same code at a level, whatever the levels before."""
     per_prefix: tuple[float, ...]
     """Share of items with the same codes up to a level."""
 
@@ -153,13 +138,13 @@ def _shared_codes(new: SemanticIds, old: SemanticIds) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """A refit in the vocabulary of the version before it."""
+    """A refit in the vocabulary of the previous version."""
 
     ids: SemanticIds
     quantizer: Quantizer
-    """The refit with its codes renamed: it made ``ids`` and appends to them."""
+    """The refit with its codes renamed, which made ``ids``."""
     new_codes: tuple[Tensor, ...]
-    """What each code of a level became, [K] a level."""
+    """New name of each code, [K] a level."""
     before: KeptShares
     kept: KeptShares
 
@@ -167,9 +152,9 @@ class Alignment:
 def align(new: SemanticIds, quantizer: Quantizer, old: SemanticIds) -> Alignment:
     """Rename the codes of a refit so that as many items as possible keep their old ID.
 
-    Each level is an optimal matching of new codes to old ones. An item counts in full where all
-    levels before it match, and as a tie-break where they do not. In a level against collisions the
-    items of an unchanged prefix take their old numbers back.
+    Each level is an optimal matching of new codes to old ones. An item counts fully where all
+    levels before match, and as a tie-break elsewhere. In a level that resolves collisions, items of
+    an unchanged prefix get their old numbers back.
 
     Args:
         new: The refit's IDs.
@@ -195,7 +180,7 @@ def align(new: SemanticIds, quantizer: Quantizer, old: SemanticIds) -> Alignment
         codes[has_id, level] = renaming[codes[has_id, level].long()].int()
         renamings.append(renaming)
     if new.num_levels > len(quantizer.level_sizes):
-        _take_numbers_back(codes, old, quantizer)
+        _restore_numbers(codes, old, quantizer)
     renamed = quantizer.relabelled(renamings)
     ids = SemanticIds(
         codes=codes,
@@ -213,18 +198,18 @@ def align(new: SemanticIds, quantizer: Quantizer, old: SemanticIds) -> Alignment
 
 
 def _match_level(before: Tensor, after: Tensor, counts: Tensor, size: int) -> Tensor:
-    """Find which old code each new one becomes, [K] int64; ``counts`` [M] says who counts fully."""
+    """Match new codes to old ones, [K] int64; items with ``counts`` [M] count fully."""
     cell = after.long() * size + before.long()
     everyone = torch.bincount(cell, minlength=size * size)
     fully = torch.bincount(cell[counts], minlength=size * size)
     gain = fully.double() + everyone.double() / (len(before) + 1)
-    # A code that nobody uses keeps its own name where that costs nothing.
+    # An unused code keeps its own name where that costs nothing.
     own_name = torch.eye(size, dtype=torch.float64) / (2 * size * (len(before) + 1))
     return torch.from_numpy(best_matching((gain.view(size, size) + own_name).numpy()))
 
 
-def _take_numbers_back(codes: Tensor, old: SemanticIds, quantizer: Quantizer) -> None:
-    """Give items of an unchanged prefix their old number in the last level; changes ``codes``."""
+def _restore_numbers(codes: Tensor, old: SemanticIds, quantizer: Quantizer) -> None:
+    """Restore the last code of items with an unchanged prefix; changes ``codes``."""
     shared = min(len(codes), old.num_item_rows)
     has_id = codes[:, 0] != NO_CODE
     stays = torch.zeros(len(codes), dtype=torch.bool)
@@ -236,7 +221,7 @@ def _take_numbers_back(codes: Tensor, old: SemanticIds, quantizer: Quantizer) ->
     prefixes = codes[others, :-1]
     numbered = resolve_collisions(
         quantizer,
-        # An extra level counts and looks at no vector.
+        # An extra level numbers items and reads no vector.
         prefixes.float(),
         prefixes,
         method="extra_level",

@@ -1,8 +1,8 @@
-"""Items whose content is alike: those behind the same first codes, nearest content first.
+"""Similar items by content: candidates share a prefix of codes, ordered by cosine.
 
-Codes go from coarse to fine, so the items that share a prefix are a small part of the catalogue,
-found by two binary searches; among them the content embeddings decide. An item needs nothing but
-its text for this, so one that was appended a second ago finds neighbours, and they find it.
+Codes are coarse to fine, so items that share a prefix are a small part of the catalogue, found by
+two binary searches; content embeddings order them. Only text is needed, so an item that was just
+appended has neighbours and is one.
 
 Axes: N item rows, M items with an ID, A appended items with one, L levels, F width of content
 embeddings, P items of a prefix, S latest items of a history.
@@ -25,11 +25,11 @@ from serving.bundle.semantic_ids import ItemSemanticIds
 
 Rows = NDArray[np.int64]
 NUM_SEEDS = 10
-"""Latest items of a history that an appended item may be like."""
+"""Latest items of a history that appended items are compared with."""
 
 
 class ContentNeighbours:
-    """Finds the items like one; safe to share between threads."""
+    """Finds similar items; safe to share between threads."""
 
     def __init__(
         self, semantic_ids: ItemSemanticIds, content: Tensor, num_released_rows: int
@@ -38,7 +38,7 @@ class ContentNeighbours:
 
         Args:
             content: Content embeddings, [N, F].
-            num_released_rows: Item rows of the bundle; those behind were appended by deltas.
+            num_released_rows: Item rows of the bundle; later ones were appended by deltas.
         """
         codes = semantic_ids.content_codes
         sizes = semantic_ids.ids.level_sizes[: codes.shape[1]]
@@ -55,8 +55,8 @@ class ContentNeighbours:
     def nearest(self, item_row: int, k: int, mask: ItemMask) -> TopK | None:
         """List the k best allowed items that share the first code, [1, k]; None without an ID.
 
-        They are those behind the longest prefix that has k of them, else behind the first code,
-        in order of the cosine of their content; equals by item row.
+        They share the longest prefix with k items, else the first code, and are sorted by cosine,
+        then by item row.
         """
         place = self._place[item_row]
         if place < 0:
@@ -70,9 +70,9 @@ class ContentNeighbours:
         return self._nearest_of(np.sort(rows), np.array([item_row]), k)
 
     def appended_like(self, history: Rows, k: int, mask: ItemMask) -> TopK | None:
-        """List the k best allowed appended items that begin like one of the latest of a history.
+        """List the k best allowed appended items that share a first code with the latest history.
 
-        In order of the cosine with the nearest of these; None where nothing was appended.
+        Sorted by the largest cosine with these; None where nothing was appended.
         """
         if len(self._appended) == 0:
             return None
@@ -96,7 +96,7 @@ class ContentNeighbours:
         return listed
 
     def _behind(self, key: int, stride: int) -> Rows:
-        """Item rows whose key is the same after division by ``stride``."""
+        """Find the item rows of a prefix: the same key after division by ``stride``."""
         first = key // stride * stride
         begin, end = np.searchsorted(self._keys, [first, first + stride])
         return self._item_rows[begin:end]

@@ -1,13 +1,12 @@
-"""Semantic IDs of a bundle's items: codes, coarse to fine, which never move.
+"""Semantic IDs of a bundle's items.
 
     semantic_ids/semantic_ids.*     codes by id row               recsys/semantic_ids/codes.py
     semantic_ids/id_rows.npy        id row of each item row, 0 without an ID, [N]
-    semantic_ids/content_codes.npy  [N, L'] what content alone gives, where IDs group what is taken
-                                    alike: items of like content share these, not the IDs
-    quantizer/                      gives new items their IDs     recsys/semantic_ids/quantizers.py
+    semantic_ids/content_codes.npy  codes by content alone, [N, L'], where IDs come from behaviour
+    quantizer/                      encodes new items             recsys/semantic_ids/quantizers.py
 
-Item rows are numbered anew by every run, while a published ID stays its item's; so IDs lie by id
-row, which is given once and never to another item. A delta holds ``semantic_ids/codes.npy`` [R, L]
+Every run numbers item rows afresh, while an item keeps its published ID; so IDs are stored by id
+row, which is never given to another item. A delta holds ``semantic_ids/codes.npy`` [R, L]
 and ``id_rows.npy`` [R] of its new items; the version they lead to is computed and compared.
 
 Axes: N item rows, R new items, L levels.
@@ -42,7 +41,7 @@ CONTENT_CODES = "content_codes.npy"
 
 @dataclass(frozen=True, kw_only=True)
 class SemanticIdParts:
-    """Where the IDs and what made them lie."""
+    """The artefact that the IDs are copied from."""
 
     directory: Path
     """Holds ``semantic_ids.*``, ``id_rows.npy`` and ``quantizer/``, as in a bundle."""
@@ -102,12 +101,12 @@ class ItemSemanticIds:
     """The IDs of all item rows of a bundle."""
 
     ids: SemanticIds
-    """By id row; also of items that the catalogue no longer has, so that nobody inherits one."""
+    """By id row; also of items that are no longer in the catalogue, so that none is reused."""
     id_rows: Rows
     """Id row of each item row, [N]; 0 without an ID."""
     quantizer_directory: Path
     from_content: Tensor | None = None
-    """Codes that content alone gives, [N, L'] int32, -1 without; None where the IDs are these."""
+    """Codes by content alone, [N, L'] int32, -1 without; None where the IDs are these."""
 
     @classmethod
     def load(cls, bundle: Path, version: str | None = None) -> Self:
@@ -127,7 +126,7 @@ class ItemSemanticIds:
             from_content=_load_content_codes(bundle / FOLDER / CONTENT_CODES, ids),
         )
         found._check_id_rows(bundle / FOLDER / ID_ROWS)
-        # The digest that the quantiser's file says; its tensors are read when one is needed.
+        # Its tensors are read on first use.
         with reading(found.quantizer_directory):
             made_by = read_description(found.quantizer_directory, QUANTIZER)["digest"]
         if made_by != ids.quantizer_digest:
@@ -158,7 +157,7 @@ class ItemSemanticIds:
 
     @property
     def content_codes(self) -> Tensor:
-        """Codes that items of like content share, by item row, [N, L']; -1 without."""
+        """Codes by content alone, by item row, [N, L']; -1 without."""
         return self.codes if self.from_content is None else self.from_content
 
     @cached_property
@@ -191,7 +190,7 @@ class ItemSemanticIds:
 
     @cached_property
     def quantizer(self) -> Quantizer:
-        """What gives new items their IDs; read on first use.
+        """Encodes new items; read on first use.
 
         Raises:
             ValueError: It is not the one that made these IDs.
@@ -216,7 +215,7 @@ class ItemSemanticIds:
         return [None if one[0] == NO_CODE else "-".join(map(str, one)) for one in codes]
 
     def extended(self, new: NewIds) -> ItemSemanticIds:
-        """Append new items; an item that had an ID before it left the catalogue has it again.
+        """Append new items; one that comes back to the catalogue has its earlier ID.
 
         Raises:
             ValueError: Shapes or rows do not fit, an ID would move, or two items would share one.
@@ -234,7 +233,7 @@ class ItemSemanticIds:
             raise ValueError("a new item has an ID without an id row, or an id row without an ID")
         from_content = self.from_content
         if from_content is not None:
-            # New items have their IDs by content.
+            # New items are encoded by content.
             from_content = torch.cat([from_content, codes[:, : from_content.shape[1]]])
         extended = type(self)(
             ids=with_codes(self.ids, rows[given], codes[given]),
@@ -247,7 +246,7 @@ class ItemSemanticIds:
 
 
 def _load_content_codes(path: Path, ids: SemanticIds) -> Tensor | None:
-    """Read the codes that content alone gives; None where IDs are of content.
+    """Read the codes by content alone; None where IDs are of content.
 
     Raises:
         ValueError: They are not codes of the IDs' levels.
@@ -264,7 +263,7 @@ def _load_content_codes(path: Path, ids: SemanticIds) -> Tensor | None:
 
 
 def with_codes(ids: SemanticIds, rows: Tensor, codes: Tensor) -> SemanticIds:
-    """Append codes that are known: what recsys.semantic_ids.lifecycle.append gives.
+    """Append known codes, as recsys.semantic_ids.lifecycle.append assigned them.
 
     Args:
         rows: Id rows of the codes, [R] int64.
@@ -276,32 +275,22 @@ def with_codes(ids: SemanticIds, rows: Tensor, codes: Tensor) -> SemanticIds:
     Raises:
         ValueError: An ID would move, or two id rows would share one.
     """
-    size = max(ids.num_item_rows, int(rows.max()) + 1 if len(rows) else 1)
-    grown = torch.full((size, ids.num_levels), NO_CODE, dtype=torch.int32)
-    grown[: ids.num_item_rows] = ids.codes
-    published = grown[rows, 0] != NO_CODE
-    moved = published & (grown[rows] != codes).any(1)
+    before = ids.by_item_row(rows).codes
+    published = before[:, 0] != NO_CODE
+    moved = published & (before != codes).any(1)
     if moved.any():
         row = int(rows[moved][0])
         raise ValueError(f"id row {row} has the ID {ids.text(row)}, and a published ID never moves")
-    if bool(published.all()):
-        return ids
-    grown[rows] = codes
-    return SemanticIds(
-        codes=grown,
-        level_sizes=ids.level_sizes,
-        quantizer_digest=ids.quantizer_digest,
-        parent=ids.version,
-    )
+    return ids if bool(published.all()) else ids.updated(rows, codes)
 
 
 def check_source(
     directory: Path, found: ItemSemanticIds | None, says: SemanticIdSource | None
 ) -> None:
-    """Hold the IDs that a directory leads to against its manifest.
+    """Compare the IDs that a directory leads to with its manifest.
 
     Raises:
-        ValueError: Names the directory and what differs, both versions where they do.
+        ValueError: Names the directory and the difference.
     """
     if says is None and (found is not None or (directory / FOLDER).exists()):
         raise ValueError(f"{directory}: its manifest names no semantic IDs; release it again")

@@ -19,8 +19,8 @@ def test_best_model_is_the_one_that_validation_chose(reported):
     assert found.best == "item_to_item"
     assert found.value == data.interval("item_to_item", "test").mean
     assert found.found == data.metrics["given"]["test"]["item_to_item"]["hit_rate@10"]
-    (told,) = [notice for notice in notices(data) if "comes out above" in notice]
-    assert told.startswith("On the test split blend comes out above item-to-item")
+    (told,) = [notice for notice in notices(data) if "the best on validation" in notice]
+    assert told.startswith("On test, blend is above item-to-item")
 
 
 def test_verdict_tells_what_the_tests_show(reported):
