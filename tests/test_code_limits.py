@@ -5,6 +5,7 @@ a shape must not cost a line of code.
 """
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,11 @@ FOLDERS = (*PACKAGES, "dags", "tests")
 
 MAX_FILE_LINES = 600
 MAX_FILE_LINES_P90 = 400
+MAX_PACKAGE_FILE_LINES_P90 = 300
+MAX_MODULES_IN_FOLDER = 20
+MAX_PACKAGE_LINES = 60_000
+MAX_README_LINES = 170
+MAX_RESULT_LINES = 5_000
 MAX_FUNCTION_LINES = 60
 FORBIDDEN_NAMES = {"utils", "common", "helpers", "base", "misc", "manager"}
 # Formats that run code when they are read.
@@ -108,6 +114,27 @@ def test_files_are_short():
         if own:
             p90 = own[int(0.9 * (len(own) - 1))]
             assert p90 <= MAX_FILE_LINES_P90, f"nine files of ten in {folder} are too long: {p90}"
+
+
+def test_packages_are_small_in_short_files_and_folders_of_few_modules():
+    lengths = sorted(num_lines(path) for path in python_files(*PACKAGES))
+    assert sum(lengths) <= MAX_PACKAGE_LINES
+    p90 = lengths[int(0.9 * (len(lengths) - 1))]
+    assert p90 <= MAX_PACKAGE_FILE_LINES_P90, f"nine files of ten are too long: {p90}"
+    modules = Counter(path.parent for path in python_files(*FOLDERS))
+    crowded = {
+        str(folder.relative_to(ROOT)): count
+        for folder, count in modules.items()
+        if count > MAX_MODULES_IN_FOLDER
+    }
+    assert not crowded, f"sort into folders, at most {MAX_MODULES_IN_FOLDER} modules: {crowded}"
+
+
+def test_the_readme_and_the_results_of_benchmarks_are_short():
+    assert num_lines(ROOT / "README.md") <= MAX_README_LINES
+    results = (ROOT / "tests" / "benchmarks" / "results").rglob("*")
+    texts = [path for path in results if path.suffix in {".json", ".jsonl", ".md", ".csv", ".txt"}]
+    assert sum(map(num_lines, texts)) <= MAX_RESULT_LINES
 
 
 def test_functions_are_short():

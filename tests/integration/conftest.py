@@ -121,12 +121,17 @@ def world() -> World:
 
 @pytest.fixture(scope="session")
 def shop(
-    tmp_path_factory: pytest.TempPathFactory, world: World, recsys: Callable[..., Result]
+    built_once: Callable[[str, Callable[[Path], None]], Path],
+    world: World,
+    recsys: Callable[..., Result],
 ) -> Path:
     """A workspace in which the whole run on a small world is done."""
-    folder = tmp_path_factory.mktemp("shop")
-    workspace = folder / "run"
-    result = recsys("run", "-c", write_shop(folder, world), "-w", workspace, "--quiet")
-    assert result.exit_code == 0, result.output
+
+    def build(folder: Path) -> None:
+        config = write_shop(folder, world)
+        result = recsys("run", "-c", config, "-w", folder / "run", "--quiet")
+        assert result.exit_code == 0, result.output
+
+    workspace = built_once("shop", build) / "run"
     assert (workspace / "bundles/current").readlink().name.startswith("bundle-")
     return workspace

@@ -114,13 +114,14 @@ def write_world(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def domains(tmp_path_factory: pytest.TempPathFactory, recsys: Recsys) -> Path:
+def domains(built_once: Callable[[str, Callable[[Path], None]], Path], recsys: Recsys) -> Path:
     """A workspace in which the whole run is done, and its TOML beside it."""
-    folder = tmp_path_factory.mktemp("domains")
-    config = write_world(folder)
-    result = recsys("run", "-c", config, "-w", folder / "run", "--quiet")
-    assert result.exit_code == 0, result.output
-    return folder
+
+    def build(folder: Path) -> None:
+        result = recsys("run", "-c", write_world(folder), "-w", folder / "run", "--quiet")
+        assert result.exit_code == 0, result.output
+
+    return built_once("domains", build)
 
 
 @pytest.fixture

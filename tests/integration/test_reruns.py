@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,7 +117,7 @@ def test_worse_model_is_refused_and_the_champion_stays(
     shop: Path, world: World, recsys: Recsys, tmp_path: Path
 ) -> None:
     config, workspace = copy_of(shop, tmp_path / "files"), tmp_path / "run"
-    assert recsys("run", "-c", config, "-w", workspace, "-q").exit_code == 0
+    shutil.copytree(shop, workspace, symlinks=True)
     champion = (workspace / "bundles/current").readlink()
     before = Recommender.load(workspace / "bundles/current").recommend(world.users[:3], k=5)
 
@@ -143,8 +144,6 @@ def test_worse_model_is_refused_and_the_champion_stays(
 
 
 def test_deleted_bundle_is_released_again(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
-    import shutil
-
     workspace = tmp_path / "run"
     shutil.copytree(shop, workspace, symlinks=True)
     before = digests(workspace)
