@@ -80,7 +80,7 @@ def test_features_are_built_from_what_init_wrote(shape, tmp_path: Path) -> None:
 
 def test_what_is_not_sure_stands_in_the_file(tmp_path: Path) -> None:
     plan = write_config(nameless_columns(tmp_path), tmp_path / "shop.toml", force=False)
-    assert "no column is named like user_id; 'a' was taken" in " ".join(plan.notes)
+    assert "no column is named like user_id; 'a' was chosen" in " ".join(plan.notes)
     assert "# not sure: no column is named like item_id" in (tmp_path / "shop.toml").read_text()
 
 
