@@ -24,15 +24,15 @@ def adapt(
     assignments: Assignments = None,
     publish: Annotated[bool, typer.Option(help="Serve it once it is registered.")] = True,
     withdraw: Annotated[
-        bool, typer.Option("--withdraw", help="Serve the domain by the base alone again.")
+        bool, typer.Option("--withdraw", help="Remove the domain's adapter and serve the base.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a domain's adapter on the released model and register it beside the bundle.
+    """Train an adapter of the released model for a domain, and register it.
 
-    It is refused (exit code 3) if it does not help the domain's held-out users, or harms a
-    protected part of them or another domain. A running server takes it up; only requests with
-    that context.domain change.
+    It is refused (exit code 3) if it does not improve the domain on held-out users, or harms a
+    protected slice or another domain. A running server loads it; only requests with that
+    context.domain change.
 
     [bold]Examples[/]
 
@@ -64,14 +64,14 @@ def adapt(
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
-    """Lay out what the harm gate found."""
+    """Lay out the verdicts of the harm gate."""
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("check", "value", "bound", "passed", "of"):
         table.add_column(column, justify="right" if column in ("value", "bound") else "left")
     for one in verdicts:
-        numbers = ["" if number is None else f"{number:.4f}" for number in (one.value, one.bound)]
-        told = (one.name, *numbers, "yes" if one.passed else "no", one.reason)
-        table.add_row(*(Text(cell) for cell in told))
+        values = ["" if number is None else f"{number:.4f}" for number in (one.value, one.bound)]
+        row = (one.name, *values, "yes" if one.passed else "no", one.reason)
+        table.add_row(*(Text(cell) for cell in row))
     return table
 
 

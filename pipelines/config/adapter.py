@@ -1,4 +1,4 @@
-"""The section ``[adapter]``: how ``recsys adapt`` trains and judges a domain's adapter."""
+"""The section ``[adapter]``: domain adapters of a released model."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from recsys.training.passes import TrainingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig(TrainingConfig):
-    """A domain's adapter; examples are the domain's labels (windows, of a sequence model)."""
+    """A domain's adapter; examples are the domain's labels (windows for a sequence model)."""
 
     domains: tuple[str, ...] = ()
-    """Adapted to after each release; ``recsys adapt`` adapts to any."""
+    """Domains that each run adapts to; ``recsys adapt`` adapts to any."""
     model: Literal["auto", "two_tower", "sequence", "ranker"] = "auto"
-    """What is adapted; ``auto`` is the sequence model where it is released, else the two-tower."""
+    """Adapted model; ``auto`` is the sequence model if it is released, else the two-tower."""
     rank: int = 8
     alpha: float = 16.0
     targets: tuple[str, ...] = ()
-    """Patterns of layers; by default all linear layers that read a query, or of a ranker those that
-    read a candidate as one row."""
+    """Patterns of layer names; by default the linear layers of the query side, or those of a ranker
+    that read one row per candidate."""
     tables: tuple[str, ...] = ()
-    """``("item",)`` corrects the id vectors of the domain's items too; the ranker has none."""
+    """``("item",)`` also corrects the id embeddings of the domain's items; not for the ranker."""
     softmax_over: Literal["catalogue", "domain"] = "catalogue"
-    """What a domain's labels are ranked against where adapters are judged, and where a sequence
-    model's learns: every item, or the domain's, for surfaces that list no others."""
+    """Items that labels are ranked against in evaluation and in training a sequence model: all, or
+    the domain's for surfaces that list no others."""
     centred: float = 1.0
-    """Where the base met less than half of the domain's items: the share that the adapter takes off
-    at the start of what they have in common; 0 for none."""
+    """Share of the mean item vector that the adapter subtracts at first, where the base was trained
+    on less than half of the domain's items; 0 for none."""
     dropout: float = 0.0
     max_share: float = 0.05
-    """Of the base's parameters that an adapter may have."""
+    """Maximum parameters of an adapter, as a share of the base's."""
     metric: str = "ndcg@10"
-    """What picks the best step and what the harm gate compares."""
+    """Metric that selects the best step and that the harm gate compares."""
     min_gain: float = 0.0
-    """Relative gain over the base in the whole domain below which an adapter is refused."""
+    """Minimum relative gain over the base in the whole domain."""
     max_drop: float = 0.0
-    """Relative drop of a protected slice that is let pass, beside what chance explains."""
+    """Maximum tolerated relative drop of a protected slice, beyond sampling noise."""
     min_slice_users: int = 20
-    """Held-out users below which a slice is too small to judge."""
+    """Minimum held-out users of a protected slice."""
     batch_size: int = 128
     max_epochs: float = 20.0
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=1e-3))
@@ -61,7 +61,7 @@ class AdapterConfig(TrainingConfig):
         self.lora(("*",))
 
     def lora(self, default_targets: tuple[str, ...]) -> LoraConfig:
-        """Give size and place of the adapter; ``default_targets`` where none are named."""
+        """Configure the LoRA layers; ``default_targets`` if none are named."""
         return LoraConfig(
             targets=self.targets or default_targets,
             tables=self.tables,

@@ -14,28 +14,29 @@ from recsys.training.ranker_fit import RankerFitConfig
 class RankerTrainingConfig(RankerFitConfig):
     """A ranker of the candidates of profile ``fast``.
 
-    It learns from each user's latest train events, by sources that have not seen them, and
-    validation judges it.
+    It is trained on each user's latest train events, with out-of-sample candidates: retrievers are
+    refitted without those events. Validation decides whether it is served. Impression logs
+    (``filters.shown_types``) train a position-bias model.
     """
 
     enabled: bool = False
-    """Whether it is trained, measured as ``ranked``, and served unless validation prefers the
-    blend's order."""
+    """Whether it is trained, evaluated as ``ranked``, and served unless the blend's order is better
+    on validation."""
     max_held_back: int = 10
-    """Latest train events of a user that it learns from."""
+    """Latest train events of a user that are held back for it, at most."""
     share_held_back: float = 0.2
-    """Of a user's train events, that many at most; one where that is less."""
+    """Share of a user's train events that are held back, at most; at least one event is."""
     max_queries: int = 20_000
-    """Events that it learns from, drawn once by the seed."""
+    """Held-back events, and shown lists, that it is trained on; sampled by the seed."""
     min_found: int = 50
-    """Of these, with their item among the candidates, below which none is trained."""
+    """Held-back events with their item in any list, below which no ranker is trained."""
     validation_users: int = 500
-    """Held-back events, of one user in ten, that pick its pass and calibrate it."""
+    """Held-back events of one user in ten that select the epoch and calibrate, at most."""
     compared: tuple[Trunk, ...] = ()
-    """Further trunks that are trained at equal compute and measured on validation, for the
-    report; each costs as much time as the ranker."""
+    """Other trunks of equal compute, trained and evaluated for the report; each takes as long as
+    the ranker."""
     linear: EaseConfig = field(default_factory=EaseConfig)
-    """Item-to-item weights, of which it reads what they say of candidates."""
+    """EASE weights, whose scores are features of candidates."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,22 +1,22 @@
-"""The charts of the ranker: which places are looked at, who is routed to which expert."""
+"""Charts of the ranker: position bias and expert routing."""
 
 from __future__ import annotations
 
 from pipelines.reports.charts import Bar, color_of, share_chart
 from pipelines.reports.figure import Figure, percent
-from pipelines.reports.rankers import TRUNK_NAMES, Routing, ToldRanker
+from pipelines.reports.rankers import TRUNK_NAMES, RankerReport, Routing
 
 EVERYONE = "all candidates"
-LOOKED_AT = "looked at"
+EXAMINED = "examined"
 GROUPINGS = {
     "domain": "domain of the item",
-    "popularity": "how often the item is taken",
+    "popularity": "popularity of the item",
     "category": "first category of the item",
 }
 
 
-def ranker_figures(ranker: ToldRanker | None) -> list[Figure]:
-    """Draw how often places are looked at and, for each router, where groups of candidates go."""
+def ranker_figures(ranker: RankerReport | None) -> list[Figure]:
+    """Draw the position bias and, for each router, the load of experts by group."""
     if ranker is None:
         return []
     examined = [_examined(ranker.examined)] if ranker.examined else []
@@ -28,32 +28,35 @@ def ranker_figures(ranker: ToldRanker | None) -> list[Figure]:
 
 
 def _examined(curve: list[float]) -> Figure:
-    places = [f"place {number}" for number in range(1, len(curve) + 1)]
+    slots = [f"slot {number}" for number in range(1, len(curve) + 1)]
     color = color_of(0)
     return Figure(
         key="examined",
-        title="How often each place is looked at",
-        note="Relative to the first place, as learned from what was shown and taken. The ranker's "
-        "probabilities are of items that are looked at: no place is read when it serves.",
-        description="Chance of each place of a shown list to be looked at.",
+        title="Position bias",
+        note="Examination probability of each slot relative to the first, learned from "
+        "impressions. The ranker predicts feedback on examined items, so serving needs no slot.",
+        description="Examination probability of each slot of a shown list.",
         spec=share_chart(
             [
-                Bar(label=place, series=LOOKED_AT, share=share, note=f"{place}: {percent(share)}")
-                for place, share in zip(places, curve, strict=True)
+                Bar(label=slot, series=EXAMINED, share=share, note=f"{slot}: {percent(share)}")
+                for slot, share in zip(slots, curve, strict=True)
             ],
-            {LOOKED_AT: color},
-            x_title="chance relative to the first place",
-            labels=places,
+            {EXAMINED: color},
+            x_title="probability relative to the first slot",
+            labels=slots,
         ),
         legend={},
-        columns=("place", "looked at"),
-        rows=[(place, percent(share)) for place, share in zip(places, curve, strict=True)],
+        columns=("slot", "examined"),
+        rows=[(slot, percent(share)) for slot, share in zip(slots, curve, strict=True)],
     )
 
 
 def _figure(routing: Routing, grouping: int) -> Figure:
-    told = routing.by[grouping]
-    rows = {EVERYONE: routing.load, **dict(zip(told["groups"], told["load"], strict=True))}
+    by_group = routing.by[grouping]
+    rows = {
+        EVERYONE: routing.load,
+        **dict(zip(by_group["groups"], by_group["load"], strict=True)),
+    }
     experts = [f"expert {place + 1}" for place in range(routing.num_experts)]
     bars = [
         Bar(
@@ -67,14 +70,14 @@ def _figure(routing: Routing, grouping: int) -> Figure:
         if share > 0
     ]
     colors = {expert: color_of(place) for place, expert in enumerate(experts)}
-    by = GROUPINGS[told["name"]]
+    by = GROUPINGS[by_group["name"]]
     return Figure(
-        key=f"routing-{routing.trunk}-{told['name']}",
+        key=f"routing-{routing.trunk}-{by_group['name']}",
         title=f"Experts by {by}",
-        note=f"Share of the choices of each group of candidates on validation; "
+        note=f"Share of the visits of each group's candidates on validation; "
         f"{TRUNK_NAMES[routing.trunk]}, {routing.top_k} experts a candidate.",
-        description=f"Share of each expert in the choices of candidates, by {by}.",
-        spec=share_chart(bars, colors, x_title="share of the choices", labels=list(rows)),
+        description=f"Share of each expert in the visits of candidates, by {by}.",
+        spec=share_chart(bars, colors, x_title="share of visits", labels=list(rows)),
         legend=colors,
         columns=("candidates", "expert", "share"),
         rows=[(bar.label, bar.series, percent(bar.share)) for bar in bars],

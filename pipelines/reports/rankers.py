@@ -1,4 +1,4 @@
-"""What a report says of the ranker: whether it is served, its probabilities, trunks, experts."""
+"""The ranker in a report: decision, calibration, trunks, expert routing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TRUNK_NAMES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToldTask:
-    """One task's probabilities over the candidates of validation users."""
+class TaskMetrics:
+    """AUC and calibration of a task over validation candidates."""
 
     name: str
     auc: float | None
-    """None where there is one class only."""
+    """None with one class only."""
     predicted: float
     observed: float
     calibration_error: float
@@ -30,7 +30,7 @@ class ToldTask:
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """Which experts candidates go to."""
+    """Load of a trunk's experts."""
 
     trunk: str
     num_experts: int
@@ -41,47 +41,47 @@ class Routing:
     max_violation: float
     dead_experts: int
     by: list[Mapping[str, Any]]
-    """Load of each expert by group, of each way to group candidates."""
+    """Load of each expert by group of candidates, for each grouping."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToldTrunk:
-    """One trunk, trained and measured on validation."""
+class TrunkMetrics:
+    """A trunk on validation."""
 
     trunk: str
     flops: int
-    """Of a candidate."""
+    """Per candidate."""
     validation: float
     ahead: float
-    """Of the ranker."""
+    """Paired difference to the ranker."""
     standard_error: float
-    tasks: list[ToldTask]
+    tasks: list[TaskMetrics]
     routing: Routing | None
     examined: list[float]
-    """How often each place of a shown list is looked at, the first one's 1; none without lists."""
+    """Examination probability of each slot relative to the first; empty without impressions."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToldRanker:
-    """The ranker of the released order."""
+class RankerReport:
+    """The ranker of the released tie order."""
 
     num_candidates: int
     served: bool
     reason: str
     metric: str
     tasks: list[str]
-    tasks_because: str
-    trunks: list[ToldTrunk]
-    """The ranker's first; none where there was too little to learn from."""
+    tasks_reason: str
+    trunks: list[TrunkMetrics]
+    """The ranker's first; empty if none was trained."""
 
     @property
-    def served_tasks(self) -> list[ToldTask]:
-        """Tasks of the ranker."""
+    def served_tasks(self) -> list[TaskMetrics]:
+        """Tasks of the ranker's own trunk."""
         return self.trunks[0].tasks
 
     @property
     def examined(self) -> list[float]:
-        """How often each place of a shown list is looked at."""
+        """Examination probability of each slot relative to the first."""
         return self.trunks[0].examined if self.trunks else []
 
     @property
@@ -90,39 +90,39 @@ class ToldRanker:
         return [trunk.routing for trunk in self.trunks if trunk.routing is not None]
 
 
-def read_ranker(artefact: Path, tie_order: str) -> ToldRanker | None:
-    """Read what train_ranker says; None where it is off."""
+def read_ranker(artefact: Path, tie_order: str) -> RankerReport | None:
+    """Read the artefact of train_ranker; None where it is off."""
     path = artefact / tie_order / FILE
     if not path.exists():
         return None
-    told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     trunks = path.parent / TRUNKS
     rows: list[dict[str, Any]] = []
     if trunks.exists():
         rows = json.loads(trunks.read_text(encoding="utf-8"))["trunks"]
-    return ToldRanker(
-        num_candidates=told["num_candidates"],
-        served=told["served"],
-        reason=told["reason"],
-        metric=told.get("metric", ""),
-        tasks=told.get("tasks", []),
-        tasks_because=told.get("tasks_because", ""),
+    return RankerReport(
+        num_candidates=document["num_candidates"],
+        served=document["served"],
+        reason=document["reason"],
+        metric=document.get("metric", ""),
+        tasks=document.get("tasks", []),
+        tasks_reason=document.get("tasks_reason", ""),
         trunks=[_trunk(row) for row in rows],
     )
 
 
-def _trunk(row: Mapping[str, Any]) -> ToldTrunk:
-    task_keys = [name for name in ToldTask.__dataclass_fields__ if name != "name"]
+def _trunk(row: Mapping[str, Any]) -> TrunkMetrics:
+    task_keys = [name for name in TaskMetrics.__dataclass_fields__ if name != "name"]
     routing = row["routing"]
-    return ToldTrunk(
+    return TrunkMetrics(
         trunk=row["trunk"],
         flops=row["flops"],
         validation=row["validation"],
         ahead=row["ahead"],
         standard_error=row["standard_error"],
         tasks=[
-            ToldTask(name=name, **{key: told[key] for key in task_keys})
-            for name, told in row["tasks"].items()
+            TaskMetrics(name=name, **{key: values[key] for key in task_keys})
+            for name, values in row["tasks"].items()
         ],
         routing=None if routing is None else Routing(trunk=row["trunk"], **routing),
         examined=row.get("examined", []),

@@ -22,7 +22,7 @@ from pipelines.inputs.tensors import tie_orders
 from pipelines.reports.blends import BlendReport, read_blends
 from pipelines.reports.curves import Curve, read_curves
 from pipelines.reports.examples import Example, read_examples
-from pipelines.reports.rankers import ToldRanker, read_ranker
+from pipelines.reports.rankers import RankerReport, read_ranker
 from pipelines.reports.wins import Wins, models_of, read_ranks, wins_of
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
@@ -73,7 +73,7 @@ class ReportData:
     wins: Wins
     curves: list[Curve]
     blends: list[BlendReport]
-    ranker: ToldRanker | None
+    ranker: RankerReport | None
     """None where none was trained."""
     examples: list[Example]
     provenance: Provenance

@@ -1,7 +1,7 @@
-"""Stage adapt_domains: an adapter of the released model for each domain of ``adapter.domains``.
+"""Stage adapt_domains: train an adapter of the released model for each of ``adapter.domains``.
 
-Off unless a domain is named. An adapter that the harm gate refuses is told of and its domain is
-answered by the base; the release stands. Adapters of a challenger are registered but not served.
+Off unless a domain is named. Where the harm gate refuses an adapter, adapters.json says so and the
+base serves the domain; the release stands. Adapters of a challenger are registered, not served.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from serving.bundle.manifest import CURRENT, bundle_directory
 
 
 def are_registered(context: StageContext) -> bool:
-    """Whether every adapter that was registered is there yet."""
-    told = json.loads((context.output / "adapters.json").read_text(encoding="utf-8"))
+    """Check that every registered adapter still exists."""
+    outcomes = json.loads((context.output / "adapters.json").read_text(encoding="utf-8"))
     folder = bundles_dir(context.config)
     return all(
         (domain_directory(folder, one["domain"]) / one["adapter"]).is_dir()
-        for one in told
+        for one in outcomes
         if one["adapter"] is not None
     )
 
 
 def adapt_domains(context: StageContext) -> StageRows:
-    """Train, judge and register; a running server takes up what is published."""
+    """Train, judge and register; a running server loads what is published."""
     config = context.config
     folder = bundles_dir(config)
     released = json.loads((context.inputs["release"] / "release.json").read_text(encoding="utf-8"))
     bundle = bundle_directory(folder, released["version"])
     current = folder / CURRENT
     published = current.exists() and current.resolve() == bundle.resolve()
-    told: list[dict[str, Any]] = []
+    outcomes: list[dict[str, Any]] = []
     for domain in config.adapter.domains:
         try:
             found = adapt_to(
                 config, domain, bundle, publish=published, show_progress=context.show_progress
             )
         except RefusedError as error:
-            told.append({"domain": domain, "adapter": None, "refused": str(error)})
+            outcomes.append({"domain": domain, "adapter": None, "refused": str(error)})
             continue
-        told.append(
+        outcomes.append(
             {
                 "domain": domain,
                 "adapter": found.directory.name,
@@ -56,6 +56,6 @@ def adapt_domains(context: StageContext) -> StageRows:
                 "verdicts": [verdict.model_dump() for verdict in found.verdicts],
             }
         )
-    Path(context.output / "adapters.json").write_text(to_json(told))
-    num_served = sum(one["adapter"] is not None for one in told)
-    return StageRows(rows_in=len(told), rows_out=num_served)
+    Path(context.output / "adapters.json").write_text(to_json(outcomes))
+    num_served = sum(one["adapter"] is not None for one in outcomes)
+    return StageRows(rows_in=len(outcomes), rows_out=num_served)

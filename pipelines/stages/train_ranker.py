@@ -155,7 +155,7 @@ def train_order(context: StageContext, order: str) -> tuple[int, int]:
     try:
         data = ranking_data(context, inputs, order, sources)
         lists = 0 if data.impressions is None else len(usable(data.impressions))
-        report |= {"tasks": data.tasks, "tasks_because": data.tasks_reason, "shown_lists": lists}
+        report |= {"tasks": data.tasks, "tasks_reason": data.tasks_reason, "shown_lists": lists}
         model, result = trained(context, order, inputs, data, config, curve)
     except TooLittleDataError as error:
         return not_served(str(error))

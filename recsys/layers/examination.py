@@ -1,8 +1,8 @@
-"""Position in training only: a shown item is examined with a chance of its slot alone.
+"""Position-bias model of training: a shown item is examined with a probability of its slot.
 
 p(feedback | slot, item) = p(examined | slot) p(feedback | item): the examination hypothesis
-(Richardson et al. 2007), learned with the model (PAL, Guo et al., RecSys 2019). Serving takes the
-second factor. Products fix neither factor's scale, so the first slot counts as always examined.
+(Richardson et al. 2007), learned with the model (PAL, Guo et al., RecSys 2019). Serving uses the
+second factor. A product fixes no scale, so the first slot counts as always examined.
 
 Axes: M shown items, T tasks, S slots.
 """
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 
 class Examination(nn.Module):
-    """Learns how often each slot is looked at, relative to the first.
+    """Examination probability of each slot, relative to the first.
 
     Args:
         num_slots: S; later slots count as the last.
@@ -25,11 +25,11 @@ class Examination(nn.Module):
         super().__init__()
         if num_slots < 1:
             raise ValueError(f"num_slots must be >= 1, got {num_slots}")
-        # A chance of 1/2 to start with: at 1 there would be no gradient.
+        # Starts at 1/2; at 1 there would be no gradient.
         self.odds = nn.Parameter(torch.zeros(num_slots - 1))
 
     def curve(self) -> Tensor:
-        """Chance of each slot to be examined, the first one's 1, [S]."""
+        """Examination probability of each slot, the first one's 1, [S]."""
         return functional.pad(torch.sigmoid(self.odds), (1, 0), value=1.0)
 
     def forward(self, logits: Tensor, slots: Tensor, labels: Tensor) -> Tensor:

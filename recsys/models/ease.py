@@ -1,10 +1,8 @@
 """Linear item-to-item weights in closed form (EASE, Steck, arXiv:1905.03375).
 
 An item's score is the sum of learned weights from each item of the history. The weights are a ridge
-regression of every item on all others, so what two items share through a third is not counted
-twice, as it is where pairs are counted one by one.
-
-Weights are dense among the items with the most events; others neither give nor get any.
+regression of every item on all others, so a correlation through a third item is not counted twice,
+as it is by co-occurrence. Weights are dense among the items with the most events; others have none.
 
 Axes: E events, N item rows, K items with weights, B queries, k candidates of a query.
 """
@@ -26,8 +24,8 @@ from torch.nn import functional
 from recsys.data.batch import Jagged
 
 FILE = "ease.safetensors"
-FEW = 64
-"""Items of a user up to which pairs are counted one by one; beyond, by products of matrices."""
+MAX_SPARSE = 64
+"""Items of a user up to which pairs are counted one by one; above, by matrix products."""
 Rows = NDArray[np.int64]
 
 
@@ -36,9 +34,9 @@ class EaseConfig:
     """Settings of Ease."""
 
     l2: float = 200.0
-    """Pulls weights towards 0; in events of an item."""
+    """L2 penalty, in events of an item."""
     max_items: int = 4096
-    """Items with weights, those with the most events; memory and time grow by its square and its
+    """Items with weights, those with the most events; memory and time grow with its square and
     cube: 64 MiB and 3 seconds."""
 
     def __post_init__(self) -> None:
@@ -49,10 +47,10 @@ class EaseConfig:
 
 
 class Ease:
-    """Scores candidates by the weights of the history's items."""
+    """Item-to-item weights of a catalogue."""
 
     def __init__(self, item_rows: Tensor, weights: Tensor, num_item_rows: int) -> None:
-        """Take fitted weights.
+        """Wrap fitted weights.
 
         Args:
             item_rows: Items with weights, [K] int64, ascending, none twice.
@@ -73,12 +71,12 @@ class Ease:
         self.places[item_rows] = torch.arange(len(item_rows))
 
     def to(self, device: torch.device) -> Ease:
-        """Copy to where histories and candidates are."""
-        there = copy.copy(self)
-        there.weights, there.item_rows, there.places = (
+        """Copy to the device of histories and candidates."""
+        moved = copy.copy(self)
+        moved.weights, moved.item_rows, moved.places = (
             part.to(device) for part in (self.weights, self.item_rows, self.places)
         )
-        return there
+        return moved
 
     @classmethod
     def fit(
@@ -89,7 +87,7 @@ class Ease:
         config: EaseConfig,
         device: torch.device | None = None,
     ) -> Ease:
-        """Regress every item on the others; an item that a user took twice counts once.
+        """Regress every item on the others; repeated items of a user count once.
 
         Args:
             user_rows: Of each event, [E].
@@ -119,18 +117,18 @@ class Ease:
 
         Args:
             history: Item rows of B queries.
-            candidates: Item rows, [B, k]; what is no item, or was appended, scores 0.
+            candidates: Item rows, [B, k]; unknown and appended items score 0.
         """
-        return self.everything(history).gather(1, self.places_of(candidates))
+        return self.score_all(history).gather(1, self.places_of(candidates))
 
-    def everything(self, history: Jagged) -> Tensor:
-        """Sum the weights from each history to every item with weights, and to none, [B, K + 1]."""
+    def score_all(self, history: Jagged) -> Tensor:
+        """Sum the weights from each history to every item with weights; 0 last, [B, K + 1]."""
         return functional.embedding_bag(
             self.places_of(history.values), self.weights, history.offsets[:-1], mode="sum"
         )
 
     def places_of(self, rows: Tensor) -> Tensor:
-        """Find items among those with weights; the last place is of all others."""
+        """Index items among those with weights; K for all others."""
         inside = (rows >= 0) & (rows < len(self.places))
         return torch.where(inside, self.places[torch.where(inside, rows, 0)], len(self.item_rows))
 
@@ -155,12 +153,12 @@ def _gram(pairs: Tensor, num_items: int) -> Tensor:
     """Count users of each pair of items, [K, K] float64.
 
     Args:
-        pairs: ``user * K + place`` of what each user took, ascending.
+        pairs: ``user * K + place`` of each user's items, ascending.
     """
     users, places = pairs // max(1, num_items), pairs % max(1, num_items)
     gram = torch.zeros(num_items, num_items, device=pairs.device)
     lengths = torch.bincount(users)
-    few = lengths[users] <= FEW
+    few = lengths[users] <= MAX_SPARSE
     _add_pairs(gram, users[few], places[few])
     # Blocks of users, so that memory is that of the weights.
     users, places, size = torch.unique(users[~few], return_inverse=True)[1], places[~few], 1024

@@ -73,7 +73,7 @@ def test_the_ranker_reads_lists_and_finds_how_often_places_are_looked_at(workspa
     assert told["tasks"][0] == "next"
     trunk = json.loads((workspace / "train_ranker/given/trunks.json").read_text())["trunks"][0]
     assert trunk["examined"] == pytest.approx(EXAMINED, abs=0.12)
-    assert "How often each place is looked at" in report_path(workspace).read_text()
+    assert "Position bias" in report_path(workspace).read_text()
 
 
 def test_no_place_is_read_when_it_serves(workspace: Path) -> None:

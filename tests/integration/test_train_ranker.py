@@ -91,7 +91,7 @@ def test_evaluation_finds_what_the_stage_judged_by(ranked: Path) -> None:
 def test_events_without_values_have_no_likes_and_say_so(ranked: Path) -> None:
     told = json.loads((ranked / "train_ranker/given" / FILE).read_text())
     assert told["tasks"] == ["next", "click", "purchase"]
-    assert "no values" in told["tasks_because"]
+    assert "no values" in told["tasks_reason"]
     calibration = json.loads((ranked / "train_ranker/given/ranker/calibration.json").read_text())
     found = calibration["tasks"]["next"]
     assert found["predicted"] == pytest.approx(found["observed"], abs=0.02)

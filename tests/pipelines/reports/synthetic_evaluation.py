@@ -229,7 +229,7 @@ def write_ranker(folder: Path, made: SyntheticEvaluation) -> None:
     """Write a ranker of two tasks, one of which has one class only, and a rival with a router."""
     folder.mkdir(parents=True)
     task = {"predicted": 0.003, "observed": 0.004, "calibration_error": 0.001}
-    groups = made.categories or ("rarely taken", "often taken")
+    groups = made.categories or ("long tail", "popular")
     row: dict[str, Any] = {
         "flops": 31_000,
         "validation": 0.15,
@@ -257,7 +257,7 @@ def write_ranker(folder: Path, made: SyntheticEvaluation) -> None:
         "reason": "against the blend's order the ranker has +0.0100 ndcg@10",
         "metric": "ndcg@10",
         "tasks": ["next", "like"],
-        "tasks_because": "half of the held-out events are likes",
+        "tasks_reason": "half of the held-out events are likes",
     }
     (folder / "ranker.json").write_text(to_json(told))
 

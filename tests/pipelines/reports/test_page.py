@@ -156,7 +156,7 @@ def test_the_ranker_its_trunks_and_who_is_routed_where_are_told(page):
     assert "\u22120.0010 \u00b1 0.0020" in page.replace("&plusmn;", "\u00b1")
     assert specs(page)["routing-sparse-category"]["data"]
     assert specs(page)["examined"]["data"]
-    assert "place 3" in page
+    assert "slot 3" in page
 
 
 def test_equal_evaluations_give_equal_bytes(reported, page):
