@@ -6,6 +6,7 @@ import ast
 import shutil
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,11 @@ def names_by_syntax_tree(text: str) -> set[str]:
         place = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
         names |= {place + alias.name for alias in node.names}
     return names
+
+
+@cache
+def names_in(path: Path) -> set[str]:
+    return names_by_syntax_tree(path.read_text(encoding="utf-8"))
 
 
 def counting(names: set[str]) -> set[str]:
@@ -104,7 +110,7 @@ def closure_by_syntax_tree(root: Path, module: str) -> set[str]:
                 if (root / path).exists() and path not in files:
                     files.add(path)
                     if not path.startswith("pipelines/config/"):
-                        names = names_by_syntax_tree((root / path).read_text(encoding="utf-8"))
+                        names = names_in(root / path)
                         todo += [name for name in names if name.partition(".")[0] in PACKAGES]
     return files
 
