@@ -1,4 +1,4 @@
-"""New catalogue rows as a delta of a released bundle: no training, vectors from their content."""
+"""Append new items to a released bundle as a delta, without training."""
 
 from __future__ import annotations
 
@@ -68,27 +68,27 @@ def read_items(path: Path) -> pl.DataFrame:
 
 
 def content_config(bundle: Bundle, directory: Path) -> ContentConfig:
-    """Tell how the text of the bundle's items became vectors.
+    """Return how the bundle's items were encoded.
 
     Raises:
-        ValueError: If the bundle does not say, or has no two-tower to place new items with.
+        ValueError: If the bundle does not record it, or has no two-tower.
     """
     if bundle.retriever is None:
         raise ValueError(f"{directory} has no two-tower, so new items have no vectors in it")
     made = bundle.manifest.content
     if made is None:
         raise ValueError(
-            f"{directory} does not say which encoder made its content embeddings; release it again"
+            f"{directory} does not record the encoder of its content embeddings; release it again"
         )
     fields = made.settings or {"encoder": made.encoder, "text_columns": made.text_columns}
     return validate(ContentConfig, fields, f"{directory}/manifest.json content")
 
 
 def check_encoder(encoder: Encoder, bundle: Bundle, directory: Path) -> None:
-    """Refuse an encoder whose vectors cannot stand beside the bundle's.
+    """Refuse another encoder than the bundle's.
 
     Raises:
-        ValueError: If the model was exchanged since the release.
+        ValueError: If the model changed since the release.
     """
     made = bundle.manifest.content
     assert made is not None
@@ -100,10 +100,10 @@ def check_encoder(encoder: Encoder, bundle: Bundle, directory: Path) -> None:
 
 
 def described(texts: list[str], bundle: Bundle, directory: Path) -> list[str]:
-    """Add to each text what a language model says of it, if the bundle's items were described so.
+    """Enrich each text by the language model, if the bundle's items were enriched.
 
     Raises:
-        ValueError: If that model is not there, is another one now, or does not answer.
+        ValueError: If that model is missing, has changed, or does not answer.
     """
     assert bundle.manifest.content is not None
     made = bundle.manifest.content.enrichment
@@ -117,20 +117,22 @@ def described(texts: list[str], bundle: Bundle, directory: Path) -> list[str]:
             found = "no model" if model is None else model.name
             raise ValueError(f"{config.model} is now {found}")
         if made.prompt_version != PROMPT_VERSION:
-            raise ValueError(f"with prompt {made.prompt_version}, this version asks otherwise")
-        # One request without an answer is enough: a delta is made again more easily than mended.
+            raise ValueError(
+                f"with prompt {made.prompt_version}, this version has prompt {PROMPT_VERSION}"
+            )
+        # Fail at the first request without an answer: a delta is easily made again.
         strict = replace(config, max_unreachable=1)
         result = enrich(texts, model, cache_dir("enrichment"), strict)
     except (EndpointError, ImportError, ValueError) as error:
         raise ValueError(
-            f"{before}, new ones must be too, and it cannot be asked: {error}. Put the model back, "
-            "or run the pipeline again with the new items in the catalogue"
+            f"{before}, new ones must be too, and it is not available: {error}. Put the "
+            "model back, or run the pipeline again with the new items in the catalogue"
         ) from error
     if missing := sum(one is None for one in result.attributes):
         why = next(reason for reason in result.reasons if reason)
         log.print(
-            f"note: {missing} of {len(texts)} items are not described ({why}); their own text "
-            "stands for them",
+            f"note: {missing} of {len(texts)} items are not described ({why}); only their own "
+            "text is encoded",
             style="yellow",
         )
     return [
@@ -211,7 +213,7 @@ def served_in(bundles: Path) -> str | None:
 
 
 def item_vectors(bundle: Bundle, items: list[NewItem], content: Vectors) -> Vectors:
-    """Encode items that no model has met, by content and the categories it knows, [R, D]."""
+    """Encode new items by content and the categories that the model knows, [R, D]."""
     assert bundle.retriever is not None
     names = bundle.catalogue.category_names
     trained = bundle.retriever.model.inputs.num_categories

@@ -1,4 +1,4 @@
-"""What a bundle must pass before it is published; each check gives one verdict."""
+"""The checks that a bundle must pass before it is published, one verdict each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def value_of(metrics: Metrics, model: str, metric: str) -> float:
 
 
 def served_row(metrics: Metrics) -> str:
-    """Name the row of what is served by default: ranked, or else profile ``fast``, where it is."""
+    """Name the model that is served by default: the ranker, else the ``fast`` blend, if any."""
     return next(name for name in (RANKED, BLEND_FAST, BLEND) if name in metrics or name == BLEND)
 
 

@@ -1,8 +1,7 @@
-"""A few users with titles: what they had, what was held out, and what each model listed.
+"""Example users with titles: their history, the held-out item, and each model's list.
 
-Users are chosen by a rule and not by taste: for each outcome (every model finds the item, only one
-does, none does) the user whose history is of middling length. Ids of users stay out: a report is
-made to be handed around.
+Chosen by rule: for each outcome (every model finds the item, only one does, none does) the user of
+median history length. User ids are left out, because reports are shared.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def outcomes(models: Sequence[str]) -> list[tuple[str, ...]]:
 def chosen_users(
     table: pl.LazyFrame, models: Sequence[str], lengths: np.ndarray, depth: int = LISTED
 ) -> list[tuple[tuple[str, ...], int]]:
-    """Choose a user row for each outcome that occurs: the one of middling history length.
+    """Choose the user row of median history length for each outcome that occurs.
 
     Where none of them occurs, the commonest other outcome is shown.
 

@@ -83,7 +83,7 @@ def script_of_vega() -> Markup:
 
 
 def heading_of(example: Example, models: tuple[str, ...]) -> str:
-    """Say in words who found the example's held-out item."""
+    """Title an example by the models that found its held-out item."""
     if len(example.found_by) == len(models):
         return "Every model finds it" if len(models) > 1 else "The model finds it"
     if not example.found_by:

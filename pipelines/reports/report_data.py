@@ -1,7 +1,6 @@
-"""All that a report says, read from the artefacts of a workspace and counted up.
+"""The data of a report, read from the artefacts of a workspace.
 
-Nothing here is about one user but the few chosen examples, so the size of a report does not follow
-the number of users.
+Only the examples are about single users, so the size does not depend on the number of users.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Numbers = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What the report was made from and how to make it again."""
+    """Inputs, versions and settings of the report."""
 
     data_digest: str
     evaluation_digest: str

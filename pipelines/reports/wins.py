@@ -1,8 +1,7 @@
-"""Who wins for whom: which model ranks a held-out item best, pair by pair and slice by slice.
+"""Wins: which model ranks a held-out item best, pair by pair and slice by slice.
 
-A mean says which model is better; it does not say for how many users, nor for whom. A model finds
-an item if it ranks it within ``depth``; what lies beyond counts as not found, because nobody looks
-there and a rank of 900 against 1,100 is no win.
+A model finds an item if its rank is within ``depth``; ranks beyond count as not found, so that 900
+against 1,100 is no win.
 
 Axes: M held-out items, A models.
 """
@@ -32,7 +31,7 @@ class Pair:
     better: float
     """Share for which ``model`` ranks the item better."""
     equal: float
-    """Share for which both rank it alike, or neither finds it."""
+    """Share of ties, and of items that neither finds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""IDs for items that are appended to a bundle: no ID that was ever published moves.
+"""IDs for items that are appended to a bundle; published IDs never change.
 
 Axes: M new items, L levels, F width of content embeddings.
 """
@@ -49,10 +49,10 @@ def published_ids(
 
 
 def store_beside(bundles: Path, bundle: Bundle) -> OpenStore | None:
-    """Open the store of published IDs beside the bundles, if the bundle's IDs are of its kind.
+    """Open the store of published IDs beside the bundles, if it fits the bundle's IDs.
 
-    It may be ahead of the bundle (a challenger, a rollback), but its codes and id rows must mean
-    the same; else the bundle goes on alone, which is said.
+    It may be ahead of the bundle (a challenger, a rollback), but quantiser and id rows must be the
+    same; otherwise a note is printed and new IDs are not published.
 
     Raises:
         ValueError: The store is damaged.
@@ -68,14 +68,14 @@ def store_beside(bundles: Path, bundle: Bundle) -> OpenStore | None:
         return OpenStore(store, published)
     log.print(
         f"note: the semantic IDs in {directory} come from another quantiser than the bundle's; the "
-        "new items' IDs hold in this bundle, the next run gives them others",
+        "new items have their IDs in this bundle only, the next run assigns others",
         style="yellow",
     )
     return None
 
 
 def _same_rows(store: SemanticIdStore, bundle: Bundle) -> bool:
-    """Whether store and bundle number the same items alike."""
+    """Whether the id rows of the store are those of the bundle."""
     own, known = bundle.semantic_ids, store.item_ids
     assert own is not None
     if own.ids.num_item_rows > len(known) + 1:
@@ -90,10 +90,10 @@ def give_ids(
     content: NDArray[np.float32],
     opened: OpenStore | None,
 ) -> NewIds:
-    """Give IDs to items that the bundle does not have; without content they get none.
+    """Give IDs to items that the bundle does not have; items without content get none.
 
-    An item that the bundle's or the store's version knows from before has its ID again. Codes of
-    retired items, and of items that only the store has, stay reserved.
+    An item with an ID in the bundle's or the store's version keeps it. Codes of retired items, and
+    of items that only the store has, stay reserved.
 
     Args:
         own: The bundle's IDs.
@@ -131,7 +131,7 @@ def give_ids(
 
 
 def publish_ids(item_ids: Sequence[str], new: NewIds, opened: OpenStore) -> None:
-    """Add the IDs of new items to what the store has, so that the next run keeps them.
+    """Publish the IDs of new items in the store, so that the next run keeps them.
 
     Raises:
         ValueError: Another run published meanwhile.

@@ -142,7 +142,7 @@ class SemanticIdStore:
         )
 
     def reserved(self) -> Tensor:
-        """Collect IDs that items had once and nobody may inherit, [R, L] int32."""
+        """Collect IDs of retired items, which are never reused, [R, L] int32."""
         return self.versions.retired_codes()
 
     def publish(

@@ -1,11 +1,11 @@
 """Stage build_semantic_ids: each item as a short sequence of codes, versioned.
 
-Codes group items of like content, or (``semantic_ids.source = "sequence"``) items that the sequence
-model of train_sequence finds alike. What is published stays: a run with the same encoder and
-settings gives IDs to new items only, by their content.
+Codes group items of similar content, or (``semantic_ids.source = "sequence"``) of similar item
+vectors of the sequence model. Published IDs stay: a run with the same encoder and settings assigns
+IDs to new items only, by their content.
 
-Behaviour tells of the events it was learned from, so each further order of tied times is measured
-with IDs of its own (``orders/<order>``), which are never published.
+IDs from behaviour depend on the order of tied times, so each further order is evaluated with IDs of
+its own (``orders/<order>``), which are never published.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from pipelines.stages.fit_blend import fit_blend
 from pipelines.stages.refit import refit
 from pipelines.stages.release import is_published, release
 from pipelines.stages.report import SECTIONS as REPORT_SECTIONS
-from pipelines.stages.report import report, tells_all_looks
+from pipelines.stages.report import counts_all_looks, report
 from pipelines.stages.train_generative import train_generative
 from pipelines.stages.train_ranker import train_ranker
 from pipelines.stages.train_sequence import train_sequence
@@ -150,7 +150,7 @@ STAGES = [
         ),
         writes="report.html, report.json",
         sections=REPORT_SECTIONS,
-        outputs_exist=tells_all_looks,
+        outputs_exist=counts_all_looks,
     ),
     Stage(
         name="refit",

@@ -2,7 +2,7 @@
 
 With ``release.promote = false`` it is written and stays challenger until ``recsys promote``.
 
-A challenger that fails a check is not written: the champion goes on serving, the verdicts lie in
+A challenger that fails a check is not written: the champion stays published, the verdicts are in
 ``refused.json`` of the workspace, and the command ends with code 3.
 """
 
@@ -89,7 +89,7 @@ def digest_of_config(config: RunConfig) -> str:
 
 
 def content_source(context: StageContext) -> ContentSource:
-    """Tell how item text became vectors, so that new items can be treated alike."""
+    """Describe how items were encoded, so that appended items are encoded equally."""
     config = context.config
     made = read_json(context.inputs["embed_items"] / "content.json")
     enrichment = None
@@ -199,7 +199,7 @@ def release(context: StageContext) -> StageRows:
     folder.mkdir(parents=True, exist_ok=True)
     metrics: Metrics = read_json(context.inputs["evaluate"] / "metrics.json")[order]["test"]
     if served_ranker(context.inputs["train_ranker"] / order) is None:
-        # What is not served is no reason to publish.
+        # Checks are on what is served.
         metrics = {name: values for name, values in metrics.items() if name != RANKED}
     recall = read_json(context.inputs["build_index"] / "recall.json")["recall"]
     verdicts = release_verdicts(metrics, recall, champion_metrics(folder, version), config.release)

@@ -1,6 +1,6 @@
-"""Stage report: what the evaluation found, as one HTML file that opens anywhere.
+"""Stage report: the evaluation as one self-contained HTML file.
 
-Writes report.html, and report.json with the numbers that it shows.
+Writes report.html, and report.json with its values.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ SECTIONS = (
 LIBRARIES = ("recsys-platform", "torch", "polars", "numpy")
 """Whose versions the report names."""
 WITHOUT_ANALYSIS = (
-    "there is no report, because evaluation.num_resamples = 0 leaves out what it shows; set it to "
-    "1000 or leave it away"
+    "there is no report, because evaluation.num_resamples = 0 computes no intervals; set it to "
+    "1000 or remove it"
 )
 
 
 def settings_of(config: RunConfig) -> str:
-    """Write what shapes the numbers as the TOML of a run; where things lie is left out."""
+    """Write the settings that the metrics depend on as TOML, without paths."""
     sections = {name for name in SECTIONS if "." not in name}
     table = {name: value for name, value in plain(config).items() if name in sections}
     for key in ("events", "items", "users"):
@@ -60,14 +60,14 @@ def settings_of(config: RunConfig) -> str:
 
 
 def num_test_looks(workspace: Workspace) -> int:
-    """Count the evaluations in the ledger that read the test split; its tie orders are one."""
+    """Count the evaluations in the ledger that read the test split, tie orders as one."""
     looks = Counter(str(entry.get("tie_order")) for entry in workspace.ledger())
     return max(looks.values(), default=0)
 
 
 def report(context: StageContext) -> StageRows:
     """Write the report of the evaluation."""
-    # Altair and the template engine are worth importing only where a report is made.
+    # Altair and the template engine are slow to import.
     from pipelines.reports.page import report_html
     from pipelines.reports.report_data import Places, Provenance, raw_digests, read_report_data
 
@@ -105,15 +105,15 @@ def report(context: StageContext) -> StageRows:
     return StageRows(rows_in=data.wins.num_targets, rows_out=len(data.examples))
 
 
-def tells_all_looks(context: StageContext) -> bool:
-    """Whether the report there is counts the looks at the test split as the ledger does."""
+def counts_all_looks(context: StageContext) -> bool:
+    """Whether the report shows the number of looks at the test split that the ledger has."""
     numbers = json.loads((context.output / NUMBERS).read_text(encoding="utf-8"))
     if "absent" in numbers:
         return True
-    told: int = numbers["provenance"]["num_test_looks"]
-    return told == num_test_looks(context.workspace)
+    shown: int = numbers["provenance"]["num_test_looks"]
+    return shown == num_test_looks(context.workspace)
 
 
 def report_path(workspace: Path) -> Path:
-    """Where a workspace's report lies once it is made."""
+    """Return the path of a workspace's report."""
     return workspace / "report" / HTML

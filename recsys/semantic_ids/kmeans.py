@@ -72,7 +72,7 @@ class KMeansConfig:
 
 
 class Centres(NamedTuple):
-    """Centres [K, D] and what is added to each one's squared distance, [K]."""
+    """Centres [K, D] and a penalty on each one's squared distance, [K]."""
 
     vectors: Tensor
     penalties: Tensor
@@ -85,7 +85,7 @@ def partial_distances(rows: Tensor, centres: Centres) -> Tensor:
 
 
 def chunk_rows(device: torch.device) -> int:
-    """Say how many rows are measured at a time."""
+    """Return the number of rows of a chunk."""
     return CPU_CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS
 
 
@@ -99,7 +99,7 @@ def nearest(rows: Tensor, centres: Centres) -> Tensor:
 
 
 def subtract_nearest(rows: Tensor, centres: Centres) -> None:
-    """Leave of each row what its centre does not say; changes ``rows`` [N, D]."""
+    """Subtract its nearest centre from each row; changes ``rows`` [N, D]."""
     for chunk in torch.split(rows, chunk_rows(rows.device)):
         chunk -= centres.vectors.index_select(0, nearest(chunk, centres))
 
@@ -141,7 +141,7 @@ def k_means_plus_plus(rows: Tensor, num_centres: int, generator: torch.Generator
 
 
 def takes_all(rows: Tensor, config: KMeansConfig) -> bool:
-    """Say whether each step takes all rows, [N, D], because they fill few batches."""
+    """Whether each step reads all rows, [N, D], because they fill few batches."""
     return len(rows) <= WHOLE_BATCHES * config.batch_rows
 
 
@@ -192,7 +192,7 @@ def fit_centres(
 ) -> Centres:
     """Find centres of rows [N, D] float32, from those of ``start`` where given.
 
-    Batches are taken in the rows' order, which must be random where they are many.
+    Batches follow the order of the rows, which must be random where they are many.
     A warm start keeps each old centre as so many rows that never leave it, so that codes keep
     their meaning and centres without rows stay where they are.
     """

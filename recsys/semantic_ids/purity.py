@@ -15,7 +15,7 @@ from torch import Tensor
 NO_CATEGORY = -1
 NUM_SHUFFLES = 5
 MOST_ITEMS = 0.5
-"""A category of more items than this share tells nothing apart."""
+"""A category of more items than this share separates nothing."""
 
 
 def main_categories(categories: Sequence[Sequence[str]]) -> tuple[Tensor, list[str]]:
@@ -24,7 +24,7 @@ def main_categories(categories: Sequence[Sequence[str]]) -> tuple[Tensor, list[s
     One that more than half of the items have counts only where an item has no other.
 
     Args:
-        categories: Of each item, [N] lists; equal counts are told apart by name.
+        categories: Of each item, [N] lists; ties are broken by name.
 
     Returns:
         The category's number per item, [N] int64, -1 without one, and the names by number.

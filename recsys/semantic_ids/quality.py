@@ -1,4 +1,4 @@
-"""How good semantic IDs are, in numbers, before any model is trained on them.
+"""Quality of semantic IDs, measured before any model is trained on them.
 
 Axes: N items, L levels, K codes of a level, D width, Q sampled items, n neighbours.
 """
@@ -43,7 +43,7 @@ class LevelQuality:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """What changed since an earlier version, over items that have an ID in both.
+    """Changes since an earlier version, over items that have an ID in both.
 
     ``prefix_kept[l]``: share whose first l + 1 codes are the same; the last is the full ID.
     """
@@ -63,9 +63,9 @@ class Drift:
 class QualityReport:
     """One version of IDs.
 
-    ``levels``: as encoded, before collisions are resolved; ``published``: as they are, with a level
-    against collisions where there is one. ``collisions_before``: items that share their codes with
-    an earlier item, as encoded. ``largest_group``: most items with one code sequence;
+    ``levels``: as encoded, before collisions are resolved; ``published``: afterwards, with a level
+    that resolves collisions where there is one. ``collisions_before``: items that share their codes
+    with an earlier item, as encoded. ``largest_group``: most items with one code sequence;
     ``groups_before``: (items, number of sequences that so many items share), ascending.
     ``moved[l]``: share of items whose code at level l was changed to make IDs unique.
     ``reconstruction_error``: squared error over the variance, 1 where all items are replaced by
@@ -120,7 +120,7 @@ def content_neighbours(vectors: Tensor, queries: Tensor, num_neighbours: int) ->
 
 
 def invalid_share(item_rows: Tensor, codes: Tensor) -> float | None:
-    """Say what share of listed items has no ID; None where nothing is listed.
+    """Compute the share of listed items without an ID; None where nothing is listed.
 
     Args:
         item_rows: Of any shape, -1 where a list is short.

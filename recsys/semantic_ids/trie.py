@@ -50,7 +50,7 @@ class Restriction(NamedTuple):
 class Trie:
     """An immutable trie on one device; ``add`` and ``remove`` return another one.
 
-    A state is an int64 that is only meaningful together with its level: the number of codes taken.
+    A state is an int64 that is only meaningful together with its level: the length of the prefix.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Trie:
         restriction: Restriction | None = None,
         requests: Tensor | None = None,
     ) -> Tensor:
-        """Say which codes of a level may follow: some allowed item lies behind them.
+        """Compute which codes of a level lead to an allowed item.
 
         Args:
             states: After ``level`` codes, [B].
@@ -365,5 +365,5 @@ class Trie:
 
 
 def additive(mask: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Turn a mask into what is added to logits: 0 where allowed, minus infinity elsewhere."""
+    """Convert a mask to an additive mask of logits: 0 where allowed, else -inf."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)

@@ -87,7 +87,7 @@ def _ready_masks(level: TailLevel, size: int) -> Tensor | None:
 
 
 def head_tables(before: Tensor, head_sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Say which codes may follow each dense prefix.
+    """Compute which codes follow each dense prefix.
 
     Args:
         before: Allowed leaves in front of each edge between prefixes, [R, P + 1].
@@ -106,7 +106,7 @@ def head_tables(before: Tensor, head_sizes: Sequence[int]) -> tuple[Tensor, ...]
 
 
 def live_children(level: TailLevel, bits: Tensor, before: Tensor) -> Tensor:
-    """Say behind which children there is an allowed leaf.
+    """Compute which children lead to an allowed leaf.
 
     Args:
         bits: Which leaves are allowed, [R, N] bool.

@@ -117,7 +117,7 @@ class VersionStore:
         return self.path_of(version) / QUANTIZER
 
     def origin(self, version: str | None = None) -> dict[str, Any]:
-        """Read how a version was made, as `publish` was told.
+        """Read how a version was made, as passed to ``publish``.
 
         Raises:
             ValueError: The version is not here, or its file is damaged.
@@ -173,7 +173,7 @@ class VersionStore:
             wanted = ids.parent
 
     def retired_codes(self, version: str | None = None) -> Tensor:
-        """Collect IDs that ancestors had and a version has not: nobody may inherit them.
+        """Collect IDs that ancestors had and a version has not; they are never reused.
 
         Counts ancestors of the same quantiser only; returns [R, L] int32.
         """
@@ -191,7 +191,7 @@ class VersionStore:
         return retired
 
     def _codes_left_behind(self, child: str, parent: str) -> Tensor:
-        """Read the codes that a parent's items lost, or all of them where no delta tells."""
+        """Read the codes that a parent's items lost, or all of them without a delta."""
         if not (self._place(child) / f"{DELTA}.json").exists():
             ids = self.load(parent)
             return ids.codes[ids.item_rows]

@@ -2,9 +2,8 @@
 
 ``bundle-<v>+<n>`` holds the new items' ids, texts, categories and vectors and names its parent
 (``bundle-<v>`` or ``bundle-<v>+<n - 1>``, in the same folder) by digest. Rows are only ever
-appended: nothing a delta says changes an older row. New items have nothing that they were taken
-together with and popularity 0; they are found by their content: through the two-tower, and through
-their semantic IDs where the parent has any.
+appended: a delta changes no older row. New items have no co-occurrences and popularity 0; they are
+found by content: by the two-tower, and by their semantic IDs where the parent has any.
 
 Axes: R new items, D width of item vectors, F width of content embeddings, L levels.
 """

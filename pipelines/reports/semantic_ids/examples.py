@@ -1,7 +1,6 @@
-"""A few items with titles: what their codes put beside them, and what lies nearest by content.
+"""Example items with the items that share their prefixes and their nearest neighbours by content.
 
-Items are chosen by a rule and not by taste: the most popular ones and the least popular ones, each
-with a first code that none before it has.
+Chosen by rule: the most and the least popular items, each with another first code.
 
 Axes: N item rows (row 0 is padding), M items with an ID, L levels, D width.
 """
@@ -102,14 +101,14 @@ class Neighbourhood:
         places = among.nonzero().flatten()
         found = self.reported.vectors[self.rows[places]].float()
         own = self.reported.vectors[row].float()
-        likeness = torch.nn.functional.cosine_similarity(found, own[None], dim=1)
-        order = likeness.sort(descending=True, stable=True).indices[:most]
+        cosines = torch.nn.functional.cosine_similarity(found, own[None], dim=1)
+        order = cosines.sort(descending=True, stable=True).indices[:most]
         return [
             Listed(
                 title=self.title(int(self.rows[place])),
                 semantic_id=self.text(int(self.rows[place])),
                 num_shared=int(shared[place]),
-                similarity=round(float(likeness[at]), 4),
+                similarity=round(float(cosines[at]), 4),
             )
             for at, place in zip(order.tolist(), places[order].tolist(), strict=True)
         ]

@@ -88,9 +88,7 @@ def semantic_ids_html(report: SemanticIdReport) -> str:
 
 
 def write_semantic_id_report(reported: ReportedIds, html: Path) -> Path:
-    """Write the report to ``html`` and its numbers beside it, named alike with ``.json``.
-
-    The caller gathers what stands where (`ReportedIds`, `read_catalogue`); nothing else is read.
+    """Write the report to ``html`` and its values beside it with ``.json``.
 
     Returns:
         Where the JSON is.

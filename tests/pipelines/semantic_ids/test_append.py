@@ -185,7 +185,7 @@ def test_store_of_another_bundle_is_left_alone(
         store.publish(own.ids, own.quantizer, ITEM_IDS[::-1], ORIGIN)
     version = store.current()
     assert store_beside(bundles, bundle) is None
-    assert "the next run gives them others" in " ".join(capsys.readouterr().err.split())
+    assert "the next run assigns others" in " ".join(capsys.readouterr().err.split())
     new = published_ids(bundle, bundles, ["a"], vectors(3, bundles=bundles))
     assert new.id_rows.tolist() == [41]
     assert SemanticIdStore(bundles / "semantic_ids").current() == version
@@ -275,7 +275,7 @@ def test_items_are_described_like_the_bundles_before_they_are_encoded(
     [
         ({"model": "other@host"}, "described by other@host .* endpoint is now tiny@"),
         ({"prompt_version": "0-old"}, "with prompt 0-old"),
-        ({}, "cannot be asked"),
+        ({}, "it is not available"),
     ],
 )
 def test_a_describer_that_is_not_there_is_named_and_nothing_is_written(
