@@ -25,7 +25,7 @@ HAS_ONEDNN = _has_onednn()
 
 
 def _is_plain(rows: Tensor) -> bool:
-    """Say whether torch's own product is to be taken."""
+    """Check whether to use torch's own product."""
     other = rows.device.type != "cpu" or rows.dtype != torch.float32 or not HAS_ONEDNN
     return other or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
 
@@ -36,7 +36,7 @@ def wide_product(
     """Multiply as ``functional.linear`` does, [M, I] and [O, I] -> [M, O].
 
     Args:
-        rectified: Set what is negative to 0 on the way.
+        rectified: Apply ReLU in the same pass.
     """
     if _is_plain(rows):
         product = functional.linear(rows, weight, bias)
@@ -47,7 +47,7 @@ def wide_product(
 
 
 def wide_product_onto(rows: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor) -> Tensor:
-    """Multiply and add to ``onto`` [M, O] on the way, which is kept."""
+    """Multiply and add ``onto`` [M, O] in the same pass, without changing it."""
     if _is_plain(rows):
         return functional.linear(rows, weight, bias) + onto
     product = torch.ops.mkldnn._linear_pointwise.binary(rows, onto, weight, bias, "add")
@@ -55,7 +55,7 @@ def wide_product_onto(rows: Tensor, weight: Tensor, bias: Tensor | None, onto: T
 
 
 class WideLinear(nn.Linear):
-    """nn.Linear with the same weights; gradients, other devices and types go its way."""
+    """nn.Linear that uses ``wide_product``; the same weights and gradients."""
 
     def forward(self, rows: Tensor) -> Tensor:
         """Multiply rows, [M, I] -> [M, O]."""

@@ -3,15 +3,15 @@
 There are four ways to do it, chosen by what was measured
 (``tests/benchmarks/adapters/benchmark_speed.py``):
 
-- *On a GPU*: one launch works out a layer and what each row's own adapter adds to it
-  (``recsys.kernels.lora``), or adds the latter to what torch's product gave.
-- *Few adapters*: all A of a layer lie side by side in one matrix, all B likewise; every row is
-  multiplied by all of them and a mask keeps its own. No sorting and no wait for a device, and a
-  row's result is the same whatever stands beside it.
+- *On a GPU*: one kernel computes a layer with each row's correction (``recsys.kernels.lora``), or
+  adds the correction to torch's product.
+- *Few adapters*: all A of a layer are concatenated into one matrix, all B likewise; every row is
+  multiplied by all of them and a mask keeps its own. No sorting, no wait for a device, and a row's
+  result does not depend on the other rows.
 - *Many adapters*: each row gathers its own matrices (Punica, arXiv:2310.18547).
-- *Rows of one adapter, and on a CPU rows that lie by adapter*: each run of rows meets weights that
-  its adapter was merged into, so the correction costs no arithmetic; a copy of the corrected
-  weights per adapter is kept. Short runs of equal length are one batched product.
+- *Rows of one adapter, and on a CPU rows sorted by adapter*: each run of rows is multiplied by
+  merged weights, so the correction costs no arithmetic; a copy of the merged weights per adapter is
+  kept. Short runs of equal length are one batched product.
 
 Axes: X rows, P places of a row, R runs, S adapters, r the largest rank, I and O a layer's inputs
 and outputs.
@@ -39,29 +39,29 @@ ROWS_PER_RUN = 64
 
 
 Runs = list[tuple[int, int]]
-"""Number of an adapter, 0 is none, and of how many rows in succession it is; both CPU numbers."""
+"""Adapter number, 0 for none, and length of each run of rows, on the host."""
 
 
 class _Chosen(NamedTuple):
     num_rows: int | None
-    """X; None where any number of rows all have the adapter of the one run."""
+    """X; None if one adapter applies to any number of rows."""
     rows: Tensor | None
-    """[X] number of each row's adapter, 0 is none; None where they lie in runs."""
+    """[X] adapter number of each row, 0 for none; None with runs."""
     mask: Tensor | None
-    """[X, S r] which columns are the row's own, None where rows gather or lie in runs."""
+    """[X, S r] columns of the row's own adapter; None when gathering or with runs."""
     runs: Runs
-    """Empty where rows do not lie in runs that are worth it."""
+    """Empty where runs are too short to pay off."""
     in_one_product: bool = False
-    """Whether runs are short, of one length and of adapters that follow each other."""
+    """Whether runs are short, of equal length and of consecutive adapters."""
     is_fused: bool = False
-    """Whether one launch corrects a layer."""
+    """Whether one kernel launch adds the corrections."""
     is_whole: bool = False
-    """Whether that launch works the layer out, too."""
+    """Whether that launch computes the layer too."""
 
 
 @dataclass(frozen=True)
 class _Stacked:
-    """One layer's matrices, the scale within b; an adapter that leaves it alone has zeros."""
+    """One layer's matrices, b scaled; zeros for adapters that do not correct it."""
 
     a: Tensor
     """[1 + S, r, I], the first zero."""
@@ -78,8 +78,8 @@ class _Stacked:
 class LoraBank:
     """Stacks adapters and puts them into their base.
 
-    Outside of ``choose`` the base answers alone. What is chosen belongs to the calling thread or
-    task, so that a bank may be shared.
+    Outside of ``choose`` the base is not corrected. The choice belongs to the calling thread or
+    task, so a bank may be shared.
     """
 
     def __init__(self, base: nn.Module, adapters: Mapping[str, LoraAdapter]) -> None:

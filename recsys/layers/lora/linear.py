@@ -1,16 +1,15 @@
-"""Low-rank adapters: a small correction of a frozen model for one domain, or for one row each.
+"""Low-rank adapters: small corrections of a frozen model for a domain.
 
 LoRA (arXiv:2106.09685). A targeted layer y = W x + c becomes
 
     y = W x + c + (alpha / rank) B A x        A [r, I], B [O, r], B starts at zero
 
-An adapter reaches the base through forward hooks: the base keeps its names, its state dict and
-its digest, and without an adapter it computes what it always did, to the last bit.
-
-Rows of embedding tables are corrected likewise (``layers/lora_table.py``).
+An adapter is attached by forward hooks: the base keeps its names, state dict and digest, and
+computes the same bits without an adapter. Rows of embedding tables are corrected likewise
+(``lora/table.py``).
 
 ``LoraAdapter`` holds the matrices of one domain, to train, merge and save; ``LoraBank`` stacks
-those of several for one forward of rows of many domains (``layers/lora_bank.py``).
+those of several domains for one forward (``lora/bank.py``).
 
 Axes: X rows of a layer's input, I and O a layer's inputs and outputs, r rank.
 """
@@ -39,19 +38,19 @@ TableHook = Callable[[nn.Module, tuple[JaggedBatch], Pooled], Pooled | None]
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Size and place of an adapter."""
+    """Rank, scale and targets of an adapter."""
 
     targets: tuple[str, ...]
     """Patterns of the names of nn.Linear layers, such as ``encoder.*``; * matches dots too."""
     tables: tuple[str, ...] = ()
-    """Embedding tables of which the domain's rows are corrected, such as ``item``."""
+    """Embedding tables whose rows of the domain are corrected, such as ``item``."""
     rank: int = 8
     alpha: float = 16.0
     """The correction is multiplied by alpha / rank."""
     dropout: float = 0.0
-    """Of what the adapter reads, in training."""
+    """Of the adapter's input, in training."""
     max_share: float = 0.05
-    """Of the base's parameters that an adapter may have."""
+    """Maximum parameters, as a share of the base's."""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -103,7 +102,7 @@ def targeted_layers(base: nn.Module, patterns: tuple[str, ...]) -> dict[str, nn.
 
 
 def freeze(base: nn.Module) -> None:
-    """Let no gradient reach a model's weights; tables that moved by rows no longer do."""
+    """Disable gradients of a model's weights, and row updates of its tables."""
     base.requires_grad_(False)
     for module in base.modules():
         if isinstance(module, EmbeddingBags):
@@ -128,9 +127,8 @@ class LowRank(nn.Module):
 class LoraAdapter(nn.Module):
     """Low-rank corrections of one model's layers.
 
-    The base is no submodule: parameters, state dict and checkpoints are the adapter's alone, so
-    the training loop trains and keeps it like any model. ``train()`` and ``eval()`` reach the base
-    too.
+    The base is no submodule: parameters, state dict and checkpoints are the adapter's, so the
+    training loop handles it like any model. ``train()`` and ``eval()`` apply to the base too.
     """
 
     def __init__(
@@ -141,7 +139,7 @@ class LoraAdapter(nn.Module):
         base_digest: str | None = None,
         rows: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Freeze a base and make corrections that change nothing yet.
+        """Freeze a base and create corrections without effect.
 
         Args:
             base_digest: Of the base where it is known; hashing a large one takes seconds.
@@ -207,7 +205,7 @@ class LoraAdapter(nn.Module):
         return found
 
     def attach(self) -> LoraAdapter:
-        """Correct every forward of the base from here on."""
+        """Correct every forward of the base from now on."""
         if not self._hooks:
             for name, layer in self.layers.items():
                 self._hooks.append(layer.register_forward_hook(self._hook(name)))
@@ -217,7 +215,7 @@ class LoraAdapter(nn.Module):
         return self
 
     def detach(self) -> None:
-        """Leave the base alone again; what was merged stays merged."""
+        """Remove the hooks; merged weights stay merged."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -225,7 +223,7 @@ class LoraAdapter(nn.Module):
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Add the corrections to the base's own weights, so that they cost nothing.
+        """Add the corrections to the base's weights.
 
         Raises:
             ValueError: If they are merged already.
@@ -244,7 +242,7 @@ class LoraAdapter(nn.Module):
 
     @torch.no_grad()
     def unmerge(self) -> None:
-        """Put the base's weights back, the same bits; subtracting would not give them."""
+        """Restore the base's weights bit for bit, which subtracting would not."""
         if self._before_merge:
             for name, layer in self.layers.items():
                 layer.weight.copy_(self._before_merge[name])
@@ -288,7 +286,7 @@ class LoraAdapter(nn.Module):
         return correct
 
     def _forget(self) -> None:
-        # Models that keep what they encoded forget it when their mode is set.
+        # Models drop their cached encodings when their mode is set.
         self.base.train(self.base.training)
 
 

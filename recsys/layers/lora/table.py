@@ -4,8 +4,8 @@ A row e_i of a table becomes
 
     e_i + (alpha / rank) b_i A        A [r, D], b_i [r] of its own, all b start at zero
 
-so a domain's items move within r directions that they share, at r parameters an item in place of
-D. Rows of other domains stay the base's and have no parameters.
+so a domain's items move within r shared directions, with r parameters an item instead of D. Rows of
+other domains are not corrected and have no parameters.
 
 Axes: R rows of a lookup, K corrected rows, N rows of the table, D width, r rank.
 """
@@ -50,10 +50,10 @@ def tables_of(base: nn.Module) -> dict[str, Table]:
 
 
 def targeted_tables(base: nn.Module, names: tuple[str, ...]) -> dict[str, Table]:
-    """Take the tables that are named.
+    """Select tables by name.
 
     Raises:
-        ValueError: If one is none, or is pooled over several values; lists the tables there are.
+        ValueError: If one is unknown or pooled by a mean; lists the known tables.
     """
     there = tables_of(base)
     for name in names:
@@ -68,7 +68,7 @@ def targeted_tables(base: nn.Module, names: tuple[str, ...]) -> dict[str, Table]
 
 
 def checked_rows(name: str, table: Table, rows: Mapping[str, Tensor]) -> Tensor:
-    """Give the rows of a table that an adapter corrects, ascending, [K].
+    """Sort the rows of a table that an adapter corrects, [K].
 
     Raises:
         ValueError: If none are given, or one lies outside the table.
@@ -87,7 +87,7 @@ class LowRankRows(nn.Module):
     """The correction of some rows of one table."""
 
     def __init__(self, table: Table, rows: Tensor, rank: int) -> None:
-        """Correct nothing yet.
+        """Create a correction without effect.
 
         Args:
             rows: Ascending, none 0, [K].
@@ -102,7 +102,7 @@ class LowRankRows(nn.Module):
         place[rows.cpu()] = torch.arange(len(rows))
         self.rows: Tensor
         self.place: Tensor
-        # They follow from the domain, and checkpoints are of what was trained.
+        # Derived from the domain, so not part of checkpoints.
         self.register_buffer("rows", rows.to(device), persistent=False)
         self.register_buffer("place", place.to(device), persistent=False)
 
@@ -128,6 +128,6 @@ class LowRankRows(nn.Module):
         return functional.pad(self.b, (0, 0, 0, 1))
 
     def whole_b(self) -> Tensor:
-        """Lay b out for the whole table, zero where nothing is corrected, [N, r]."""
+        """Scatter b to the whole table, 0 for other rows, [N, r]."""
         whole = self.b.new_zeros(len(self.place), self.b.shape[1])
         return whole.index_copy(0, self.rows, self.b.detach())

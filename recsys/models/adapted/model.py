@@ -1,8 +1,8 @@
-"""A retriever that reads each query through the adapter of its domain.
+"""A retriever that encodes each query with the adapter of its domain.
 
-An adapter may correct the layers that read a query, the one that projects an item's content and
-the id vectors of the domain's items. Where it corrects what items are made of, they have vectors of
-their own in that domain, encoded once; else all domains share the base's.
+An adapter may correct the layers of the query side, the projection of an item's content and the id
+embeddings of the domain's items. If it corrects the item side, the domain has item vectors of its
+own, encoded once; otherwise domains share the base's.
 
 Axes: B queries, M events of a batch, S sets of item vectors, N item rows, D width.
 """
@@ -31,17 +31,17 @@ CONTENT_LAYER = "item_tower.content"
 ITEM_TABLE = "item"
 ENCODED_AT_A_TIME = 1 << 16
 SORTED_FROM = 512
-"""Events of a batch from which sorting it by domain takes less time than it saves."""
+"""Events of a batch from which sorting by domain pays off."""
 
 
 def adapted_layers(model: Model) -> tuple[str, ...]:
-    """Give the targets of a model's adapters: what reads a query, and the projected content."""
+    """Give the default targets of adapters: the query side, and the projection of content."""
     reading = QUERY_LAYERS[type(model)]
     return (reading,) if model.item_tower.content is None else (reading, CONTENT_LAYER)
 
 
 def twin_of(model: Twin) -> Twin:
-    """Copy a model's layers but none of its tensors, so that adapters do not reach the original."""
+    """Copy a model's layers without its tensors, so that adapters do not affect the original."""
     memo: dict[int, object] = {id(one): one for one in (*model.parameters(), *model.buffers())}
     inputs = model.all_item_inputs()
     memo[id(inputs)] = inputs
@@ -50,19 +50,19 @@ def twin_of(model: Twin) -> Twin:
 
 @torch.no_grad()
 def centre_items(model: Model, adapter: LoraAdapter, rows: Tensor, share: float) -> None:
-    """Let an adapter start by taking off what all items of a domain have in common.
+    """Initialise an adapter so that it subtracts the mean of a domain's items.
 
-    For a domain that the base never met: its items are told by their content alone, and what they
-    share hides in every cosine what sets them apart. The projected content c_i is corrected by
+    For a domain that the base was not trained on: its items have content only, and their common
+    part dominates every cosine. The projected content c_i is corrected by
     - share m (mean content . c_i) / |mean content|^2 with m the items' mean input, a correction of
-    rank 1 which takes the place of the adapter's first. Call it before training.
+    rank 1 that replaces the adapter's first. Call it before training.
 
     Args:
         rows: The domain's items.
-        share: Of the mean that is taken off; at 1 the items' mean input becomes zero.
+        share: Of the mean that is subtracted; at 1 the items' mean input becomes zero.
 
     Raises:
-        ValueError: If the adapter does not correct how content is projected.
+        ValueError: If the adapter does not correct the projection of content.
     """
     if CONTENT_LAYER not in adapter.layers:
         raise ValueError(f"items are centred by a correction of {CONTENT_LAYER}; add it to targets")
@@ -76,12 +76,12 @@ def centre_items(model: Model, adapter: LoraAdapter, rows: Tensor, share: float)
 
 
 def _of_event(history: Jagged, numbers: Tensor) -> Tensor:
-    """Give each event its query's number, [B] -> [M]."""
+    """Repeat each query's adapter number for its events, [B] -> [M]."""
     return torch.repeat_interleave(numbers, history.lengths(), output_size=len(history.values))
 
 
 def _runs_or_rows(history: Jagged, numbers: Tensor) -> Runs | Tensor:
-    """Tell of which adapter each event is, on a CPU by runs; a device would have to wait."""
+    """Give each event's adapter number; as runs on a CPU, since a device would have to wait."""
     if numbers.device.type != "cpu":
         return _of_event(history, numbers)
     runs: Runs = []
@@ -94,10 +94,10 @@ def _runs_or_rows(history: Jagged, numbers: Tensor) -> Runs | Tensor:
 
 
 class AdaptedRetriever:
-    """A base and the adapters of several domains, as one retriever of mixed batches."""
+    """A base with the adapters of several domains, as one retriever of mixed batches."""
 
     def __init__(self, model: Model, adapters: Mapping[str, LoraAdapter]) -> None:
-        """Put adapters into a model; without a domain it answers as before.
+        """Put adapters into a model; without a domain it computes what it did.
 
         Args:
             adapters: By domain, made for this model.
@@ -122,11 +122,11 @@ class AdaptedRetriever:
         self._vectors = [model.normalized(one) for one in sets]
 
     def numbers(self, domains: Sequence[str | None]) -> list[int]:
-        """Number each domain's adapter; 0, the base alone, for an unknown domain or None."""
+        """Look up each domain's adapter number; 0, the base, for an unknown domain or None."""
         return [self.bank.number(domain) for domain in domains]
 
     def knows(self, domain: str | None) -> bool:
-        """Say whether a domain has an adapter here."""
+        """Check whether a domain has an adapter."""
         return self.bank.number(domain) > 0
 
     def item_vectors(self, domain: str | None) -> Tensor:
@@ -134,7 +134,7 @@ class AdaptedRetriever:
         return self._vectors[self._set_of[self.bank.number(domain)]]
 
     def shares_items(self, domain: str | None) -> bool:
-        """Say whether a domain's items have the base's vectors, so that its index serves."""
+        """Check whether a domain uses the base's item vectors, and so its index."""
         return self._set_of[self.bank.number(domain)] == 0
 
     @torch.no_grad()
@@ -142,7 +142,7 @@ class AdaptedRetriever:
         """Encode queries as unit vectors, [B, D].
 
         Args:
-            domains: Of each query; an unknown one, or None, is answered by the base alone.
+            domains: Of each query; an unknown one, or None, uses the base.
         """
         if len(domains) != queries.batch_size:
             raise ValueError(f"{len(domains)} domains for {queries.batch_size} queries")
@@ -153,10 +153,10 @@ class AdaptedRetriever:
         if events.device.type != "cpu" or len(events) < SORTED_FROM:
             numbers = numbers.to(events.device, non_blocking=True)
             return self._encoded(queries, numbers, keep_base=0 in found)
-        # By domain, so that a CPU can take merged weights.
+        # Sorted by domain, so that a CPU can use merged weights.
         order = torch.argsort(numbers, stable=True)
-        taken = {name: feature.take(order) for name, feature in queries.features.items()}
-        vectors = self._encoded(JaggedBatch(taken), numbers[order], keep_base=True)
+        ordered = {name: feature.take(order) for name, feature in queries.features.items()}
+        vectors = self._encoded(JaggedBatch(ordered), numbers[order], keep_base=True)
         return torch.empty_like(vectors).index_copy_(0, order, vectors)
 
     @torch.no_grad()
@@ -228,7 +228,7 @@ class AdaptedRetriever:
     @torch.no_grad()
     def _encode_items(self, number: int, adapter: LoraAdapter) -> Tensor:
         """Encode the catalogue through one adapter, [N, D]."""
-        # Tables are read for items alone, so the bank need not know of them.
+        # Tables are read for items only, so the bank does not hold them.
         hooks = [
             table.layer.register_forward_hook(adapter.table_hook(name))
             for name, table in targeted_tables(self.model, tuple(adapter.tables)).items()

@@ -1,8 +1,8 @@
-"""A ranker whose candidates are judged through the adapter of their query's domain.
+"""A ranker that scores candidates with the adapter of their query's domain.
 
-An adapter corrects what reads a candidate as one row: the cross layers, a dense trunk and the
-hidden layers of the heads. Items, histories and the experts of a sparse trunk are the base's, so a
-query is made ready once, whatever its domain.
+An adapter corrects layers that read one row per candidate: the cross layers, a dense trunk and the
+hidden layers of the heads. Items, histories and the experts of a sparse trunk are the base's, so
+queries are encoded the same in every domain.
 
 Axes: B queries, C candidates of a query, M candidates of a batch, T tasks.
 """
@@ -25,7 +25,7 @@ ROW_LAYERS = ("cross.*", "trunk.body.[0-9]", "heads.*.0")
 
 
 def ranker_targets(model: Ranker) -> tuple[str, ...]:
-    """Give the targets of a ranker's adapters, those of ``ROW_LAYERS`` that it has."""
+    """Give the default targets of a ranker's adapters, those of ``ROW_LAYERS`` that it has."""
     linear = [name for name, one in model.named_modules() if isinstance(one, nn.Linear)]
     return tuple(
         pattern for pattern in ROW_LAYERS if any(fnmatchcase(name, pattern) for name in linear)
@@ -33,7 +33,7 @@ def ranker_targets(model: Ranker) -> tuple[str, ...]:
 
 
 def check_row_layers(adapter: LoraAdapter) -> None:
-    """Look whether an adapter corrects only what reads candidates row by row.
+    """Check that an adapter corrects only layers that read one row per candidate.
 
     Raises:
         ValueError: If not; names the layer.
@@ -47,17 +47,16 @@ def check_row_layers(adapter: LoraAdapter) -> None:
 
 
 class AdaptedRanker:
-    """A ranker and the adapters of several domains, as one ranker of mixed batches."""
+    """A ranker with the adapters of several domains, as one ranker of mixed batches."""
 
     def __init__(self, model: Ranker, adapters: Mapping[str, LoraAdapter]) -> None:
-        """Put adapters into a ranker; without a domain it ranks as before.
+        """Put adapters into a ranker; without a domain it computes what it did.
 
         Args:
             adapters: By domain, made for this ranker.
 
         Raises:
-            ValueError: If an adapter is for another base, or corrects a layer that does not read
-                candidates row by row.
+            ValueError: If an adapter is for another base, or corrects another kind of layer.
         """
         for adapter in adapters.values():
             check_row_layers(adapter)
@@ -65,7 +64,7 @@ class AdaptedRanker:
         self.bank = LoraBank(model, adapters)
 
     def knows(self, domain: str | None) -> bool:
-        """Say whether a domain has an adapter here."""
+        """Check whether a domain has an adapter."""
         return self.bank.number(domain) > 0
 
     @torch.no_grad()
@@ -73,7 +72,7 @@ class AdaptedRanker:
         """Predict the candidates of queries of many domains in one forward, [M, T].
 
         Args:
-            domains: Of each query; an unknown one, or None, is judged by the base alone.
+            domains: Of each query; an unknown one, or None, uses the base.
         """
         if len(domains) != batch.queries.batch_size:
             raise ValueError(f"{len(domains)} domains for {batch.queries.batch_size} queries")

@@ -1,18 +1,18 @@
-"""A ranker's weights laid out to score a query's candidates on a CPU in few, wide products.
+"""A ranker's weights folded to score a query's candidates on a CPU in few, wide products.
 
-With 300 candidates a call of an operator costs as much as what it computes, so what can be worked
-out before a request is, and what is left is joined:
+With 300 candidates an operator's call costs as much as its arithmetic, so everything that does not
+depend on the request is precomputed, and the rest is fused:
 
 - a candidate's key and the query's are one product: q(c) . k = c . (W_q^T k) + b_q . k;
 - the norm before experts, whose only layers are linear without bias and rectifier, is one number of
   a row: relu(W (s x)) = s relu(W x) for s > 0. Its weights go into the experts', its number into
   the row's routing weights;
-- few experts are two products over all of them, rows that do not visit one weighing nothing: four
+- few experts are two products over all of them, with weight 0 where a row does not visit one: four
   times the operations of a sparse product in less time, since a wide product runs at four times
-  the rate and nothing is sorted;
+  the rate and needs no sorting;
 - heads are two products for all tasks.
 
-Scores agree with training's to rounding. Not with adapters on it, not on other devices.
+Scores equal training's up to rounding. Not used with adapters or on other devices.
 
 Axes: N item rows, C candidates of a tile, D width of a field, W width of all fields, E experts, F
 their inner width, T tasks, P places of a history.
@@ -33,7 +33,7 @@ from recsys.layers.wide_linear import WideLinear, wide_product, wide_product_ont
 from recsys.models.ranker.network import Correction, Heads, Reader, Trunk
 
 MOST_EXPERTS = 4
-"""Experts for each that a row visits, up to which all of them are multiplied."""
+"""Maximum experts per visited expert, up to which all of them are multiplied."""
 
 
 class Layers(NamedTuple):
@@ -47,12 +47,12 @@ class Layers(NamedTuple):
     heads: Heads
 
     def folded(self) -> tuple[nn.Module, ...]:
-        """Give the layers whose weights are laid out anew."""
+        """Give the layers whose weights are folded."""
         return self.attention, self.cross, self.trunk, self.heads
 
 
 class FoldedReader(NamedTuple):
-    """A query made ready, [P] places of its history."""
+    """An encoded query, [P] places of its history."""
 
     keys: Tensor
     """[D, P], in the candidates' space."""
@@ -65,7 +65,7 @@ class FoldedReader(NamedTuple):
 
 
 class _Experts(NamedTuple):
-    """All experts of a trunk side by side."""
+    """All experts of a trunk, concatenated."""
 
     up: Tensor
     """[E F, W]."""
@@ -80,7 +80,7 @@ class FoldedRanker:
     """Scores tiles of candidates; made by ``folded``."""
 
     def __init__(self, model: Layers, items: Tensor, routing: Routing | None) -> None:
-        """Lay the weights out; they must not change afterwards.
+        """Fold the weights; they must not change afterwards.
 
         Args:
             items: Fields of all items, [N, D].
@@ -103,7 +103,7 @@ class FoldedRanker:
         self._watched = [one for part in model.folded() for one in part.modules()]
 
     def is_bare(self) -> bool:
-        """Say whether no adapter corrects a layer, by a hook or in place of its forward."""
+        """Check that no adapter corrects a layer, by a hook or a replaced forward."""
         return not any(one._forward_hooks or "forward" in vars(one) for one in self._watched)
 
     def read(self, reader: Reader) -> FoldedReader:
@@ -117,8 +117,8 @@ class FoldedRanker:
         """Predict a tile of candidates, [C, T].
 
         Args:
-            rows: Item rows that there are, [C].
-            dense: Their numbers, [C, numbers].
+            rows: Known item rows, [C].
+            dense: Their features, [C, F of a candidate].
         """
         own = self._items.index_select(0, rows)  # [C, D]
         read = torch.addmm(reader.offsets, own, reader.keys).softmax(1).mm(reader.values)
@@ -155,7 +155,7 @@ class FoldedRanker:
 
 
 def _block_diagonal(columns: list[Tensor]) -> Tensor:
-    """Lay columns [F] out so that each reads its own share of the rows, [T F, T]."""
+    """Arrange columns [F] as the blocks of a block-diagonal matrix, [T F, T]."""
     rows = [torch.zeros(len(one), len(columns)) for one in columns]
     for place, column in enumerate(columns):
         rows[place][:, place] = column
@@ -176,7 +176,7 @@ def _side_by_side(trunk: Trunk, routing: Routing) -> _Experts:
 
 
 def folded(model: Layers, items: Tensor, routing: Routing | None) -> FoldedRanker | None:
-    """Lay a ranker's weights out; None where it is not on a CPU, or of another build.
+    """Fold a ranker's weights; None on other devices or for other architectures.
 
     Args:
         items: Fields of all items, [N, D].

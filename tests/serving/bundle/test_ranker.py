@@ -215,3 +215,18 @@ def test_appended_items_are_ranked_and_old_ones_keep_their_scores(parts, tmp_pat
     reply = ask(Recommender(after), user_id="user-3", k=33)
     assert reply.served_by.ranker == before.ranker.version
     assert "item-41" in [item.item_id for item in reply.items]
+
+
+def test_offline_reranking_has_the_served_order(recommender, bundle):
+    query, _, _ = candidates(recommender, "user-3")
+    lists = whole_lists(recommender, query)
+    found = bundle.ranker.reranked(lists, query.features, bundle.item_counts)
+    length = found.item_rows.shape[1]
+    served = CandidateRanker(bundle.ranker).ranked(
+        lists, query.features, bundle.item_counts, length
+    )
+    present = found.item_rows[0] > 0
+    assert found.item_rows[0, present].tolist() == served.item_rows.tolist()
+    assert bool((found.scores[0, present].diff() < 0).all())
+    assert not bool(present.all())
+    assert bool(found.scores[0, ~present].isneginf().all())
