@@ -15,6 +15,7 @@ from pipelines.cli import (
     bundles,
     compare,
     data,
+    distil,
     kernels,
     reports,
     reproduce,
@@ -48,6 +49,7 @@ app.add_typer(
 )
 app.add_typer(kernels.app, name="kernels", help="GPU kernels: benchmark, tune, inspect.")
 adapters.add_to(app)
+distil.add_to(app)
 bundles.add_to(app)
 compare.add_to(app)
 tracking.add_to(app)

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.models.generative.loss import Positions, TaughtCodes
-from recsys.models.sequence.model import SequenceModel
-from recsys.training.list_distillation import LEFT_OUT, scores_after_events
+from recsys.models.sequence.model import SequenceModel, seen_before
+from recsys.training.distillation import LEFT_OUT, catalogue_logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +110,23 @@ class CodeTeacher:
         target = expected[before] * share_of
         target = target.scatter_add(1, asked.labels[:, None], 1 - share_of)
         return target * self._has_id
+
+
+@torch.no_grad()
+def scores_after_events(model: SequenceModel, batch: JaggedBatch) -> Tensor:
+    """Score every item after each event of each history, [M, N]; items seen get ``LEFT_OUT``.
+
+    Args:
+        model: In evaluation mode.
+        batch: ``history``, item rows of the catalogue, and ``history.times`` where there are times.
+    """
+    limit = model.config.max_length
+    history = latest(batch["history"], limit)
+    times = latest(batch["history.times"], limit).values if "history.times" in batch else None
+    inputs = model.all_item_inputs()
+    encoded = model.encoder(functional.embedding(history.values, inputs), history, times)
+    items = model.normalized(inputs.float())
+    return catalogue_logits(encoded, items, seen_before(history), model.config.temperature)
 
 
 def shares(sums: Tensor) -> Tensor:

@@ -14,8 +14,12 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.model import SequenceConfig, SequenceModel
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.semantic_ids.trie import Trie
-from recsys.training.code_distillation import CodeTeacher, TeachingConfig, with_dropped_events
-from recsys.training.list_distillation import scores_after_events
+from recsys.training.code_distillation import (
+    CodeTeacher,
+    TeachingConfig,
+    scores_after_events,
+    with_dropped_events,
+)
 
 SIZES = (4, 3, 5)
 NUM_ITEM_ROWS = 31
