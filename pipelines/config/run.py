@@ -27,7 +27,7 @@ from recsys.models.generative.model import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.ranker.config import RankerConfig
-from recsys.models.sequence.model import SequenceConfig
+from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.retrieval.blend.learned import LearnedBlendConfig
 from recsys.retrieval.faiss_build import FaissIndexConfig

@@ -19,7 +19,7 @@ from pipelines.presets.shop import shop
 from recsys.models.content_similarity import ContentSimilarityConfig
 from recsys.models.generative.model import GenerativeConfig
 from recsys.models.popularity import PopularityConfig
-from recsys.models.sequence.model import SequenceConfig
+from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.code_distillation import TeachingConfig
 from recsys.training.optim import ScheduleConfig

@@ -17,7 +17,8 @@ from pipelines.training.run import (
 from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
 from recsys.fitting.inputs import ModelInputs
-from recsys.models.sequence.model import SequenceConfig, SequenceModel
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.model import SequenceModel
 from recsys.training.loop import TrainConfig
 from recsys.training.members import Trained, member_seed, train_members
 from recsys.training.progress import Tracker

@@ -23,8 +23,9 @@ from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_to_item import ItemToItem, Neighbours
 from recsys.models.popularity import Popularity
+from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import of_first
-from recsys.models.sequence.model import SequenceConfig, SequenceModel
+from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.reproduction.generation import GeneratedSource, codes_of, generative_inputs
 from recsys.reproduction.prepared import Prepared

@@ -19,7 +19,7 @@ from recsys.models.content_similarity import ContentSimilarityConfig
 from recsys.models.generative.config import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
-from recsys.models.sequence.model import SequenceConfig
+from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.retrieval.blend.learned import LearnedBlendConfig
 from recsys.training.code_distillation import TeachingConfig

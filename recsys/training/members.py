@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import alone, side_by_side
-from recsys.models.sequence.model import SequenceConfig, SequenceModel
+from recsys.models.sequence.model import SequenceModel
 from recsys.training.loop import TrainResult
 
 Trained = tuple[SequenceModel, TrainResult]

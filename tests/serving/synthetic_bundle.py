@@ -27,7 +27,8 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.popularity import Popularity, PopularityConfig
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
-from recsys.models.sequence.model import SequenceConfig, SequenceModel
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
 from recsys.retrieval.blend.history_features import HistoryFeatures

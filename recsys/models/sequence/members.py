@@ -16,7 +16,8 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.sequence.model import SequenceConfig, SequenceModel
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.model import SequenceModel
 
 ENCODER = "encoder.members."
 CONTENT = "item_tower.content."

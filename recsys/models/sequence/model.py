@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,126 +29,11 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.windows import next_events
-from recsys.layers.attention.softmax import BlockConfig
-from recsys.layers.calendar import LAST_DAY
-from recsys.layers.chunked_softmax import MAX_SCORES, SoftmaxCandidates, softmax_loss
+from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
 from recsys.layers.embedding.collection import Backend
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue, ItemTower, RetrievalModel
-from recsys.models.sequence.encoder import Block, Encoders, unit_shares
-
-
-@dataclass(frozen=True, kw_only=True)
-class SequenceConfig:
-    """Settings of SequenceModel; the defaults were chosen on validation of Amazon Beauty."""
-
-    embedding_dim: int = 128
-    """Width of the vectors, of all members together."""
-    num_members: int = 1
-    """Encoders side by side, each with its own share of the width and a loss of its own. The mean
-    of their cosines ranks, as of models trained apart, but it is one model with one vector."""
-    trained_apart: bool = False
-    """Whether members are trained one by one and then joined (training/members.py), with batches,
-    noise and a best step of their own, or all at once."""
-    fast_members: int | None = None
-    """How many members, from the first on, are the source ``sequence`` of every profile; with all
-    of them the model is a further source, ``ensemble``, of profile ``full``. None: all are the
-    one source."""
-    max_length: int = 50
-    """Events of a history that are read, and positions trained of a sequence."""
-    block: Block = "attention"
-    member_blocks: tuple[Block, ...] = ()
-    """Kind of each member's blocks where they differ; none: all are as ``block``."""
-    num_blocks: int = 1
-    num_heads: int = 1
-    hidden_dim: int = 256
-    """Width inside an attention block's feed-forward layer."""
-    position_buckets: int = 32
-    """Distances between events that have a bias of their own; 0 for none."""
-    time_buckets: int = 0
-    """Biases by log2 of elapsed seconds, where events have times; 0 for none."""
-    calendar_days: float = 0.0
-    """Days between learned vectors of the calendar, where events have times; 0 for none. They tell
-    when each event was, and for what time the next item is asked."""
-    absolute_positions: bool = True
-    """Whether an event also carries its place in the sequence."""
-    dropout: float = 0.4
-    id_dropout: float = 0.1
-    """Share of items whose id is hidden in a training step, so that content learns to stand in."""
-    content_weight: float = 3.0
-    id_init_scale: float = 0.3
-    temperature: float = 0.07
-    """Divides the cosine before the softmax."""
-    label_smoothing: float = 0.25
-    num_uniform_negatives: int | None = None
-    """Uniform draws per step beside the batch's labels; None ranks against every item."""
-    leave_out_history: bool = True
-    """Whether items that a position has seen do not stand against its label. For data where lists
-    do not repeat the history; a label that repeats is learnt either way."""
-    max_scores: int = MAX_SCORES
-    """Scores that training holds at a time: what a large catalogue costs in memory."""
-    backend: Backend = "auto"
-
-    def __post_init__(self) -> None:
-        self._check_members()
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be > 0, got {self.temperature}")
-        for name in ("dropout", "id_dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        if self.calendar_days and not 1 <= self.calendar_days <= LAST_DAY:
-            raise ValueError(
-                f"calendar_days must be 0 or in [1, {LAST_DAY}], got {self.calendar_days}"
-            )
-        for name in ("num_blocks", "max_scores"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.num_uniform_negatives is not None and self.num_uniform_negatives < 1:
-            raise ValueError(
-                f"num_uniform_negatives must be >= 1, or None for every item, got "
-                f"{self.num_uniform_negatives}"
-            )
-        self.block_config()
-
-    def _check_members(self) -> None:
-        for block in (self.block, *self.member_blocks):
-            if block not in ("attention", "hstu"):
-                raise ValueError(f"block is 'attention' or 'hstu', got {block!r}")
-        if self.num_members < 1:
-            raise ValueError(f"num_members must be >= 1, got {self.num_members}")
-        if self.embedding_dim % self.num_members:
-            raise ValueError(
-                f"num_members must divide embedding_dim {self.embedding_dim}, got "
-                f"{self.num_members}"
-            )
-        if len(self.member_blocks) not in (0, self.num_members):
-            raise ValueError(
-                f"member_blocks names the kind of each of {self.num_members} members, or of none "
-                f"where all are as block says, got {list(self.member_blocks)}"
-            )
-
-        if self.fast_members is not None and not (
-            self.trained_apart and 1 <= self.fast_members < self.num_members
-        ):
-            raise ValueError(
-                f"fast_members must be in [1, num_members) of members trained_apart, or None; got "
-                f"{self.fast_members} of {self.num_members}, trained_apart {self.trained_apart}"
-            )
-
-    def blocks_of(self, number: int) -> Block:
-        """Name the kind of a member's blocks."""
-        return self.member_blocks[number] if self.member_blocks else self.block
-
-    def block_config(self) -> BlockConfig:
-        """Give the sizes of each block of a member."""
-        return BlockConfig(
-            dim=self.embedding_dim // self.num_members,
-            num_heads=self.num_heads,
-            hidden_dim=self.hidden_dim,
-            dropout=self.dropout,
-            max_length=self.max_length,
-            position_buckets=self.position_buckets,
-            time_buckets=self.time_buckets,
-        )
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.encoder import Encoders, unit_shares
 
 
 class Ranked(NamedTuple):

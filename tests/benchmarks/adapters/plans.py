@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from recsys.models.sequence.model import SequenceConfig
+from recsys.models.sequence.config import SequenceConfig
 
 ENCODER = ("encoder.*",)
 ENCODER_AND_CONTENT = ("encoder.*", "item_tower.content")

@@ -17,7 +17,8 @@ import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.sequence.model import SequenceConfig, SequenceModel
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.model import SequenceModel
 from recsys.training.optim import AdamWConfig, adamw
 from tests.benchmarks.harness import Row, command_line, write_results
 

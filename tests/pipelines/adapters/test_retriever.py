@@ -10,7 +10,8 @@ from pipelines.adapters.retriever import new_adapter
 from pipelines.config.adapter import AdapterConfig
 from recsys.models.adapted.model import ITEM_TABLE
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.sequence.model import SequenceConfig, SequenceModel
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.model import SequenceModel
 from recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics

@@ -5,7 +5,8 @@ from recsys.data.dataset import Sequences
 from recsys.data.domains import domain_positions, domain_window_batch, domain_windows
 from recsys.data.windows import training_windows, window_batch
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.sequence.model import SequenceConfig, SequenceModel
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.model import SequenceModel
 
 # Items 1..4 are of the domain, 5..9 are not; user 3 never is in it but at the first event.
 EVENTS = [[1, 5, 2, 6, 7], [5, 6, 7, 3], [4, 5, 6]]

@@ -10,7 +10,7 @@ from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.models.generative.config import GenerativeConfig
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.sequence.model import SequenceConfig
+from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.reproduction.prepared import VERSION, Prepared
 from recsys.reproduction.recipe import Recipe

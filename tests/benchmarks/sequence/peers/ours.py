@@ -17,7 +17,8 @@ from recsys.data.dataset import Sequences
 from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows, window_batch
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.sequence.model import SequenceConfig, SequenceModel
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.model import SequenceModel
 from recsys.training.optim import AdamWConfig, adamw
 
 BATCH = 64

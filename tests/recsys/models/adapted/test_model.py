@@ -15,7 +15,8 @@ from recsys.models.adapted.model import (
 )
 from recsys.models.captured_queries import CapturedQueries
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.sequence.model import SequenceConfig, SequenceModel
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.testing.tensors import rounding
 

@@ -12,7 +12,8 @@ from recsys.data.order import BatchOrder
 from recsys.data.top_k import top_k_of_scores
 from recsys.data.windows import training_windows, window_batch
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.sequence.model import SequenceConfig, SequenceModel, sampled_items, seen_before
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.model import SequenceModel, sampled_items, seen_before
 from recsys.testing import synthetic
 from recsys.testing.contracts import assert_retriever_contract, assert_same_seed_same_result
 from recsys.testing.tensors import rounding
