@@ -17,12 +17,10 @@ from pipelines.candidates.load import READS, load_sources
 from pipelines.candidates.sources import Source
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
-from pipelines.engine.outbox import SilentRun
 from pipelines.engine.stage import StageContext
 from pipelines.engine.workspace import Workspace
 from pipelines.inputs.tensors import queries_per_batch, read_inputs, released_order
 from pipelines.training.run import (
-    Curve,
     ProgressBar,
     TrainingRun,
     fit,
@@ -38,6 +36,7 @@ from recsys.fitting.inputs import ModelInputs
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.blend.source_lists import unseen
 from recsys.training.distillation import DistillationConfig, distillation_loss
+from recsys.training.progress import SilentTracker
 from serving.surfaces import HOME
 
 TEACHERS = ("sequence", "ensemble", "generative")
@@ -133,14 +132,13 @@ def _distilled(
         labels = sequences.labels(chosen).to(device)
         return distillation_loss(student, queries, labels, listed, settings)
 
-    curve = Curve(SilentRun())
     with ProgressBar(f"student of {teacher}", visible=show_progress) as progress:
         result = fit(
             student,
             loss_at,
             config.training,
             config.training.for_examples(len(positions)),
-            TrainingRun(output / "checkpoints", progress, curve),
+            TrainingRun(output / "checkpoints", progress, SilentTracker()),
             validation_metrics(inputs, config, config.training, student.score),
         )
     student.to("cpu").save(output / "two_tower")
