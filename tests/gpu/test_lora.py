@@ -4,10 +4,10 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig
 from recsys.models.adapted.model import AdaptedRetriever, adapted_layers
-from recsys.models.captured_queries import CapturedQueries
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
+from tests.benchmarks.adapters.captured_queries import CapturedQueries
 
 pytestmark = pytest.mark.gpu
 NUM_ITEM_ROWS = 200

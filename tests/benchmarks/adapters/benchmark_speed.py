@@ -31,10 +31,10 @@ from torch import Tensor
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig
 from recsys.models.adapted.model import AdaptedRetriever, adapted_layers
-from recsys.models.captured_queries import CapturedQueries
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
+from tests.benchmarks.adapters.captured_queries import CapturedQueries
 from tests.benchmarks.harness import Row, alternating_ms, command_line, device_name, write_results
 
 DOMAINS = ("beauty", "sports", "toys")

@@ -19,7 +19,6 @@ from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
 from recsys.layers.moe.routing import expert_use
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.kernels.comparison import error_row, largest_error
-from tests.benchmarks.kernels.moe_devices import rows_of_devices
 
 NUM_ROWS, DIM, NUM_EXPERTS, TOP_K = 16_384, 512, 32, 2
 TOLERANCE = 2e-2
@@ -176,13 +175,10 @@ def main() -> None:
     ]
     for hidden_dim in arguments.hidden:
         rows += rows_of(hidden_dim, inputs, rate)
-    if torch.cuda.device_count() > 1:
-        rows += rows_of_devices(arguments.hidden[-1])
     notes = (
         "F is the inner width of an expert. The layer is timed whole, its rate counts the chosen "
         "experts' products alone, three times as many for forward and backward, in which the "
-        "router's biases move too. ReLU, no biases in experts. Over two GPUs: host times without a "
-        "graph, since how many rows travel must be known there."
+        "router's biases move too. ReLU, no biases in experts."
     )
     write_results("moe", rows, notes=notes, device=torch.cuda.get_device_name())
 

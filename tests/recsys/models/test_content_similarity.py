@@ -10,7 +10,7 @@ from recsys.models.content_similarity import (
     ContentSimilarityConfig,
     Whitening,
 )
-from recsys.testing.contracts import (
+from tests.recsys.models.contracts import (
     assert_queries_are_independent,
     assert_scores_every_item,
     assert_unknown_input_is_scored,

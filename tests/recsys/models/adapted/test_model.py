@@ -13,12 +13,12 @@ from recsys.models.adapted.model import (
     centre_items,
     twin_of,
 )
-from recsys.models.captured_queries import CapturedQueries
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.testing.tensors import rounding
+from tests.benchmarks.adapters.captured_queries import CapturedQueries
 
 pytestmark = pytest.mark.numerics
 

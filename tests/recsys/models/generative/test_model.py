@@ -22,7 +22,7 @@ from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.semantic_ids.trie import Trie
 from recsys.testing import synthetic
-from recsys.testing.contracts import assert_retriever_contract, assert_same_seed_same_result
+from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
 
 NUM_ITEM_ROWS = 41
 SIZES = (4, 4, 4)

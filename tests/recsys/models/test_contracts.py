@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.testing.contracts import assert_retriever_contract, assert_same_seed_same_result
+from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
 
 NUM_ITEM_ROWS = 9
 
