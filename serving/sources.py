@@ -1,7 +1,7 @@
 """Retrieve: where candidates come from. Each source ranks the items that the mask allows.
 
 Axes: k candidates; a batch is always one query, so that a request's scores do not depend on what
-else is asked at the time.
+else is requested at the time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from recsys.models.adapted.model import AdaptedRetriever
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative.history_reader import BeamState, GenerativeContext
 from recsys.models.generative.model import GenerativeModel
-from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.beam_search import BeamSearch
-from recsys.retrieval.blend.source_lists import GeneratedItems, ScoredItems
 from recsys.retrieval.exact import exact_top_k
+from recsys.retrieval.sources import GeneratedSource, ScoredSource, Source
 from serving.bundle.adapters import NO_ADAPTERS, Adapters
 from serving.bundle.content_neighbours import ContentNeighbours
 from serving.bundle.history_models import Generation
@@ -37,8 +36,8 @@ from serving.settings import ServingOptions
 from serving.surfaces import HOME
 
 
-class CandidateSource(Protocol):
-    """Ranks items for a query."""
+class RequestSource(Protocol):
+    """Ranks items for a request, by the sources that also rank offline in batches."""
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
         """Return the best items with their scores, [1, k]; None if it can say nothing.
@@ -77,41 +76,46 @@ class TwoTowerSource:
         return index.search(vector, k, mask)
 
 
-class ItemToItemSource:
-    """Neighbours of the history's items."""
+class HistorySource:
+    """What a source ranks for the history of a request."""
 
-    def __init__(self, model: ItemToItem) -> None:
-        self._items = ScoredItems(model.score)
+    def __init__(self, source: Source, *, for_items: bool = False) -> None:
+        """Take a source.
 
-    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
-        return self._items(query.features, [mask], k) if query.has_history else None
-
-
-class SequenceSource:
-    """Items that come next after the history, exactly, by the sequence model."""
-
-    def __init__(self, model: SequenceModel, adapted: AdaptedRetriever | None = None) -> None:
-        self._model = model
-        self._adapted = adapted
-        # Asked anew, the model would normalise the whole catalogue for each request. For one query
-        # a product with columns takes a third to a half of the time of one with rows.
-        self._columns = model.all_item_vectors().T.contiguous()  # [D, N]
-
-    def _score(self, queries: JaggedBatch) -> Tensor:
-        """Score the catalogue as SequenceModel.score does, [1, N]."""
-        return self._model.query_vectors(queries, only_last=True) @ self._columns
+        Args:
+            source: Reads histories.
+            for_items: Whether it also ranks for an item, as a history of that one.
+        """
+        self._source = source
+        self._for_items = for_items
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
-        if query.item_row or not query.has_history:
+        if not query.has_history or (query.item_row and not self._for_items):
             return None
-        domain = query.request.context.domain
-        if self._adapted is not None and self._adapted.knows(domain):
-            adapted = self._adapted
-            items = ScoredItems(lambda queries: adapted.score(queries, [domain]))
-            return items(query.features, [mask], k)
-        # Made here: kept, it and the source would hold each other, and with them the bundle's files
-        # open long after a swap.
-        return ScoredItems(self._score)(query.features, [mask], k)
+        return self._source(query.features, mask.as_bool()[None], k).lists
+
+
+def sequence_source(model: SequenceModel) -> Source:
+    """Rank the items that come next after a history, exactly, as SequenceModel.score does."""
+    # The model itself would normalise the whole catalogue for each request. For one query a product
+    # with columns takes a third to a half of the time of one with rows.
+    columns = model.all_item_vectors().T.contiguous()  # [D, N]
+    return ScoredSource(lambda queries: model.query_vectors(queries, only_last=True) @ columns)
+
+
+class AdaptedSequenceSource:
+    """The sequence model, in domains that have an adapter with it."""
+
+    def __init__(self, model: SequenceModel, adapted: AdaptedRetriever) -> None:
+        self._base = HistorySource(sequence_source(model))
+        self._adapted = adapted
+
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
+        domain, adapted = query.request.context.domain, self._adapted
+        if not adapted.knows(domain):
+            return self._base.candidates(query, mask, k)
+        own = ScoredSource(lambda queries: adapted.score(queries, [domain]))
+        return HistorySource(own).candidates(query, mask, k)
 
 
 class _Timed(NamedTuple):
@@ -139,55 +143,42 @@ class _TimedModel:
         return self._model.decode_step(timed.context, beams)
 
 
-class GenerativeSource:
-    """Items whose semantic IDs the generative model finds most probable, by beam search."""
+def generative_source(generation: Generation, beam_width: int, timeout_ms: float | None) -> Source:
+    """Rank the items whose semantic IDs the generative model finds most probable.
 
-    def __init__(self, generation: Generation, beam_width: int, timeout_ms: float | None) -> None:
-        """Prepare the search.
-
-        Args:
-            timeout_ms: How long a search may take; None is as long as it takes. Looked at before
-                each level, so a search ends at most a level's time later.
-        """
-        model = _TimedModel(generation.model, timeout_ms)
-        # The bundle's loader has held the released version against the model's.
-        search = BeamSearch(
-            model.decode_step,
-            generation.trie,
-            beam_width=beam_width,
-            semantic_ids_version=generation.trie.version,
-        )
-        self._items = GeneratedItems(model, search)
-
-    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
-        if query.item_row or not query.has_history:
-            return None
-        return self._items(query.features, [mask], k)
+    Args:
+        generation: The model and the trie of IDs.
+        beam_width: Prefixes kept after each level.
+        timeout_ms: How long a search may take; None is as long as it takes. Looked at before each
+            level, so a search ends at most a level's time later.
+    """
+    model = _TimedModel(generation.model, timeout_ms)
+    # The bundle's loader has held the released version against the model's.
+    search = BeamSearch(
+        model.decode_step,
+        generation.trie,
+        beam_width=beam_width,
+        semantic_ids_version=generation.trie.version,
+    )
+    return GeneratedSource(model, search)
 
 
-class SimilarItems:
-    """Items whose content is like the history's, exactly."""
+def similar_content_source(similarity: ContentSimilarity) -> Source:
+    """Rank items by the similarity of their content to the history's, as its ``score`` does."""
+    columns = similarity.vectors.T.contiguous()  # [F, N], as of sequence_source
 
-    def __init__(self, similarity: ContentSimilarity) -> None:
-        self._similarity = similarity
-        self._columns = similarity.vectors.T.contiguous()  # [F, N], as in SequenceSource
+    def score_one(queries: JaggedBatch) -> Tensor:
+        vectors = similarity.query_vectors(queries)  # [1, F]
+        known = similarity.has_content & (vectors != 0).any()
+        return (vectors @ columns).masked_fill_(~known, -torch.inf)
 
-    def _score_one(self, queries: JaggedBatch) -> Tensor:
-        """Score the catalogue as ContentSimilarity.score does, [1, N]."""
-        asked = self._similarity.query_vectors(queries)  # [1, F]
-        known = self._similarity.has_content & (asked != 0).any()
-        return (asked @ self._columns).masked_fill_(~known, -torch.inf)
-
-    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
-        if not query.has_history:
-            return None
-        return ScoredItems(self._score_one)(query.features, [mask], k)  # as in SequenceSource
+    return ScoredSource(score_one)
 
 
 class ContentSource:
-    """Items whose content is like an item's, or like the history's.
+    """Items whose content is similar to an item's, or to the history's.
 
-    Without learned weights, only appended items speak for a history: co-occurrence knows nothing
+    Without learned weights, it ranks only appended items for a history: co-occurrence knows nothing
     of them.
     """
 
@@ -195,7 +186,9 @@ class ContentSource:
         self, neighbours: ContentNeighbours | None, similarity: ContentSimilarity | None = None
     ) -> None:
         self._neighbours = neighbours
-        self._similar = None if similarity is None else SimilarItems(similarity)
+        self._similar = (
+            None if similarity is None else HistorySource(similar_content_source(similarity))
+        )
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
         if not query.item_row and self._similar is not None:
@@ -208,7 +201,7 @@ class ContentSource:
 
 
 class PopularSource:
-    """What everyone takes lately; always has a list."""
+    """What is popular lately; always has a list."""
 
     def __init__(self, model: Popularity) -> None:
         scores, order = torch.sort(model.item_scores, descending=True, stable=True)
@@ -228,15 +221,17 @@ def sources_of(
     adapters: Adapters = NO_ADAPTERS,
     *,
     learned_content: bool = False,
-) -> dict[str, CandidateSource]:
+) -> dict[str, RequestSource]:
     """Make the sources of a profile that a bundle has the parts for.
 
     Args:
-        learned_content: Whether content speaks for every item, as a learned blend weighs it.
+        learned_content: Whether content ranks every item, as a learned blend weighs it.
     """
-    sources: dict[str, CandidateSource] = {"popular": PopularSource(bundle.popularity)}
+    sources: dict[str, RequestSource] = {"popular": PopularSource(bundle.popularity)}
     if bundle.item_to_item is not None:
-        sources["item_to_item"] = ItemToItemSource(bundle.item_to_item)
+        sources["item_to_item"] = HistorySource(
+            ScoredSource(bundle.item_to_item.score), for_items=True
+        )
     neighbours = None
     if bundle.retriever is not None:
         sources["two_tower"] = TwoTowerSource(
@@ -247,12 +242,17 @@ def sources_of(
                 bundle.semantic_ids, bundle.retriever.content, bundle.num_released_rows
             )
     if bundle.sequence is not None:
-        sources["sequence"] = SequenceSource(bundle.sequence, adapters.retrievers.get("sequence"))
+        adapted = adapters.retrievers.get("sequence")
+        sources["sequence"] = (
+            HistorySource(sequence_source(bundle.sequence))
+            if adapted is None
+            else AdaptedSequenceSource(bundle.sequence, adapted)
+        )
     if bundle.ensemble is not None and options.profile == "full":
-        sources["ensemble"] = SequenceSource(bundle.ensemble)
+        sources["ensemble"] = HistorySource(sequence_source(bundle.ensemble))
     if bundle.generative is not None and options.profile == "full":
-        sources["generative"] = GenerativeSource(
-            bundle.generative, HOME.beam_width, options.beam_timeout_ms
+        sources["generative"] = HistorySource(
+            generative_source(bundle.generative, HOME.beam_width, options.beam_timeout_ms)
         )
     similarity = bundle.content_similarity if learned_content else None
     if neighbours is not None or similarity is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from recsys.retrieval.blend.fusion import FILL
+
 
 @dataclass(frozen=True, kw_only=True)
 class Surface:
@@ -30,9 +32,6 @@ class Surface:
                 f"surface {self.name!r} needs sources with weights >= 0, got {dict(self.weights)}"
             )
 
-
-FILL = 0.001
-"""Weight of a source that only fills lists up: below any place of the others, in its own order."""
 
 # Without a learned blend content speaks only for items appended since the release: as released,
 # lists are as evaluated.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipelines.config.run import RunConfig
-from pipelines.inputs.tensors import queries_per_batch, read_inputs, released_order
+from pipelines.inputs.tensors import read_inputs, released_order, retrieval_settings
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Rows
 from recsys.data.held_out import HeldOut
@@ -128,7 +128,7 @@ class DomainQueries:
         return cls(
             domain=domain,
             names=domains.names,
-            held_out=selected(whole, rows),
+            held_out=whole.take(rows),
             domain_of_query=of_query[rows],
             num_events=torch.from_numpy(np.asarray(lengths[users[rows]])),
             item_counts=inputs.item_counts("train"),
@@ -139,7 +139,7 @@ class DomainQueries:
         rows = np.flatnonzero(self.domain_of_query == self.domain)
         return replace(
             self,
-            held_out=selected(self.held_out, rows),
+            held_out=self.held_out.take(rows),
             domain_of_query=self.domain_of_query[rows],
             num_events=self.num_events[torch.from_numpy(rows)],
         )
@@ -155,7 +155,7 @@ class DomainQueries:
         A query of another domain is then computed in the same batch with and without the adapter,
         so its list changes by a bit only if the adapter reached it.
         """
-        size = queries_per_batch(inputs, config)
+        size = retrieval_settings(config).batch_size(inputs.sizes.num_item_rows)
         for number in range(len(self.names)):
             rows = np.flatnonzero(self.domain_of_query == number)
             for begin in range(0, len(rows), size):
@@ -164,16 +164,6 @@ class DomainQueries:
                 queries = inputs.queries(positions, max_history=max_history)
                 of_domain = Jagged.one_each(torch.full((len(part),), number))
                 yield JaggedBatch({**queries.features, "domain": of_domain})
-
-
-def selected(held_out: HeldOut, rows: Rows) -> HeldOut:
-    """Select some held-out queries."""
-    kept = torch.from_numpy(rows)
-    return HeldOut(
-        positions=held_out.positions[rows],
-        targets=held_out.targets.take(kept),
-        seen=held_out.seen.take(kept),
-    )
 
 
 def require_run(config: RunConfig) -> None:

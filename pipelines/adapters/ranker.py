@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from pipelines.adapters.inputs import DomainQueries
 from pipelines.adapters.task import Judged, Task, TrainedAdapter
-from pipelines.candidates.blends import FAST, profiles_of
-from pipelines.candidates.examples import examples_of
+from pipelines.candidates.blends import FAST, profiles_of, source_lists
 from pipelines.candidates.load import READS, load_sources
 from pipelines.engine.stage import StageContext
 from pipelines.engine.workspace import Workspace
@@ -124,7 +123,7 @@ def domain_examples(
             ranker.builder,
             inputs,
             queries.held_out,
-            examples_of(sources, inputs, queries.held_out, queries.item_counts, config),
+            source_lists(sources, inputs, queries.held_out, queries.item_counts, config),
             outcomes_of(workspace / "build_features", inputs, queries.held_out),
             ranker.model.inputs.tasks,
             config.ranker_training.like_from,

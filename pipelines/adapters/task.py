@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from pipelines.adapters.inputs import DomainQueries, Domains
 from pipelines.config.run import RunConfig
 from pipelines.engine.errors import UnstableTrainingError
-from pipelines.training.run import ProgressBar, training_device
+from pipelines.training.run import ProgressBar
 from recsys.evaluation.ranking import RankingResult
 from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.training import device_named
 from recsys.layers.lora.linear import LoraAdapter
 from recsys.training.loop import TrainConfig, TrainingDiverged, TrainResult, train
 from recsys.training.optim import adamw
@@ -59,7 +60,7 @@ class Task:
 
     @property
     def device(self) -> torch.device:
-        return training_device(self.config.adapter)
+        return device_named(self.config.adapter.device)
 
     @property
     def item_rows(self) -> Tensor:

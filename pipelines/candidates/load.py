@@ -1,9 +1,7 @@
-"""Every model that was fit on train, read from its stage's artefact as a source of candidates."""
+"""Read the models that were fitted on train from the stages' artefacts."""
 
 from __future__ import annotations
 
-from pipelines.candidates.generation import GeneratedSource
-from pipelines.candidates.sources import CONTENT, ScoredSource, Source
 from pipelines.engine.stage import StageContext
 from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.fitting.inputs import ModelInputs
@@ -13,6 +11,8 @@ from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
+from recsys.retrieval.sources import ScoredSource, Source, generated_source
+from serving.surfaces import HOME
 
 READS = (
     "build_features",
@@ -39,8 +39,8 @@ def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict
         "popularity": ScoredSource(popularity.score, needs_history=False),
         "item_to_item": ScoredSource(ItemToItem.load(baselines / "item_to_item").score),
     }
-    if (baselines / CONTENT).exists():
-        sources["content"] = ScoredSource(ContentSimilarity.load(baselines / CONTENT).score)
+    if (baselines / "content").exists():
+        sources["content"] = ScoredSource(ContentSimilarity.load(baselines / "content").score)
     two_tower = TwoTower.load(context.inputs["train_two_tower"] / order / "two_tower", catalogue)
     sources["two_tower"] = ScoredSource(two_tower.score)
     trained = context.inputs["train_sequence"] / order / "sequence"
@@ -56,5 +56,5 @@ def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict
         generative = GenerativeModel.load(
             trained, catalogue, codes.codes, semantic_ids=codes.version
         )
-        sources["generative"] = GeneratedSource(generative, codes)
+        sources["generative"] = generated_source(generative, codes, HOME.beam_width)
     return sources

@@ -17,15 +17,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipelines.candidates.sources import CONTENT
 from pipelines.config.run import RunConfig
-from pipelines.inputs.tensors import HeldOut, batches, read_inputs, released_order
+from pipelines.inputs.tensors import read_inputs, released_order, retrieval_settings
 from recsys.data.batch import JaggedBatch
-from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
+from recsys.evaluation.ranking import RankingConfig
+from recsys.fitting.queries import EvaluationQueries, measure
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
 from recsys.models.two_tower import TwoTower
+from recsys.retrieval.sources import ScoredSource
 from serving.surfaces import HOME
 
 Score = Callable[[JaggedBatch], Tensor]
@@ -53,8 +54,8 @@ def load_scores(config: RunConfig, order: str) -> tuple[dict[str, Score], TwoTow
         "popularity": Popularity.load(baselines / "popularity").score,
         "item_to_item": ItemToItem.load(baselines / "item_to_item").score,
     }
-    if (baselines / CONTENT).exists():
-        scores[CONTENT] = ContentSimilarity.load(baselines / CONTENT).score
+    if (baselines / "content").exists():
+        scores["content"] = ContentSimilarity.load(baselines / "content").score
     scores["two_tower"] = two_tower.score
     return scores, two_tower
 
@@ -64,19 +65,11 @@ def first_metrics(config: RunConfig) -> dict[str, Mapping[str, float]]:
     workspace = config.workspace
     order = released_order(workspace / "build_features")
     inputs = read_inputs(workspace / "build_features", workspace / "embed_items", order)
-    held_out = HeldOut.of(inputs.sequences, "validation")
-    held_out = held_out.sample(config.training.validation_users, config.seed)
+    queries = EvaluationQueries.of(inputs, "validation", retrieval_settings(config))
+    queries = queries.sample(config.training.validation_users, config.seed)
     scores, _ = load_scores(config, order)
-    return {
-        name: evaluate_ranking(
-            score,
-            batches(inputs, held_out, config),
-            held_out.targets,
-            RankingConfig(ks=(10, 50)),
-            exclude=held_out.seen if config.evaluation.exclude_history else None,
-        ).metrics
-        for name, score in scores.items()
-    }
+    measured = RankingConfig(ks=(10, 50))
+    return {name: measure(ScoredSource(score), queries, measured) for name, score in scores.items()}
 
 
 @torch.no_grad()

@@ -79,19 +79,19 @@ def reproduce(
         arrays_of(plan, show_progress=log.is_terminal).save(prepare)
         out.print(f"arrays in {prepare}: python -m recsys.reproduction {prepare} --out RUNS")
         return
-    page, wrong = run_card(plan, show_progress=log.is_terminal, finished=told)
+    page, wrong = run_card(plan, show_progress=log.is_terminal, finished=print_result)
     out.print((page.parent / "results.md").read_text(), soft_wrap=True, markup=False)
     log.print(f"page: {page}", markup=False, soft_wrap=True)
     if wrong:
         raise RefusedError(
             f"{len(wrong)} numbers of card {name} are out of band: "
-            + "; ".join(one.told() for one in wrong)
+            + "; ".join(one.text() for one in wrong)
             + f". The page is in {page}; same data and settings give the same numbers up to the "
             "device's rounding"
         )
 
 
-def told(result: dict[str, Any]) -> None:
+def print_result(result: dict[str, Any]) -> None:
     """Print the line of a finished run."""
     from recsys.reproduction.__main__ import summary_line
 
@@ -122,8 +122,8 @@ def scale(
     from pipelines.reproduction.cards.card import read_card
     from pipelines.reproduction.run import arrays_of, plan_of
     from pipelines.reproduction.scale import law_text, write_study
+    from recsys.fitting.training import device_named
     from recsys.reproduction.ladder import run_rung, rungs
-    from recsys.reproduction.run import device_named
 
     ladder = rungs(numbers(widths, int), numbers(depths, int), numbers(shares, float))
     place = folder or Path("runs/scale") / Path(card).stem

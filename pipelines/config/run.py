@@ -13,7 +13,7 @@ RunConfig, and a TOML file overrides a preset.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from features.schema import FeatureChoice, FileFormat, FilterConfig, SplitConfig
@@ -22,6 +22,7 @@ from pipelines.config.content import ContentConfig, EnrichItemsConfig, SemanticI
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.config.tracking import TrackingConfig
 from recsys.evaluation.ranking import RankingConfig, check_metric_name
+from recsys.fitting.blend import BlendConfig
 from recsys.models.content_similarity import ContentSimilarityConfig
 from recsys.models.generative.model import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
@@ -29,7 +30,6 @@ from recsys.models.popularity import PopularityConfig
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
-from recsys.retrieval.blend.learned import LearnedBlendConfig
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.training.code_distillation import TeachingConfig
 from recsys.training.optim import ScheduleConfig
@@ -69,31 +69,6 @@ class GenerativeTrainingConfig(TrainingConfig):
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=2e-3))
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
     """What it learns from the sequence model besides the labels."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlendConfig(LearnedBlendConfig):
-    """How the lists of all sources become the one that is served.
-
-    Each source gives as many items as for the surface ``home``; ``item_bounds`` group items by
-    their number of events.
-    """
-
-    enabled: bool = True
-    """Whether weights are learned on validation; else the surface's weights serve."""
-    min_found: int = 20
-    """Validation users with their item in any list, in each half, below which none are learned."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.min_found < 1:
-            raise ValueError(f"min_found must be >= 1, got {self.min_found}")
-
-    def learned(self) -> LearnedBlendConfig:
-        """Return what the weights are fitted with."""
-        return LearnedBlendConfig(
-            **{part.name: getattr(self, part.name) for part in fields(LearnedBlendConfig)}
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

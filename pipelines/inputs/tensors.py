@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +10,18 @@ import torch
 from numpy.typing import NDArray
 
 from pipelines.config.run import RunConfig
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.data.held_out import HeldOut as HeldOut
 from recsys.data.held_out import concatenated as concatenated
 from recsys.data.held_out import ragged as ragged
 from recsys.fitting.inputs import GIVEN, ModelInputs
+from recsys.fitting.queries import RetrievalSettings
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from serving.surfaces import HOME
 
 Rows = NDArray[np.int64]
 CONTENT_FILE = "content.npy"
-MAX_QUERIES = 512
-"""Scored at a time; more is no faster."""
 
 
 def read_inputs(features: Path, content: Path | None, tie_order: str) -> ModelInputs:
@@ -54,10 +52,15 @@ def read_inputs(features: Path, content: Path | None, tie_order: str) -> ModelIn
     )
 
 
-def queries_per_batch(inputs: ModelInputs, config: RunConfig) -> int:
-    """Choose how many queries to score at a time, so that the scores fit into memory."""
-    fitting = config.evaluation.max_scores // inputs.sizes.num_item_rows
-    return max(1, min(MAX_QUERIES, fitting))
+def retrieval_settings(config: RunConfig) -> RetrievalSettings:
+    """Request lists as the surface ``home`` does, so that what is measured is what is served."""
+    return RetrievalSettings(
+        num_candidates=HOME.num_candidates,
+        max_history=HOME.max_history,
+        beam_width=HOME.beam_width,
+        exclude_history=config.evaluation.exclude_history,
+        max_scores=config.evaluation.max_scores,
+    )
 
 
 def tie_orders(features: Path) -> list[str]:
@@ -89,16 +92,3 @@ def load_catalogue(features: Path, content: Path | None) -> ItemCatalogue:
         return ItemCatalogue(torch.empty(categories.batch_size, 0), categories)
     vectors = np.load(content / CONTENT_FILE, allow_pickle=False)
     return ItemCatalogue(torch.from_numpy(vectors), categories)
-
-
-def batches(inputs: ModelInputs, held_out: HeldOut, config: RunConfig) -> Iterator[JaggedBatch]:
-    """Build the split's queries; ``seen`` carries the whole history, which no list repeats."""
-    size = queries_per_batch(inputs, config)
-    for begin in range(0, len(held_out.positions), size):
-        positions = held_out.positions[begin : begin + size]
-        queries = inputs.queries(positions, max_history=HOME.max_history)
-        rows = torch.arange(begin, begin + len(positions))
-        seen = held_out.seen.take(rows)
-        if not config.evaluation.exclude_history:
-            seen = Jagged(seen.values[:0], torch.zeros_like(seen.offsets))
-        yield JaggedBatch({**queries.features, "seen": seen})

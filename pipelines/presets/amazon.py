@@ -8,7 +8,6 @@ from pathlib import Path
 from features.schema import FeatureChoice, SplitConfig
 from pipelines.config.content import ContentConfig, SemanticIdsConfig
 from pipelines.config.run import (
-    BlendConfig,
     DataConfig,
     GenerativeTrainingConfig,
     RunConfig,
@@ -16,6 +15,7 @@ from pipelines.config.run import (
     TrainingConfig,
 )
 from pipelines.presets.shop import shop
+from recsys.fitting.blend import BlendConfig
 from recsys.models.content_similarity import ContentSimilarityConfig
 from recsys.models.generative.model import GenerativeConfig
 from recsys.models.popularity import PopularityConfig

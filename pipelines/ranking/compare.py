@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pipelines.candidates.examples import standard_error
 from pipelines.config.run import RunConfig
+from recsys.fitting.blend import standard_error
 from recsys.models.ranker.config import Trunk, at_equal_compute, flops_of
 from recsys.models.ranker.model import Ranker
 

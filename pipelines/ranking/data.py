@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from pipelines.candidates.examples import Examples, examples_of, learned_blend
-from pipelines.candidates.sources import Source, behaviour_vectors
+from pipelines.candidates.blends import source_lists
 from pipelines.config.run import RunConfig
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import HeldOut
@@ -27,8 +26,10 @@ from pipelines.ranking.examples import (
 from pipelines.ranking.fit import has_both_classes
 from pipelines.ranking.out_of_sample import hold_back, refitted_sources
 from pipelines.ranking.shown_lists import shown_lists
+from recsys.fitting.blend import SourceLists, learned_blend
 from recsys.fitting.inputs import ModelInputs
 from recsys.retrieval.blend.candidate_features import CandidateBuilder
+from recsys.retrieval.sources import Source, behaviour_vectors
 from recsys.training.ranking_examples import RankingExamples, tasks_of
 from recsys.training.shown_lists import impression_examples
 
@@ -48,7 +49,7 @@ class RankingData(NamedTuple):
     """Events that the refitted retrievers were fitted on, [N]."""
     train: RankingExamples
     validation: RankingExamples
-    validation_lists: Examples
+    validation_lists: SourceLists
     """Of every source, as the blend merges them."""
     impressions: RankingExamples | None
     num_slots: int
@@ -74,9 +75,9 @@ def ranking_data(
     check_enough(len(held_back.held_out.positions), config)
     refitted = refitted_sources(context, held_back, order, tuple(sources))
     counts = held_back.inputs.item_counts("train")
-    lists = examples_of(refitted, inputs, held_back.held_out, counts, config)
+    lists = source_lists(refitted, inputs, held_back.held_out, counts, config)
     check_enough(lists.num_found(), config)
-    blend, vectors = learned_blend(lists, config), behaviour_vectors(refitted)
+    blend, vectors = learned_blend(lists, config.blend.learned()), behaviour_vectors(refitted)
     builder = candidate_builder(blend, inputs, held_back.ends, vectors, config.ranker_training)
 
     outcomes, like_from = (
@@ -90,7 +91,7 @@ def ranking_data(
     shown = shown_lists(features, inputs, held_back.ends, tasks, config)
     impressions = None
     if shown is not None:
-        lists = examples_of(refitted, inputs, shown.held_out, counts, config)
+        lists = source_lists(refitted, inputs, shown.held_out, counts, config)
         queries, candidates = with_candidates(builder, inputs, shown.held_out.positions, lists)
         targets = shown.held_out.targets
         impressions = impression_examples(queries, targets, candidates, shown.impressions)
@@ -99,7 +100,7 @@ def ranking_data(
     builder = candidate_builder(blend, inputs, train_end, vectors, config.ranker_training)
     held_out = HeldOut.of(inputs.sequences, "validation")
     held_out = held_out.sample(config.blend.max_queries, config.seed)
-    lists = examples_of(sources, inputs, held_out, inputs.item_counts("train"), config)
+    lists = source_lists(sources, inputs, held_out, inputs.item_counts("train"), config)
     outcomes = outcomes_of(features, inputs, held_out)
     return RankingData(
         tasks=tasks,

@@ -13,11 +13,11 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from pipelines.candidates.examples import Examples
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.inputs.tensors import HeldOut
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Rows, concatenated_ranges
+from recsys.fitting.blend import SourceLists
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.ease import Ease
 from recsys.models.ranker.batch import Candidates
@@ -135,7 +135,7 @@ def candidate_builder(
 
 
 def with_candidates(
-    builder: CandidateBuilder, inputs: ModelInputs, positions: Rows, lists: Examples
+    builder: CandidateBuilder, inputs: ModelInputs, positions: Rows, lists: SourceLists
 ) -> tuple[JaggedBatch, Candidates]:
     """Build queries and their candidates as serving does.
 
@@ -157,7 +157,7 @@ def ranking_examples(
     builder: CandidateBuilder,
     inputs: ModelInputs,
     held_out: HeldOut,
-    lists: Examples,
+    lists: SourceLists,
     outcomes: Outcomes,
     tasks: Sequence[str],
     like_from: float,

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.config.run import RunConfig
-from pipelines.training.run import TrainingRun, fit, training_device
 from recsys.data.top_k import reranked_places
 from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.training import TrainingRun, run_training
 from recsys.models.ranker.config import RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.retrieval.blend.candidate_features import BASE, feature_names
@@ -119,7 +119,7 @@ def fit_ranker(
         ValueError: If a task has one class only among the queries that calibrate.
     """
     training = config.ranker_training
-    device, metric = training_device(training), config.evaluation.primary_metric
+    device, metric = run.device, config.evaluation.primary_metric
     split = split_by_user(examples, training.validation_users, config.seed)
     model = model.to(device)
     event_loss = ranker_loss(model, examples, split.train, training, config.seed, device)
@@ -139,7 +139,7 @@ def fit_ranker(
         return {metric: float(metric_by_query(model, examples, split.held_out, metric).nanmean())}
 
     steps = replace(training.for_examples(len(split.train)), metric=metric)
-    result = fit(model, loss_at, training, steps, run, evaluate)
+    result = run_training(model, loss_at, training, steps, run, evaluate)
     model = model.to("cpu").eval()
     present = examples.candidates.present[split.held_out]
     logits = logits_of(model, examples, split.held_out)

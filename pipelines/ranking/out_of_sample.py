@@ -14,21 +14,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipelines.candidates.sources import ScoredSource, Source
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import HeldOut, concatenated, ragged
-from pipelines.training.baselines import fit_models
-from pipelines.training.refits import trainings
-from pipelines.training.run import Curve, ProgressBar, TrainingRun
+from pipelines.training.fitters import baselines_of, sequence_fitter, two_tower_fitter
+from pipelines.training.refits import refit_of
+from pipelines.training.run import training_run
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.fitting.inputs import ModelInputs
-from recsys.models.item_tower import RetrievalModel
 from recsys.models.sequence.members import of_first
+from recsys.retrieval.sources import ScoredSource, Source
 
 MIN_EVENTS = 3
 """Train events of a user below which none is held back."""
-TRAINED = ("two_tower", "sequence")
 
 
 class HeldBack(NamedTuple):
@@ -104,20 +102,22 @@ def refitted_sources(
     config = context.config
     # Profile fast, whose candidates are ranked, has only the first member of an ensemble.
     config = replace(config, sequence=of_first(config.sequence))
-    context = replace(context, config=config)
     found: dict[str, Source] = {
         name: ScoredSource(model.score, needs_history=name != "popularity")
-        for name, model in fit_models(held_back.inputs, config, "all").items()
+        for name, model in baselines_of(held_back.inputs, config, "all").items()
     }
-    for again in trainings(context, held_back.inputs, order):
-        if again.name not in TRAINED or again.name not in names:
+    for fitter in (two_tower_fitter(config), sequence_fitter(config)):
+        if fitter.name not in names:
             continue
-        kept = context.checkpoints / order / f"refitted_{again.name}"
-        curve = Curve(context.run, f"{order}/refitted_{again.name}")
-        title = f"{again.name.replace('_', '-')} ({order}, out of sample)"
-        with ProgressBar(title, visible=context.show_progress) as progress:
-            model, _ = again.fit(again.train_config(), TrainingRun(kept, progress, curve))
-        assert isinstance(model, RetrievalModel)
-        model = model.to("cpu").eval()
-        found[again.name] = ScoredSource(model.score, item_vectors=model.all_item_vectors)
+        name, trained = f"refitted_{fitter.name}", context.inputs[f"train_{fitter.name}"] / order
+        with training_run(
+            context,
+            f"{order}/{name}",
+            title=f"{fitter.name.replace('_', '-')} ({order}, out of sample)",
+            device=fitter.training.device,
+            checkpoint_dir=context.checkpoints / order / name,
+        ) as (run, _):
+            refit = refit_of(trained, fitter, held_back.inputs)
+            model = fitter.fit(held_back.inputs, run, refit, "all").model.to("cpu").eval()
+        found[fitter.name] = ScoredSource(model.score, item_vectors=model.all_item_vectors)
     return {name: found[name] for name in names}

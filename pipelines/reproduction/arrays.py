@@ -17,9 +17,10 @@ import torch
 
 from pipelines.config.run import RunConfig
 from pipelines.engine.runner import pick_stages, run_stages
-from pipelines.inputs.tensors import read_inputs, tie_orders
+from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
 from pipelines.presets.resolve import with_dataset
 from pipelines.stages.list import STAGES
+from pipelines.training.fitters import generative_settings, sequence_settings
 from recsys.reproduction.prepared import VERSION, Prepared
 from recsys.reproduction.recipe import Recipe
 from recsys.semantic_ids.codes import ItemCodes, SemanticIds
@@ -32,7 +33,7 @@ ORDER_COLUMNS = ("sequence_index", "event_time")
 
 
 def events_digest(path: Path) -> str:
-    """Name the raw events by who took what in which order, whatever file they came in.
+    """Name the raw events by user, item and order, whatever file they came in.
 
     Args:
         path: The table of events that a data set's parser wrote (Parquet).
@@ -52,10 +53,6 @@ def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) ->
         rows: What is shown.
         sources: What a blend merges.
     """
-    sequence, generative = config.sequence, config.generative
-    if not config.evaluation.exclude_history:
-        sequence = replace(sequence, leave_out_history=False)
-        generative = replace(generative, leave_out_history=False)
     return Recipe(
         rows=tuple(rows),
         sources=tuple(sources),
@@ -64,17 +61,16 @@ def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) ->
         content=config.content_similarity,
         two_tower=config.two_tower,
         two_tower_training=only_training(config.training),
-        sequence=sequence,
+        sequence=sequence_settings(config),
         sequence_training=only_training(config.sequence_training),
-        generative=generative,
+        generative=generative_settings(config),
         generative_training=only_training(config.generative_training),
         generative_ids=config.semantic_ids.source,
         generative_teaching=config.generative_training.teaching,
-        beam_width=HOME.beam_width,
-        blend=config.blend.learned(),
-        num_candidates=HOME.num_candidates,
-        max_history=HOME.max_history,
-        exclude_history=config.evaluation.exclude_history,
+        blend=config.blend,
+        fusion_weights=dict(HOME.weights),
+        metric=config.evaluation.primary_metric,
+        retrieval=retrieval_settings(config),
     )
 
 
@@ -110,9 +106,8 @@ def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool
         recipe=recipe,
         orders={order: part.sequences for order, part in inputs.items()},
         catalogue=first.catalogue,
-        num_categories=first.sizes.num_categories,
+        sizes=first.sizes,
         user_features={name: np.asarray(rows) for name, rows in first.user_features.items()},
-        cardinalities=dict(first.sizes.user_features),
         codes=read_codes(config),
         content_columns=config.semantic_ids.content_columns,
         about={"encoder": encoder, "split": config.splits.kind, "seed": config.seed},

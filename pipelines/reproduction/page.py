@@ -128,12 +128,11 @@ def facts_of(summary: Mapping[str, Any], wrong: Sequence[OutOfBand]) -> list[str
     if "num_targets" in summary:
         facts.append(
             f"{summary['num_targets']['test']:,} events of items that training never met are the "
-            "targets of test. Told: the cold items and the 20 best warm ones are ranked, as LIGER "
-            "does; not told: the full catalogue, and nothing says which items are cold, not even "
-            "counts of events; counted: the full catalogue, and a blend reads how many events its "
-            "models were fitted on, as what is served does; cold alone: the cold items only. Told "
-            "warm, warm, counted warm: what the same weights give on the last events of warm "
-            "items when told, not told and counted."
+            "targets of test. Oracle-cold: the cold items and the 20 best warm ones are ranked, as "
+            "LIGER does; blind: the full catalogue, and nothing says which items are cold, not "
+            "even counts of events; with counts: the full catalogue, and a blend reads how many "
+            "events its models were fitted on, as what is served does; cold only: the cold items "
+            "alone. Warm: the same weights on the last events of warm items."
         )
     if any(row in REFITTED for rows in summary["orders"].values() for row in rows):
         facts.append(
@@ -145,7 +144,7 @@ def facts_of(summary: Mapping[str, Any], wrong: Sequence[OutOfBand]) -> list[str
         facts.append(f"Means over fewer seeds: {', '.join(fewer)}.")
     if summary["missing"]:
         facts.append(f"Not measured yet: {', '.join(summary['missing'])}.")
-    facts += [f"Out of band: {one.told()}." for one in wrong]
+    facts += [f"Out of band: {one.text()}." for one in wrong]
     return facts
 
 
@@ -211,7 +210,7 @@ def write_page(
             {"model": model, "source": source, "numbers": list(numbers)}
             for model, source, numbers in published_beside(card, published)
         ],
-        "out_of_band": [one.told() for one in wrong],
+        "out_of_band": [one.text() for one in wrong],
     }
     (folder / "results.json").write_text(json.dumps(document, indent=2) + "\n")
     (folder / "results.md").write_text(markdown_page(card.title, facts, tables))

@@ -24,10 +24,11 @@ from pipelines.reproduction.arrays import events_digest, prepare, recipe_of
 from pipelines.reproduction.cards.card import Card, read_published
 from pipelines.reproduction.page import write_page
 from pipelines.reproduction.summary import OutOfBand, out_of_band, summary_of
+from recsys.fitting.training import device_named
 from recsys.reproduction.cold_run import run_cold
 from recsys.reproduction.prepared import DESCRIPTION, Prepared
 from recsys.reproduction.ranking_run import run_once
-from recsys.reproduction.run import RunSettings, device_named
+from recsys.reproduction.run import RunSettings
 
 ARRAYS, RUNS, WORKSPACE = "arrays", "runs", "workspace"
 

@@ -1,4 +1,4 @@
-"""What the runs of a card say together: means, deviations, bands, goals, and the literature's rows.
+"""Summarise the runs of a card: means, deviations, bands, goals, and the literature's rows.
 
 Axes: none; everything is one number a run.
 """
@@ -17,13 +17,13 @@ SHOWN = ("recall@10", "ndcg@10")
 COLD_SHOWN = tuple(
     f"{setting}/recall@10"
     for setting in (
-        "told",
-        "not told",
-        "counted",
-        "cold alone",
-        "told warm",
-        "warm",
-        "counted warm",
+        "oracle-cold",
+        "blind",
+        "with counts",
+        "cold only",
+        "oracle-cold warm",
+        "blind warm",
+        "with counts warm",
     )
 )
 
@@ -34,7 +34,7 @@ class OutOfBand(NamedTuple):
     band: Band
     value: float
 
-    def told(self) -> str:
+    def text(self) -> str:
         """Say what is wrong in one line."""
         band = self.band
         low, high = band.mean - band.tolerance, band.mean + band.tolerance

@@ -24,22 +24,24 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from pipelines.candidates.blends import ProfileBlend, dense, fold_of_users, load_blends, row_names
+from pipelines.candidates.blends import evaluation_queries, load_blends, row_names
 from pipelines.candidates.load import load_sources
-from pipelines.candidates.sources import Answer, Source, ask_all, lists_of
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain
 from pipelines.engine.artifacts import Manifest, digest_of_json, to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.evaluation.analyse import Background, analyse_split, best_single
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
-from pipelines.inputs.tensors import HeldOut, batches, read_inputs, tie_orders
+from pipelines.inputs.tensors import read_inputs, tie_orders
 from pipelines.ranking.artefact import RANKED, measured_ranker
 from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Sequences
+from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import RankingResult, evaluate_ranking, joined_results
+from recsys.fitting.blend import ProfileBlend, fold_of_users
 from recsys.fitting.inputs import ModelInputs
+from recsys.retrieval.sources import Source, dense, lists_of, rank_by_all
 from recsys.semantic_ids.quality import invalid_share
 from serving.bundle.manifest import Profile
 from serving.bundle.ranker import LoadedRanker
@@ -69,14 +71,13 @@ class Blending(NamedTuple):
         ranker: LoadedRanker | None = None,
     ) -> Blending:
         """Prepare a split; on validation each half is measured by the weights of the other."""
-        sequences, num_item_rows = inputs.sequences, inputs.sizes.num_item_rows
-        counts = sequences.item_counts(sequences.train_end, num_item_rows)
-        halves = fold_of_users(sequences.num_user_rows, seed)
+        counts = inputs.item_counts("train")
+        halves = fold_of_users(inputs.sequences.num_user_rows, seed)
         return cls(profiles, counts, halves if split == "validation" else None, ranker)
 
-    def scores(self, queries: JaggedBatch, answers: Mapping[str, Answer]) -> dict[str, Tensor]:
+    def scores(self, queries: JaggedBatch, lists: dict[str, TopK]) -> dict[str, Tensor]:
         """Score every item by each list that could be served, by row of the metrics, [B, N]."""
-        lists, names = lists_of(answers), row_names(self.profiles)
+        names = row_names(self.profiles)
         folds = None if self.folds is None else self.folds[queries["user"].values]
         lengths = queries["history"].lengths()
         tops = {
@@ -127,35 +128,40 @@ def evaluate_split(
     config: RunConfig,
     blending: Blending | None = None,
 ) -> dict[str, RankingResult]:
-    """Rank the full catalogue for the split's users by each model, and by what merges their lists.
+    """Rank the full catalogue for the split's users by each model and by each merged list.
 
-    Every model answers once; its list goes into the blends.
+    Every model ranks once; its list goes into the blends.
     """
-    held_out = HeldOut.of(inputs.sequences, split)
+    queries = evaluation_queries(inputs, split, config)
     if config.evaluation.max_users is not None:
-        held_out = held_out.sample(config.evaluation.max_users, config.seed)
-    if len(held_out.positions) == 0:
+        queries = queries.sample(config.evaluation.max_users, config.seed)
+    if len(queries) == 0:
         raise ValueError(
             f"no user has a held-out event in the {split} split; users need 3 or more events "
             "for leave_one_out, and global_time needs events after its cut. Look at "
             "build_features/report.json for what was filtered out"
         )
+    targets, seen = queries.held_out.targets, queries.held_out.seen
     parts: dict[str, list[RankingResult]] = defaultdict(list)
-    begin = 0
-    for queries in batches(inputs, held_out, config):
-        rows = torch.arange(begin, begin := begin + queries.batch_size)
-        answers = ask_all(sources, queries, inputs.sizes.num_item_rows)
-        scores = {name: answer.scores for name, answer in answers.items()}
+    for batch in queries.batches():
+        rankings = rank_by_all(sources, batch.queries, batch.allowed, queries.list_length)
+        scores = {
+            name: dense(ranking.lists, queries.num_item_rows)
+            if ranking.scores is None
+            else ranking.scores
+            for name, ranking in rankings.items()
+        }
         if blending is not None:
-            scores |= blending.scores(queries, answers)
+            scores |= blending.scores(batch.queries, lists_of(rankings))
+        excluded = seen.take(batch.rows) if config.evaluation.exclude_history else None
         for name, values in scores.items():
             parts[name].append(
                 evaluate_ranking(
                     partial(ready, values),
-                    [queries],
-                    held_out.targets.take(rows),
+                    [batch.queries],
+                    targets.take(batch.rows),
                     config.evaluation,
-                    exclude=queries["seen"],
+                    exclude=excluded,
                 )
             )
     return {name: joined_results(found, config.evaluation) for name, found in parts.items()}

@@ -1,13 +1,13 @@
-"""Stage fit_baselines: popularity, item-to-item and likeness by content, before what is held out.
+"""Stage fit_baselines: popularity, item-to-item and content similarity, on train.
 
-Likeness by content learns nothing from events; it is left out where items have no content.
+Content similarity learns nothing from events; it is left out where items have no content.
 """
 
 from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, tie_orders
-from pipelines.training.baselines import fit_models, save_models
+from pipelines.training.fitters import baselines_of
 
 
 def fit_baselines(context: StageContext) -> StageRows:
@@ -16,7 +16,8 @@ def fit_baselines(context: StageContext) -> StageRows:
     num_events = 0
     for order in tie_orders(features):
         inputs = read_inputs(features, context.inputs["embed_items"], order)
-        save_models(fit_models(inputs, context.config, "train"), context.output / order)
+        for name, model in baselines_of(inputs, context.config, "train").items():
+            model.save(context.output / order / name)
         num_events += int(
             (inputs.sequences.visible_end("train") - inputs.sequences.offsets[:-1]).sum()
         )

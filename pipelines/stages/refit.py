@@ -12,39 +12,60 @@ from typing import Any
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, released_order
-from pipelines.training.baselines import fit_models, save_models
-from pipelines.training.refits import Again, trainings
-from pipelines.training.run import Curve, ProgressBar, TrainingRun, save_model
+from pipelines.semantic_ids.artefact import read_item_codes
+from pipelines.training.fitters import (
+    ModelFitter,
+    baselines_of,
+    generative_fitter,
+    sequence_fitter,
+    two_tower_fitter,
+)
+from pipelines.training.refits import refit_of, was_trained
+from pipelines.training.run import save_model, training_run
+from recsys.fitting.inputs import ModelInputs
 
 
-def train_again(context: StageContext, again: Again) -> int:
-    """Train one model and write it with its curve; return its number of steps."""
-    kept = context.checkpoints / again.name
-    curve = Curve(context.run, again.name, kept.with_suffix(".jsonl"))
-    title = f"{again.name.replace('_', '-')} (everything)"
-    with ProgressBar(title, visible=context.show_progress) as progress:
-        model, result = again.fit(again.train_config(), TrainingRun(kept, progress, curve))
-    save_model(model, context.output, again.name)
-    folder = context.output / "trainings" / again.name
+def refit_model(context: StageContext, inputs: ModelInputs, fitter: ModelFitter) -> int:
+    """Fit one model on everything and write it with its curve; return its number of steps."""
+    name, trained = fitter.name, context.inputs[f"train_{fitter.name}"] / inputs.tie_order
+    if not was_trained(trained):
+        return 0
+    with training_run(
+        context,
+        name,
+        title=f"{name.replace('_', '-')} (everything)",
+        device=fitter.training.device,
+        checkpoint_dir=context.checkpoints / name,
+        curve_file=context.checkpoints / f"{name}.jsonl",
+    ) as (run, curve):
+        fitted = fitter.fit(inputs, run, refit_of(trained, fitter, inputs), "all")
+    save_model(fitted.model, context.output, name)
+    folder = context.output / "trainings" / name
     folder.mkdir(parents=True)
     curve.write(folder / "curve.jsonl")
     document: Mapping[str, Any] = {
-        "num_steps": result.num_steps,
-        "num_examples": again.num_examples[1],
+        "num_steps": fitted.result.num_steps,
+        "num_examples": fitted.num_examples,
     }
     (folder / "training.json").write_text(to_json(document))
-    return result.num_steps
+    return fitted.result.num_steps
 
 
 def refit(context: StageContext) -> StageRows:
     """Fit every model that was measured on all events, in the first tie order."""
     config, order = context.config, released_order(context.inputs["build_features"])
     inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), order)
-    save_models(fit_models(inputs, config, "all"), context.output)
-    num_steps = 0
-    for again in trainings(context, inputs, order):
-        if (again.trained / "training.json").exists():
-            num_steps += train_again(context, again)
+    for name, model in baselines_of(inputs, config, "all").items():
+        model.save(context.output / name)
+    item_codes = context.inputs["build_semantic_ids"]
+    # The sequence model comes before the generative one, which may learn from it.
+    taught_by = context.output / "sequence" if config.generation_is_taught() else None
+    fitters = (
+        two_tower_fitter(config),
+        sequence_fitter(config),
+        generative_fitter(config, lambda: read_item_codes(item_codes), taught_by),
+    )
+    num_steps = sum(refit_model(context, inputs, fitter) for fitter in fitters)
     return StageRows(
         rows_in=len(inputs.sequences.label_positions("all")),
         rows_out=inputs.sizes.num_item_rows - 1,

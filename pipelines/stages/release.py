@@ -17,7 +17,6 @@ import numpy as np
 import polars as pl
 
 from pipelines.candidates.blends import served_blends
-from pipelines.candidates.sources import CONTENT
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain
 from pipelines.engine.artifacts import digest_of_json, to_json
@@ -148,7 +147,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         semantic_ids=SemanticIdParts(directory=semantic_ids)
         if read_version(semantic_ids)
         else None,
-        content_similarity=present(context.inputs["refit"] / CONTENT),
+        content_similarity=present(context.inputs["refit"] / "content"),
         sequence=present(context.inputs["refit"] / "sequence"),
         ensemble=present(context.inputs["refit"] / "ensemble"),
         generative=present(context.inputs["refit"] / "generative"),

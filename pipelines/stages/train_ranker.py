@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pipelines.candidates.blends import FAST, load_blends, profiles_of, served_blends
-from pipelines.candidates.examples import NOISE, measured, standard_error
 from pipelines.candidates.load import load_sources
-from pipelines.candidates.sources import Source, behaviour_vectors
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.console import log
@@ -32,9 +31,11 @@ from pipelines.ranking.data import RankingData, TooLittleDataError, ranking_data
 from pipelines.ranking.examples import candidate_builder
 from pipelines.ranking.fit import fit_ranker, make_ranker, metric_by_query
 from pipelines.ranking.measures import measures_of
-from pipelines.training.run import Curve, ProgressBar, TrainingRun
+from pipelines.training.run import Curve, training_run
+from recsys.fitting.blend import NUM_STANDARD_ERRORS, standard_error
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.ranker.model import Ranker
+from recsys.retrieval.sources import Source, behaviour_vectors
 from recsys.training.loop import TrainResult
 from recsys.training.shown_lists import usable
 
@@ -51,7 +52,7 @@ def decision(values: Tensor, blend_values: Tensor, metric: str) -> dict[str, Any
     differences = differences[~differences.isnan()]
     difference, error = float(differences.mean()), standard_error(differences)
     return {
-        "served": not difference > NOISE * error,
+        "served": not difference > NUM_STANDARD_ERRORS * error,
         "reason": (
             f"against the blend's order the ranker has {-difference:+.4f} {metric} "
             f"(standard error {error:.4f})"
@@ -72,21 +73,38 @@ def trained(
     inputs: ModelInputs,
     data: RankingData,
     config: RunConfig,
-    curve: Curve,
-) -> tuple[Ranker, TrainResult]:
+    name: str,
+    curve_file: Path | None = None,
+) -> tuple[Ranker, TrainResult, Curve]:
     """Train the ranker that a config describes; a killed training resumes.
+
+    Args:
+        context: Of the stage.
+        order: Of tied times.
+        inputs: Of that order.
+        data: What it learns from.
+        config: What describes it.
+        name: Of its curve.
+        curve_file: Where that is kept meanwhile.
 
     Raises:
         TooLittleDataError: If it cannot be calibrated.
     """
     trunk, sources = config.ranker.trunk, data.builder.blend.sources
     model = make_ranker(inputs, data.item_counts, config, data.tasks, sources, data.num_slots)
-    with ProgressBar(f"ranker ({order}, {trunk})", visible=context.show_progress) as progress:
-        run = TrainingRun(context.checkpoints / order / trunk, progress, curve)
+    with training_run(
+        context,
+        name,
+        title=f"ranker ({order}, {trunk})",
+        device=config.ranker_training.device,
+        checkpoint_dir=context.checkpoints / order / trunk,
+        curve_file=curve_file,
+    ) as (run, curve):
         try:
-            return fit_ranker(model, data.train, data.impressions, config, run)
+            fitted, result = fit_ranker(model, data.train, data.impressions, config, run)
         except ValueError as error:
             raise TooLittleDataError(str(error)) from error
+    return fitted, result, curve
 
 
 def summaries(
@@ -109,9 +127,8 @@ def summaries(
     rows = [trunk_summary(model, values, values, measures)]
     for trunk in config.ranker_training.compared:
         if trunk != model.config.trunk:
-            curve = Curve(context.run, f"{order}/{trunk}")
             other = with_trunk(config, model, trunk)
-            compared, _ = trained(context, order, inputs, data, other, curve)
+            compared, *_ = trained(context, order, inputs, data, other, f"{order}/{trunk}")
             of_other, measures = measure(compared)
             rows.append(trunk_summary(compared, of_other, values, measures))
     return values, rows
@@ -151,17 +168,17 @@ def train_order(context: StageContext, order: str) -> tuple[int, int]:
         return not_served("profile fast has no learned blend whose candidates could be ranked")
     sources = load_sources(context, inputs, order)
     sources = {name: sources[name] for name in profiles_of(sources)[FAST]}
-    curve = Curve(context.run, order, context.checkpoints / f"{order}.jsonl")
+    curve_file = context.checkpoints / f"{order}.jsonl"
     try:
         data = ranking_data(context, inputs, order, sources)
         lists = 0 if data.impressions is None else len(usable(data.impressions))
         report |= {"tasks": data.tasks, "tasks_reason": data.tasks_reason, "shown_lists": lists}
-        model, result = trained(context, order, inputs, data, config, curve)
+        model, result, curve = trained(context, order, inputs, data, config, order, curve_file)
     except TooLittleDataError as error:
         return not_served(str(error))
     values, rows = summaries(context, order, inputs, data, model)
     metric = config.evaluation.primary_metric
-    by_blend = measured(load_blends(blends)[FAST], data.validation_lists, metric, by_half=True)
+    by_blend = load_blends(blends)[FAST].measured(data.validation_lists, metric, by_half=True)
     judged = decision(values, by_blend, metric)
     write(context, order, inputs, data, model, sources)
     curve.write(output / "curve.jsonl")

@@ -14,29 +14,22 @@ import torch
 from torch import Tensor
 
 from pipelines.candidates.load import READS, load_sources
-from pipelines.candidates.sources import Source
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext
 from pipelines.engine.workspace import Workspace
-from pipelines.inputs.tensors import queries_per_batch, read_inputs, released_order
-from pipelines.training.run import (
-    ProgressBar,
-    TrainingRun,
-    fit,
-    training_device,
-    validation_metrics,
-)
-from pipelines.training.two_tower import make_two_tower
-from recsys.data.batch import JaggedBatch
+from pipelines.inputs.tensors import read_inputs, released_order, retrieval_settings
+from pipelines.training.run import ProgressBar, validation_queries
 from recsys.data.dataset import Rows
 from recsys.data.order import BatchOrder
 from recsys.data.top_k import TopK
+from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.inputs import ModelInputs
-from recsys.models.two_tower import TwoTower
-from recsys.retrieval.blend.source_lists import unseen
+from recsys.fitting.queries import measure
+from recsys.fitting.training import TrainingRun, device_named, fit_retriever
+from recsys.fitting.two_tower import untrained_two_tower
+from recsys.retrieval.sources import ScoredSource, Source, allowed_items
 from recsys.training.distillation import DistillationConfig, distillation_loss
-from recsys.training.progress import SilentTracker
 from serving.surfaces import HOME
 
 TEACHERS = ("sequence", "ensemble", "generative")
@@ -116,36 +109,42 @@ def _distilled(
     show_progress: bool,
 ) -> Distilled:
     output = config.workspace / STUDENTS / teacher
-    sequences, device = inputs.sequences, training_device(config.training)
+    sequences, device = inputs.sequences, device_named(config.training.device)
     positions = sequences.label_positions("train")
     logit_scale = config.sequence.temperature if teacher != "generative" else 1.0
     lists = teacher_lists(sources[teacher], inputs, positions, config, settings.list_length)
     lists = TopK(lists.scores / logit_scale, lists.item_rows)
-    student = make_two_tower(inputs, config, "train", device)
     order = BatchOrder(len(positions), config.training.batch_size, config.seed)
-
-    def loss_at(step: int) -> Tensor:
-        rows = order.indices(step)
-        chosen = positions[rows]
-        queries = inputs.queries(chosen, max_history=config.two_tower.max_history).to(device)
-        listed = TopK(*(part[torch.from_numpy(rows)].to(device) for part in lists))
-        labels = sequences.labels(chosen).to(device)
-        return distillation_loss(student, queries, labels, listed, settings)
-
+    queries = validation_queries(inputs, config, config.training)
     with ProgressBar(f"student of {teacher}", visible=show_progress) as progress:
-        result = fit(
-            student,
-            loss_at,
-            config.training,
-            config.training.for_examples(len(positions)),
-            TrainingRun(output / "checkpoints", progress, SilentTracker()),
-            validation_metrics(inputs, config, config.training, student.score),
+        run = TrainingRun(
+            seed=config.seed,
+            device=device,
+            checkpoint_dir=output / "checkpoints",
+            progress=progress,
+        )
+        student = untrained_two_tower(inputs, config.two_tower, run)
+
+        def loss_at(step: int) -> Tensor:
+            rows = order.indices(step)
+            chosen = positions[rows]
+            batch = inputs.queries(chosen, max_history=config.two_tower.max_history).to(device)
+            listed = TopK(*(part[torch.from_numpy(rows)].to(device) for part in lists))
+            labels = sequences.labels(chosen).to(device)
+            return distillation_loss(student, batch, labels, listed, settings)
+
+        source = ScoredSource(student.score)
+        result = fit_retriever(
+            student, source, loss_at, len(positions), config.training, run, queries
         )
     student.to("cpu").save(output / "two_tower")
     metrics = {
-        teacher: _validated(inputs, config, sources[teacher]),
-        "student": _validated(inputs, config, student),
-        "two_tower": _validated(inputs, config, sources["two_tower"]),
+        name: measure(one, queries, RankingConfig(ks=(10,)))
+        for name, one in {
+            teacher: sources[teacher],
+            "student": source,
+            "two_tower": sources["two_tower"],
+        }.items()
     }
     num_parameters = sum(one.numel() for one in student.parameters())
     document = {
@@ -164,26 +163,11 @@ def teacher_lists(
     teacher: Source, inputs: ModelInputs, positions: Rows, config: RunConfig, k: int
 ) -> TopK:
     """List the teacher's best unseen items before each training label, [P, K]."""
-    size, num_item_rows = queries_per_batch(inputs, config), inputs.sizes.num_item_rows
+    num_item_rows = inputs.sizes.num_item_rows
+    size = retrieval_settings(config).batch_size(num_item_rows)
     parts = []
     for begin in range(0, len(positions), size):
         queries = inputs.queries(positions[begin : begin + size], max_history=HOME.max_history)
-        masks = unseen(queries["history"], num_item_rows)
-        parts.append(teacher(queries, masks, min(k, num_item_rows - 1)).top)
+        allowed = allowed_items(queries["history"], queries.batch_size, num_item_rows)
+        parts.append(teacher(queries, allowed, min(k, num_item_rows - 1)).lists)
     return TopK(*(torch.cat(part) for part in zip(*parts, strict=True)))
-
-
-def _validated(
-    inputs: ModelInputs, config: RunConfig, model: Source | TwoTower
-) -> dict[str, float]:
-    """Measure a model on the validation users that training measures."""
-    training = replace(config.training, device="cpu")
-
-    def score(queries: JaggedBatch) -> Tensor:
-        if isinstance(model, TwoTower):
-            return model.score(queries)
-        masks = unseen(queries["seen"], inputs.sizes.num_item_rows)
-        return model(queries, masks, 10).scores
-
-    evaluate = validation_metrics(inputs, config, training, score)
-    return dict(evaluate(torch.nn.Identity()))

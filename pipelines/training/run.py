@@ -1,16 +1,14 @@
-"""What the training stages share: what is shown and kept of a run, validation, both tie orders."""
+"""What the training stages share: progress, curves, validation queries and orders of tied times."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
 
-import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor, nn
 
 from pipelines.config.run import RunConfig, TrainingConfig
 from pipelines.engine.artifacts import to_json
@@ -18,30 +16,29 @@ from pipelines.engine.console import log
 from pipelines.engine.errors import UnstableTrainingError
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import HeldOut, batches, read_inputs, tie_orders
-from recsys.data.batch import JaggedBatch
-from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
+from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
+from pipelines.training.fitters import ModelFitter
 from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import EvaluationQueries
+from recsys.fitting.training import TrainingRun, device_named
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.members import first_members
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
-from recsys.training.loop import TrainConfig, TrainingDiverged, TrainResult, train
-from recsys.training.optim import adamw
-from recsys.training.progress import Tracker
+from recsys.training.loop import TrainingDiverged
 
 Model = TwoTower | SequenceModel | GenerativeModel | Ranker
 
 
 class Curve:
-    """Collects every number of a training by step, and tells it at once where runs are tracked.
+    """Collects every metric of a training by step, and logs it at once where runs are tracked.
 
-    Where it has a file of its own, a training that was killed and goes on has its whole curve.
+    With a file of its own, a training that was killed and resumes has its whole curve.
     """
 
     def __init__(self, run: RunLog, name: str = "", kept: Path | None = None) -> None:
-        """Tell ``run`` of ``<name>/<number>``, or of ``<number>`` without a name.
+        """Log to ``run`` as ``<name>/<metric>``, or as ``<metric>`` without a name.
 
         Args:
             kept: File beside the checkpoints that each record is added to.
@@ -50,11 +47,11 @@ class Curve:
         self._run = run
         self._above = f"{name}/" if name else ""
         self._kept = kept
-        self._told = False
+        self._has_logged = False
 
     def log(self, step: int, **values: float) -> None:
         row = {"step": step, **values}
-        if not self._told:
+        if not self._has_logged:
             self._forget_from(row)
         self.rows.append(row)
         if self._kept is not None:
@@ -63,11 +60,13 @@ class Curve:
         self._run.log(step, **{f"{self._above}{name}": value for name, value in values.items()})
 
     def _forget_from(self, first: dict[str, float]) -> None:
-        """Drop what a training that went on at its checkpoint now tells again."""
-        self._told = True
-        again = [row["step"] == first["step"] and row.keys() == first.keys() for row in self.rows]
-        if True in again:
-            del self.rows[again.index(True) :]
+        """Drop what a training that resumed at its checkpoint logs a second time."""
+        self._has_logged = True
+        repeated = [
+            row["step"] == first["step"] and row.keys() == first.keys() for row in self.rows
+        ]
+        if True in repeated:
+            del self.rows[repeated.index(True) :]
         if self._kept is not None:
             self._kept.parent.mkdir(parents=True, exist_ok=True)
             self.write(self._kept)
@@ -118,7 +117,7 @@ class ProgressBar:
 
 
 def save_model(model: Model, folder: Path, name: str) -> None:
-    """Write a model; of a sequence model what profile fast asks, and beside it all members."""
+    """Write a model; of a sequence model its fast members, and beside them all of them."""
     whole = model.to("cpu")
     first = first_members(whole) if isinstance(whole, SequenceModel) else whole
     first.save(folder / name)
@@ -126,104 +125,81 @@ def save_model(model: Model, folder: Path, name: str) -> None:
         whole.save(folder / "ensemble")
 
 
-class TrainingRun(NamedTuple):
-    """Where one training keeps its state and tells its numbers."""
-
-    checkpoint_dir: Path
-    progress: ProgressBar
-    curve: Tracker
-
-
-def training_device(training: TrainingConfig) -> torch.device:
-    """Choose the device that the configuration names; ``auto`` takes a GPU where there is one."""
-    name = training.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
-def validation_metrics(
-    inputs: ModelInputs,
-    config: RunConfig,
-    training: TrainingConfig,
-    score: Callable[[JaggedBatch], Tensor],
-) -> Callable[[nn.Module], Mapping[str, float]]:
-    """Measure a model on (a sample of) the validation split, as evaluate does on all of it.
+@contextmanager
+def training_run(
+    context: StageContext,
+    name: str,
+    *,
+    title: str,
+    device: str,
+    checkpoint_dir: Path,
+    curve_file: Path | None = None,
+) -> Iterator[tuple[TrainingRun, Curve]]:
+    """Show a training on the terminal and log its curve as ``<name>/<metric>``.
 
     Args:
-        score: Scores of every item for each query, [B, N]; queries have ``seen``.
-    """
-    device = training_device(training)
-    held_out = HeldOut.of(inputs.sequences, "validation")
-    held_out = held_out.sample(training.validation_users, config.seed)
-
-    def evaluate(_: nn.Module) -> Mapping[str, float]:
-        result = evaluate_ranking(
-            lambda queries: score(queries.to(device)),
-            batches(inputs, held_out, config),
-            held_out.targets,
-            RankingConfig(ks=(10,)),
-            exclude=held_out.seen if config.evaluation.exclude_history else None,
-        )
-        return result.metrics
-
-    return evaluate
-
-
-def fit(
-    model: Model,
-    loss_at: Callable[[int], Tensor],
-    training: TrainingConfig,
-    train_config: TrainConfig,
-    run: TrainingRun,
-    evaluate: Callable[[nn.Module], Mapping[str, float]] | None,
-) -> TrainResult:
-    """Train a model to its best weights on validation, where ``evaluate`` measures any.
+        context: Of the stage.
+        name: Of the training in the run's log.
+        title: Of its progress bar.
+        device: As the configuration names it.
+        checkpoint_dir: Where its state is kept.
+        curve_file: Where its curve is kept meanwhile; None starts it anew after a kill.
 
     Raises:
         UnstableTrainingError: If loss or gradients did not stay finite.
     """
-    try:
-        return train(
-            model,
-            loss_at,
-            adamw(model, training.optimizer),
-            train_config,
-            evaluate=evaluate,
-            tracker=run.curve,
-            progress=run.progress,
-            checkpoint_dir=run.checkpoint_dir,
+    curve = Curve(context.run, name, curve_file)
+    with ProgressBar(title, visible=context.show_progress) as progress:
+        run = TrainingRun(
+            seed=context.config.seed,
+            device=device_named(device),
+            checkpoint_dir=checkpoint_dir,
+            progress=progress,
+            curve=curve,
         )
-    except TrainingDiverged as error:
-        raise UnstableTrainingError(str(error)) from error
+        try:
+            yield run, curve
+        except TrainingDiverged as error:
+            raise UnstableTrainingError(str(error)) from error
+
+
+def validation_queries(
+    inputs: ModelInputs, config: RunConfig, training: TrainingConfig
+) -> EvaluationQueries:
+    """Draw the validation users by whom the best step of a training is chosen."""
+    queries = EvaluationQueries.of(inputs, "validation", retrieval_settings(config))
+    return queries.sample(training.validation_users, config.seed)
 
 
 def train_each_order(
-    context: StageContext,
-    name: str,
-    fit_on: Callable[[ModelInputs, TrainingRun], tuple[Model, TrainResult]],
+    context: StageContext, fitter_for: Callable[[ModelInputs], ModelFitter]
 ) -> StageRows:
     """Train once for each order of tied times; each resumes from its newest checkpoint.
 
     Args:
-        name: Of the model's folder in each order's.
-        fit_on: Fits a model on train.
+        context: Of the stage.
+        fitter_for: Chooses what fits a model on the events of an order.
     """
+    features = context.inputs["build_features"]
     num_labels = num_steps = num_items = 0
-    for order in tie_orders(context.inputs["build_features"]):
-        inputs = read_inputs(
-            context.inputs["build_features"], context.inputs.get("embed_items"), order
-        )
+    for order in tie_orders(features):
+        inputs = read_inputs(features, context.inputs.get("embed_items"), order)
+        fitter = fitter_for(inputs)
         num_labels = len(inputs.sequences.label_positions("train"))
         num_items = inputs.sizes.num_item_rows - 1
-        curve = Curve(context.run, order, context.checkpoints / f"{order}.jsonl")
-        title = f"{name.replace('_', '-')} ({order})"
-        with ProgressBar(title, visible=context.show_progress) as progress:
-            run = TrainingRun(context.checkpoints / order, progress, curve)
-            model, result = fit_on(inputs, run)
-        save_model(model, context.output / order, name)
+        with training_run(
+            context,
+            order,
+            title=f"{fitter.name.replace('_', '-')} ({order})",
+            device=fitter.training.device,
+            checkpoint_dir=context.checkpoints / order,
+            curve_file=context.checkpoints / f"{order}.jsonl",
+        ) as (run, curve):
+            queries = validation_queries(inputs, context.config, fitter.training)
+            fitted = fitter.fit(inputs, run, queries, "train")
+        save_model(fitted.model, context.output / order, fitter.name)
         curve.write(context.output / order / "curve.jsonl")
-        summary = {**asdict(result), "num_labels": num_labels}
+        summary = {**asdict(fitted.result), "num_labels": num_labels}
         (context.output / order / "training.json").write_text(to_json(summary))
-        num_steps += result.num_steps
+        num_steps += fitted.result.num_steps
     return StageRows(rows_in=num_labels, rows_out=num_items, more={"steps": num_steps})

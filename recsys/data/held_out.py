@@ -45,18 +45,27 @@ class HeldOut:
         """Say where each target stands; those of a query follow each other, [M]."""
         return concatenated(self.positions, self.targets.lengths().numpy())
 
+    def take(self, queries: Rows) -> HeldOut:
+        """Pick queries by their place, [R]."""
+        rows = torch.from_numpy(queries)
+        return HeldOut(
+            positions=self.positions[queries],
+            targets=self.targets.take(rows),
+            seen=self.seen.take(rows),
+        )
+
+    def drawn(self, num_queries: int, seed: int) -> Rows:
+        """Draw the places of at most so many queries once by the seed, ascending."""
+        if num_queries >= len(self.positions):
+            return np.arange(len(self.positions))
+        rng = np.random.default_rng([seed, num_queries])
+        return np.sort(rng.choice(len(self.positions), num_queries, replace=False))
+
     def sample(self, num_queries: int, seed: int) -> HeldOut:
         """Keep at most so many queries, drawn once by the seed."""
         if num_queries >= len(self.positions):
             return self
-        rng = np.random.default_rng([seed, num_queries])
-        chosen = np.sort(rng.choice(len(self.positions), num_queries, replace=False))
-        rows = torch.from_numpy(chosen)
-        return HeldOut(
-            positions=self.positions[chosen],
-            targets=self.targets.take(rows),
-            seen=self.seen.take(rows),
-        )
+        return self.take(self.drawn(num_queries, seed))
 
 
 def ragged(values: Rows, lengths: Rows) -> Jagged:

@@ -239,7 +239,7 @@ def evaluate_ranking(
 
     all_ranks = Jagged(torch.cat(ranks), targets.offsets)
     return RankingResult(
-        metrics=_means(all_ranks, config),
+        metrics=mean_metrics(all_ranks, config),
         num_users=int((targets.lengths() > 0).sum()),
         user_rows=torch.cat(user_rows),
         targets=targets,
@@ -255,7 +255,7 @@ def joined_results(parts: Sequence[RankingResult], config: RankingConfig) -> Ran
     """Join the results of consecutive queries, as if they had been evaluated together."""
     targets, ranks = _joined([p.targets for p in parts]), _joined([p.ranks for p in parts])
     return RankingResult(
-        metrics=_means(ranks, config),
+        metrics=mean_metrics(ranks, config),
         num_users=sum(part.num_users for part in parts),
         user_rows=torch.cat([part.user_rows for part in parts]),
         targets=targets,
@@ -273,7 +273,7 @@ def _joined(parts: Sequence[Jagged]) -> Jagged:
     return Jagged(torch.cat([part.values for part in parts]), offsets)
 
 
-def _means(ranks: Jagged, config: RankingConfig) -> dict[str, float]:
+def mean_metrics(ranks: Jagged, config: RankingConfig) -> dict[str, float]:
     """Average every metric over the users that have a target."""
     return {
         f"{name}@{k}": float(metric(ranks, k).nanmean())
@@ -287,11 +287,14 @@ def target_ranks(scores: Tensor, targets: Jagged) -> Tensor:
 
     Args:
         scores: [B, N] float32 without NaN; -inf is not eligible.
-        targets: Item rows of each of the B users; rows outside [1, N) are unranked.
+        targets: Item rows of each of the B users, on the device of the scores; rows outside [1, N)
+            are unranked.
 
     Returns:
         [M] int64, `UNRANKED` for a target whose score is -inf.
     """
+    if scores.device.type != "cpu":
+        return _target_ranks_on_device(scores, targets)
     lists, columns, users = scores.numpy(), targets.values.numpy(), targets.segments().numpy()
     ranks = np.full(len(columns), UNRANKED, np.int64)
     known = (columns > 0) & (columns < scores.shape[1])
@@ -302,6 +305,21 @@ def target_ranks(scores: Tensor, targets: Jagged) -> Tensor:
             above, equal = row > row[column], row[:column] == row[column]
             ranks[place] = 1 + np.count_nonzero(above) + np.count_nonzero(equal)
     return torch.from_numpy(ranks)
+
+
+def _target_ranks_on_device(scores: Tensor, targets: Jagged) -> Tensor:
+    """Do what ``target_ranks`` does without moving the scores to the host."""
+    queries, rows = targets.segments(), targets.values
+    known = (rows > 0) & (rows < scores.shape[1])
+    columns = torch.where(known, rows, 0)
+    own = scores[queries, columns]
+    ranks = torch.zeros_like(rows)
+    places = torch.arange(len(rows), device=rows.device)
+    for part in torch.split(places, max(1, len(scores))):
+        others, score = scores[queries[part]], own[part, None]
+        lower = torch.arange(scores.shape[1], device=rows.device) < columns[part, None]
+        ranks[part] = 1 + ((others > score) | ((others == score) & lower)).sum(1)
+    return ranks.masked_fill(~known | (own == -torch.inf), UNRANKED)
 
 
 def list_ranks(item_rows: Tensor, targets: Jagged) -> Jagged:

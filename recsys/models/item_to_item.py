@@ -243,7 +243,7 @@ class ItemToItem:
         if queries.batch_size == 1 and history.values.device.type == "cpu":
             return self._score_one(history.values)
         query = history.segments()  # [M]
-        place = torch.arange(len(query))
+        place = torch.arange(len(query), device=query.device)
         recency = history.offsets[1:][query] - place  # 1 is the latest
         known = (history.values < self.num_item_rows) & (recency <= self.config.max_history)
         weight = self._weights.to(recency.device)[recency[known]]
@@ -277,11 +277,12 @@ class ItemToItem:
         offsets = self.neighbours.offsets
         begin, lengths = offsets[row], offsets[row + 1] - offsets[row]  # [M]
         before = lengths.cumsum(0) - lengths
-        pair = torch.arange(int(lengths.sum())) + torch.repeat_interleave(begin - before, lengths)
+        places = torch.arange(int(lengths.sum()), device=lengths.device)
+        pair = places + torch.repeat_interleave(begin - before, lengths)
         cell = torch.repeat_interleave(query * self.num_item_rows, lengths)
         cell += self.neighbours.rows[pair]
         amount = torch.repeat_interleave(weight, lengths) * self.neighbours.weights[pair]
-        scores = torch.zeros(num_queries * self.num_item_rows)
+        scores = torch.zeros(num_queries * self.num_item_rows, device=weight.device)
         scores.index_add_(0, cell, amount)
         return scores.masked_fill_(scores == 0, -torch.inf).view(num_queries, self.num_item_rows)
 

@@ -1,7 +1,7 @@
 """Train and measure prepared arrays: ``python -m recsys.reproduction FOLDER --seeds 0 1 2``.
 
 Needs torch, numpy and safetensors alone, so it runs where the pipelines' packages are not. Seeds
-run beside each other on one device; what is finished is not run again.
+may run at a time on one device; what is finished is not run again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 
 from recsys.reproduction.cold_run import SETTINGS, run_cold
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.ranking_run import AGAIN, run_once
-from recsys.reproduction.recipe import MODELS, REFITTED, ROWS, Recipe, config_of
+from recsys.reproduction.ranking_run import REFIT, run_once
+from recsys.reproduction.recipe import REFITTED, ROWS, Recipe, config_of
 from recsys.reproduction.run import RunSettings
+from recsys.retrieval.sources import MODELS
 
 PROTOCOLS = ("ranking", "cold")
 
@@ -40,13 +41,13 @@ def parsed_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespa
         "--only",
         nargs="*",
         default=[],
-        choices=(*ROWS, *REFITTED, *(name + AGAIN for name in MODELS)),
+        choices=(*ROWS, *REFITTED, *(name + REFIT for name in MODELS)),
         help="make these of the recipe's rows and leave the others, and the result, to other calls",
     )
     parser.add_argument("--protocol", choices=PROTOCOLS, default="ranking")
     parser.add_argument("--validation-only", action="store_true", help="never look at test")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
-    parser.add_argument("--workers", type=int, default=1, help="runs beside each other")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="of the recipe")
     parser.add_argument("--why", default="recsys reproduce", help="noted with each look at test")
     parser.add_argument("--progress", action="store_true", help="write the steps of trainings")
@@ -99,23 +100,23 @@ def run_all(prepared: Prepared, options: argparse.Namespace) -> list[dict[str, A
 
 
 def summary_line(result: dict[str, Any]) -> str:
-    """Say in one line what a run found."""
+    """Summarise a run in one line."""
     split = "test" if "test" in result["splits"] else "validation"
-    numbers = (f"{name} {numbers_of(row[split])}" for name, row in result["rows"].items())
+    metrics = (f"{name} {metrics_text(row[split])}" for name, row in result["rows"].items())
     head = f"{result['data_set']} {result['order']} seed {result['seed']} {split}"
-    return f"{head}, {result['seconds']:.0f} s: {'  '.join(numbers)}\n"
+    return f"{head}, {result['seconds']:.0f} s: {'  '.join(metrics)}\n"
 
 
-def numbers_of(metrics: Mapping[str, float]) -> str:
-    """Write recall@10 and ndcg@10, or of a cold start the recalls told and not told."""
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Write recall@10 and ndcg@10, or of a cold start the recall of each setting."""
     names = ["recall@10", "ndcg@10"]
-    if "told/recall@10" in metrics:
+    if "blind/recall@10" in metrics:
         names = [f"{setting}/recall@10" for setting in SETTINGS]
         names = [name for name in names if name in metrics]
     return "/".join(f"{metrics[name]:.4f}" for name in names)
 
 
-def run_beside_each_other(arguments: Sequence[str], options: argparse.Namespace) -> int:
+def run_in_processes(arguments: Sequence[str], options: argparse.Namespace) -> int:
     """Give each order and seed a process of its own, so many at a time; return the worst code."""
     orders = options.orders or list(Prepared.load(options.folder).orders)
     # Each waits for the device more than for its own threads, which would fight for cores.
@@ -142,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parsed_arguments(given)
     if options.workers > 1:
-        return run_beside_each_other(given, options)
+        return run_in_processes(given, options)
     prepared = Prepared.load(options.folder)
     recipe = prepared.recipe
     if options.rows:

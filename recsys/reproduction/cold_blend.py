@@ -1,15 +1,14 @@
 """Blend lists that hold cold items, with weights learned on validation's own cold items.
 
-What the same weights give on warm items stands beside what they give on cold ones, so that
-neither is bought with the other unseen. Counts are the events of each item that the models were
-fitted on; a cold item has none.
+Each set of weights is measured on warm items too, so that neither is bought with the other unseen.
+Counts are the events of each item that the models were fitted on; a cold item has none.
 
-    cold alone   learned on cold questions; every item is cold, so there is nothing to count
-    told         learned on as many cold questions as warm ones; items without events have weights
-                 of their own, since the system is told which they are
-    not told     learned on as many cold questions as warm ones, but reads no counts
-    counted      the blend that is served: learned on warm questions alone, reads counts, and gives
-                 items without events the odds of the recipe's ``blend.new_item_odds``
+    cold only     learned on cold queries; every item is cold, so there is nothing to count
+    oracle-cold   learned on as many cold queries as warm ones; items without events have weights
+                  of their own, since the oracle names them
+    blind         learned on as many cold queries as warm ones, but reads no counts
+    with counts   the blend that is served: learned on warm queries alone, reads counts, and gives
+                  items without events the odds of the recipe's ``blend.new_item_odds``
 
 Axes: U queries, k list length.
 """
@@ -26,15 +25,18 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import list_ranks
-from recsys.reproduction.fitting import Experiment
-from recsys.reproduction.ranking import Question, Ranked
-from recsys.reproduction.recipe import SOURCES
-from recsys.reproduction.run import blended_in_parts, learned
+from recsys.fitting.blend import ProfileBlend, SourceLists, learned_blend
+from recsys.fitting.queries import EvaluationQueries, Ranked
+from recsys.reproduction.experiment import Experiment
 from recsys.retrieval.blend.learned import LearnedBlendConfig
+from recsys.retrieval.sources import joined_lists, source_name
 
-Found = dict[tuple[str, str], Ranked]
-"""By setting and split."""
-UNMET = 1.0
+Key = tuple[str, str]
+"""Setting and split."""
+RankedSettings = dict[Key, Ranked]
+NUM_KEPT = 100
+"""Places of a blended list that are measured; metrics read 50."""
+NO_EVENTS_BELOW = 1.0
 """Items with fewer events are a kind of their own."""
 
 
@@ -42,26 +44,26 @@ class Plan(NamedTuple):
     """One set of weights: what it is learned on and what is measured with it."""
 
     cold: str
-    """Setting whose questions have cold answers."""
+    """Setting of cold queries."""
     warm: str | None
-    """Setting whose questions have warm ones."""
-    named: tuple[str, ...]
+    """Setting of warm ones."""
+    names: tuple[str, ...]
     """What the lists of ``cold`` and ``warm`` are called once merged."""
     learns_on: tuple[str, ...]
-    """Settings of the questions that weights are learned on, in equal numbers."""
+    """Settings of the queries that weights are learned on, in equal numbers."""
     config: Callable[[LearnedBlendConfig], LearnedBlendConfig]
     """What the plan makes of the recipe's settings."""
     reads_counts: bool
 
 
-def blind(config: LearnedBlendConfig) -> LearnedBlendConfig:
-    """Take away what tells new items from old."""
+def without_counts(config: LearnedBlendConfig) -> LearnedBlendConfig:
+    """Remove what tells new items from old."""
     return replace(config, item_bounds=(), new_item_odds=1.0)
 
 
-def told_apart(config: LearnedBlendConfig) -> LearnedBlendConfig:
-    """Give items without events weights of their own, which cold questions teach."""
-    bounds = tuple(sorted({UNMET, *config.item_bounds}))
+def with_weights_for_new(config: LearnedBlendConfig) -> LearnedBlendConfig:
+    """Give items without events weights of their own, learned on cold queries."""
+    bounds = tuple(sorted({NO_EVENTS_BELOW, *config.item_bounds}))
     return replace(config, item_bounds=bounds, new_item_odds=1.0)
 
 
@@ -71,95 +73,90 @@ def as_served(config: LearnedBlendConfig) -> LearnedBlendConfig:
 
 
 PLANS = (
-    Plan("cold alone", None, ("cold alone",), ("cold alone",), blind, reads_counts=False),
-    Plan("told", "told warm", ("told", "told warm"), ("told", "told warm"), told_apart, True),
-    Plan("not told", "warm", ("not told", "warm"), ("not told", "warm"), blind, False),
-    Plan("not told", "warm", ("counted", "counted warm"), ("warm",), as_served, True),
+    Plan("cold only", None, ("cold only",), ("cold only",), without_counts, reads_counts=False),
+    Plan(
+        cold="oracle-cold",
+        warm="oracle-cold warm",
+        names=("oracle-cold", "oracle-cold warm"),
+        learns_on=("oracle-cold", "oracle-cold warm"),
+        config=with_weights_for_new,
+        reads_counts=True,
+    ),
+    Plan(
+        cold="blind",
+        warm="blind warm",
+        names=("blind", "blind warm"),
+        learns_on=("blind", "blind warm"),
+        config=without_counts,
+        reads_counts=False,
+    ),
+    Plan(
+        cold="blind",
+        warm="blind warm",
+        names=("with counts", "with counts warm"),
+        learns_on=("blind warm",),
+        config=as_served,
+        reads_counts=True,
+    ),
 )
 
 
-class Learnable(NamedTuple):
-    """Lists with their targets, one each."""
-
-    lists: Mapping[str, TopK]
-    targets: Tensor
-    """[U]"""
-    lengths: Tensor
-    """[U]"""
-
-    @classmethod
-    def of(
-        cls,
-        found: Mapping[str, Found],
-        questions: Mapping[tuple[str, str], Question],
-        key: tuple[str, str],
-    ) -> Learnable:
-        """Gather one setting's lists and targets."""
-        question = questions[key]
-        return cls(
-            lists_of(found, key), question.held_out.targets.values, question.history_lengths()
-        )
-
-    def first(self, size: int) -> Learnable:
-        """Keep so many queries, evenly spaced."""
-        rows = torch.linspace(0, len(self.targets) - 1, size).long()
-        lists = {
-            name: TopK(top.scores[rows], top.item_rows[rows]) for name, top in self.lists.items()
-        }
-        return Learnable(lists, self.targets[rows], self.lengths[rows])
-
-
 def blended(
-    found: Mapping[str, Found],
-    questions: Mapping[tuple[str, str], Question],
+    ranked: Mapping[str, RankedSettings],
+    queries: Mapping[Key, EvaluationQueries],
     experiment: Experiment,
-) -> Found:
+) -> RankedSettings:
     """Learn each plan's weights on validation and merge the lists of every split.
 
     Args:
-        found: Each source's lists by setting and split.
-        questions: The same of what was asked.
+        ranked: Each source's lists by setting and split.
+        queries: What they answer.
+        experiment: Whose recipe.
     """
-    num_rows = next(iter(questions.values())).num_item_rows
+    num_rows = next(iter(queries.values())).num_item_rows
     counts = experiment.item_counts()
     counts = torch.cat([counts, counts.new_zeros(num_rows - len(counts))])
-    device = experiment.device
-    merged: Found = {}
+    merged: RankedSettings = {}
     for plan in PLANS:
         read = counts if plan.reads_counts else torch.zeros_like(counts)
-        parts = equally(
-            [Learnable.of(found, questions, (name, "validation")) for name in plan.learns_on]
-        )
-        blend = learned(
-            {name: joined([part.lists[name] for part in parts]) for name in parts[0].lists},
-            Jagged.one_each(torch.cat([part.targets for part in parts])),
-            torch.cat([part.lengths for part in parts]),
-            read,
-            plan.config(experiment.recipe.blend),
-            device,
-        )
-        for key, question in questions.items():
+        examples = {
+            key: SourceLists.of_queries(lists_of_setting(ranked, key), one, read, experiment.seed)
+            for key, one in queries.items()
+            if key[0] in (plan.cold, plan.warm, *plan.learns_on)
+        }
+        learned_on = joined(equally([examples[name, "validation"] for name in plan.learns_on]))
+        config = plan.config(experiment.recipe.blend.learned())
+        blend = learned_blend(learned_on, config, experiment.device)
+        for key, part in examples.items():
             if key[0] in (plan.cold, plan.warm):
-                lengths = question.history_lengths()
-                top = blended_in_parts(blend, lists_of(found, key), lengths, read, device)
-                ranks = list_ranks(top.item_rows, question.held_out.targets).values
-                merged[plan.named[key[0] == plan.warm], key[1]] = Ranked(top, ranks)
+                whole = ProfileBlend.unlearned(blend)
+                top = whole.merged(part, NUM_KEPT, device=experiment.device)
+                ranks = list_ranks(top.item_rows, part.distinct_targets()).values
+                merged[plan.names[key[0] == plan.warm], key[1]] = Ranked(top, ranks)
     return merged
 
 
-def equally(parts: list[Learnable]) -> list[Learnable]:
-    """Keep as many questions of each as there are of the fewest."""
-    size = min(len(part.targets) for part in parts)
-    return [part.first(size) for part in parts]
+def equally(parts: list[SourceLists]) -> list[SourceLists]:
+    """Keep as many queries of each as there are of the fewest, evenly spaced."""
+    size = min(len(part) for part in parts)
+    return [
+        part.of(torch.linspace(0, len(part) - 1, size).long(), tuple(part.lists)) for part in parts
+    ]
 
 
-def lists_of(found: Mapping[str, Found], key: tuple[str, str]) -> dict[str, TopK]:
-    """Take every source's lists, by its name in a blend."""
-    return {SOURCES.get(name, name): part[key].lists for name, part in found.items()}
-
-
-def joined(parts: list[TopK]) -> TopK:
-    """Put lists of equal length below each other."""
-    return TopK(
-        torch.cat([part.scores for part in parts]), torch.cat([part.item_rows for part in parts])
+def joined(parts: list[SourceLists]) -> SourceLists:
+    """Put queries with one target each below each other."""
+    lists = {name: joined_lists([part.lists[name] for part in parts]) for name in parts[0].lists}
+    targets: Tensor = torch.cat([part.targets.values for part in parts])
+    return SourceLists(
+        lists,
+        Jagged.one_each(targets),
+        torch.cat([part.history_lengths for part in parts]),
+        torch.cat([part.folds for part in parts]),
+        parts[0].item_counts,
     )
+
+
+def lists_of_setting(ranked: Mapping[str, RankedSettings], key: Key) -> dict[str, TopK]:
+    """Take the lists of every source, by its name in a blend."""
+    return {source_name(model): found[key].lists for model, found in ranked.items()}

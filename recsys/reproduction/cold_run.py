@@ -8,59 +8,54 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 
+from recsys.fitting.queries import EvaluationQueries, rank_queries
+from recsys.fitting.training import device_named
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
-from recsys.reproduction.cold_blend import Found, blended
+from recsys.reproduction.cold_blend import Key, RankedSettings, blended
 from recsys.reproduction.cold_start import (
     ColdStartConfig,
     ColdWorld,
-    cold_question,
+    cold_evaluation,
     cold_world,
     with_best_warm,
 )
-from recsys.reproduction.fitting import FITTERS, Experiment, Fitted
-from recsys.reproduction.generation import GeneratedSource, codes_of, grown_model
+from recsys.reproduction.experiment import FITTERS, Experiment, FittedSource
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.ranking import (
-    Question,
-    Ranked,
-    ScoredSource,
-    Source,
-    metrics_of,
-    rank_all,
-)
 from recsys.reproduction.recipe import BLENDS
 from recsys.reproduction.run import (
     LEDGER,
     RESULT,
     RunSettings,
     described,
-    device_named,
+    finished_result,
+    metrics_of,
     note_test_look,
-    read_result,
     write_json,
 )
+from recsys.retrieval.sources import ScoredSource, Source, generated_source
 
 SETTINGS = (
-    "cold alone",
-    "told",
-    "told warm",
-    "not told",
-    "warm",
-    "counted",
-    "counted warm",
+    "cold only",
+    "oracle-cold",
+    "oracle-cold warm",
+    "blind",
+    "blind warm",
+    "with counts",
+    "with counts warm",
 )
-"""Each system stands beside itself on the warm items' last events, which is what it costs:
-``told warm``, ``warm`` (of ``not told``) and ``counted warm``. Blends alone read counts."""
-ASKED_AS = {"counted": "not told", "counted warm": "warm"}
-"""Settings that ask what another one asks."""
+"""Beside each setting stand its numbers on the last events of warm items, which is what it costs.
+Only blends read counts."""
+QUERIES_OF = {"with counts": "blind", "with counts warm": "blind warm"}
+"""Settings with the queries of another one."""
 
 
 def run_cold(
@@ -72,8 +67,7 @@ def run_cold(
     """Measure every source and the blends on cold items, or read what an earlier call left."""
     config = config or ColdStartConfig()
     folder = directory / f"cold-{settings.name}"
-    done = read_result(folder / RESULT, prepared)
-    if done is not None and set(settings.splits) <= set(done["splits"]):
+    if (done := finished_result(folder, prepared, settings)) is not None:
         return done
     folder.mkdir(parents=True, exist_ok=True)
     if "test" in settings.splits:
@@ -82,36 +76,36 @@ def run_cold(
     world = cold_world(prepared, settings.order, settings.seed, config)
     experiment = Experiment(
         prepared=world.warm,
-        sequences=world.warm.order(settings.order),
+        inputs=world.warm.inputs(settings.order),
         seed=settings.seed,
         device=device_named(settings.device),
         checkpoints=folder / "checkpoints",
         shows_progress=settings.shows_progress,
         keeps_ids=True,
     )
-    asked = Asked(world, experiment, settings)
     sources = {
         name: grown_source(name, FITTERS[name](experiment), experiment, world)
         for name in prepared.recipe.models()
     }
-    found = {name: asked.full_catalogue(source) for name, source in sources.items()}
-    anchor = found["sequence" if "sequence" in found else next(iter(found))]
-    questions = asked.questions(anchor, config)
+    queries = blind_queries(world, experiment, settings)
+    ranked = {name: rank_each(source, queries, experiment) for name, source in sources.items()}
+    anchor = ranked["sequence" if "sequence" in ranked else next(iter(ranked))]
+    oracle = oracle_queries(world, queries, anchor, settings, config)
     for name, source in sources.items():
-        found[name] |= {key: asked.rank(source, questions[key]) for key in questions}
-    everything = {**asked.full_questions(), **questions}
+        ranked[name] |= rank_each(source, oracle, experiment)
+    queries |= oracle
     for name in BLENDS:
         if name in prepared.recipe.rows:
-            parts = {part: found[part] for part in prepared.recipe.parts(name)}
-            found[name] = blended(parts, everything, experiment)
+            parts = {part: ranked[part] for part in prepared.recipe.parts(name)}
+            ranked[name] = blended(parts, queries, experiment)
     result = {
         **described(prepared, settings),
         "seconds": round(time.perf_counter() - begin, 1),
         "num_cold": {split: int(rows.sum()) for split, rows in world.cold.items()},
         "num_targets": {split: len(users) for split, users in world.users.items()},
         "rows": {
-            name: table(found[name], everything, settings)
-            for name in found
+            name: table(ranked[name], queries, settings)
+            for name in ranked
             if name in prepared.recipe.rows
         },
     }
@@ -119,52 +113,48 @@ def run_cold(
     return result
 
 
-class Asked(NamedTuple):
-    """Everything that a source is asked."""
-
-    world: ColdWorld
-    experiment: Experiment
-    settings: RunSettings
-
-    def rank(self, source: Source, question: Question) -> Ranked:
-        recipe = self.experiment.recipe
-        k = min(recipe.num_candidates, question.num_item_rows - 1)
-        return rank_all(source, question, k, self.experiment.device)
-
-    def full_questions(self) -> dict[tuple[str, str], Question]:
-        """Ask the full catalogue for cold items and, beside them, for each user's last events."""
-        asked: dict[tuple[str, str], Question] = {}
-        for split in self.settings.splits:
-            asked["not told", split] = cold_question(self.world, split, told=False)
-            warm = self.experiment.question(split)
-            asked["warm", split] = warm._replace(num_item_rows=self.world.grown.num_item_rows)
-        return asked
-
-    def full_catalogue(self, source: Source) -> Found:
-        return {key: self.rank(source, asked) for key, asked in self.full_questions().items()}
-
-    def questions(self, anchor: Found, config: ColdStartConfig) -> dict[tuple[str, str], Question]:
-        """Ask who is told: cold items alone, and beside the anchor's best warm ones."""
-        cold = torch.stack(list(self.world.cold.values())).any(0)
-        asked: dict[tuple[str, str], Question] = {}
-        everything = self.full_questions()
-        for split in self.settings.splits:
-            best = {
-                key: with_best_warm(cold, anchor[key, split].lists.item_rows, config.num_warm)
-                for key in ("not told", "warm")
-            }
-            asked["cold alone", split] = cold_question(self.world, split, told=True)
-            asked["told", split] = cold_question(
-                self.world, split, told=True, beside=best["not told"]
-            )
-            asked["told warm", split] = everything["warm", split]._replace(
-                eligible=self.world.cold[split], beside=best["warm"]
-            )
-        return asked
+def rank_each(
+    source: Source, queries: Mapping[Key, EvaluationQueries], experiment: Experiment
+) -> RankedSettings:
+    """Rank the queries of every setting and split."""
+    return {key: rank_queries(source, one, experiment.device) for key, one in queries.items()}
 
 
-def grown_source(name: str, fitted: Fitted, experiment: Experiment, world: ColdWorld) -> Source:
-    """Let a model that was fitted on warm items meet the grown catalogue."""
+def blind_queries(
+    world: ColdWorld, experiment: Experiment, settings: RunSettings
+) -> dict[Key, EvaluationQueries]:
+    """Query the full catalogue for cold items and for each user's last warm events."""
+    grown = replace(experiment, inputs=world.grown.inputs(settings.order))
+    queries: dict[Key, EvaluationQueries] = {}
+    for split in settings.splits:
+        queries["blind", split] = cold_evaluation(world, split)
+        queries["blind warm", split] = grown.queries(split)
+    return queries
+
+
+def oracle_queries(
+    world: ColdWorld,
+    blind: Mapping[Key, EvaluationQueries],
+    anchor: RankedSettings,
+    settings: RunSettings,
+    config: ColdStartConfig,
+) -> dict[Key, EvaluationQueries]:
+    """Query the cold items alone, and with the anchor's best warm ones."""
+    cold = torch.stack(list(world.cold.values())).any(0)
+    queries: dict[Key, EvaluationQueries] = {}
+    for split in settings.splits:
+        eligible = world.cold[split]
+        queries["cold only", split] = replace(blind["blind", split], eligible=eligible)
+        for oracle, setting in (("oracle-cold", "blind"), ("oracle-cold warm", "blind warm")):
+            best = with_best_warm(cold, anchor[setting, split].lists.item_rows, config.num_warm)
+            queries[oracle, split] = replace(blind[setting, split], eligible=eligible, extra=best)
+    return queries
+
+
+def grown_source(
+    name: str, fitted: FittedSource, experiment: Experiment, world: ColdWorld
+) -> Source:
+    """Let a model that was fitted on warm items rank the grown catalogue."""
     catalogue, device = world.grown.catalogue, experiment.device
     if name == "content":
         return ScoredSource(grown_content(experiment, world).to(device).score)
@@ -173,17 +163,19 @@ def grown_source(name: str, fitted: Fitted, experiment: Experiment, world: ColdW
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         if name == "generative":
-            codes = codes_of(world.grown)
-            generative = cast("GenerativeModel", fitted.model).cpu()
-            model = grown_model(generative, folder, catalogue, codes).to(device)
-            return GeneratedSource(model, codes, experiment.recipe.beam_width)
+            codes = world.grown.item_codes()
+            cast("GenerativeModel", fitted.model).cpu().save(folder)
+            model = GenerativeModel.load(
+                folder, catalogue, codes.codes, semantic_ids=codes.version
+            ).to(device)
+            return generated_source(model, codes, experiment.recipe.retrieval.beam_width)
         kind = SequenceModel if name == "sequence" else TwoTower
         cast("SequenceModel | TwoTower", fitted.model).cpu().save(folder)
         return ScoredSource(kind.load(folder, catalogue).to(device).score)
 
 
 def grown_content(experiment: Experiment, world: ColdWorld) -> ContentSimilarity:
-    """Let what was learned of the warm items' content stand for the cold ones too."""
+    """Whiten the cold items' content as that of the warm ones."""
     warm = ContentSimilarity(experiment.recipe.content, world.warm.catalogue.content)
     with tempfile.TemporaryDirectory() as place:
         warm.save(Path(place))
@@ -191,18 +183,14 @@ def grown_content(experiment: Experiment, world: ColdWorld) -> ContentSimilarity
 
 
 def table(
-    found: Found, questions: Mapping[tuple[str, str], Question], settings: RunSettings
+    ranked: RankedSettings, queries: Mapping[Key, EvaluationQueries], settings: RunSettings
 ) -> dict[str, dict[str, float]]:
     """Lay metrics out by split, each named ``<setting>/<metric>``."""
-    return {
-        split: {
-            f"{setting}/{name}": value
-            for setting in SETTINGS
-            if (setting, split) in found
-            for name, value in metrics_of(
-                found[setting, split].ranks,
-                questions[ASKED_AS.get(setting, setting), split].held_out.targets,
-            ).items()
-        }
-        for split in settings.splits
-    }
+    tables: dict[str, dict[str, float]] = {split: {} for split in settings.splits}
+    for setting in SETTINGS:
+        for split in settings.splits:
+            if (setting, split) in ranked:
+                targets = queries[QUERIES_OF.get(setting, setting), split].targets()
+                metrics = metrics_of(ranked[setting, split].ranks, targets)
+                tables[split] |= {f"{setting}/{name}": value for name, value in metrics.items()}
+    return tables

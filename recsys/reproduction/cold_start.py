@@ -7,9 +7,9 @@ is a target; its query is the warm events of the same user before it.
 
 Three settings, as in LIGER (arXiv:2411.18814) and stricter:
 
-    cold alone   the system is told which items are cold and ranks those alone
-    told         it ranks the cold items and its own 20 best warm ones, as LIGER does
-    not told     it ranks the full catalogue and does not know which items are cold
+    cold only     an oracle names the cold items, and those alone are ranked
+    oracle-cold   the same with the system's own 20 best warm items, as in LIGER
+    blind         the full catalogue is ranked, and nothing says which items are cold
 
 Axes: N item rows, W warm item rows, F content width, U queries, L code levels.
 """
@@ -26,10 +26,10 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
-from recsys.data.held_out import HeldOut
+from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import EvaluationQueries
 from recsys.models.item_tower import ItemCatalogue
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.ranking import Question
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.lifecycle import append
@@ -38,12 +38,12 @@ from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ColdStartConfig:
-    """How many items are cold, and what they stand beside."""
+    """How many items are cold, and how many warm ones are ranked with them."""
 
     cold_share: float = 0.05
     """Of the items, for test; as many again for validation."""
     num_warm: int = 20
-    """Warm items that stand beside the cold ones in the setting ``told``."""
+    """Warm items that are ranked with the cold ones in the setting ``oracle-cold``."""
 
     def __post_init__(self) -> None:
         if not 0 < self.cold_share < 0.5:
@@ -61,7 +61,7 @@ class ColdWorld(NamedTuple):
     """The same sequences over all N item rows."""
     cold: Mapping[str, Tensor]
     """Which item rows are cold for validation and for test, [N] bool each."""
-    asked: Mapping[str, Sequences]
+    queried: Mapping[str, ModelInputs]
     """One query a user row for validation and for test: warm events, then the cold one."""
     users: Mapping[str, Rows]
     """The user row in the data of each of those."""
@@ -104,15 +104,25 @@ def cold_world(prepared: Prepared, order: str, seed: int, config: ColdStartConfi
             catalogue.content[:, : prepared.content_columns], len(warm_rows), prepared.codes, seed
         )
     grown = replace(prepared, orders={order: training}, catalogue=catalogue, codes=codes)
-    warm = replace(grown, catalogue=first_rows(catalogue, len(warm_rows)))
+    warm = replace(
+        grown,
+        catalogue=first_rows(catalogue, len(warm_rows)),
+        sizes=replace(prepared.sizes, num_item_rows=len(warm_rows)),
+    )
     if codes is not None:
         warm = replace(warm, codes=replace(codes, codes=codes.codes[: len(warm_rows)]))
-    cold, asked, users = {}, {}, {}
+    cold, queried, users = {}, {}, {}
     for split, rows in drawn.items():
         cold[split] = torch.zeros(prepared.num_item_rows, dtype=torch.bool)
         cold[split][place[rows]] = True
-        asked[split], users[split] = cold_queries(moved, cold[split].numpy(), len(warm_rows))
-    return ColdWorld(warm, grown, cold, asked, users)
+        events_before, users[split] = cold_queries(moved, cold[split].numpy(), len(warm_rows))
+        features = {
+            name: np.asarray(rows)[users[split]] for name, rows in prepared.user_features.items()
+        }
+        queried[split] = replace(
+            grown.inputs(order), sequences=events_before, user_features=features
+        )
+    return ColdWorld(warm, grown, cold, queried, users)
 
 
 def reordered(catalogue: ItemCatalogue, rows: Tensor) -> ItemCatalogue:
@@ -171,14 +181,15 @@ def cold_queries(
     others = np.ones(len(source), bool)
     others[last] = False
     source[others] = warm_positions[concatenated_ranges(starts, ends)]
-    asked = Sequences(
+    queries = Sequences(
         item_rows=events[source],
         offsets=offsets,
         train_end=last,
         validation_end=last,
         times=None if sequences.times is None else np.asarray(sequences.times)[source],
+        context={name: np.asarray(rows)[source] for name, rows in sequences.context.items()},
     )
-    return asked, users
+    return queries, users
 
 
 def appended_codes(content: Tensor, num_warm_rows: int, like: ItemCodes, seed: int) -> ItemCodes:
@@ -203,29 +214,9 @@ def appended_codes(content: Tensor, num_warm_rows: int, like: ItemCodes, seed: i
     return replace(like, codes=codes, level_sizes=grown.level_sizes)
 
 
-def cold_question(
-    world: ColdWorld, split: str, *, told: bool, beside: Jagged | None = None
-) -> Question:
-    """Ask for the cold items of a split.
-
-    Args:
-        told: Whether lists may hold the split's cold items alone; else the full catalogue.
-        beside: Warm items that each query's list may hold as well, U queries.
-    """
-    sequences, recipe = world.asked[split], world.grown.recipe
-    return Question(
-        sequences=sequences,
-        held_out=HeldOut.of(sequences, "test"),
-        user_features={
-            name: np.asarray(rows)[world.users[split]]
-            for name, rows in world.grown.user_features.items()
-        },
-        num_item_rows=world.grown.num_item_rows,
-        max_history=recipe.max_history,
-        eligible=world.cold[split] if told else None,
-        beside=beside,
-        exclude_history=recipe.exclude_history,
-    )
+def cold_evaluation(world: ColdWorld, split: str) -> EvaluationQueries:
+    """Query the full catalogue for the cold items of a split."""
+    return EvaluationQueries.of(world.queried[split], "test", world.grown.recipe.retrieval)
 
 
 def with_best_warm(cold: Tensor, lists: Tensor, num_warm: int) -> Jagged:

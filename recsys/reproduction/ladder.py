@@ -29,11 +29,12 @@ import torch
 from torch import Tensor
 
 from recsys.data.dataset import Sequences
+from recsys.fitting.queries import rank_queries
+from recsys.fitting.training import device_named
 from recsys.models.sequence.model import SequenceModel
-from recsys.reproduction.fitting import Experiment, fit_sequence
+from recsys.reproduction.experiment import Experiment, sequence_source
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.ranking import ScoredSource, metrics_of, rank_all
-from recsys.reproduction.run import device_named, device_text, read_result, write_json
+from recsys.reproduction.run import device_text, metrics_of, read_result, write_json
 
 WIDTHS = (32, 64, 128, 256)
 DEPTHS = (1, 2, 4)
@@ -97,20 +98,20 @@ def run_rung(prepared: Prepared, folder: Path, rung: Rung, device: torch.device)
         num_blocks=rung.depth,
     )
     own = replace(prepared, recipe=replace(recipe, sequence=sized))
-    sequences = prepared.order(next(iter(prepared.orders)))
+    inputs = own.inputs(next(iter(prepared.orders)))
     experiment = Experiment(
         prepared=own,
-        sequences=sequences,
+        inputs=inputs,
         seed=rung.seed,
         device=device,
-        training=of_some_users(sequences, rung.share, rung.seed),
+        training=of_some_users(inputs.sequences, rung.share, rung.seed),
     )
     begin = time.perf_counter()
-    fitted = fit_sequence(experiment)
+    fitted = sequence_source(experiment)
     seconds = time.perf_counter() - begin
     model = cast("SequenceModel", fitted.model)
-    question = experiment.question("validation")
-    ranked = rank_all(ScoredSource(model.score), question, 50, device)
+    queries = experiment.queries("validation")
+    ranked = rank_queries(fitted.source, queries, device)
     result = {
         "data_set": prepared.name,
         "data_digest": prepared.data_digest,
@@ -120,7 +121,7 @@ def run_rung(prepared: Prepared, folder: Path, rung: Rung, device: torch.device)
         "num_all_weights": sum(weight.numel() for weight in model.parameters()),
         "num_events": int(experiment.item_counts().sum()),
         "loss": cross_entropy(model, experiment),
-        **metrics_of(ranked.ranks, question.held_out.targets),
+        **metrics_of(ranked.ranks, queries.targets()),
         "training": None if fitted.training is None else asdict(fitted.training),
         "seconds": round(seconds, 1),
         "device": device_text(device),
@@ -140,14 +141,16 @@ def num_encoder_weights(model: SequenceModel) -> int:
 @torch.no_grad()
 def cross_entropy(model: SequenceModel, experiment: Experiment) -> float:
     """Mean -log of the targets' softmax over all that a query may be shown, in nats."""
-    question = experiment.question("validation")
-    total, number = 0.0, 0
-    for queries, allowed, targets in question.batches(experiment.device):
-        logits = model.score(queries).float() / model.config.temperature  # [B, N]
+    queries = experiment.queries("validation")
+    every, total, number = queries.targets(), 0.0, 0
+    for batch in queries.batches(experiment.device):
+        logits = model.score(batch.queries).float() / model.config.temperature  # [B, N]
+        targets = every.take(batch.rows).to(experiment.device)
+        places = (targets.segments(), targets.values)
         # A target that the user has seen cannot be listed, so it does not count.
-        shown = allowed[targets.segments(), targets.values]
-        logits = logits.masked_fill(~allowed, -torch.inf).log_softmax(1)
-        own: Tensor = logits[targets.segments(), targets.values][shown]
+        shown = batch.allowed[places]
+        logits = logits.masked_fill(~batch.allowed, -torch.inf).log_softmax(1)
+        own: Tensor = logits[places][shown]
         total, number = total - float(own.sum()), number + len(own)
     return total / max(1, number)
 

@@ -1,7 +1,7 @@
 """The arrays of one data set, prepared once and carried to whichever machine trains on them.
 
     prepared.json   the recipe, what the arrays are of, and a digest over both files of arrays
-    arrays.npz      every order's sequences, categories, user features, semantic IDs
+    arrays.npz      every order's sequences and context, categories, user features, semantic IDs
     content.npz     [N, F] float16 content embeddings: half the bytes, and every machine that
                     trains reads the same ones
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Rows, Sequences
+from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.reproduction.recipe import Recipe, config_of
 from recsys.semantic_ids.codes import ItemCodes
@@ -46,10 +47,9 @@ class Prepared:
     orders: Mapping[str, Sequences]
     """Each user's events, by the order of events at one time."""
     catalogue: ItemCatalogue
-    num_categories: int
+    sizes: FeatureSizes
     user_features: Mapping[str, Rows] = field(default_factory=dict)
     """Categorical rows by user row, each [U]."""
-    cardinalities: Mapping[str, int] = field(default_factory=dict)
     codes: ItemCodes | None = None
     content_columns: int | None = None
     """First columns of the content that ``codes`` are made from; None for all."""
@@ -59,15 +59,6 @@ class Prepared:
     @property
     def num_item_rows(self) -> int:
         return len(self.catalogue.content)
-
-    def sizes(self) -> FeatureSizes:
-        """Say how much there is of what models read."""
-        return FeatureSizes(
-            num_item_rows=self.num_item_rows,
-            content_dim=self.catalogue.content.shape[1],
-            num_categories=self.num_categories,
-            user_features=dict(self.cardinalities),
-        )
 
     def order(self, name: str) -> Sequences:
         """Return the sequences of one order.
@@ -80,6 +71,29 @@ class Prepared:
                 f"{self.name} has no order {name!r} of tied times; it has {', '.join(self.orders)}"
             )
         return self.orders[name]
+
+    def inputs(self, order: str) -> ModelInputs:
+        """Gather what models of one order are fitted on; raises as ``order``."""
+        return ModelInputs(
+            sequences=self.order(order),
+            catalogue=self.catalogue,
+            sizes=self.sizes,
+            user_features=self.user_features,
+            tie_order=order,
+        )
+
+    def item_codes(self) -> ItemCodes:
+        """Return the semantic IDs that a generative model needs.
+
+        Raises:
+            ValueError: The arrays have none.
+        """
+        if self.codes is None:
+            raise ValueError(
+                f"the arrays of {self.name} have no semantic IDs, so there is nothing to generate; "
+                "prepare them with content and semantic_ids.method, or leave the row out"
+            )
+        return self.codes
 
     def save(self, directory: Path) -> str:
         """Write the three files and return the digest of the arrays."""
@@ -96,8 +110,7 @@ class Prepared:
             "arrays_digest": digest,
             "recipe": asdict(self.recipe),
             "orders": list(self.orders),
-            "num_categories": self.num_categories,
-            "cardinalities": dict(self.cardinalities),
+            "sizes": asdict(self.sizes),
             "level_sizes": None if self.codes is None else list(self.codes.level_sizes),
             "content_columns": self.content_columns,
             "about": dict(self.about),
@@ -120,6 +133,11 @@ class Prepared:
                 "recsys reproduce <card> --prepare FOLDER"
             )
         document = json.loads(path.read_text(encoding="utf-8"))
+        if "sizes" not in document:
+            raise ValueError(
+                f"the arrays in {directory} are of an earlier version of the package; prepare them "
+                "again with this version"
+            )
         with np.load(directory / ARRAYS, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         with np.load(directory / CONTENT, allow_pickle=False) as file:
@@ -154,6 +172,8 @@ def _arrays_of(prepared: Prepared) -> Arrays:
             values = getattr(sequences, name)
             if values is not None:
                 arrays[f"{order}/{name}"] = np.asarray(values)
+        for name, values in sequences.context.items():
+            arrays[f"{order}/context/{name}"] = np.asarray(values)
     for name, rows in prepared.user_features.items():
         arrays[f"user/{name}"] = np.asarray(rows)
     if prepared.codes is not None:
@@ -179,6 +199,11 @@ def _prepared_of(document: Mapping[str, Any], arrays: Arrays, content: NDArray[A
             train_end=wide[f"{order}/train_end"],
             validation_end=wide[f"{order}/validation_end"],
             times=wide.get(f"{order}/times"),
+            context={
+                name.removeprefix(f"{order}/context/"): values
+                for name, values in wide.items()
+                if name.startswith(f"{order}/context/")
+            },
         )
         for order in document["orders"]
     }
@@ -198,9 +223,8 @@ def _prepared_of(document: Mapping[str, Any], arrays: Arrays, content: NDArray[A
         recipe=config_of(Recipe, document["recipe"], "recipe."),
         orders=orders,
         catalogue=ItemCatalogue(torch.from_numpy(content.astype(np.float32)), categories),
-        num_categories=document["num_categories"],
+        sizes=FeatureSizes(**document["sizes"]),
         user_features={name[5:]: rows for name, rows in wide.items() if name.startswith("user/")},
-        cardinalities=document["cardinalities"],
         codes=codes,
         content_columns=document["content_columns"],
         about=document["about"],

@@ -1,6 +1,8 @@
 """Run a recipe with one seed: every model, the blends, and what is served of them, refitted.
 
-Axes: none; lists stay in the run's folder.
+A finished row is not made again. Lists stay in the run's folder, and blends are learned on them.
+
+Axes: U queries, k list length.
 """
 
 from __future__ import annotations
@@ -8,39 +10,41 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from recsys.evaluation.ranking import list_ranks
-from recsys.reproduction.fitting import Experiment
+from recsys.fitting.blend import ProfileBlend, SourceLists, fit_blend
+from recsys.fitting.queries import Ranked, rank_queries
+from recsys.fitting.training import device_named
+from recsys.reproduction.experiment import FITTERS, Experiment
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.ranking import Ranked
 from recsys.reproduction.recipe import BLENDS
 from recsys.reproduction.run import (
     LEDGER,
     RESULT,
     MeasuredSplit,
     RunSettings,
-    blended_in_parts,
     described,
-    device_named,
+    finished_result,
     finished_row,
-    invalid_ids,
-    keep_row,
-    learned_on_validation,
-    measured_blend,
-    measured_model,
-    metrics_by_split,
+    load_ranked,
+    metrics_of,
     note_test_look,
     read_json,
-    read_result,
-    source_lists,
     write_json,
+    write_row,
 )
+from recsys.retrieval.sources import source_name
+from recsys.semantic_ids.quality import invalid_share
 
-AGAIN = "_refit"
-"""Behind the name of a model that was fitted again."""
+REFIT = "_refit"
+"""Behind the name of a model that was refitted."""
+NUM_KEPT = 100
+"""Places of a blended list that are kept; metrics read 50."""
 
 
 def run_once(prepared: Prepared, directory: Path, settings: RunSettings) -> dict[str, Any]:
@@ -54,13 +58,12 @@ def run_once(prepared: Prepared, directory: Path, settings: RunSettings) -> dict
         settings: Order, seed, splits.
     """
     folder, recipe = directory / settings.name, prepared.recipe
-    done = read_result(folder / RESULT, prepared)
-    if done is not None and set(settings.splits) <= set(done["splits"]):
+    if (done := finished_result(folder, prepared, settings)) is not None:
         return done
     folder.mkdir(parents=True, exist_ok=True)
     experiment = Experiment(
         prepared=prepared,
-        sequences=prepared.order(settings.order),
+        inputs=prepared.inputs(settings.order),
         seed=settings.seed,
         device=device_named(settings.device),
         checkpoints=folder / "checkpoints",
@@ -68,19 +71,17 @@ def run_once(prepared: Prepared, directory: Path, settings: RunSettings) -> dict
     )
     if "test" in settings.splits:
         note_test_look(directory / LEDGER, prepared, settings)
-    rows: dict[str, dict[str, Any]] = {}
-    for name in recipe.models():
-        if does(settings, name):
-            rows[name] = measured_model(experiment, name, folder, settings)
+    run = RankingRun(experiment, folder, settings)
+    rows = {name: run.model_row(name) for name in recipe.models() if settings.makes(name)}
     for name in BLENDS:
-        if name in recipe.rows and does(settings, name):
-            rows[name] = measured_blend(experiment, name, folder, settings)
+        if name in recipe.rows and settings.makes(name):
+            rows[name] = run.blend_row(name)
     if "test" in settings.splits:
-        rows |= refitted_rows(experiment, folder, settings)
+        rows |= refitted_rows(run)
     result = {
         **described(prepared, settings),
         "seconds": round(sum(row["seconds"] for row in rows.values()), 1),
-        "invalid_ids": invalid_ids(folder, prepared.codes, settings.splits),
+        "invalid_ids": run.invalid_share(),
         "rows": {name: row for name, row in rows.items() if name in recipe.rows},
     }
     if not settings.only:
@@ -89,65 +90,153 @@ def run_once(prepared: Prepared, directory: Path, settings: RunSettings) -> dict
     return result
 
 
-def does(settings: RunSettings, row: str) -> bool:
-    """Say whether this call is to make a row."""
-    return not settings.only or row in settings.only
+@dataclass(frozen=True)
+class RankingRun:
+    """One seed of one order, with the folder that its rows are kept in."""
+
+    experiment: Experiment
+    folder: Path
+    settings: RunSettings
+
+    def finished(self, row: str) -> dict[str, Any] | None:
+        """Read a row that was measured before."""
+        return finished_row(self.folder, row, self.experiment.prepared, self.settings)
+
+    def keep(
+        self,
+        row: str,
+        ranked: Mapping[MeasuredSplit, Ranked],
+        begin: float,
+        about: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Measure and write a row that was begun at a time; return its metrics."""
+        metrics: dict[str, Any] = {
+            **about,
+            "seconds": round(time.perf_counter() - begin, 2),
+            **{
+                split: metrics_of(one.ranks, self.experiment.queries(split).targets())
+                for split, one in ranked.items()
+            },
+        }
+        description = described(self.experiment.prepared, self.settings)
+        write_row(self.folder, row, metrics, ranked, description)
+        return metrics
+
+    def model_row(self, name: str, row: str | None = None) -> dict[str, Any]:
+        """Fit one model and rank by it.
+
+        Args:
+            name: Of the model.
+            row: What files and metrics are called, if not by the model's name.
+        """
+        row = row or name
+        if (done := self.finished(row)) is not None:
+            return done
+        experiment, begin = self.experiment, time.perf_counter()
+        fitted = FITTERS[name](experiment)
+        about = {
+            "fit_seconds": round(time.perf_counter() - begin, 2),
+            "training": None if fitted.training is None else asdict(fitted.training),
+        }
+        ranked = {
+            split: rank_queries(fitted.source, experiment.queries(split), experiment.device)
+            for split in self.settings.splits
+        }
+        return self.keep(row, ranked, begin, about)
+
+    def lists(self, models: Sequence[str], split: MeasuredSplit, suffix: str = "") -> SourceLists:
+        """Read what models listed for a split."""
+        lists = {
+            source_name(model): load_ranked(self.folder / f"{model}{suffix}.npz")[split].lists
+            for model in models
+        }
+        experiment = self.experiment
+        return SourceLists.of_queries(
+            lists, experiment.queries(split), experiment.item_counts(), experiment.seed
+        )
+
+    def fitted_blend(self, parts: Sequence[str]) -> tuple[ProfileBlend, dict[str, Any]]:
+        """Choose on validation how the lists of models are merged."""
+        experiment, lists = self.experiment, self.lists(parts, "validation")
+        recipe = experiment.recipe
+        held_out = experiment.queries("validation").held_out
+        drawn = torch.from_numpy(held_out.drawn(recipe.blend.max_queries, experiment.seed))
+        weights = {name: recipe.fusion_weights.get(name, 1.0) for name in lists.lists}
+        return fit_blend(
+            lists.of(drawn, tuple(lists.lists)),
+            recipe.blend,
+            weights,
+            recipe.metric,
+            experiment.device,
+        )
+
+    def blend_row(self, name: str) -> dict[str, Any]:
+        """Merge the lists of each split: validation's halves each by weights of the other."""
+        if (done := self.finished(name)) is not None:
+            return done
+        if "validation" not in self.settings.splits:
+            raise ValueError("a blend is learned on validation; measure that split too")
+        begin, parts = time.perf_counter(), self.experiment.recipe.parts(name)
+        blend, document = self.fitted_blend(parts)
+        blend.served.save(self.folder / name)
+        about = {part: document[part] for part in ("served", "reason", "weights", "shares")}
+        about["fit_seconds"] = round(time.perf_counter() - begin, 2)
+        ranked = {
+            split: self.merged(blend, self.lists(parts, split), by_half=split == "validation")
+            for split in self.settings.splits
+        }
+        return self.keep(name, ranked, begin, about)
+
+    def merged(self, blend: ProfileBlend, lists: SourceLists, *, by_half: bool = False) -> Ranked:
+        """Merge lists and rank the targets in what is kept of them."""
+        top = blend.merged(lists, NUM_KEPT, by_half=by_half, device=self.experiment.device)
+        return Ranked(top, list_ranks(top.item_rows, lists.distinct_targets()).values)
+
+    def invalid_share(self) -> float | None:
+        """Say what share of the generative model's lists has no semantic ID."""
+        path, codes = self.folder / "generative.npz", self.experiment.prepared.codes
+        if codes is None or not path.exists():
+            return None
+        ranked = load_ranked(path)
+        rows = [ranked[split].lists.item_rows.flatten() for split in self.settings.splits]
+        return invalid_share(torch.cat(rows), codes.codes)
 
 
-def refitted_rows(
-    experiment: Experiment, folder: Path, settings: RunSettings
-) -> dict[str, dict[str, Any]]:
-    """Fit models again with the validation events and measure test alone, as what is served is.
+def refitted_rows(run: RankingRun) -> dict[str, dict[str, Any]]:
+    """Refit models with the validation events and measure test alone, as what is served is.
 
     Each trained model takes as many passes as were best on validation, and the blend has the
     weights that were learned on what the models before listed for validation.
     """
-    recipe, on_test = experiment.recipe, replace(settings, splits=("test",))
-    names = [name for name in recipe.refitted() if does(settings, name + AGAIN)]
+    recipe, settings = run.experiment.recipe, replace(run.settings, splits=("test",))
+    names = [name for name in recipe.refitted() if settings.makes(name + REFIT)]
     rows: dict[str, dict[str, Any]] = {}
-    checkpoints = None if experiment.checkpoints is None else experiment.checkpoints / "refit"
-    again = replace(experiment, chosen_steps=chosen_steps(folder, names), checkpoints=checkpoints)
+    checkpoints = run.experiment.checkpoints
+    refitted = replace(
+        run.experiment,
+        chosen_steps=chosen_steps(run.folder, names),
+        checkpoints=checkpoints and checkpoints / "refit",
+    )
+    later = RankingRun(refitted, run.folder, settings)
     for name in names:
-        rows[name + AGAIN] = measured_model(again, name, folder, on_test, row=name + AGAIN)
-    if "blend_refit" in recipe.rows and does(settings, "blend_refit"):
-        rows["blend_refit"] = refitted_blend(experiment, again, folder, on_test)
+        rows[name + REFIT] = later.model_row(name, row=name + REFIT)
+    row = "blend_refit"
+    if row in recipe.rows and settings.makes(row):
+        rows[row] = later.finished(row) or refitted_blend(run, later, recipe.parts(row))
     return rows
 
 
 def chosen_steps(folder: Path, names: Sequence[str]) -> dict[str, int]:
     """Read how many steps validation chose for each model that is trained by steps."""
-    found = {}
-    for name in names:
-        training = read_json(folder / f"{name}.json")["row"]["training"]
-        if training is not None:
-            found[name] = training["best_step"]
-    return found
+    trainings = {name: read_json(folder / f"{name}.json")["row"]["training"] for name in names}
+    return {name: one["best_step"] for name, one in trainings.items() if one is not None}
 
 
-def refitted_blend(
-    experiment: Experiment, again: Experiment, folder: Path, settings: RunSettings
-) -> dict[str, Any]:
-    """Merge the lists of the models that were fitted again."""
-    prepared = experiment.prepared
-    done = finished_row(folder, "blend_refit", prepared, settings)
-    if done is not None:
-        return done
+def refitted_blend(run: RankingRun, later: RankingRun, parts: Sequence[str]) -> dict[str, Any]:
+    """Merge the lists of the refitted models by the weights of the models before."""
     begin = time.perf_counter()
-    parts = experiment.recipe.parts("blend_refit")
-    blend = learned_on_validation(experiment, source_lists(folder, parts, "validation"))
-    asked = again.question("test")
-    merged = blended_in_parts(
-        blend,
-        source_lists(folder, parts, "test", AGAIN),
-        asked.history_lengths(),
-        again.item_counts(),
-        again.device,
-    )
-    ranks = list_ranks(merged.item_rows, asked.held_out.targets).values
-    found: Mapping[MeasuredSplit, Ranked] = {"test": Ranked(merged, ranks)}
-    numbers = {
-        "seconds": round(time.perf_counter() - begin, 2),
-        **metrics_by_split(experiment, found),
+    blend, _ = run.fitted_blend(parts)
+    ranked: dict[MeasuredSplit, Ranked] = {
+        "test": later.merged(blend, later.lists(parts, "test", REFIT))
     }
-    keep_row(folder, "blend_refit", numbers, found, described(prepared, settings))
-    return numbers
+    return later.keep("blend_refit", ranked, begin, {})

@@ -15,42 +15,29 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
+from recsys.fitting.blend import BlendConfig
+from recsys.fitting.queries import RetrievalSettings
 from recsys.models.content_similarity import ContentSimilarityConfig
 from recsys.models.generative.config import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
-from recsys.retrieval.blend.learned import LearnedBlendConfig
+from recsys.retrieval.sources import MODELS, SLOW_MODELS
 from recsys.training.code_distillation import TeachingConfig
 from recsys.training.passes import TrainingConfig
 
 Config = TypeVar("Config")
 
-ROWS = (
-    "popularity",
-    "item_to_item",
-    "content",
-    "two_tower",
-    "sequence",
-    "ensemble",
-    "generative",
-    "blend_fast",
-    "blend",
-)
-"""Names of what is measured; ``blend_fast`` merges all but the lists of ``SLOW``. Where a sequence
-model has ``fast_members``, these are the row ``sequence``, and ``ensemble`` is all of them; other
-models have no such row."""
-SLOW = ("ensemble", "generative")
+ROWS = (*MODELS, "blend_fast", "blend")
+"""Names of what is measured; ``blend_fast`` merges all but the lists of ``SLOW_MODELS``. Without
+``fast_members`` of a sequence model there is no row ``ensemble``."""
 REFITTED = ("sequence_refit", "blend_refit")
 """Rows of what is served: models fitted again with the validation events, for as many passes as
 validation chose, and merged by the weights that the models before them were given. Measured on test
 alone, and only where a recipe names them; the other rows never saw those events. ``blend_refit``
 merges what ``blend_fast`` does."""
 BLENDS = ("blend_fast", "blend")
-MODELS = tuple(row for row in ROWS if row not in BLENDS)
-SOURCES = {"popularity": "popular"}
-"""Rows whose source has another name in a blend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +59,16 @@ class Recipe:
     generative_training: TrainingConfig = field(default_factory=TrainingConfig)
     generative_ids: Literal["content", "sequence"] = "content"
     """What the generated semantic IDs are made from: content, as prepared, or the item vectors of
-    the recipe's sequence model, which group what is taken together. Cold items have content's."""
+    the recipe's sequence model, which group what users interact with together. Cold items have
+    content's."""
     generative_teaching: TeachingConfig = field(default_factory=TeachingConfig)
     """What the generative model learns from the recipe's sequence model besides the labels."""
-    beam_width: int = 100
-    blend: LearnedBlendConfig = field(default_factory=LearnedBlendConfig)
-    num_candidates: int = 200
-    """Items of each source's list that a blend merges."""
-    max_history: int = 200
-    """The latest so many events that sources which read everything may read."""
-    exclude_history: bool = True
-    """Whether lists leave out what the user already took."""
+    blend: BlendConfig = field(default_factory=BlendConfig)
+    fusion_weights: Mapping[str, float] = field(default_factory=dict)
+    """By source, what merges lists where no weights are learned; 1 for sources that it lacks."""
+    metric: str = "ndcg@10"
+    """What the weights of a blend are judged by."""
+    retrieval: RetrievalSettings = field(default_factory=RetrievalSettings)
 
     def __post_init__(self) -> None:
         if self.generative_ids not in ("content", "sequence"):
@@ -121,7 +107,7 @@ class Recipe:
 
     def parts(self, blend: str) -> list[str]:
         """Name the models that a blend merges."""
-        out = SLOW if blend != "blend" else ()
+        out = SLOW_MODELS if blend != "blend" else ()
         named = [model for model in self.sources if model not in out]
         return [model for model in named if model != "ensemble" or self.has_ensemble]
 

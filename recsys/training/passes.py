@@ -53,7 +53,7 @@ class TrainingConfig:
             num_steps = min(num_steps, self.max_steps)
         return self.for_steps(num_steps, max(1, round(self.epochs_per_evaluation * per_epoch)))
 
-    def again(self, best_step: int, num_examples: tuple[int, int]) -> TrainConfig:
+    def for_refit(self, best_step: int, num_examples: tuple[int, int]) -> TrainConfig:
         """Describe a refit of as many passes as were best, with that run's schedule.
 
         Args:

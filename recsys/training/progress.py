@@ -32,6 +32,13 @@ class SilentTracker:
         pass
 
 
+class SilentProgress:
+    """Shows nothing."""
+
+    def show(self, step: int, num_steps: int, **values: float) -> None:
+        pass
+
+
 class StderrProgress:
     """Writes one line each time, with the steps done per second since the line before."""
 

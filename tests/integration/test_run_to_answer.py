@@ -12,21 +12,29 @@ from click.testing import Result
 from fastapi.testclient import TestClient
 
 from pipelines.candidates.blends import load_blends
-from pipelines.candidates.generation import GeneratedSource
-from pipelines.candidates.sources import ScoredSource, Source, ask_all, lists_of
 from pipelines.inputs.tensors import read_inputs
 from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.fitting.queries import RetrievalSettings
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
+from recsys.retrieval.sources import (
+    ScoredSource,
+    Source,
+    allowed_items,
+    generated_source,
+    lists_of,
+    rank_by_all,
+)
 from recsys.testing.synthetic import World
 from serving.bundle.manifest import Profile
 from serving.recommend import Recommender
 from serving.settings import ServingOptions, Settings
+from serving.surfaces import HOME
 from serving.web.app import create_app
 
 MEASURED = {
@@ -104,7 +112,7 @@ def test_the_measured_blend_is_the_served_one(shop: Path, profile: Profile) -> N
         "content": ScoredSource(ContentSimilarity.load(refit / "content").score),
         "two_tower": ScoredSource(two_tower.score),
         "sequence": ScoredSource(sequence.score),
-        "generative": GeneratedSource(generative, codes),
+        "generative": generated_source(generative, codes, HOME.beam_width),
     }
     blend = load_blends(shop / "fit_blend/given")[profile]
     weighed = {"popular", "item_to_item", "content", "two_tower", "sequence"}
@@ -116,9 +124,12 @@ def test_the_measured_blend_is_the_served_one(shop: Path, profile: Profile) -> N
     for row in range(1, users.num_user_rows):
         history = Jagged.from_lists([users.history(row).tolist()])
         user = Jagged.one_each(torch.tensor([row]))
-        queries = JaggedBatch({"history": history, "user": user, "seen": history})
-        answers = ask_all(sources, queries, inputs.sizes.num_item_rows)
-        measured = blend.lists(lists_of(answers), history.lengths(), counts)
+        queries = JaggedBatch({"history": history, "user": user})
+        num_item_rows = inputs.sizes.num_item_rows
+        allowed = allowed_items(history, 1, num_item_rows)
+        k = RetrievalSettings().list_length(num_item_rows)
+        lists = lists_of(rank_by_all(sources, queries, allowed, k))
+        measured = blend.lists(lists, history.lengths(), counts)
         rows = [item for item in measured.item_rows[0].tolist() if item > 0][:10]
         served = recommender.recommend([users.user_ids[row]], k=10)
         assert served["item_id"].to_list() == [

@@ -13,13 +13,8 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.blend.source_features import FEATURES
-from recsys.retrieval.blend.source_lists import (
-    GeneratedItems,
-    ScoredItems,
-    blended_lists,
-    source_lists,
-    unseen,
-)
+from recsys.retrieval.blend.source_lists import blended_lists
+from recsys.retrieval.sources import GeneratedSource, ScoredSource, allowed_items
 from serving.bundle.load import load_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
@@ -93,12 +88,12 @@ def offline_sources(bundle, names):
         semantic_ids_version=bundle.semantic_ids.version,
     )
     every = {
-        "popular": ScoredItems(bundle.popularity.score, needs_history=False),
-        "item_to_item": ScoredItems(bundle.item_to_item.score),
-        "two_tower": ScoredItems(bundle.retriever.model.score),
-        "content": ScoredItems(bundle.content_similarity.score),
-        "sequence": ScoredItems(bundle.sequence.score),
-        "generative": GeneratedItems(generation.model, search),
+        "popular": ScoredSource(bundle.popularity.score, needs_history=False),
+        "item_to_item": ScoredSource(bundle.item_to_item.score),
+        "two_tower": ScoredSource(bundle.retriever.model.score),
+        "content": ScoredSource(bundle.content_similarity.score),
+        "sequence": ScoredSource(bundle.sequence.score),
+        "generative": GeneratedSource(generation.model, search),
     }
     return {name: every[name] for name in names}
 
@@ -107,10 +102,11 @@ def test_the_measured_blend_is_the_served_one(recommender):
     bundle = recommender.bundle
     blend = bundle.blends[recommender.profile]
     queries = batch_of_all_users(bundle)
-    masks = unseen(queries["history"], bundle.num_item_rows)
+    history = queries["history"]
+    allowed = allowed_items(history, queries.batch_size, bundle.num_item_rows)
     k = min(HOME.num_candidates, bundle.num_item_rows - 1)
     sources = offline_sources(bundle, blend.sources)
-    lists = source_lists(sources, queries, masks, k)
+    lists = {name: source(queries, allowed, k).lists for name, source in sources.items()}
     lengths = queries["history"].lengths()
     measured = blended_lists(blend, lists, lengths, bundle.item_counts, 20)
     for place, user_id in enumerate(list(bundle.users.user_ids)[1:]):

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.retrieval.blend.fusion import FILL
 from serving.bundle.load import load_bundle
 from serving.query import UnknownItemError
 from serving.recommend import Recommender
 from serving.schemas import Request
-from serving.surfaces import FILL
 
 pytestmark = pytest.mark.numerics
 

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import merge, plain, read_toml, validate
 from pipelines.presets import PRESETS
-from recsys.reproduction.recipe import MODELS, ROWS
+from recsys.reproduction.recipe import ROWS
+from recsys.retrieval.sources import MODELS
 
 FOLDER = Path(__file__).parent
 PUBLISHED = FOLDER / "published" / "numbers.toml"

@@ -11,6 +11,7 @@ together, C candidates kept to fit on, G kinds of users, I kinds of items, k lis
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -139,6 +140,14 @@ class LearnedBlend:
             raise ValueError("weights and scales must be finite; fit the blend again")
         self.config, self.sources, self.fitted = config, tuple(sources), fit
         self.weights, self.scales = weights, scales
+
+    def to(self, device: torch.device | str) -> LearnedBlend:
+        """Copy the blend to a device."""
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(moved, name, value.to(device))
+        return moved
 
     @classmethod
     def fit(

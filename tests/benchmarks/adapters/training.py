@@ -18,10 +18,9 @@ from recsys.data.domains import domain_window_batch, domain_windows
 from recsys.data.order import BatchOrder
 from recsys.data.windows import Windows, training_windows
 from recsys.models.sequence.model import SequenceModel
-from recsys.reproduction.fitting import QuietProgress
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
-from recsys.training.progress import SilentTracker
+from recsys.training.progress import SilentProgress, SilentTracker
 from tests.benchmarks.adapters.domains import Data
 from tests.benchmarks.adapters.plans import Plan
 from tests.benchmarks.adapters.tables import METRIC
@@ -164,7 +163,7 @@ def fit(
         ),
         evaluate=None if judge is None else evaluate,
         tracker=SilentTracker(),
-        progress=QuietProgress(),
+        progress=SilentProgress(),
     )
     kept = best[0][1] if best else averaged.means if plan.average else None
     if kept is not None:

@@ -31,12 +31,12 @@ from torch import Tensor
 
 from pipelines.config.run import EvaluationConfig
 from pipelines.evaluation.analyse import Background, analyse_split
-from pipelines.inputs.tensors import MAX_QUERIES
 from pipelines.stages.evaluate import per_user_table
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingResult, evaluate_ranking
 from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import RetrievalSettings
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from tests.benchmarks.harness import Row, command_line, write_results
 
@@ -81,7 +81,7 @@ def ranked(rows: Tensor, num_items: int, seed: int) -> RankingResult:
     generator = torch.Generator().manual_seed(seed)
     queries = torch.randn(num_users + 1, DIM, generator=generator)
     items = torch.randn(num_items + 1, DIM, generator=generator)
-    size = max(1, min(MAX_QUERIES, CONFIG.max_scores // num_items))
+    size = RetrievalSettings(max_scores=CONFIG.max_scores).batch_size(num_items)
     batches = (
         JaggedBatch({"user": Jagged.one_each(part)})
         for part in torch.split(torch.arange(1, num_users + 1), size)

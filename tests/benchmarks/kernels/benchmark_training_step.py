@@ -22,10 +22,9 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.embedding.collection import EmbeddingBags, RowUpdateConfig, TableConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
-from recsys.reproduction.fitting import QuietProgress
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
-from recsys.training.progress import SilentTracker
+from recsys.training.progress import SilentProgress, SilentTracker
 from tests.benchmarks.harness import Row, command_line, device_name, write_results
 from tests.benchmarks.kernels.comparison import free_memory
 
@@ -130,7 +129,7 @@ def step_ms(
         deterministic=False,
     )
     quiet = SilentTracker()
-    train(model, loss_at, optimizer, config, tracker=quiet, progress=QuietProgress())
+    train(model, loss_at, optimizer, config, tracker=quiet, progress=SilentProgress())
     gaps = [1e3 * (two - one) for one, two in pairwise(begun)]
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     return statistics.median(gaps[WARM_UP:]), peak

@@ -38,10 +38,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recsys.fitting.training import device_named
 from recsys.models.ease import EaseConfig
 from recsys.models.ranker.config import Trunk
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.run import device_named
 from tests.benchmarks.harness import command_line, device_name
 from tests.benchmarks.ranker.seeds import (
     CORRECTION,

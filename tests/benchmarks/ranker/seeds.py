@@ -19,6 +19,8 @@ from recsys.data.dataset import Rows
 from recsys.data.top_k import TopK, reranked_places
 from recsys.evaluation.auc import area_under_curve
 from recsys.evaluation.ranking import list_ranks, per_user_metric
+from recsys.fitting.blend import SourceLists as QueriedLists
+from recsys.fitting.blend import default_device, learned_blend, learned_profile
 from recsys.layers.moe.routing import expert_use
 from recsys.models.ease import EaseConfig
 from recsys.models.ranker.batch import Candidates
@@ -30,15 +32,13 @@ from recsys.models.ranker.config import (
     flops_of,
 )
 from recsys.models.ranker.model import Ranker
-from recsys.reproduction.fitting import QuietProgress
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.run import blended_by_halves, blended_in_parts, learned, moved, on_device
 from recsys.retrieval.blend.candidate_features import BASE, CandidateBuilder, feature_names
 from recsys.retrieval.blend.history_features import HISTORY_FEATURES, HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.training.loop import train
 from recsys.training.optim import ScheduleConfig, adamw
-from recsys.training.progress import SilentTracker
+from recsys.training.progress import SilentProgress, SilentTracker
 from recsys.training.ranker_fit import RankerFitConfig, fit_line, ranker_loss
 from recsys.training.ranking_examples import (
     Outcomes,
@@ -51,6 +51,8 @@ from tests.benchmarks.ranker.sources import Data, SourceLists, stage
 TRUNKS: tuple[Trunk, ...] = ("dense", "shared_bottom", "sparse")
 BLEND, EARLIER_BLEND, CORRECTION = "blend, served", "blend of earlier events", "straight line"
 METRIC = "ndcg@10"
+KEPT = 100
+"""Places of a merged list."""
 MOST_EVENTS = 200
 QUERIES = 512
 """Merged and scored at a time."""
@@ -105,19 +107,18 @@ def examples_of(
     queries = data.sequences.queries(
         held_out.positions, max_history=MOST_EVENTS, user_features=prepared.user_features
     )
-    there, counts = moved(blend, device), seen.item_counts.to(device)
+    there, counts = blend.to(device), seen.item_counts.to(device)
     builder = CandidateBuilder(
         blend=there, history_features=numbers.to(device), num_candidates=fit.num_candidates
     )
     parts = []
     for rows in torch.split(torch.arange(len(held_out.positions)), QUERIES):
         lists = {
-            name: on_device(TopK(*(part[rows] for part in top)), device)
-            for name, top in seen.lists.items()
+            name: TopK(*(part[rows].to(device) for part in top)) for name, top in seen.lists.items()
         }
         history = queries["history"].take(rows).to(device)
         # Merging makes its tensors on the default device.
-        with device:
+        with default_device(device):
             found = builder.candidates(lists, history, counts)
         parts.append([part.cpu() for part in found])
     item_rows, features = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -173,8 +174,8 @@ def inputs_of(prepared: Prepared, tasks: Sequence[str], sources: Sequence[str]) 
         num_item_rows=prepared.num_item_rows,
         tasks=tuple(tasks),
         content_dim=prepared.catalogue.content.shape[1],
-        num_categories=prepared.num_categories,
-        user_features=dict(prepared.cardinalities),
+        num_categories=prepared.sizes.num_categories,
+        user_features=prepared.sizes.user_features,
         candidate_dense=feature_names(tuple(sources)),
         base_feature=BASE,
     )
@@ -207,10 +208,15 @@ class Seed:
             self.judged = {split: self._examples(one, numbers) for split, one in now.items()}
 
     def _learned(self, of: SourceLists) -> LearnedBlend:
-        config = self.data.prepared.recipe.blend
-        return learned(
-            of.lists, of.held_out.targets, of.lengths, of.item_counts, config, self.device
+        config = self.data.prepared.recipe.blend.learned()
+        return learned_blend(self._beside_queries(of), config, self.device)
+
+    def _beside_queries(self, of: SourceLists) -> QueriedLists:
+        queries = replace(
+            self.data.experiment("now", self.seed, self.device).queries("validation"),
+            held_out=of.held_out,
         )
+        return QueriedLists.of_queries(dict(of.lists), queries, of.item_counts, self.seed)
 
     def _numbers(self, ends: Rows, of: SourceLists) -> HistoryFeatures:
         linear = self.data.linear(ends, self.recipe.linear, self.device)
@@ -224,17 +230,13 @@ class Seed:
     def blends(self) -> dict[str, dict[str, Tensor]]:
         """Measure both blends, by row and split."""
         served, earlier = {}, {}
-        whole = self.data.experiment("now", self.seed, self.device)
+        config = self.data.prepared.recipe.blend
+        blend = learned_profile(self._beside_queries(self.now["validation"]), config, self.device)
+        assert blend is not None, "too few validation users to learn a blend"
         for split, found in self.now.items():
-            lists = dict(found.lists)
-            if split == "validation":
-                question = whole.question("validation", self.data.most_judged)
-                merged = blended_by_halves(whole, lists, question)
-            else:
-                blend = self._learned(self.now["validation"])
-                merged = blended_in_parts(
-                    blend, lists, found.lengths, found.item_counts, self.device
-                )
+            merged = blend.merged(
+                self._beside_queries(found), KEPT, by_half=split == "validation", device=self.device
+            )
             served[split] = per_user(merged.item_rows, found.held_out.targets)
             earlier[split] = per_user(
                 self.judged[split].candidates.item_rows, found.held_out.targets
@@ -300,7 +302,7 @@ class Seed:
             self.recipe.fit.for_examples(num_examples),
             evaluate=evaluate,
             tracker=SilentTracker(),
-            progress=QuietProgress(),
+            progress=SilentProgress(),
         )
 
     def trained(self, trunk: Trunk | None) -> tuple[Ranker, float]:

@@ -22,12 +22,12 @@ from pipelines.ranking.out_of_sample import queries_at
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.data.held_out import HeldOut
 from recsys.data.top_k import TopK
+from recsys.fitting.queries import rank_queries
 from recsys.models.ease import Ease, EaseConfig
 from recsys.models.sequence.model import SequenceModel
-from recsys.reproduction.fitting import FITTERS, Experiment
+from recsys.reproduction.experiment import FITTERS, Experiment
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.ranking import rank_all
-from recsys.reproduction.recipe import SOURCES
+from recsys.retrieval.sources import source_name
 
 When = Literal["before", "now"]
 VECTORS = "vectors"
@@ -99,7 +99,10 @@ class Data:
 
     def judged(self, experiment: Experiment, split: str) -> HeldOut:
         """Take a split's questions, or so many as are judged."""
-        return experiment.question(split, self.most_judged).held_out  # type: ignore[arg-type]
+        queries = experiment.queries(split)  # type: ignore[arg-type]
+        if self.most_judged is not None:
+            queries = queries.sample(self.most_judged, experiment.seed)
+        return queries.held_out
 
     def linear(self, ends: Rows, config: EaseConfig, device: torch.device) -> Ease:
         """Fit item-to-item weights on each user's events before an end, [U]."""
@@ -123,7 +126,8 @@ class Data:
                 train_end=ends,
                 validation_end=np.minimum(ends + 1, np.asarray(sequences.train_end)),
             )
-        return Experiment(prepared=self.prepared, sequences=sequences, seed=seed, device=device)
+        inputs = replace(self.prepared.inputs("given"), sequences=sequences)
+        return Experiment(prepared=self.prepared, inputs=inputs, seed=seed, device=device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,15 +146,14 @@ def lists_from(
     experiment: Experiment, sources: Mapping[str, Any], held_out: HeldOut
 ) -> SourceLists:
     """Query sources about held-out events."""
-    question = experiment.question("validation")._replace(held_out=held_out)
-    k = min(experiment.recipe.num_candidates, experiment.prepared.num_item_rows - 1)
+    queries = replace(experiment.queries("validation"), held_out=held_out)
     return SourceLists(
         held_out=held_out,
         lists={
-            SOURCES.get(name, name): rank_all(source, question, k, experiment.device).lists
+            source_name(name): rank_queries(source, queries, experiment.device).lists
             for name, source in sources.items()
         },
-        lengths=question.history_lengths(),
+        lengths=queries.history_lengths(),
         item_counts=experiment.item_counts(),
     )
 
@@ -206,7 +209,7 @@ def read_lists(
         vectors = torch.from_numpy(file[VECTORS]) if VECTORS in file.files else None
         for name in ("earlier",) if when == "before" else splits:
             held_out = data.earlier(seed) if when == "before" else data.judged(experiment, name)
-            question = experiment.question("validation")._replace(held_out=held_out)
+            queries = replace(experiment.queries("validation"), held_out=held_out)
             sources = [key.split("/")[1] for key in file.files if key.startswith(f"{name}/")]
             lists = {
                 source: TopK(
@@ -220,7 +223,7 @@ def read_lists(
             found[name] = SourceLists(
                 held_out=held_out,
                 lists=lists,
-                lengths=question.history_lengths(),
+                lengths=queries.history_lengths(),
                 item_counts=experiment.item_counts(),
                 vectors=vectors,
             )

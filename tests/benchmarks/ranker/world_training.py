@@ -12,10 +12,9 @@ from recsys.data.batch import Jagged
 from recsys.models.ranker.batch import Feedback, RankingBatch
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.ranker.model import Ranker
-from recsys.reproduction.fitting import QuietProgress
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, adamw
-from recsys.training.progress import SilentTracker
+from recsys.training.progress import SilentProgress, SilentTracker
 from tests.recsys.testing.ranking_worlds import RankingWorld
 
 _SIZES = RankerConfig(embedding_dim=16, key_dim=8, max_history=5, hidden_dim=16, head_dim=8)
@@ -59,5 +58,5 @@ def train_on_requests(
         adamw(model, AdamWConfig(tables="dense")),
         config,
         tracker=SilentTracker(),
-        progress=QuietProgress(),
+        progress=SilentProgress(),
     )

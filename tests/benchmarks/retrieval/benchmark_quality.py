@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 
-from pipelines.candidates.sources import ScoredSource
 from pipelines.config.run import RunConfig
 from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.inputs.tensors import read_inputs
@@ -39,6 +38,7 @@ from pipelines.stages.list import STAGES
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.popularity import Popularity
 from recsys.models.two_tower import TwoTower
+from recsys.retrieval.sources import ScoredSource
 from tests.benchmarks.harness import RESULTS, Row, command_line, device_name, write_results
 
 LEDGER = RESULTS / "test_split_ledger.jsonl"

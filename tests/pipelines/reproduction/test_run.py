@@ -84,7 +84,7 @@ def test_a_mean_out_of_its_band_is_named_and_one_inside_is_not(card):
     inside = summary_of("walks", card, [result("given", 0, 0.419)])
     assert out_of_band(card, inside) == []
     (wrong,) = out_of_band(card, summary_of("walks", card, [result("given", 0, 0.425)]))
-    assert wrong.told() == ("sequence recall@10 (given order) is 0.4250, expected 0.3800 to 0.4200")
+    assert wrong.text() == ("sequence recall@10 (given order) is 0.4250, expected 0.3800 to 0.4200")
     validation = summary_of("walks", card, [result("given", 0, 0.9, split="validation")])
     assert out_of_band(card, validation) == []
 

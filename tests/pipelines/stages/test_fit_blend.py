@@ -2,37 +2,38 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from pipelines.candidates.blends import (
-    FILE,
-    FUSION,
-    LEARNED,
-    ProfileBlend,
-    fusion_of,
-    load_blends,
-    profiles_of,
-    row_names,
-    served_blends,
-    single_of,
-)
-from pipelines.candidates.examples import Examples
-from pipelines.config.run import BlendConfig, RunConfig
-from pipelines.stages import fit_blend
-from pipelines.stages.fit_blend import fit_profile
+from pipelines.candidates.blends import FILE, load_blends, profiles_of, row_names, served_blends
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import list_ranks
+from recsys.fitting import blend as fitting
+from recsys.fitting.blend import (
+    FUSION,
+    LEARNED,
+    BlendConfig,
+    FittedBlend,
+    ProfileBlend,
+    SourceLists,
+    fit_blend,
+    fusion_of,
+    single_of,
+)
 from recsys.retrieval.blend.fusion import reciprocal_rank_fusion
 from recsys.retrieval.blend.learned import LearnedBlend
 from serving.surfaces import HOME
 
 NUM_USERS, NUM_ITEMS, LENGTH = 400, 60, 20
-CONFIG = RunConfig(workspace=Path("unused"))
+CONFIG = BlendConfig()
+
+
+def fitted(given: SourceLists, config: BlendConfig = CONFIG) -> FittedBlend:
+    return fit_blend(given, config, HOME.weights, "ndcg@10")
 
 
 def ranked(rows: torch.Tensor) -> TopK:
@@ -49,9 +50,9 @@ def listed(targets: torch.Tensor, hit_rate: float, seed: int) -> TopK:
     return ranked(rows)
 
 
-def examples(hit_rates: dict[str, float], num_users: int = NUM_USERS) -> Examples:
+def examples(hit_rates: dict[str, float], num_users: int = NUM_USERS) -> SourceLists:
     targets = torch.arange(num_users) % NUM_ITEMS + 1
-    return Examples(
+    return SourceLists(
         {name: listed(targets, rate, seed) for seed, (name, rate) in enumerate(hit_rates.items())},
         Jagged.one_each(targets),
         torch.full((num_users,), 5),
@@ -67,13 +68,15 @@ def test_targets_are_ranked_by_their_place_in_the_list() -> None:
 
 
 def test_learned_weights_trust_the_source_that_finds_and_say_what_they_gain() -> None:
-    made, told = fit_profile(examples({"sequence": 0.5, "two_tower": 0.02}), CONFIG)
-    assert told["served"] == LEARNED
-    assert told["shares"]["sequence"] > 0.75
-    assert told["validation"][LEARNED] == pytest.approx(told["validation"]["sequence"], abs=0.02)
-    assert told["validation"][LEARNED] > told["validation"][FUSION] + 0.1
-    assert 0.45 * NUM_USERS < told["num_found"] < 0.6 * NUM_USERS
-    assert set(told["weights"]) == set(made.served.sources)
+    made, document = fitted(examples({"sequence": 0.5, "two_tower": 0.02}))
+    assert document["served"] == LEARNED
+    assert document["shares"]["sequence"] > 0.75
+    assert document["validation"][LEARNED] == pytest.approx(
+        document["validation"]["sequence"], abs=0.02
+    )
+    assert document["validation"][LEARNED] > document["validation"][FUSION] + 0.1
+    assert 0.45 * NUM_USERS < document["num_found"] < 0.6 * NUM_USERS
+    assert set(document["weights"]) == set(made.served.sources)
 
 
 def test_what_is_better_on_validation_is_served_and_said(
@@ -82,13 +85,13 @@ def test_what_is_better_on_validation_is_served_and_said(
     names = ("sequence", "two_tower")
     poor = single_of(names, "two_tower")
     spoilt = ProfileBlend(served=poor, folds=(poor, poor))
-    monkeypatch.setattr(fit_blend, "learned_profile", lambda *_: spoilt)
-    made, told = fit_profile(examples({"sequence": 0.5, "two_tower": 0.02}), CONFIG)
-    assert told["served"] == "sequence"
-    assert "sequence" in told["reason"]
-    assert told["rival"]["ahead"] > 0.3
+    monkeypatch.setattr(fitting, "learned_profile", lambda *_: spoilt)
+    made, document = fitted(examples({"sequence": 0.5, "two_tower": 0.02}))
+    assert document["served"] == "sequence"
+    assert "sequence" in document["reason"]
+    assert document["best_alternative"]["ahead"] > 0.3
     made.save(tmp_path, "fast")
-    (tmp_path / FILE).write_text(json.dumps({"profiles": {"fast": told}}))
+    (tmp_path / FILE).write_text(json.dumps({"profiles": {"fast": document}}))
     # Both profiles are one without a generative model.
     assert served_blends(tmp_path) == {
         "fast": tmp_path / "blend_fast",
@@ -102,11 +105,13 @@ def test_within_noise_learned_weights_stay(monkeypatch: pytest.MonkeyPatch) -> N
     names = ("sequence", "two_tower")
     one = single_of(names, "two_tower")
     monkeypatch.setattr(
-        fit_blend, "learned_profile", lambda *_: ProfileBlend(served=one, folds=(one, one))
+        fitting, "learned_profile", lambda *_: ProfileBlend(served=one, folds=(one, one))
     )
-    _, told = fit_profile(given, CONFIG)
-    assert told["served"] == LEARNED
-    assert told["rival"]["ahead"] <= 2 * told["rival"]["standard_error"]
+    _, document = fitted(given)
+    assert document["served"] == LEARNED
+    assert (
+        document["best_alternative"]["ahead"] <= 2 * document["best_alternative"]["standard_error"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,20 +125,20 @@ def test_without_learned_weights_the_surface_fuses(
     tmp_path: Path, blend: BlendConfig, num_users: int, reason: str
 ) -> None:
     given = examples({"sequence": 0.5, "two_tower": 0.02}, num_users)
-    made, told = fit_profile(given, replace(CONFIG, blend=blend))
-    assert told["served"] == FUSION
-    assert reason in told["reason"]
+    made, document = fitted(given, blend)
+    assert document["served"] == FUSION
+    assert reason in document["reason"]
     made.save(tmp_path, "fast")
-    (tmp_path / FILE).write_text(json.dumps({"profiles": {"fast": told}}))
+    (tmp_path / FILE).write_text(json.dumps({"profiles": {"fast": document}}))
     assert served_blends(tmp_path) == {}
 
 
 def test_fusion_as_weights_orders_as_reciprocal_rank_fusion() -> None:
     given = examples({"sequence": 0.4, "two_tower": 0.2, "content": 0.3, "popular": 0.1})
-    merged = single(fusion_of(tuple(given.lists))).lists(
+    merged = single(fusion_of(tuple(given.lists), HOME.weights)).lists(
         given.lists, given.history_lengths, given.item_counts
     )
-    names = ("sequence", "two_tower", "popular")  # content speaks for appended items only
+    names = ("sequence", "two_tower", "popular")  # content ranks appended items only
     fused = reciprocal_rank_fusion(
         {name: given.lists[name].item_rows for name in names},
         merged.item_rows.shape[1],
@@ -159,7 +164,7 @@ def test_each_half_is_measured_by_the_weights_of_the_other() -> None:
     given = examples({"sequence": 0.4, "two_tower": 0.2}, num_users=6)
     names = tuple(given.lists)
     made = ProfileBlend(
-        served=fusion_of(names),
+        served=fusion_of(names, HOME.weights),
         folds=(single_of(names, "sequence"), single_of(names, "two_tower")),
     )
     merged = made.lists(given.lists, given.history_lengths, given.item_counts, given.folds)
@@ -170,14 +175,14 @@ def test_each_half_is_measured_by_the_weights_of_the_other() -> None:
 
 def test_weights_of_a_half_never_saw_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Sequence[int]] = []
-    fit = fit_blend.learned_blend
+    fit = fitting.learned_blend
 
-    def noted(part: Examples, config: RunConfig) -> LearnedBlend:
+    def noted(part: SourceLists, *settings: Any) -> LearnedBlend:
         seen.append(part.folds.unique().tolist())
-        return fit(part, config)
+        return fit(part, *settings)
 
-    monkeypatch.setattr(fit_blend, "learned_blend", noted)
-    fit_profile(examples({"sequence": 0.5, "two_tower": 0.1}), CONFIG)
+    monkeypatch.setattr(fitting, "learned_blend", noted)
+    fitted(examples({"sequence": 0.5, "two_tower": 0.1}))
     assert seen == [[0, 1], [1], [0]]
 
 

@@ -8,13 +8,13 @@ import torch
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
+from recsys.fitting.queries import RetrievalSettings
 from recsys.models.generative.config import GenerativeConfig
-from recsys.models.item_tower import ItemCatalogue
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.reproduction.prepared import VERSION, Prepared
 from recsys.reproduction.recipe import Recipe
-from recsys.retrieval.blend.learned import LearnedBlendConfig
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.training.code_distillation import TeachingConfig
 from recsys.training.optim import ScheduleConfig
@@ -37,9 +37,14 @@ def walks(seed: int) -> Sequences:
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     ends = offsets[1:]
     held_out = np.array([0] + [1] * NUM_USERS)
-    times = np.arange(offsets[-1]) * 86_400
+    days = np.arange(offsets[-1])
     return Sequences(
-        np.concatenate(rows), offsets, ends - 2 * held_out, ends - held_out, times=times
+        np.concatenate(rows),
+        offsets,
+        ends - 2 * held_out,
+        ends - held_out,
+        times=days * 86_400,
+        context={"weekday": 1 + days % 7},
     )
 
 
@@ -75,9 +80,7 @@ def small_recipe() -> Recipe:
         generative_training=replace(training, max_epochs=40.0, patience=40),
         generative_ids="sequence",
         generative_teaching=TeachingConfig(share=0.8, dropped_events=0.2),
-        beam_width=10,
-        blend=LearnedBlendConfig(),
-        num_candidates=20,
+        retrieval=RetrievalSettings(beam_width=10, num_candidates=20),
     )
 
 
@@ -99,6 +102,11 @@ def small_world(small_recipe) -> Prepared:
         recipe=small_recipe,
         orders={"given": walks(0), "shuffled": walks(1)},
         catalogue=ItemCatalogue(content, categories),
-        num_categories=NUM_CLUSTERS + 1,
+        sizes=FeatureSizes(
+            num_item_rows=num_items + 1,
+            content_dim=12,
+            num_categories=NUM_CLUSTERS + 1,
+            context_features={"weekday": 8},
+        ),
         codes=ItemCodes(codes=codes, level_sizes=(NUM_CLUSTERS, CLUSTER_SIZE), version=VERSION),
     )

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from recsys.data.top_k import TopK
-from recsys.reproduction.fitting import FITTERS, Experiment
-from recsys.reproduction.ranking import rank_all
+from recsys.fitting.queries import rank_queries
+from recsys.reproduction.experiment import FITTERS, Experiment
 from recsys.reproduction.ranking_run import run_once
 from recsys.reproduction.recipe import REFITTED, Recipe
 from recsys.reproduction.run import LEDGER, RunSettings, load_ranked
@@ -48,9 +48,10 @@ def test_refitted_models_have_seen_the_validation_event_and_test_alone_is_measur
 
     sequences = world.order("given")
     moved = replace(sequences, train_end=sequences.validation_end)
-    own = Experiment(prepared=world, sequences=moved, seed=0, device=torch.device("cpu"))
+    inputs = replace(world.inputs("given"), sequences=moved)
+    own = Experiment(prepared=world, inputs=inputs, seed=0, device=torch.device("cpu"))
     model = FITTERS["item_to_item"](own)
-    expected = rank_all(model.source, own.question("test"), 20, own.device)
+    expected = rank_queries(model.source, own.queries("test"))
     path = folder / "given-0" / "item_to_item_refit.npz"
     found = load_ranked(path)["test"]
     torch.testing.assert_close(found.lists.item_rows, expected.lists.item_rows)

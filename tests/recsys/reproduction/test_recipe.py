@@ -11,7 +11,7 @@ def test_a_recipe_comes_back_from_json_with_its_digest(small_recipe):
     again = config_of(Recipe, json.loads(json.dumps(asdict(small_recipe))))
     assert again == small_recipe
     assert again.digest() == small_recipe.digest()
-    assert replace(small_recipe, beam_width=11).digest() != small_recipe.digest()
+    assert replace(small_recipe, metric="recall@10").digest() != small_recipe.digest()
 
 
 def test_a_setting_of_another_version_is_refused_with_its_place(small_recipe):
@@ -42,7 +42,7 @@ def test_changes_reach_into_a_recipe_and_unknown_ones_are_refused(small_recipe):
         with_changes(small_recipe, ["sequence.magic=1"])
 
 
-def test_seeds_run_beside_each_other(small_world, tmp_path):
+def test_seeds_run_in_processes_of_their_own(small_world, tmp_path):
     small_world.save(tmp_path / "arrays")
     out = tmp_path / "runs"
     code = main(

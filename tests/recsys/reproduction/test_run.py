@@ -5,15 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-import recsys.reproduction.run as run_module
-from recsys.data.batch import Jagged
+import recsys.reproduction.ranking_run as run_module
 from recsys.data.held_out import HeldOut
 from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
+from recsys.fitting.sequence import fit_sequence, member_run
 from recsys.models.sequence.members import alone
 from recsys.models.sequence.model import SequenceModel
-from recsys.reproduction.fitting import FITTERS, Experiment, Fitted, trained_one
+from recsys.reproduction.experiment import FITTERS, Experiment, FittedSource
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.ranking import ranks_of
 from recsys.reproduction.ranking_run import run_once
 from recsys.reproduction.run import LEDGER, RunSettings, load_ranked
 
@@ -39,7 +38,7 @@ def test_models_find_the_next_item_of_a_walk_and_popularity_does_not(finished):
 def test_metrics_agree_with_the_evaluation_of_the_package(small_world, finished):
     sequences = small_world.order("given")
     experiment = Experiment(
-        prepared=small_world, sequences=sequences, seed=0, device=torch.device("cpu")
+        prepared=small_world, inputs=small_world.inputs("given"), seed=0, device=torch.device("cpu")
     )
     held_out = HeldOut.of(sequences, "test")
     model = FITTERS["item_to_item"](experiment).source._score
@@ -58,12 +57,6 @@ def test_metrics_agree_with_the_evaluation_of_the_package(small_world, finished)
     torch.testing.assert_close(ranked.lists.item_rows, slow.top_k.item_rows)
 
 
-def test_ranks_break_ties_by_row_and_leave_out_what_is_not_eligible():
-    scores = torch.tensor([[-torch.inf, 2.0, 3.0, 2.0, -torch.inf]])
-    targets = Jagged(torch.tensor([3, 1, 2, 4, 0, 9]), torch.tensor([0, 6]))
-    assert ranks_of(scores, targets).tolist() == [3, 2, 1, 0, 0, 0]
-
-
 def test_a_look_at_test_is_noted_and_one_at_validation_is_not(small_world, finished, tmp_path):
     (look,) = (finished[0] / LEDGER).read_text().splitlines()
     assert json.loads(look)["config"] == small_world.recipe.digest()
@@ -80,7 +73,7 @@ def test_a_killed_run_goes_on_where_it_was(small_world, tmp_path, monkeypatch):
     def failing(name, dies):
         real = FITTERS[name]
 
-        def fit(experiment) -> Fitted:
+        def fit(experiment) -> FittedSource:
             if dies:
                 raise KeyboardInterrupt
             fitted.append(name)
@@ -120,12 +113,19 @@ def test_members_trained_elsewhere_are_not_trained_again(small_world, tmp_path, 
     prepared = replace(small_world, recipe=recipe)
     experiment = Experiment(
         prepared=prepared,
-        sequences=prepared.order("given"),
+        inputs=prepared.inputs("given"),
         seed=0,
         device=torch.device("cpu"),
         checkpoints=tmp_path / "given-0" / "checkpoints",
     )
-    _, result = trained_one(experiment, alone(apart, 1), 1)
+    training = recipe.sequence_training
+    _, result, _ = fit_sequence(
+        experiment.inputs,
+        alone(apart, 1),
+        training,
+        member_run(experiment.run("sequence"), 1),
+        experiment.queries("validation").sample(training.validation_users, 0),
+    )
     steps = []
     counting = SequenceModel.loss
     monkeypatch.setattr(SequenceModel, "loss", lambda *given: steps.append(1) or counting(*given))
@@ -144,7 +144,7 @@ def test_results_of_other_data_or_settings_are_refused_with_both_named(small_wor
     other = replace(small_world, data_digest="f" * 16)
     with pytest.raises(ValueError, match=r"0123456789abcdef.*ffffffffffffffff"):
         run_once(other, folder, SETTINGS)
-    changed = replace(small_world, recipe=replace(small_world.recipe, num_candidates=7))
+    changed = replace(small_world, recipe=replace(small_world.recipe, metric="recall@10"))
     with pytest.raises(ValueError, match="recipe"):
         run_once(changed, folder, SETTINGS)
 
@@ -153,12 +153,15 @@ def test_prepared_arrays_come_back_as_they_were(small_world, tmp_path):
     digest = small_world.save(tmp_path)
     again = Prepared.load(tmp_path)
     assert again.recipe == small_world.recipe
-    assert again.sizes() == small_world.sizes()
+    assert again.sizes == small_world.sizes
     for order, sequences in small_world.orders.items():
         for name in ("item_rows", "offsets", "train_end", "validation_end", "times"):
             np.testing.assert_array_equal(
                 getattr(again.order(order), name), getattr(sequences, name)
             )
+        np.testing.assert_array_equal(
+            again.order(order).context["weekday"], sequences.context["weekday"]
+        )
     torch.testing.assert_close(again.codes.codes, small_world.codes.codes)
     torch.testing.assert_close(
         again.catalogue.content, small_world.catalogue.content, atol=1e-3, rtol=0

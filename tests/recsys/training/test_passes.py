@@ -5,7 +5,7 @@ from recsys.training.passes import TrainingConfig
 def test_a_refit_takes_the_chosen_passes_along_the_schedule_of_before():
     training = TrainingConfig(batch_size=10, max_epochs=10.0, warmup_share=0.1)
     before = training.for_examples(100)
-    again = training.again(50, (100, 150))
+    again = training.for_refit(50, (100, 150))
     # Half of 100 steps were best; half as many examples more make each pass half as long again.
     assert (before.num_steps, again.num_steps) == (100, 75)
     assert (again.schedule.decay_steps, again.schedule.warmup_steps) == (150, 15)

@@ -1,0 +1,47 @@
+"""Fit the models that count or compare and have no training.
+
+Axes: N item rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recsys.data.dataset import FitSplit, concatenated_ranges
+from recsys.fitting.inputs import ModelInputs
+from recsys.models.content_similarity import ContentSimilarity, ContentSimilarityConfig
+from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
+from recsys.models.popularity import Popularity, PopularityConfig
+
+Baseline = Popularity | ItemToItem | ContentSimilarity
+
+
+def fit_popularity(inputs: ModelInputs, config: PopularityConfig, split: FitSplit) -> Popularity:
+    """Count each item's events, recent ones more."""
+    sequences = inputs.sequences
+    visible = concatenated_ranges(
+        np.asarray(sequences.offsets[:-1]), np.asarray(sequences.visible_end(split))
+    )
+    rows = np.asarray(sequences.item_rows[visible])
+    times = None if sequences.times is None else np.asarray(sequences.times[visible])
+    return Popularity.fit(rows, times, inputs.sizes.num_item_rows, config)
+
+
+def fit_item_to_item(inputs: ModelInputs, config: ItemToItemConfig, split: FitSplit) -> ItemToItem:
+    """Count which items occur near each other."""
+    sequences = inputs.sequences
+    return ItemToItem.fit(
+        np.asarray(sequences.item_rows),
+        np.asarray(sequences.offsets[:-1]),
+        np.asarray(sequences.visible_end(split)),
+        inputs.sizes.num_item_rows,
+        config,
+    )
+
+
+def fit_content(inputs: ModelInputs, config: ContentSimilarityConfig) -> ContentSimilarity | None:
+    """Whiten the catalogue's content; None where no item has any."""
+    content = inputs.catalogue.content
+    if content.shape[1] and bool((content[1:] != 0).any()):
+        return ContentSimilarity(config, content)
+    return None

@@ -1,0 +1,428 @@
+"""Choose on validation how the lists of all sources become the one that is served.
+
+Sources were fitted on train, so validation tells how far to trust each. Weights are judged on users
+that they were not fitted on: each half by the weights of the other. Where reciprocal rank fusion or
+one source alone is better by more than noise, that is served.
+
+Axes: B queries of a batch, U validation users, S sources, N item rows, k list length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recsys.data.batch import Jagged
+from recsys.data.top_k import TopK, no_items
+from recsys.evaluation.ranking import distinct_targets, list_ranks, per_user_metric
+from recsys.fitting.queries import EvaluationQueries
+from recsys.retrieval.blend.fusion import FILL
+from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.blend.source_features import FEATURES
+from recsys.retrieval.blend.source_lists import blended_lists, fitted_blend
+from recsys.retrieval.sources import Source, joined_lists, lists_of, lists_of_rows, rank_by_all
+
+LEARNED, FUSION = "learned", "reciprocal_rank_fusion"
+NUM_FOLDS = 2
+NUM_STANDARD_ERRORS = 2.0
+"""An alternative must beat the learned weights by this many standard errors of the paired
+difference."""
+BLOCK = 512
+"""Queries blended at a time."""
+SHARED_PLACES = 10
+"""First places of the list, of whose scores each source's share is reported."""
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlendConfig(LearnedBlendConfig):
+    """How the lists of all sources become the one that is served.
+
+    Each source gives as many items as for the surface ``home``; ``item_bounds`` group items by
+    their number of events.
+    """
+
+    enabled: bool = True
+    """Whether weights are learned on validation; else the surface's weights serve."""
+    min_found: int = 20
+    """Validation users with their item in any list, in each half, below which none are learned."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_found < 1:
+            raise ValueError(f"min_found must be >= 1, got {self.min_found}")
+
+    def learned(self) -> LearnedBlendConfig:
+        """Return what the weights are fitted with."""
+        return LearnedBlendConfig(
+            **{part.name: getattr(self, part.name) for part in fields(LearnedBlendConfig)}
+        )
+
+
+def fold_of_users(num_user_rows: int, seed: int) -> Tensor:
+    """Draw the half of each user row, [num_user_rows]."""
+    order = np.random.default_rng([seed, num_user_rows]).permutation(num_user_rows)
+    return torch.from_numpy(order % NUM_FOLDS)
+
+
+@dataclass(frozen=True)
+class SourceLists:
+    """Queries with the lists of every source."""
+
+    lists: dict[str, TopK]
+    """By source, [U, k] each."""
+    targets: Jagged
+    history_lengths: Tensor
+    """[U]"""
+    folds: Tensor
+    """Half of each query's user, [U]."""
+    item_counts: Tensor
+    """Events of each item that the sources were fitted on, [N]."""
+
+    @classmethod
+    def collect(
+        cls,
+        sources: Mapping[str, Source],
+        queries: EvaluationQueries,
+        item_counts: Tensor,
+        seed: int,
+    ) -> SourceLists:
+        """Query every source, by model; the seed draws the halves.
+
+        Raises:
+            ValueError: There is no query.
+        """
+        if len(queries) == 0:
+            raise ValueError(
+                "no user has a held-out event in the validation split, so there is nothing to "
+                "choose a blend by; users need 3 or more events for leave_one_out"
+            )
+        parts = [
+            lists_of(rank_by_all(sources, batch.queries, batch.allowed, queries.list_length))
+            for batch in queries.batches()
+        ]
+        lists = {name: joined_lists([part[name] for part in parts]) for name in parts[0]}
+        return cls.of_queries(lists, queries, item_counts, seed)
+
+    @classmethod
+    def of_queries(
+        cls, lists: dict[str, TopK], queries: EvaluationQueries, item_counts: Tensor, seed: int
+    ) -> SourceLists:
+        """Put lists, by source, beside the queries that they answer."""
+        folds = fold_of_users(queries.inputs.sequences.num_user_rows, seed)[queries.user_rows()]
+        targets, lengths = queries.held_out.targets, queries.history_lengths()
+        return cls(lists, targets, lengths, folds, item_counts)
+
+    def __len__(self) -> int:
+        return self.targets.batch_size
+
+    def of(self, rows: Tensor, sources: Sequence[str]) -> SourceLists:
+        """Take some queries and sources."""
+        return SourceLists(
+            {name: lists_of_rows(self.lists[name], rows) for name in sources},
+            self.targets.take(rows),
+            self.history_lengths[rows],
+            self.folds[rows],
+            self.item_counts,
+        )
+
+    def to(self, device: torch.device) -> SourceLists:
+        """Move everything."""
+        return SourceLists(
+            {name: TopK(*(part.to(device) for part in top)) for name, top in self.lists.items()},
+            self.targets.to(device),
+            self.history_lengths.to(device),
+            self.folds.to(device),
+            self.item_counts.to(device),
+        )
+
+    def distinct_targets(self) -> Jagged:
+        """Return the targets of each query, each once."""
+        return distinct_targets(self.targets)
+
+    def num_found(self) -> int:
+        """Count queries with a target in any list."""
+        ranks = [list_ranks(top.item_rows, self.targets).values for top in self.lists.values()]
+        found = torch.zeros(len(self), dtype=torch.int64)
+        found.index_add_(0, self.targets.segments(), torch.stack(ranks).sum(0))
+        return int((found > 0).sum())
+
+
+def learned_blend(
+    examples: SourceLists, config: LearnedBlendConfig, device: torch.device = CPU
+) -> LearnedBlend:
+    """Fit weights on queries; they come back to the host."""
+    there = examples.to(device)
+    with default_device(device):
+        blend = fitted_blend(
+            there.lists, there.targets, there.history_lengths, there.item_counts, config
+        )
+    return blend.to(CPU)
+
+
+def default_device(device: torch.device) -> AbstractContextManager[object]:
+    """Let a blend, which makes its tensors on the default device, make them on another."""
+    return nullcontext() if device.type == "cpu" else device
+
+
+def fusion_of(sources: Sequence[str], weights: Mapping[str, float]) -> LearnedBlend:
+    """Write a surface's reciprocal rank fusion as weights: the same order of items.
+
+    There content ranks only items that are appended after a release.
+    """
+    return weighted({name: weights[name] for name in sources if name != "content"})
+
+
+def single_of(sources: Sequence[str], chosen: str) -> LearnedBlend:
+    """Rank by one source; the others fill its list up."""
+    return weighted({name: 1.0 if name == chosen else FILL for name in sources})
+
+
+def weighted(by_source: Mapping[str, float]) -> LearnedBlend:
+    """Weigh reciprocal ranks alone."""
+    weights = torch.zeros(2, 2, len(by_source), len(FEATURES))
+    weights[..., FEATURES.index("reciprocal_rank")] = torch.tensor(list(by_source.values()))
+    return LearnedBlend(LearnedBlendConfig(), tuple(by_source), weights, torch.ones(len(by_source)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileBlend:
+    """The weights of one profile."""
+
+    served: LearnedBlend
+    folds: tuple[LearnedBlend, ...]
+    """By half of the validation users: weights that the half had no part in."""
+
+    @classmethod
+    def unlearned(cls, blend: LearnedBlend) -> ProfileBlend:
+        """Give every half weights that were not fitted on anyone."""
+        return cls(served=blend, folds=(blend,) * NUM_FOLDS)
+
+    def lists(
+        self,
+        lists: Mapping[str, TopK],
+        history_lengths: Tensor,
+        item_counts: Tensor,
+        folds: Tensor | None = None,
+    ) -> TopK:
+        """Merge lists as they are served, or each query by the weights of its half.
+
+        Args:
+            lists: By source, [B, k] each.
+            history_lengths: [B].
+            item_counts: Events of each item that the sources were fitted on, [N].
+            folds: Half of each query's user, [B]; None takes what is served.
+        """
+        chosen = {name: lists[name] for name in self.served.sources}
+        length = sum(top.item_rows.shape[1] for top in chosen.values())
+        if folds is None:
+            found = blended_lists(self.served, chosen, history_lengths, item_counts, length)
+            return TopK(found.scores, found.item_rows)
+        merged = no_items(len(folds), length, folds.device)
+        for fold, blend in enumerate(self.folds):
+            rows = (folds == fold).nonzero()[:, 0]
+            if len(rows):
+                part = {name: lists_of_rows(top, rows) for name, top in chosen.items()}
+                found = blended_lists(blend, part, history_lengths[rows], item_counts, length)
+                merged.scores[rows], merged.item_rows[rows] = found.scores, found.item_rows
+        return merged
+
+    def blocks(
+        self, examples: SourceLists, *, by_half: bool, device: torch.device = CPU
+    ) -> Iterator[tuple[SourceLists, TopK]]:
+        """Merge so many queries at a time, those with their merged lists, on the device."""
+        there = ProfileBlend(
+            served=self.served.to(device), folds=tuple(fold.to(device) for fold in self.folds)
+        )
+        counts = examples.item_counts.to(device)
+        for rows in torch.split(torch.arange(len(examples)), BLOCK):
+            part = replace(examples.of(rows, self.served.sources), item_counts=counts).to(device)
+            with default_device(device):
+                folds = part.folds if by_half else None
+                yield part, there.lists(part.lists, part.history_lengths, counts, folds)
+
+    def merged(
+        self,
+        examples: SourceLists,
+        length: int,
+        *,
+        by_half: bool = False,
+        device: torch.device = CPU,
+    ) -> TopK:
+        """Merge the lists of every query on a device, and keep the first places, [U, length]."""
+        return joined_lists(
+            [
+                TopK(*(part[:, :length].cpu() for part in top))
+                for _, top in self.blocks(examples, by_half=by_half, device=device)
+            ]
+        )
+
+    def measured(
+        self,
+        examples: SourceLists,
+        metric: str,
+        *,
+        by_half: bool = False,
+        device: torch.device = CPU,
+    ) -> Tensor:
+        """Measure merged lists for every query, [U] float64; NaN without a target."""
+        ranks = [
+            list_ranks(top.item_rows, part.targets).values.cpu()
+            for part, top in self.blocks(examples, by_half=by_half, device=device)
+        ]
+        return per_user_metric(Jagged(torch.cat(ranks), examples.targets.offsets), metric)
+
+    def save(self, directory: Path, profile: str) -> None:
+        """Write all weights into a tie order's folder."""
+        self.served.save(directory / f"blend_{profile}")
+        for fold, blend in enumerate(self.folds):
+            blend.save(directory / "folds" / f"{profile}_{fold}")
+
+    @classmethod
+    def load(cls, directory: Path, profile: str) -> ProfileBlend:
+        """Read what ``save`` wrote."""
+        folds = (directory / "folds" / f"{profile}_{fold}" for fold in range(NUM_FOLDS))
+        return cls(
+            served=LearnedBlend.load(directory / f"blend_{profile}"),
+            folds=tuple(LearnedBlend.load(fold) for fold in folds),
+        )
+
+
+class FittedBlend(NamedTuple):
+    """The weights of a profile and how they were chosen."""
+
+    blend: ProfileBlend
+    document: dict[str, Any]
+
+
+def fit_blend(
+    examples: SourceLists,
+    config: BlendConfig,
+    fusion_weights: Mapping[str, float],
+    metric: str,
+    device: torch.device = CPU,
+) -> FittedBlend:
+    """Fit a profile's weights, judge them, and choose what is served.
+
+    Args:
+        examples: Validation users with the lists of the profile's sources.
+        config: How weights are fitted.
+        fusion_weights: By source, what serves where none are learned.
+        metric: What weights are judged by.
+        device: What computes.
+    """
+    sources = tuple(examples.lists)
+    fusion = fusion_of(sources, fusion_weights)
+    alternatives = {FUSION: fusion, **{name: single_of(sources, name) for name in sources}}
+    values = {FUSION: ProfileBlend.unlearned(fusion).measured(examples, metric, device=device)}
+    values |= {name: measured_source(examples, name, metric, device) for name in sources}
+    document: dict[str, Any] = {
+        "sources": list(sources),
+        "metric": metric,
+        "num_queries": len(examples),
+        "num_found": examples.num_found(),
+    }
+    learned = learned_profile(examples, config, device)
+    if learned is None:
+        document |= {"served": FUSION, "reason": why_not_learned(config)}
+        served = ProfileBlend.unlearned(alternatives[FUSION])
+    else:
+        values[LEARNED] = learned.measured(examples, metric, by_half=True, device=device)
+        best = max(alternatives, key=lambda name: float(values[name].nanmean()))
+        ahead = values[best] - values[LEARNED]
+        ahead = ahead[~ahead.isnan()]
+        difference, error = float(ahead.mean()), standard_error(ahead)
+        wins = difference > NUM_STANDARD_ERRORS * error
+        served = ProfileBlend.unlearned(alternatives[best]) if wins else learned
+        document |= {
+            "served": best if wins else LEARNED,
+            "reason": (
+                f"against {best.replace('_', '-')}, the best alternative, learned weights have "
+                f"{-difference:+.4f} {metric} (standard error {error:.4f})"
+            ),
+            "best_alternative": {"name": best, "ahead": difference, "standard_error": error},
+            "loss": learned.served.fitted.loss if learned.served.fitted else None,
+            "loss_by_kind": learned.served.fitted.loss_by_kind if learned.served.fitted else None,
+        }
+    document["validation"] = {name: float(value.nanmean()) for name, value in values.items()}
+    return FittedBlend(served, {**document, **weights_and_shares(served.served, examples, device)})
+
+
+def measured_source(
+    examples: SourceLists, source: str, metric: str, device: torch.device = CPU
+) -> Tensor:
+    """Measure one source's lists for every query, [U] float64; NaN without a target.
+
+    Lists shorter than the metric's k are filled up by the other sources, as in serving.
+    """
+    rows = examples.lists[source].item_rows
+    k = int(metric.partition("@")[2])
+    if rows.shape[1] < k or bool((rows[:, :k] < 1).any()):
+        blend = ProfileBlend.unlearned(single_of(tuple(examples.lists), source))
+        return blend.measured(examples, metric, device=device)
+    return per_user_metric(list_ranks(rows, examples.targets), metric)
+
+
+def why_not_learned(config: BlendConfig) -> str:
+    """Say why the surface's weights serve."""
+    if not config.enabled:
+        return "blend.enabled is false"
+    return (
+        f"fewer than {config.min_found} validation users of a half have their item in any "
+        "list (blend.min_found), too few to learn weights from"
+    )
+
+
+def learned_profile(
+    examples: SourceLists, config: BlendConfig, device: torch.device = CPU
+) -> ProfileBlend | None:
+    """Fit weights on all users and on each half; None where there are too few to."""
+    if not config.enabled:
+        return None
+    everyone = torch.arange(len(examples))
+    halves = [
+        examples.of(everyone[examples.folds != fold], tuple(examples.lists))
+        for fold in range(NUM_FOLDS)
+    ]
+    if min(half.num_found() for half in halves) < config.min_found:
+        return None
+    settings = config.learned()
+    served, *folds = (learned_blend(part, settings, device) for part in (examples, *halves))
+    return ProfileBlend(served=served, folds=tuple(folds))
+
+
+def weights_and_shares(
+    blend: LearnedBlend, examples: SourceLists, device: torch.device = CPU
+) -> dict[str, Any]:
+    """Report the weights of all users and items, and each source's share of the first places."""
+    there, totals = blend.to(device), torch.zeros(len(blend.sources), dtype=torch.float64)
+    for rows in torch.split(torch.arange(len(examples)), BLOCK):
+        part = examples.of(rows, blend.sources).to(device)
+        with default_device(device):
+            found = blended_lists(
+                there, part.lists, part.history_lengths, part.item_counts, SHARED_PLACES
+            )
+        if found.contributions is not None:
+            totals += found.contributions.double().sum((0, 1)).cpu()
+    shares = totals / totals.sum().clamp_min(1e-30)
+    return {
+        "weights": {
+            name: dict(zip(FEATURES, map(float, row), strict=True))
+            for name, row in zip(blend.sources, blend.weights[-1, -1], strict=True)  # [S, F]
+        },
+        "shares": dict(zip(blend.sources, map(float, shares), strict=True)),
+    }
+
+
+def standard_error(differences: Tensor) -> float:
+    """Estimate how far a mean of paired differences [U] may be off."""
+    if len(differences) < 2:
+        return float("inf")
+    return float(differences.std() / len(differences) ** 0.5)

@@ -1,0 +1,105 @@
+"""Fit the generative model on every event's semantic ID.
+
+Axes: N item rows, F width of another model's item vectors.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recsys.data.dataset import FitSplit
+from recsys.data.order import BatchOrder
+from recsys.data.windows import training_windows
+from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
+from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
+from recsys.models.generative.config import GenerativeConfig
+from recsys.models.generative.model import GenerativeInputs, GenerativeModel
+from recsys.models.item_tower import FeatureSizes
+from recsys.models.sequence.model import SequenceModel
+from recsys.retrieval.sources import generated_source
+from recsys.semantic_ids.codes import ItemCodes
+from recsys.training.code_distillation import CodeTeacher, TeachingConfig, with_dropped_events
+from recsys.training.passes import TrainingConfig
+
+
+class SequenceTeacher(NamedTuple):
+    """A sequence model, trained on the same split, that a generative model learns from."""
+
+    model: SequenceModel
+    config: TeachingConfig
+
+
+def generative_inputs(
+    sizes: FeatureSizes, item_codes: ItemCodes, vector_dim: int = 0
+) -> GenerativeInputs:
+    """Say how much there is of what the model reads.
+
+    Args:
+        sizes: Of the catalogue.
+        item_codes: The semantic IDs.
+        vector_dim: F, 0 without such vectors.
+    """
+    return GenerativeInputs(
+        num_item_rows=sizes.num_item_rows,
+        level_sizes=item_codes.level_sizes,
+        semantic_ids=item_codes.version,
+        content_dim=sizes.content_dim,
+        num_categories=sizes.num_categories,
+        vector_dim=vector_dim,
+    )
+
+
+def fit_generative(
+    inputs: ModelInputs,
+    item_codes: ItemCodes,
+    config: GenerativeConfig,
+    training: TrainingConfig,
+    run: TrainingRun,
+    stop_by: StopBy,
+    *,
+    split: FitSplit = "train",
+    teacher: SequenceTeacher | None = None,
+) -> Fitted[GenerativeModel]:
+    """Train on every position of a split's windows; beam search on validation picks the weights.
+
+    Args:
+        inputs: What is trained on.
+        item_codes: The semantic IDs.
+        config: The model's.
+        training: Passes, batches, optimizer.
+        run: Where it runs.
+        stop_by: What ends it.
+        split: ``all`` to fit again for serving.
+        teacher: Teaches where its config has a share, and gives its item vectors where
+            ``config.items`` reads them.
+    """
+    windows = training_windows(inputs.sequences, split, config.max_length)
+    vectors = code_teacher = None
+    if teacher is not None and config.items == "codes_vectors":
+        vectors = teacher.model.eval().all_item_inputs().cpu()  # [N, F]
+    if teacher is not None and teacher.config.share > 0:
+        sequence = teacher.model.to(run.device)
+        code_teacher = CodeTeacher(
+            sequence, item_codes.codes, item_codes.level_sizes, teacher.config
+        )
+    sizes = generative_inputs(inputs.sizes, item_codes, 0 if vectors is None else vectors.shape[1])
+    counts = inputs.item_counts(split)
+    torch.manual_seed(run.seed)
+    model = GenerativeModel(config, sizes, item_codes.codes, inputs.catalogue, counts, vectors)
+    model = model.to(run.device)
+    order = BatchOrder(len(windows), training.batch_size, run.seed)
+
+    def loss_at(step: int) -> Tensor:
+        batch = windows.batch(inputs.sequences, order.indices(step))
+        if teacher is not None and code_teacher is not None:
+            batch = with_dropped_events(batch, teacher.config.dropped_events)
+        return model.loss(batch.to(run.device), code_teacher)
+
+    settings = stop_by.settings if isinstance(stop_by, EvaluationQueries) else RetrievalSettings()
+    source = generated_source(model, item_codes, settings.beam_width)
+    result = fit_retriever(model, source, loss_at, len(windows), training, run, stop_by)
+    return Fitted(model, result, len(windows))

@@ -1,0 +1,199 @@
+"""The held-out events of a split as queries that sources rank the catalogue for.
+
+Axes: B queries of a batch, U queries of a split, M targets, N item rows, k list length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Split
+from recsys.data.held_out import HeldOut
+from recsys.data.top_k import TopK
+from recsys.evaluation.ranking import (
+    RankingConfig,
+    distinct_targets,
+    list_ranks,
+    mean_metrics,
+    target_ranks,
+)
+from recsys.fitting.inputs import ModelInputs
+from recsys.retrieval.sources import (
+    ScoredSource,
+    Source,
+    allowed_items,
+    eligible_scores,
+    joined_lists,
+)
+
+MAX_QUERIES = 512
+"""Scored at a time; more is no faster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalSettings:
+    """How serving requests lists, which is how they are fitted on and measured too."""
+
+    num_candidates: int = 200
+    """Items of each source's list."""
+    max_history: int = 200
+    """The latest so many events that a source may read."""
+    beam_width: int = 100
+    """Of generative retrieval."""
+    exclude_history: bool = True
+    """Whether lists leave out what the user already interacted with."""
+    max_scores: int = 1 << 24
+    """Scores that are in memory at a time: queries of a batch times items."""
+
+    def list_length(self, num_item_rows: int) -> int:
+        """Return k, which no catalogue is too small for."""
+        return max(1, min(self.num_candidates, num_item_rows - 1))
+
+    def batch_size(self, num_item_rows: int) -> int:
+        """Choose how many queries to score at a time, so that the scores fit into memory."""
+        return max(1, min(MAX_QUERIES, self.max_scores // num_item_rows))
+
+
+class QueryBatch(NamedTuple):
+    """Some queries, on the device of whatever ranks for them."""
+
+    queries: JaggedBatch
+    allowed: Tensor
+    """Items that each may be shown, [B, N] bool."""
+    rows: Tensor
+    """Their places among all queries, [B], on the host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationQueries:
+    """One query for each user of a split, with the items it may be shown and those held out."""
+
+    inputs: ModelInputs
+    held_out: HeldOut
+    settings: RetrievalSettings
+    eligible: Tensor | None = None
+    """Items that any list may hold, [N] bool; None for all."""
+    extra: Jagged | None = None
+    """Further items that each query's list may hold, U queries."""
+
+    @classmethod
+    def of(
+        cls, inputs: ModelInputs, split: Split, settings: RetrievalSettings
+    ) -> EvaluationQueries:
+        """Collect the users that have a target in a split."""
+        held_out = HeldOut.of(inputs.sequences, split)
+        return cls(inputs=inputs, held_out=held_out, settings=settings)
+
+    def sample(self, num_queries: int, seed: int) -> EvaluationQueries:
+        """Keep at most so many queries, drawn once by the seed."""
+        return replace(self, held_out=self.held_out.sample(num_queries, seed))
+
+    def __len__(self) -> int:
+        return len(self.held_out.positions)
+
+    @property
+    def num_item_rows(self) -> int:
+        return self.inputs.sizes.num_item_rows
+
+    @property
+    def list_length(self) -> int:
+        return self.settings.list_length(self.num_item_rows)
+
+    def history_lengths(self) -> Tensor:
+        """Count the events of each query that sources read, [U]."""
+        return self.held_out.seen.lengths().clamp(max=self.settings.max_history)
+
+    def user_rows(self) -> Tensor:
+        """Name the user of each query, [U]."""
+        return torch.from_numpy(np.asarray(self.inputs.sequences.users_of(self.held_out.positions)))
+
+    def targets(self) -> Jagged:
+        """Return the held-out items of each query, each once."""
+        return distinct_targets(self.held_out.targets)
+
+    def batches(self, device: torch.device | str = "cpu") -> Iterator[QueryBatch]:
+        """Build the queries, so many at a time that their scores fit into memory."""
+        size = self.settings.batch_size(self.num_item_rows)
+        for rows in torch.split(torch.arange(len(self)), size):
+            queries = self.inputs.queries(
+                self.held_out.positions[rows.numpy()], max_history=self.settings.max_history
+            )
+            yield QueryBatch(queries.to(device), self._allowed(rows, device), rows)
+
+    def _allowed(self, rows: Tensor, device: torch.device | str) -> Tensor:
+        seen = self.held_out.seen.take(rows).to(device) if self.settings.exclude_history else None
+        allowed = allowed_items(seen, len(rows), self.num_item_rows, device)
+        if self.eligible is not None:
+            extra = torch.zeros_like(allowed)
+            if self.extra is not None:
+                beside = self.extra.take(rows).to(device)
+                extra[beside.segments(), beside.values] = True
+            allowed &= self.eligible.to(device) | extra
+        return allowed
+
+
+class Ranked(NamedTuple):
+    """A source's lists for the queries of a split, and where the targets rank."""
+
+    lists: TopK
+    """[U, k]"""
+    ranks: Tensor
+    """[M] int64 rank of each distinct target from 1 in the catalogue, or in the list where the
+    source knows nothing beyond it; `UNRANKED` where it has none."""
+
+
+def rank_queries(
+    source: Source, queries: EvaluationQueries, device: torch.device | str = "cpu"
+) -> Ranked:
+    """Rank every query of a split; everything comes back to the host."""
+    targets, lists, ranks = queries.targets(), [], []
+    for batch in queries.batches(device):
+        ranking = source(batch.queries, batch.allowed, queries.list_length)
+        own = targets.take(batch.rows).to(device)
+        if ranking.scores is None:
+            found = list_ranks(ranking.lists.item_rows, own).values
+        else:
+            found = target_ranks(eligible_scores(ranking.scores, batch.allowed), own)
+        lists.append(TopK(*(part.cpu() for part in ranking.lists)))
+        ranks.append(found.cpu())
+    return Ranked(joined_lists(lists), torch.cat(ranks))
+
+
+def measure(
+    source: Source,
+    queries: EvaluationQueries,
+    config: RankingConfig,
+    device: torch.device | str = "cpu",
+) -> dict[str, float]:
+    """Measure a source on the queries of a split: means over those with a target.
+
+    Raises:
+        ValueError: No query has a target, or a score is NaN.
+    """
+    targets, ranks = queries.targets(), []
+    for batch in queries.batches(device):
+        own = targets.take(batch.rows).to(device)
+        if isinstance(source, ScoredSource):
+            scores = source.scores(batch.queries, batch.allowed)
+            if scores.isnan().any():
+                raise ValueError(
+                    "scores hold NaN; check the model's weights and inputs for NaN and infinity"
+                )
+            found = target_ranks(eligible_scores(scores, batch.allowed), own)
+        else:
+            lists = source(batch.queries, batch.allowed, queries.list_length).lists
+            found = list_ranks(lists.item_rows, own).values
+        ranks.append(found.cpu())
+    if not len(targets.values):
+        raise ValueError(
+            "no query has a target, so there is nothing to measure; check the split, or "
+            "evaluate on one with held-out events"
+        )
+    return mean_metrics(Jagged(torch.cat(ranks), targets.offsets), config)

@@ -1,0 +1,75 @@
+"""Fit the sequence model on windows of users' events, of which every position is a label."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from recsys.data.dataset import FitSplit, Sequences
+from recsys.data.order import BatchOrder
+from recsys.data.windows import training_windows
+from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.model import SequenceModel
+from recsys.retrieval.sources import ScoredSource
+from recsys.training.members import Trained, member_seed, train_members
+from recsys.training.passes import TrainingConfig
+from recsys.training.progress import Tracker
+
+
+class MemberCurve:
+    """Logs a member's metrics under its own name."""
+
+    def __init__(self, curve: Tracker, number: int) -> None:
+        self._curve, self._name = curve, f"member {number + 1}"
+
+    def log(self, step: int, **values: float) -> None:
+        self._curve.log(step, **{f"{self._name}/{name}": value for name, value in values.items()})
+
+
+def num_windows(sequences: Sequences, split: FitSplit, max_length: int) -> int:
+    """Count the examples of one pass."""
+    return len(training_windows(sequences, split, max_length))
+
+
+def member_run(run: TrainingRun, number: int) -> TrainingRun:
+    """Give a member its own seed and checkpoints; the first one's curve stands for the model's."""
+    return replace(
+        run,
+        seed=member_seed(run.seed, number),
+        checkpoint_dir=run.checkpoint_dir and run.checkpoint_dir / f"member-{number}",
+        curve=run.curve if number == 0 else MemberCurve(run.curve, number),
+    )
+
+
+def fit_sequence(
+    inputs: ModelInputs,
+    config: SequenceConfig,
+    training: TrainingConfig,
+    run: TrainingRun,
+    stop_by: StopBy,
+    *,
+    split: FitSplit = "train",
+) -> Fitted[SequenceModel]:
+    """Train a model, or its members one by one where ``config.trained_apart``."""
+    windows = training_windows(inputs.sequences, split, config.max_length)
+
+    def fit_one(part: SequenceConfig, number: int | None) -> Trained:
+        own = run if number is None else member_run(run, number)
+        torch.manual_seed(own.seed)
+        counts = inputs.item_counts(split)
+        model = SequenceModel(part, inputs.sizes, inputs.catalogue, counts).to(run.device)
+        order = BatchOrder(len(windows), training.batch_size, own.seed)
+
+        def loss_at(step: int) -> Tensor:
+            batch = windows.batch(inputs.sequences, order.indices(step))
+            return model.loss(batch.to(run.device))
+
+        source = ScoredSource(model.score)
+        return model, fit_retriever(model, source, loss_at, len(windows), training, own, stop_by)
+
+    model, result = train_members(config, fit_one)
+    return Fitted(model, result, len(windows))

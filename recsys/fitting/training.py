@@ -1,0 +1,120 @@
+"""What the fitters of all trained models share: where a training runs and what ends it.
+
+Axes: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from recsys.evaluation.ranking import RankingConfig
+from recsys.fitting.queries import EvaluationQueries, measure
+from recsys.retrieval.sources import Source
+from recsys.training.loop import Evaluate, TrainConfig, TrainResult, train
+from recsys.training.optim import adamw
+from recsys.training.passes import TrainingConfig
+from recsys.training.progress import Progress, SilentProgress, SilentTracker, Tracker
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """Where one training runs, keeps its state and reports."""
+
+    seed: int
+    device: torch.device = CPU
+    checkpoint_dir: Path | None = None
+    """Folder of the states from which a killed training resumes; None keeps none."""
+    progress: Progress = field(default_factory=SilentProgress)
+    curve: Tracker = field(default_factory=SilentTracker)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refit:
+    """How long a model is trained again, without validation."""
+
+    best_step: int
+    """Steps that validation chose."""
+    num_examples: int
+    """Examples of the training for which it chose them."""
+
+
+StopBy = EvaluationQueries | Refit
+"""Validation queries that pick the best step, or the number of passes of a refit."""
+
+
+class Fitted(NamedTuple, Generic[ModelT]):
+    """A trained model and how its training went."""
+
+    model: ModelT
+    result: TrainResult
+    num_examples: int
+
+
+def device_named(name: str) -> torch.device:
+    """Choose a device; ``auto`` takes a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def run_training(
+    model: nn.Module,
+    loss_at: Callable[[int], Tensor],
+    training: TrainingConfig,
+    config: TrainConfig,
+    run: TrainingRun,
+    evaluate: Evaluate | None,
+) -> TrainResult:
+    """Train a model by its settings, to the best weights on validation where there is any."""
+    return train(
+        model,
+        loss_at,
+        adamw(model, training.optimizer),
+        config,
+        evaluate=evaluate,
+        tracker=run.curve,
+        progress=run.progress,
+        checkpoint_dir=run.checkpoint_dir,
+    )
+
+
+def fit_retriever(
+    model: nn.Module,
+    source: Source,
+    loss_at: Callable[[int], Tensor],
+    num_examples: int,
+    training: TrainingConfig,
+    run: TrainingRun,
+    stop_by: StopBy,
+) -> TrainResult:
+    """Train a retrieval model; on validation queries its source picks the best weights.
+
+    Args:
+        model: Untrained, on its device.
+        source: Ranks with the model.
+        loss_at: Loss of the batch of a step.
+        num_examples: Examples of one pass.
+        training: Passes, batches, optimizer.
+        run: Where it runs.
+        stop_by: What ends it.
+    """
+    if isinstance(stop_by, Refit):
+        examples = (stop_by.num_examples, num_examples)
+        config = training.for_refit(stop_by.best_step, examples)
+        return run_training(model, loss_at, training, config, run, None)
+    queries = stop_by
+
+    def evaluate(_: nn.Module) -> dict[str, float]:
+        return measure(source, queries, RankingConfig(ks=(10,)), run.device)
+
+    config = training.for_examples(num_examples)
+    return run_training(model, loss_at, training, config, run, evaluate)
