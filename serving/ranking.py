@@ -1,7 +1,7 @@
-"""Rank: the sources' lists become one, and each item's score is told apart by source.
+"""Merge the sources' lists into one, with each source's contribution to an item's score.
 
-Surface ``home`` takes the learned blend of the bundle where there is one; everything else is
-merged by reciprocal rank. Lists that a blend leaves short are filled up with popular items.
+Surface ``home`` uses the bundle's learned blend if there is one; others merge by reciprocal rank.
+Short lists are filled up with popular items.
 
 Axes: k list length, n items listed, S sources, C candidates of a source.
 """

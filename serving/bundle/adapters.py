@@ -1,13 +1,13 @@
-"""Domain adapters beside the bundles: registered with their base's digest, taken up while serving.
+"""Domain adapters next to the bundles: registered with their base's digest, loaded while serving.
 
     adapters/domain-<name>/adapter-<version>/
         adapter_config.json, adapter_model.safetensors     as PEFT, recsys/layers/lora/file.py
         adapter.json       domain, base, verdicts, digests of both files; written last
     adapters/domain-<name>/current     link to the one that is served; without it none is
 
-A domain has one adapter, of the model that retrieves for it or of the one that ranks.
-An adapter fits the weights it was trained on, by digest. One for another base is left out and told
-of with both digests: its domain is then answered by the base alone, as an unknown domain is.
+A domain has one adapter, of a retriever or of the ranker. It fits only the weights it was trained
+on, by digest. An adapter of another base is refused and reported with both digests; the base then
+serves its domain, as it serves an unknown one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Model = TwoTower | SequenceModel | Ranker
 
 
 class AdapterManifest(BaseModel):
-    """What a registered adapter is, and what the harm gate found."""
+    """A registered adapter, with the harm gate's verdicts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -61,9 +61,9 @@ class AdapterManifest(BaseModel):
     """Bundle whose model the base is."""
     num_parameters: int
     share: float
-    """Parameters, of the base's."""
+    """Parameters, as a share of the base's."""
     metrics: dict[str, dict[str, float]] = {}
-    """On held-out events of the domain: of the base and of the adapter."""
+    """On held-out events of the domain, of base and adapter."""
     verdicts: list[Verdict] = []
     files: dict[str, FileEntry]
 
@@ -91,10 +91,10 @@ def write_adapter(
     metrics: Mapping[str, Mapping[str, float]] | None = None,
     verdicts: Sequence[Verdict] = (),
 ) -> Path:
-    """Register an adapter, whole or not at all; equal ones have equal versions.
+    """Register an adapter atomically; equal adapters have equal versions.
 
     Returns:
-        Its directory; ``publish_adapter`` makes it the one that is served.
+        Its directory; ``publish_adapter`` serves it.
     """
     folder = domain_directory(bundles_dir, domain)
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def write_adapter(
 
 
 def _version_of(adapter: LoraAdapter) -> str:
-    """Hash what an adapter computes; the bytes of safetensors' header are not the same twice."""
+    """Hash an adapter's function, since the bytes of safetensors' header may differ."""
     parts = (digest_of_weights(adapter), adapter.base_digest, str(adapter.config.scale))
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
 
@@ -149,7 +149,7 @@ def publish_adapter(directory: Path) -> None:
 
 
 def withdraw_adapter(bundles_dir: Path, domain: str) -> None:
-    """Answer a domain by the base alone again; its adapters stay registered.
+    """Serve a domain by the base again; its adapters stay registered.
 
     Raises:
         ValueError: If none is served for it.
@@ -164,7 +164,7 @@ def read_registered(directory: Path) -> AdapterManifest:
     """Read and verify a registered adapter's description and files.
 
     Raises:
-        ValueError: Names the file that is missing, altered or no adapter's.
+        ValueError: Names the file that is missing, altered or not an adapter's.
     """
     path = directory / DESCRIPTION
     try:
@@ -196,7 +196,7 @@ Identity = tuple[tuple[str, int, int], ...]
 
 
 def identity_of(served: Mapping[str, Path]) -> Identity:
-    """Tell whether what is served is still the same without reading it."""
+    """Identify the served adapters without reading them."""
     found = []
     for directory in served.values():
         try:
@@ -209,10 +209,10 @@ def identity_of(served: Mapping[str, Path]) -> Identity:
 
 
 def served_adapters(bundles_dir: Path) -> dict[str, Path]:
-    """Find what each domain's ``current`` points at, by the folder's name."""
+    """Resolve each domain's ``current``, by the folder's name."""
     folders = sorted((bundles_dir / FOLDER).glob("domain-*"))
     links = [folder / CURRENT for folder in folders]
-    # A link to nothing is told of as one.
+    # Dangling links are kept and reported.
     return {link.parent.name: link.resolve() for link in links if link.is_symlink()}
 
 
@@ -223,9 +223,9 @@ class Adapters:
     retrievers: Mapping[BaseName, AdaptedRetriever] = field(default_factory=dict)
     ranker: AdaptedRanker | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of each domain's adapter, as ``served_by.adapter`` tells it."""
+    """Of each domain's adapter, as in ``served_by.adapter``."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Why a domain's adapter is not served, by the folder's name."""
+    """Why an adapter is not served, by the folder's name."""
 
     def used(
         self, domain: str | None, sources: Collection[str], *, ranked: bool = False
@@ -233,7 +233,7 @@ class Adapters:
         """Name the adapter that answered; None for the base.
 
         Args:
-            sources: Which were asked.
+            sources: Which were queried.
             ranked: Whether the ranker ordered the list.
         """
         if domain is None:
@@ -261,7 +261,7 @@ def models_of(bundle: Bundle) -> dict[BaseName, Model]:
 
 
 def load_adapters(served: Mapping[str, Path], models: Mapping[BaseName, Model]) -> Adapters:
-    """Put the published adapters into twins of a bundle's models; refuse those that do not fit.
+    """Load the published adapters into twins of a bundle's models; refuse those that do not fit.
 
     Args:
         served: By folder, from ``served_adapters``.
@@ -293,7 +293,7 @@ def load_adapters(served: Mapping[str, Path], models: Mapping[BaseName, Model]) 
     ranker: AdaptedRanker | None = None
     for base, some in loaded.items():
         twin = twins[base]
-        # Reading an adapter makes a model forget what it encoded; items are as they were.
+        # Loading an adapter clears a model's cached items, which have not changed.
         twin.take_item_inputs(models[base])
         if isinstance(twin, Ranker):
             ranker = AdaptedRanker(twin, some)
