@@ -136,7 +136,7 @@ def train(
     [bold]Example[/] recsys ids train --config shop.toml
     """
     from pipelines.config.toml import plain
-    from pipelines.semantic_ids.versions import fit_again
+    from pipelines.semantic_ids.versions import refit_ids
 
     begin = time.perf_counter()
     with opened(config, fits=True) as run:
@@ -146,7 +146,7 @@ def train(
                 "(content.text_columns), or set a content.encoder other than none"
             )
         table = plain(config.semantic_ids)
-        made = fit_again(
+        made = refit_ids(
             run.content, run.store, config.semantic_ids, table, seed=config.seed, cold=cold
         )
         run.store.publish(made.ids, made.quantizer, made.item_ids, made.origin)

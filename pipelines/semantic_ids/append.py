@@ -41,14 +41,14 @@ def published_ids(
         ValueError: No free ID is left, or a part is damaged.
     """
     assert bundle.semantic_ids is not None
-    opened = store_beside(bundles, bundle)
+    opened = matching_store(bundles, bundle)
     new = give_ids(bundle.semantic_ids, item_ids, content, opened)
     if opened is not None:
         publish_ids(item_ids, new, opened)
     return new
 
 
-def store_beside(bundles: Path, bundle: Bundle) -> OpenStore | None:
+def matching_store(bundles: Path, bundle: Bundle) -> OpenStore | None:
     """Open the store of published IDs beside the bundles, if it fits the bundle's IDs.
 
     It may be ahead of the bundle (a challenger, a rollback), but quantiser and id rows must be the
@@ -98,7 +98,7 @@ def give_ids(
     Args:
         own: The bundle's IDs.
         content: Content embeddings, [M, F]; the quantiser reads the first columns.
-        opened: See ``store_beside``.
+        opened: See ``matching_store``.
 
     Raises:
         ValueError: No free ID is left, or the quantiser is not the one that made the IDs.

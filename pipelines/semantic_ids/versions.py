@@ -133,7 +133,7 @@ def next_version(
             is_full = num_given > FULL * prod(previous.ids.level_sizes)
             if config.codes_per_level is not None or appended.how == "kept" or not is_full:
                 return appended
-    return fit_again(content, store, config, settings, seed=seed)
+    return refit_ids(content, store, config, settings, seed=seed)
 
 
 def _numbered(
@@ -184,7 +184,7 @@ def append_new(
     )
 
 
-def fit_again(
+def refit_ids(
     content: Content,
     store: SemanticIdStore,
     config: SemanticIdsConfig,

@@ -75,7 +75,7 @@ class EventTable:
         return len(self.user_ids)
 
     def take(self, rows: NDArray[np.int64]) -> EventTable:
-        """Return rows in the order asked for."""
+        """Return rows in the given order."""
         return EventTable(
             **{
                 one.name: column[rows] if len(column := getattr(self, one.name)) else column

@@ -71,9 +71,9 @@ class MovedItem:
     after: str
     num_kept: int
     """Codes at the beginning that stayed."""
-    beside_before: list[str]
+    neighbours_before: list[str]
     """Titles of the items that had its longest prefix, the nearest by content first."""
-    beside_after: list[str]
+    neighbours_after: list[str]
 
 
 class Neighbourhood:
@@ -189,8 +189,8 @@ def moved_items(now: Neighbourhood, before: Neighbourhood) -> list[MovedItem]:
             before=before.text(row),
             after=now.text(row),
             num_kept=level,
-            beside_before=before.companions(row),
-            beside_after=now.companions(row),
+            neighbours_before=before.companions(row),
+            neighbours_after=now.companions(row),
         )
         for row, level in chosen
     ]

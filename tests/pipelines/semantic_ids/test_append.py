@@ -10,7 +10,7 @@ import torch
 
 from pipelines.publishing import append_items
 from pipelines.publishing.append_items import append
-from pipelines.semantic_ids.append import give_ids, publish_ids, published_ids, store_beside
+from pipelines.semantic_ids.append import give_ids, matching_store, publish_ids, published_ids
 from pipelines.semantic_ids.store import SemanticIdStore
 from recsys.content.attributes import PROMPT_VERSION
 from recsys.content.encoder import HashEncoder
@@ -184,7 +184,7 @@ def test_store_of_another_bundle_is_left_alone(
     else:
         store.publish(own.ids, own.quantizer, ITEM_IDS[::-1], ORIGIN)
     version = store.current()
-    assert store_beside(bundles, bundle) is None
+    assert matching_store(bundles, bundle) is None
     assert "the next run assigns others" in " ".join(capsys.readouterr().err.split())
     new = published_ids(bundle, bundles, ["a"], vectors(3, bundles=bundles))
     assert new.id_rows.tolist() == [41]
@@ -196,7 +196,7 @@ def test_ids_published_meanwhile_are_refused(bundles: Path, store: SemanticIdSto
     own = bundle.semantic_ids
     assert own is not None
     content = vectors(3, 4, bundles=bundles)
-    beside = store_beside(bundles, bundle)
+    beside = matching_store(bundles, bundle)
     assert beside is not None
     new = give_ids(own, ["a"], content[:1], beside)
     published_ids(bundle, bundles, ["b"], content[1:])

@@ -11,7 +11,7 @@ import torch
 from pipelines.config.content import SemanticIdsConfig
 from pipelines.config.toml import plain
 from pipelines.semantic_ids.store import SemanticIdStore
-from pipelines.semantic_ids.versions import Content, NextVersion, fit_again, next_version
+from pipelines.semantic_ids.versions import Content, NextVersion, next_version, refit_ids
 from recsys.semantic_ids.collisions import NoFreeIdError
 
 CONFIG = SemanticIdsConfig()
@@ -138,8 +138,8 @@ def test_warm_refit_keeps_more_than_a_cold_one_of_another_seed(store: SemanticId
     content = content_of(names(0, 150))
     published(content, store)
     settings = plain(CONFIG)
-    warm = fit_again(content, store, CONFIG, settings, seed=9)
-    cold = fit_again(content, store, CONFIG, settings, seed=9, cold=True)
+    warm = refit_ids(content, store, CONFIG, settings, seed=9)
+    cold = refit_ids(content, store, CONFIG, settings, seed=9, cold=True)
     assert warm.kept is not None
     assert cold.kept is not None
     assert warm.kept.full > cold.kept.full
@@ -210,7 +210,7 @@ def test_level_against_collisions_has_room_for_new_items(store: SemanticIdStore)
     assert made.ids.level_sizes == first.ids.level_sizes
     copy, own = texts(made, later)["copy"], texts(made, later)["item-0"]
     assert copy != own
-    refit = fit_again(later, store, config, plain(config), seed=4)
+    refit = refit_ids(later, store, config, plain(config), seed=4)
     assert refit.how == "aligned"
     assert refit.ids.level_sizes == first.ids.level_sizes
 

@@ -156,7 +156,7 @@ def test_drift_tells_what_was_kept_gained_lost_and_moved(planted_ids, tmp_path):
     }
     assert (moved["A"]["before"], moved["A"]["after"]) == ("0-0-1", "0-0-0")
     assert (moved["E"]["before"], moved["E"]["after"]) == ("1-1-0", "1-0-0")
-    assert moved["E"]["beside_after"] == ["F"]
+    assert moved["E"]["neighbours_after"] == ["F"]
     assert "42.9% of 7 items kept their whole ID" in page
 
 
