@@ -30,7 +30,7 @@ def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict
     """Load the models of a tie order, by model; those that are off are left out.
 
     Raises:
-        ValueError: The generative model speaks other semantic IDs than those of the run.
+        ValueError: The generative model was trained for other semantic IDs than the run's.
     """
     catalogue = inputs.catalogue
     baselines = context.inputs["fit_baselines"] / order

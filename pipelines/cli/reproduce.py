@@ -39,7 +39,7 @@ def reproduce(
     folder: Folder = None,
     validation_only: ValidationOnly = False,
 ) -> None:
-    """Run a table of results again, beside the published numbers; fail where it differs.
+    """Reproduce a table of results, next to the published numbers; fail where it differs.
 
     Says first what it will do and how long that takes. What is finished is not run again, and
     each seed has a folder of its own. Without a card: list them.

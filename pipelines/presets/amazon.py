@@ -37,7 +37,7 @@ def amazon_beauty() -> RunConfig:
         splits=SplitConfig(tie_orders=("given", "shuffled")),
         features=FeatureChoice(context_features=()),
         content=ContentConfig(encoder="minilm+words"),
-        # Codes group what is taken alike; new items get theirs by meaning, words tell items apart.
+        # Codes group items with similar users; new items get codes by content.
         semantic_ids=SemanticIdsConfig(source="sequence", content_columns=MEANING),
         content_similarity=ContentSimilarityConfig(columns=MEANING),
         popularity=PopularityConfig(),

@@ -67,7 +67,7 @@ def movielens_100k() -> RunConfig:
             dropout=0.1,
             id_dropout=0.95,
         ),
-        # Two passes of four, for the time; one rival with a router, so that the report shows who
+        # Two passes of four, for the time; one alternative with a router, so that the report shows who
         # goes to which expert.
         ranker_training=RankerTrainingConfig(enabled=True, max_epochs=2.0, compared=("sparse",)),
         adapter=AdapterConfig(
@@ -113,7 +113,7 @@ def movielens_1m() -> RunConfig:
         training=TrainingConfig(
             batch_size=1024, max_epochs=20.0, schedule=ScheduleConfig(learning_rate=2e-3)
         ),
-        # Six networks of 256, attention and HSTU in turn; profile fast asks the first alone.
+        # Six networks of 256, attention and HSTU in turn; profile fast queries the first alone.
         sequence=SequenceConfig(
             embedding_dim=6 * 256,
             num_members=6,

@@ -33,7 +33,7 @@ def preset_named(name: object, source: str) -> RunConfig:
     raise ValueError(f"{source}: no preset {name!r}; {hint}Presets: {', '.join(PRESETS)}")
 
 
-def beside(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+def relative_to(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Read a TOML file's relative paths as relative to that file."""
     moved = dict(table)
     for section, keys in FILE_KEYS.items():
@@ -77,7 +77,7 @@ def resolve(
         ValueError: Names the file, key, value and what is allowed.
     """
     source = str(path) if path else f"preset {preset or DEFAULT_PRESET}"
-    table = beside(read_toml(path), path.parent) if path else {}
+    table = relative_to(read_toml(path), path.parent) if path else {}
     name = table.pop("preset", DEFAULT_PRESET)
     below = plain(preset_named(preset or name, source))
     table = merge(below, table)

@@ -1,4 +1,4 @@
-"""The results page of a card: our rows beside the literature's, as JSON, Markdown and HTML."""
+"""The results page of a card: our rows and the literature's, as JSON, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from markupsafe import escape
 
 from pipelines.reproduction.cards.card import Card, PublishedRow
-from pipelines.reproduction.summary import OutOfBand, expected_toml, published_beside
+from pipelines.reproduction.summary import OutOfBand, expected_toml, published_rows
 from recsys.reproduction.recipe import REFITTED
 
 NAMES = {
@@ -48,15 +48,15 @@ class Table(NamedTuple):
 def tables_of(
     card: Card, summary: Mapping[str, Any], published: Sequence[PublishedRow]
 ) -> list[Table]:
-    """Lay out one table an order, the literature beside the first, and one of goals."""
+    """Lay out one table an order, the literature in the first, and one of goals."""
     tables = []
-    beside = published_beside(card, published)
+    literature = published_rows(card, published)
     for order, rows in summary["orders"].items():
         title = f"{summary['split'].capitalize()}, tied times in {order} order"
         header = ["model", *summary["shown"], "source"]
         lines = [
             [model, *written(numbers, len(summary["shown"])), source]
-            for model, source, numbers in beside
+            for model, source, numbers in literature
         ]
         faint = [True] * len(lines)
         strict, refitted = (
@@ -66,7 +66,7 @@ def tables_of(
         tables.append(Table(title, header, lines, faint + [False] * len(strict)))
         if refitted:
             tables.append(Table(f"{title}: {AS_SERVED}", header, refitted, [False] * len(refitted)))
-        beside = []
+        literature = []
     if summary["goals"]:
         lines = [
             [
@@ -208,7 +208,7 @@ def write_page(
         **summary,
         "published": [
             {"model": model, "source": source, "numbers": list(numbers)}
-            for model, source, numbers in published_beside(card, published)
+            for model, source, numbers in published_rows(card, published)
         ],
         "out_of_band": [one.text() for one in wrong],
     }

@@ -62,7 +62,7 @@ def points_of(rungs: Sequence[Mapping[str, Any]], measure: str, law: PowerLaw) -
     """Lay out each rung with what the law says of it."""
     sizes = torch.tensor([float(rung["num_weights"]) for rung in rungs])
     amounts = torch.tensor([float(rung["num_events"]) for rung in rungs])
-    foretold = law.predict(sizes, amounts).tolist()
+    predicted = law.predict(sizes, amounts).tolist()
     return [
         ScalePoint(
             measure=MEASURES[measure],
@@ -71,7 +71,7 @@ def points_of(rungs: Sequence[Mapping[str, Any]], measure: str, law: PowerLaw) -
             value=value_of(rung, measure),
             fitted=fitted,
         )
-        for rung, fitted in zip(rungs, foretold, strict=True)
+        for rung, fitted in zip(rungs, predicted, strict=True)
     ]
 
 

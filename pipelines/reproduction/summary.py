@@ -160,7 +160,7 @@ def expected_toml(summary: Mapping[str, Any], *, least: float = 0.001, spread: f
     return "\n".join(lines)
 
 
-def published_beside(
+def published_rows(
     card: Card, published: Sequence[PublishedRow]
 ) -> list[tuple[str, str, tuple[float, ...]]]:
     """List models, sources and numbers of the card's column of the literature, best last."""

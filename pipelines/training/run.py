@@ -41,7 +41,7 @@ class Curve:
         """Log to ``run`` as ``<name>/<metric>``, or as ``<metric>`` without a name.
 
         Args:
-            kept: File beside the checkpoints that each record is added to.
+            kept: File that each record is appended to.
         """
         self.rows = [] if kept is None else read_records(kept)
         self._run = run
@@ -117,7 +117,7 @@ class ProgressBar:
 
 
 def save_model(model: Model, folder: Path, name: str) -> None:
-    """Write a model; of a sequence model its fast members, and beside them all of them."""
+    """Write a model; of a sequence model its fast members, and in another folder all of them."""
     whole = model.to("cpu")
     first = first_members(whole) if isinstance(whole, SequenceModel) else whole
     first.save(folder / name)

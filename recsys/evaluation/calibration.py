@@ -39,7 +39,7 @@ def reliability_curve(
     Args:
         probabilities: [P] in [0, 1].
         labels: [P], 0 or 1.
-        num_bins: Bins asked for; empty ones are left out.
+        num_bins: Bins wanted; empty ones are left out.
         equal_counts: Cut at quantiles instead of equal widths. Click probabilities crowd near 0,
             where equal widths put nearly all of them in one bin. Equal predictions share a bin.
 
@@ -149,7 +149,7 @@ def _checked(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Both as [P] float64."""
     if probabilities.ndim != 1 or probabilities.shape != labels.shape or not len(labels):
         raise ValueError(
-            f"probabilities and labels must be [P] alike with P >= 1, got "
+            f"probabilities and labels must both be [P] with P >= 1, got "
             f"{tuple(probabilities.shape)} and {tuple(labels.shape)}"
         )
     outside = ~((probabilities >= 0) & (probabilities <= 1))

@@ -167,7 +167,7 @@ class RankingResult(NamedTuple):
         """One metric of every query, [U] float64, NaN for a query without targets.
 
         Args:
-            name: Such as "ndcg@10"; any k, also one that was not asked for.
+            name: Such as "ndcg@10"; any k, also one that is not in the config.
         """
         return per_user_metric(self.ranks, name)
 

@@ -179,7 +179,7 @@ def sign_flip_p_values(differences: Floats, *, num_flips: int = 10_000, seed: in
         beyond += (np.abs(sums - observed) <= slack).sum(axis=0) / 2
     if len(known) == 0:
         return np.ones(differences.shape[1])
-    # A column without any difference has only equal outcomes, and no evidence at all.
+    # A column without any difference has only equal outcomes, and tells nothing.
     return np.where(slack > 0, beyond / (num_flips + 1), 1.0)
 
 

@@ -133,8 +133,8 @@ class EvaluationQueries:
         if self.eligible is not None:
             extra = torch.zeros_like(allowed)
             if self.extra is not None:
-                beside = self.extra.take(rows).to(device)
-                extra[beside.segments(), beside.values] = True
+                further = self.extra.take(rows).to(device)
+                extra[further.segments(), further.values] = True
             allowed &= self.eligible.to(device) | extra
         return allowed
 

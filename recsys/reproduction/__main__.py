@@ -139,7 +139,7 @@ def run_in_processes(arguments: Sequence[str], options: argparse.Namespace) -> i
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for."""
+    """Run the command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parsed_arguments(given)
     if options.workers > 1:

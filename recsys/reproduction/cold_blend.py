@@ -110,7 +110,7 @@ def blended(
 
     Args:
         ranked: Each source's lists by setting and split.
-        queries: What they answer.
+        queries: By setting and split.
         experiment: Whose recipe.
     """
     num_rows = next(iter(queries.values())).num_item_rows

@@ -164,7 +164,7 @@ def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--depths", nargs="+", type=int, default=list(DEPTHS))
     parser.add_argument("--shares", nargs="+", type=float, default=list(SHARES))
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--workers", type=int, default=1, help="rungs beside each other")
+    parser.add_argument("--workers", type=int, default=1, help="rungs at a time")
     parser.add_argument("--part", type=int, help="of the workers, for this process")
     return parser.parse_args(arguments)
 

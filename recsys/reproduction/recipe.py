@@ -96,7 +96,7 @@ class Recipe:
 
     @property
     def has_ensemble(self) -> bool:
-        """Whether profile full asks more members of the sequence model than profile fast."""
+        """Whether profile full queries more members of the sequence model than profile fast."""
         return self.sequence.fast_members is not None
 
     def refitted(self) -> list[str]:

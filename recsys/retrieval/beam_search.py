@@ -1,7 +1,7 @@
 """Beam search over semantic IDs in which only items of the catalogue can be generated.
 
 At each level a model scores the next code of every beam, the trie says which codes lead to an item
-that the request may show, and the best prefixes go on. An item's score is the sum of its codes'
+that the request may show, and the best prefixes are kept. An item's score is the sum of its codes'
 log-probabilities, each over all codes of its level or, where the model was trained so, over those
 that lead to an item of the catalogue; either way it does not depend on what else is allowed, and
 with a beam as wide as there are prefixes the result is that of scoring every item. Where a beam has
@@ -52,7 +52,7 @@ class BeamSearch(Generic[ContextT, StateT]):
 
         Args:
             beam_width: Prefixes kept after each level but the last.
-            semantic_ids_version: Of the IDs that the model speaks: those it was trained on or,
+            semantic_ids_version: Of the IDs that the model generates: those it was trained on or,
                 where the caller knows the lineage, those with items appended since.
 
         Raises:
@@ -60,7 +60,7 @@ class BeamSearch(Generic[ContextT, StateT]):
         """
         if semantic_ids_version != trie.version:
             raise ValueError(
-                f"the model speaks semantic IDs {semantic_ids_version}, the trie holds "
+                f"the model generates semantic IDs {semantic_ids_version}, the trie holds "
                 f"{trie.version}; build the trie from the model's version or retrain the model"
             )
         if beam_width < 1:
@@ -131,7 +131,7 @@ class BeamSearch(Generic[ContextT, StateT]):
         if decoded.softmax_over == "catalogue":
             known = live if restriction is None else self._live(states, level, None)
             logits = logits.masked_fill(~known, -torch.inf)
-        # Behind a dead beam there is no rival and no number, and nothing lives either.
+        # Behind a dead beam no code is live, so its NaN sums are masked.
         sums = functional.log_softmax(logits, 2).add_(scores[:, :, None])
         return sums.masked_fill_(~live, -torch.inf).flatten(1)
 

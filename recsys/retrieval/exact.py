@@ -1,4 +1,4 @@
-"""Exact top-k by inner product: the slow truth beside every index, and fast enough for small ones.
+"""Exact top-k by inner product: the reference for every index, and fast enough for small catalogues.
 
 Ties follow `recsys.data.top_k`: score descending, then item_row ascending; row 0 is never
 returned. Works where its tensors are, on CPU and CUDA.
@@ -26,7 +26,7 @@ def exact_top_k(
     """Find the k items with the greatest inner product for each query.
 
     Scores are float32 whatever the inputs are, and each is rounded as this device's matrix
-    product rounds it: equal items tie exactly only where it treats them alike.
+    product rounds it: equal items tie exactly only where it rounds them equally.
 
     Args:
         queries: [B, D], finite.
@@ -87,7 +87,7 @@ def _merge(lower: TopK, upper: TopK, k: int) -> TopK:
 
 
 def check_queries(queries: Tensor, dim: int) -> None:
-    """Refuse query vectors that no index can answer.
+    """Refuse query vectors that no index can search for.
 
     Raises:
         ValueError: Not [B, dim], or NaN or infinity in a query.

@@ -30,12 +30,12 @@ class FaissIndexConfig:
     flat_max_rows: int = 50_000
     """Up to so many item rows "auto" takes flat, beyond them IVF-SQ8. HNSW took longer than
     IVF-SQ8 to build and for a query of equal recall in every case measured, and loses more under
-    masks, so it is taken only where it is asked for."""
+    masks, so it is taken only where it is requested."""
     hnsw_neighbors: int = 32
     hnsw_build_effort: int = 100
     """Candidates kept while a node is linked (efConstruction)."""
     ivf_lists_per_sqrt_row: int = 4
-    """Lists = this x sqrt(N), but at least 39 rows a list, which faiss's k-means asks for."""
+    """Lists = this x sqrt(N), but at least 39 rows a list, which faiss's k-means wants."""
     effort: int | None = None
     """Lists probed (IVF) or candidates kept (HNSW) by a search; None is the kind's default."""
     masked_exact_max_rows: int | None = None

@@ -88,7 +88,7 @@ class GpuCopy:
         assert self._copies is not None
         rows = rows.to(self.device)
         vectors = self._copies[rows.clamp_min(0)].float()  # [B, C, D]
-        asked = queries.detach().to(self.device).float()
-        scores = torch.einsum("bcd,bd->bc", vectors, asked).masked_fill_(rows < 0, -torch.inf)
+        wanted = queries.detach().to(self.device).float()
+        scores = torch.einsum("bcd,bd->bc", vectors, wanted).mwanted_fill_(rows < 0, -torch.inf)
         best, place = scores.topk(width, dim=1)
         return best.cpu(), rows.gather(1, place).cpu()

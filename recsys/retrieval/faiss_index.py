@@ -125,7 +125,7 @@ class FaissIndex:
         if len(queries) == 0 or num_allowed == 0:
             return lists
 
-        # Row 0 may come back where no mask forbids it, so one more is asked for.
+        # Row 0 may come back where no mask forbids it, so one more is requested.
         width = min(k + 1, self.num_item_rows)
         scores, rows = self._best(queries, width, num_allowed, mask)
         if len(queries) == 1 and rows.device.type == "cpu":
@@ -183,7 +183,7 @@ class FaissIndex:
         """Read an index that `save` wrote, after its digest and header are verified.
 
         Args:
-            path: The index file; its JSON lies beside it.
+            path: The index file; its JSON is in the same folder.
             sha256: The digest a trusted manifest names; None trusts the JSON.
             num_threads: Threads of one search, None for all cores.
 
@@ -219,7 +219,7 @@ class FaissIndex:
     def _best(
         self, queries: Tensor, width: int, num_allowed: int, mask: ItemMask | None
     ) -> tuple[Tensor, Tensor]:
-        """Ask faiss for scores and rows, [B, width] each."""
+        """Search faiss for scores and rows, [B, width] each."""
         everything = num_allowed == self.num_item_rows - 1
         if self._gpu is not None and everything and self._gpu.takes(width):
             return self._gpu.search(queries, width, self.effort)

@@ -1,4 +1,4 @@
-"""The file of a FAISS index and the JSON beside it, checked before faiss sees a byte.
+"""The file of a FAISS index and its JSON, checked before faiss sees a byte.
 
 faiss trusts what it reads, so a file is refused here first: by its description, its length, its
 header (which names the sizes that faiss would allocate) and its digest.
@@ -39,7 +39,7 @@ class IndexFileMeta:
 
 
 def meta_path(path: Path) -> Path:
-    """Name the JSON beside an index file."""
+    """Name the JSON of an index file."""
     return path.with_name(path.name + ".json")
 
 

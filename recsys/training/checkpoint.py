@@ -37,7 +37,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Everything a run needs to go on as if it had never stopped."""
+    """Everything a run needs to resume as if it had never stopped."""
 
     step: int
     """Number of steps done."""

@@ -184,7 +184,7 @@ def row_updates(layer: EmbeddingBags, config: AdamWConfig) -> RowUpdateConfig | 
 
 
 class RowTables:
-    """The tables of a model that move by rows, told of each step."""
+    """The tables of a model that move by rows."""
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = [layer for _, layer in row_tables(model)]
@@ -195,8 +195,8 @@ class RowTables:
 
     def may_move(self, loss: Tensor) -> bool:
         """Say whether the backward may run: a loss that is not finite moves no row."""
-        answers = [layer.may_move(loss) for layer in self.layers]
-        return all(answers)
+        allowed = [layer.may_move(loss) for layer in self.layers]
+        return all(allowed)
 
 
 def adamw(model: nn.Module, config: AdamWConfig) -> AdamW:

@@ -1,4 +1,4 @@
-"""Muon: matrices inside blocks move by their momentum with all singular values made alike.
+"""Muon: matrices inside blocks move by their momentum with all singular values made equal.
 
 Newton-Schulz iterations stand in for the singular value decomposition (Jordan et al. 2024,
 https://kellerjordan.github.io/posts/muon); steps are as long as Adam's (arXiv:2502.16982), so that
@@ -79,9 +79,9 @@ class Muon(AdamW):
         loss: float | None = super().step(closure)
         for parameter, gradient, _ in moving:
             parameter.grad = gradient
-        # Alike ones at once: a step is many small products.
-        alike = sorted(moving, key=lambda one: tuple(one[0].shape))
-        for _, stack in groupby(alike, key=lambda one: (tuple(one[0].shape), id(one[2]))):
+        # Equal shapes at once: a step is many small products.
+        by_shape = sorted(moving, key=lambda one: tuple(one[0].shape))
+        for _, stack in groupby(by_shape, key=lambda one: (tuple(one[0].shape), id(one[2]))):
             self._turn(list(stack))
         return loss
 

@@ -61,7 +61,7 @@ class Card:
     """What the expected numbers were made on."""
     minutes: Minutes
     published: str | None = None
-    """Column of the published numbers to stand beside."""
+    """Column of the published numbers to compare with."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """What differs from the preset, as in a run's TOML file."""
     expected: tuple[Band, ...] = ()

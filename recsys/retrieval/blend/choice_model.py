@@ -102,7 +102,7 @@ def fit_weights(
 
     Args:
         choices: Q >= 0 queries; without any the prior comes back.
-        prior: Where weights go without evidence, and the start, [P].
+        prior: Mean of the prior, and the start, [P].
         precision: Positive definite, [P, P].
         non_negative: Whether weights stay >= 0.
     """

@@ -1,4 +1,4 @@
-"""What a blend learns from: queries with a target in some list, and the candidates beside it.
+"""Training examples of a blend: queries with a target in some list, and the other candidates.
 
 Axes: B queries, Q queries kept, S sources, F features of a source, P = S * F, L items of all lists
 of a query together, C candidates kept, k list length.
@@ -54,7 +54,7 @@ def draw_choices(
     if (num_found := len(found)) == 0:
         raise ValueError(
             f"none of the {targets.batch_size} queries has a target in the lists of "
-            f"{sorted(lists)}, so there is nothing to learn; ask for longer lists, and check that "
+            f"{sorted(lists)}, so there is nothing to learn; request longer lists, and check that "
             "lists and targets are of the same queries"
         )
     queries = evenly(found, max_queries)

@@ -51,8 +51,8 @@ class LearnedBlendConfig:
     """How the weights are fitted."""
 
     history_bounds: tuple[int, ...] = ()
-    """Users are told apart by the length of their history: below the first bound, from it to
-    below the second, ..., from the last on. None: all alike."""
+    """Kinds of users, by the length of their history: below the first bound, from it to below the
+    second, ..., from the last on. None: one kind."""
     item_bounds: tuple[float, ...] = ()
     """Items likewise, by one number each, such as their age in days or their popularity."""
     shrinkage_queries: float = 1000.0
@@ -162,15 +162,15 @@ class LearnedBlend:
         """Learn from queries whose next items are known.
 
         Args:
-            lists: Best first by source, each [B, k_s]; as many places as will be asked for.
-            targets: Items each query went on to, B queries; several count alike, together as
+            lists: Best first by source, each [B, k_s]; as many places as will be requested.
+            targets: Items that each of B users interacted with next; several count equally, together as
                 much as one.
             config: Kinds, shrinkage, limits.
             history_lengths: Events of each query's user, [B]; -1 where not known.
             item_values: What ``config.item_bounds`` cut, by item row, [N]; NaN where not known.
 
         Raises:
-            ValueError: No target is in any list, a kind cannot be told, or lists do not fit.
+            ValueError: No target is in any list, a kind is not known, or lists do not fit.
         """
         config = config or LearnedBlendConfig()
         check_lists(lists)
@@ -262,8 +262,8 @@ class LearnedBlend:
     def _grown(self, merged: Candidates, chosen: Sequence[int]) -> Tensor:
         """Say by how much weights grow where sources are missing, [B, 1, 1, 1] float64."""
         size = self.weights[-1, -1].abs().sum(1).double()  # [S]
-        speaks = (merged.ranks != ABSENT).any(1)  # [B, S]
-        there = (speaks * size[chosen]).sum(1)
+        lists_any = (merged.ranks != ABSENT).any(1)  # [B, S]
+        there = (lists_any * size[chosen]).sum(1)
         grown = torch.where(there > 0, size.sum() / there.clamp_min(1e-30), 1.0)
         return grown[:, None, None, None]
 
@@ -332,9 +332,9 @@ def _fit_kinds(
     if num_items > 1:
         choices = choices.by_kind(kinds.items, num_items, shared.weights)
     prior = shared.weights.repeat(num_items)
-    told = negative_log_likelihood(choices, prior)
+    at_prior = negative_log_likelihood(choices, prior)
     precision = config.l2 * torch.eye(width, dtype=torch.float64)
-    precision += config.shrinkage_queries / len(choices.features) * told.curvature
+    precision += config.shrinkage_queries / len(choices.features) * at_prior.curvature
     total = 0.0
     for kind in range(num_users):
         own = choices.of((kinds.users == kind).nonzero().squeeze(1))
@@ -397,7 +397,7 @@ def _check_kinds(
         ("item_values", item_values, config.item_bounds),
     ):
         if bounds and values is None:
-            raise ValueError(f"kinds are told apart at {bounds}, but {name} is not given; give it")
+            raise ValueError(f"kinds are split at {bounds}, but {name} is not given; give it")
 
 
 def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:

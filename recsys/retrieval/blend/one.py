@@ -130,8 +130,8 @@ class OneQueryBlend:
         kinds = np.where(
             inside, self._item_kinds[np.where(inside, listed.item_rows, 0)], UNKNOWN_KIND
         )
-        speaks = (listed.ranks != ABSENT).any(0)
-        there = float(self._sizes[chosen][speaks].sum())
+        lists_any = (listed.ranks != ABSENT).any(0)
+        there = float(self._sizes[chosen][lists_any].sum())
         grown = float(self._sizes.sum()) / there if there > 0 else 1.0
         weights: Doubles = self._weights[user, kinds][:, chosen] * grown
         return weights

@@ -27,7 +27,7 @@ from pipelines.reproduction.run import check_data, plan_of
 from pipelines.reproduction.summary import (
     expected_toml,
     out_of_band,
-    published_beside,
+    published_rows,
     summary_of,
 )
 
@@ -112,7 +112,7 @@ def test_the_page_stands_beside_the_literature_and_escapes_it(card):
     assert "better &amp; older" in page
     assert "Walks &lt;test&gt;" in page
     assert "| sequence model | 0.4250 | 0.2125 | measured here |" in markdown_page("x", [], tables)
-    assert published_beside(replace(card, published=None), PUBLISHED) == []
+    assert published_rows(replace(card, published=None), PUBLISHED) == []
 
 
 def test_a_row_that_some_seeds_lack_is_named_with_how_many_have_it(card):
@@ -143,7 +143,7 @@ def test_every_card_of_the_package_builds_its_configuration(name):
     card = read_card(name)
     assert card.config(Path("runs/x")).data.dataset == card.data_set()
     if card.published is not None and name != "movielens-1m-cold":
-        assert published_beside(card, read_published())
+        assert published_rows(card, read_published())
 
 
 def test_an_unknown_card_or_row_is_refused_with_what_there_is():

@@ -287,7 +287,7 @@ def test_an_impossible_code_is_never_generated() -> None:
 
 def test_another_version_of_the_semantic_ids_is_refused_with_both_named() -> None:
     trie = trie_of({1: (0, 0)}, (2, 2), version="ids-of-monday")
-    with pytest.raises(ValueError, match=r"speaks semantic IDs ids-of-sunday.*ids-of-monday"):
+    with pytest.raises(ValueError, match=r"generates semantic IDs ids-of-sunday.*ids-of-monday"):
         BeamSearch(decode_table, trie, beam_width=5, semantic_ids_version="ids-of-sunday")
     BeamSearch(decode_table, trie, beam_width=5, semantic_ids_version="ids-of-monday")
 
