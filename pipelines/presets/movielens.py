@@ -67,8 +67,8 @@ def movielens_100k() -> RunConfig:
             dropout=0.1,
             id_dropout=0.95,
         ),
-        # Two passes of four, for the time; one alternative with a router, so that the report shows who
-        # goes to which expert.
+        # Two passes of four, for the time; one alternative with a router, so that the report shows
+        # which expert is used for what.
         ranker_training=RankerTrainingConfig(enabled=True, max_epochs=2.0, compared=("sparse",)),
         adapter=AdapterConfig(
             domains=("classics",),

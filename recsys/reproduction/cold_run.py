@@ -52,8 +52,8 @@ SETTINGS = (
     "with counts",
     "with counts warm",
 )
-"""Each setting is also measured on the last events of warm items, to show what it costs. Only blends
-read counts."""
+"""Each setting is also measured on the last events of warm items, to show what it costs. Only
+blends read counts."""
 QUERIES_OF = {"with counts": "blind", "with counts warm": "blind warm"}
 """Settings with the queries of another one."""
 

@@ -7,7 +7,8 @@ A run's folder:
     checkpoints/    of a training that is not done
     result.json     all rows; written last
 
-Looks at the test split go to ``ledger.jsonl`` in the folder of all runs before any of its metrics exist.
+Looks at the test split go to ``ledger.jsonl`` in the folder of all runs, before any of its metrics
+exist.
 
 Axes: U queries of a split, M targets, k list length.
 """

@@ -1,4 +1,4 @@
-"""Exact top-k by inner product: the reference for every index, and fast enough for small catalogues.
+"""Exact top-k by inner product: the reference for every index, fast enough for small catalogues.
 
 Ties follow `recsys.data.top_k`: score descending, then item_row ascending; row 0 is never
 returned. Works where its tensors are, on CPU and CUDA.

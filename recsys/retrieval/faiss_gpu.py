@@ -89,6 +89,6 @@ class GpuCopy:
         rows = rows.to(self.device)
         vectors = self._copies[rows.clamp_min(0)].float()  # [B, C, D]
         wanted = queries.detach().to(self.device).float()
-        scores = torch.einsum("bcd,bd->bc", vectors, wanted).mwanted_fill_(rows < 0, -torch.inf)
+        scores = torch.einsum("bcd,bd->bc", vectors, wanted).masked_fill_(rows < 0, -torch.inf)
         best, place = scores.topk(width, dim=1)
         return best.cpu(), rows.gather(1, place).cpu()

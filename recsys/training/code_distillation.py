@@ -73,14 +73,14 @@ class CodeTeacher:
         self._first.scatter_(1, places, self._has_id[:, None].float())  # [N, K]
 
     @torch.no_grad()
-    def __call__(self, batch: JaggedBatch, asked: Positions) -> TaughtCodes:
+    def __call__(self, batch: JaggedBatch, positions: Positions) -> TaughtCodes:
         """Say what each position should learn, and behind which codes.
 
         Args:
             batch: ``history`` and, where there are times, ``history.times``: the events that the
                 positions ask for, none longer than the model reads.
         """
-        target = self._expected(batch, asked)  # [P, N]
+        target = self._expected(batch, positions)  # [P, N]
         # Positions without a target weigh nothing; they need a draw like the others.
         empty = target.sum(1, keepdim=True) <= 0
         drawn = torch.multinomial(target + empty * self._has_id, 1)[:, 0]
@@ -95,7 +95,7 @@ class CodeTeacher:
             levels.append(shares(sums.scatter_add(1, codes[..., level].clamp(min=0), share)))
         return TaughtCodes(forced, tuple(levels))
 
-    def _expected(self, batch: JaggedBatch, asked: Positions) -> Tensor:
+    def _expected(self, batch: JaggedBatch, positions: Positions) -> Tensor:
         """Mix the label with what the model expects, among items with an ID, [P, N]."""
         history, share = batch["history"], self._config.share
         scores = scores_after_events(self._model, batch) / self._config.temperature  # [M, N]
@@ -105,10 +105,10 @@ class CodeTeacher:
                 "batch has more; give it a max_length above the generative model's"
             )
         expected = torch.softmax(scores.masked_fill(~self._has_id, LEFT_OUT), dim=1)
-        before = (history.offsets[asked.sequences] + asked.places - 1).clamp(min=0)
-        share_of = torch.where(asked.places > 0, share, 0.0)[:, None]  # [P, 1]
+        before = (history.offsets[positions.sequences] + positions.places - 1).clamp(min=0)
+        share_of = torch.where(positions.places > 0, share, 0.0)[:, None]  # [P, 1]
         target = expected[before] * share_of
-        target = target.scatter_add(1, asked.labels[:, None], 1 - share_of)
+        target = target.scatter_add(1, positions.labels[:, None], 1 - share_of)
         return target * self._has_id
 
 

@@ -1,7 +1,7 @@
 """The one training loop, for every model.
 
-A run is a function of its config, its seed and its data: the loss is a function of the step number, so
-a run killed at any moment resumes from its last checkpoint and ends with the same weights, bit for
+A run is a function of its config, its seed and its data: the loss is a function of the step, so a
+run killed at any moment resumes from its last checkpoint and ends with the same weights, bit for
 bit, as one that was never stopped (same machine, same number of threads; on CUDA with
 ``deterministic``).
 """

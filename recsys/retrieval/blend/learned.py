@@ -163,8 +163,8 @@ class LearnedBlend:
 
         Args:
             lists: Best first by source, each [B, k_s]; as many places as will be requested.
-            targets: Items that each of B users interacted with next; several count equally, together as
-                much as one.
+            targets: Items that each of B users interacted with next; several count equally,
+                together as much as one.
             config: Kinds, shrinkage, limits.
             history_lengths: Events of each query's user, [B]; -1 where not known.
             item_values: What ``config.item_bounds`` cut, by item row, [N]; NaN where not known.
