@@ -202,8 +202,8 @@ def run_stages(
         stages: In the order of pipelines/stages/list.py.
         force: Names of stages to make again even if nothing changed.
         recorder: Where the runs of stages are tracked; nowhere by default.
-        started: Told of each stage as it begins.
-        finished: Told of each stage's outcome.
+        started: Called with each stage as it begins.
+        finished: Called with each stage's outcome.
 
     Raises:
         WorkspaceBusyError: If another run holds the workspace.

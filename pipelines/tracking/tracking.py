@@ -47,8 +47,8 @@ def outbox_of(workspace: Path) -> Outbox:
 
 def store_uri(config: TrackingConfig, outbox: Outbox) -> str:
     """Return the store's address; by default a database beside the outbox."""
-    beside = f"sqlite:///{(outbox.path.parent / 'mlflow.db').absolute()}"
-    return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or beside
+    database = f"sqlite:///{(outbox.path.parent / 'mlflow.db').absolute()}"
+    return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or database
 
 
 def is_server(uri: str) -> bool:

@@ -41,7 +41,7 @@ class Jagged(NamedTuple):
     def segments(self) -> Tensor:
         """Name the example that owns each value, [M] int64."""
         examples = torch.arange(self.batch_size, device=self.offsets.device)
-        # Told the size, it need not wait for the device to find it out.
+        # Without the size it would wait for the device to count.
         return torch.repeat_interleave(examples, self.lengths(), output_size=len(self.values))
 
     def padded(self, length: int, *, fill: int = 0) -> Tensor:

@@ -120,8 +120,7 @@ def lookup(question: Question, device_name: str) -> Config | None:
 
 def cache_folder() -> Path:
     """Where this machine's own measurements are kept, ``RECSYS_KERNEL_CACHE`` if that is set."""
-    asked = os.environ.get("RECSYS_KERNEL_CACHE")
-    return Path(asked or "~/.cache/recsys/kernels").expanduser()
+    return Path(os.environ.get("RECSYS_KERNEL_CACHE") or "~/.cache/recsys/kernels").expanduser()
 
 
 def file_name(device_name: str) -> str:

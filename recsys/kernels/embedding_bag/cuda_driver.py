@@ -34,7 +34,7 @@ class Packed:
         form: Types of the arguments, as `struct` names them.
         num_bytes: Length of all parameters; those behind ``form`` are zero.
         threads: Of a block.
-        shared_bytes: Memory of a block that is asked for at the launch.
+        shared_bytes: Memory of a block that is requested at the launch.
     """
 
     def __init__(

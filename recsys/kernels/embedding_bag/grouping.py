@@ -27,8 +27,8 @@ MOST_ROWS = 2**31 - 1
 """From here on keys have 64 bits."""
 NUM_COUNTS = 64
 """Words for the lengths of the lists, each on a cache line of its own."""
-MIN_BYTES_BESIDE = 1 << 27
-"""A lookup of fewer bytes ends before the host has launched the sort beside it."""
+MIN_OVERLAP_BYTES = 1 << 27
+"""A lookup of fewer bytes ends before the host has launched the sort on a second stream."""
 
 
 class Keys(NamedTuple):
@@ -131,7 +131,7 @@ def group(
     return Runs(keys, scales, work, words, stride)
 
 
-def group_beside(
+def group_during_lookup(
     layout: TableLayout,
     feature_data: Tensor,
     batch: tuple[Tensor, Tensor, Tensor | None, int],
@@ -144,7 +144,7 @@ def group_beside(
     meet again here, so that no tensor is freed while the other stream uses it.
     """
     ids = batch[0]
-    streams = part_streams(ids.device) if num_bytes >= MIN_BYTES_BESIDE else None
+    streams = part_streams(ids.device) if num_bytes >= MIN_OVERLAP_BYTES else None
     if streams is None:
         return lookup(), group(layout, feature_data, batch)
     out = lookup()

@@ -116,13 +116,13 @@ def packed(compiled: Any) -> Packed | None:
 
 
 class Streams(NamedTuple):
-    """A stream, a second one beside it, and the events at which they wait for each other.
+    """A stream, a second one, and the events at which they wait for each other.
 
     Both meet again in ``join``, so that no tensor is freed while the other stream uses it.
     """
 
     own: torch.cuda.Stream
-    beside: torch.cuda.Stream
+    second: torch.cuda.Stream
     begin: torch.cuda.Event
     end: torch.cuda.Event
 
@@ -132,19 +132,19 @@ class Streams(NamedTuple):
 
     def switch(self) -> None:
         """Launch on the second stream."""
-        torch.cuda.set_stream(self.beside)
+        torch.cuda.set_stream(self.second)
 
     def join(self) -> None:
         """Let the first stream wait for the second."""
-        self.end.record(self.beside)
+        self.end.record(self.second)
         self.own.wait_event(self.end)
 
 
 @lru_cache(maxsize=64)
 def _streams(own: torch.cuda.Stream) -> Streams:
     # Before the other's blocks, which would otherwise keep this one waiting for their end.
-    beside = torch.cuda.Stream(own.device, priority=-1)  # type: ignore[no-untyped-call]
-    return Streams(own, beside, torch.cuda.Event(), torch.cuda.Event())  # type: ignore[no-untyped-call]
+    second = torch.cuda.Stream(own.device, priority=-1)  # type: ignore[no-untyped-call]
+    return Streams(own, second, torch.cuda.Event(), torch.cuda.Event())  # type: ignore[no-untyped-call]
 
 
 def part_streams(device: torch.device) -> Streams | None:
@@ -153,5 +153,5 @@ def part_streams(device: torch.device) -> Streams | None:
         return None
     streams = _streams(torch.cuda.current_stream(device))
     streams.begin.record(streams.own)
-    streams.beside.wait_event(streams.begin)
+    streams.second.wait_event(streams.begin)
     return streams

@@ -109,7 +109,7 @@ class _Lookup(torch.autograd.Function):
         if not dispatch.by_triton(tables.weights) or not batch.ids.shape[0]:
             return lookup()
         num_bytes = dispatch.lookup_bytes(layout, tables.weights, batch)
-        out, ctx.runs = grouping.group_beside(layout, data, batch, lookup, num_bytes)
+        out, ctx.runs = grouping.group_during_lookup(layout, data, batch, lookup, num_bytes)
         return out
 
     @staticmethod

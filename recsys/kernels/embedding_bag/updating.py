@@ -34,7 +34,7 @@ ITEMS = {"elements": 1024, "num_warps": 1, "programs": 20, "registers": 96}
 LONG = {"elements": 2048, "num_warps": 2, "programs": 8, "registers": 128}
 _NAMES = ("elements", "num_warps", "programs", "registers")
 _numbers = itemgetter(*_NAMES)
-MIN_NUMBERS_BESIDE = 1 << 26
+MIN_OVERLAP_VALUES = 1 << 26
 """An update of fewer gradients' numbers ends before two streams pay for their events."""
 
 
@@ -179,17 +179,17 @@ def _update_width(
     lists = (runs.keys, runs.scales, runs.work, runs.counts)
     arguments = Arguments((*lists, grad, feature_data, partials, *rows), numbers)
     items, long, short, singles = (num_multiprocessors(device) * one for one in kernels.programs)
-    beside = part_streams(device) if num_ids * one.dim >= MIN_NUMBERS_BESIDE else None
+    streams = part_streams(device) if num_ids * one.dim >= MIN_OVERLAP_VALUES else None
     try:
-        if beside:
-            beside.switch()
+        if streams:
+            streams.switch()
         kernels.items.launch(min(items, blocks(num_ids, 2)), arguments)
         if cut:
             kernels.long.launch(min(long, num_chunks // 2), arguments)
     finally:
-        if beside:
-            beside.resume()
+        if streams:
+            streams.resume()
     kernels.short.launch(min(short, blocks(num_ids, 4)), arguments)
     kernels.singles.launch(min(singles, blocks(num_ids, 4)), arguments)
-    if beside:
-        beside.join()
+    if streams:
+        streams.join()

@@ -95,8 +95,11 @@ def reference_attention(
             bucket = position_bias.buckets.to(q.device)[distance].long()
             scores = scores + position_bias.weights[:, bucket]
         if time_bias is not None:
-            asked, known = time_bias.query_times[begin:end], time_bias.key_times[begin:end]
-            elapsed = asked[:, None] - known[None, :]
+            query_times, key_times = (
+                time_bias.query_times[begin:end],
+                time_bias.key_times[begin:end],
+            )
+            elapsed = query_times[:, None] - key_times[None, :]
             bucket = time_buckets(elapsed, time_bias.weights.shape[1])
             scores = scores + time_bias.weights[:, bucket]
         targets = 0 if num_targets is None else int(num_targets[sequence])

@@ -107,7 +107,7 @@ def _kernel(
 
 
 class Launch:
-    """The kernel of one layer's adapters, its tiles asked for once.
+    """The kernel of one layer's adapters, its tiles looked up once.
 
     Args:
         a: [S, r, I] contiguous.
