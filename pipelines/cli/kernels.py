@@ -54,8 +54,8 @@ class Timed:
         return self.error <= self.tolerance
 
 
-@app.command()
-def bench(
+@app.command("bench")
+def benchmark(
     kernel: Kernels = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
@@ -77,7 +77,7 @@ def bench(
         rows = [{**asdict(one), "is_right": one.is_right} for one in found]
         typer.echo(json.dumps({"device": name_of(device), "copy_rate": rate, "rows": rows}))
     else:
-        out.print(bench_table(found, device))
+        out.print(times_table(found, device))
     wrong = [f"{one.kernel} ({one.workload})" for one in found if not one.is_right]
     if wrong:
         raise RefusedError(
@@ -149,7 +149,7 @@ def profile(
 
 
 def chosen(kernels: Sequence[str] | None) -> tuple[torch.device, list[Workload]]:
-    """Find the device and the workloads of the kernels asked for."""
+    """Find the device and the workloads of some kernels; all by default."""
     import torch
 
     from pipelines.kernel_bench.workloads import workloads
@@ -224,7 +224,7 @@ def timed(case: Workload, device: torch.device, rate: float | None) -> Timed:
     )
 
 
-def bench_table(rows: Sequence[Timed], device: torch.device) -> Table:
+def times_table(rows: Sequence[Timed], device: torch.device) -> Table:
     """Lay the numbers out; a wrong result has its error where the times would be."""
     here = name_of(device)
     if device.type != "cuda":

@@ -102,10 +102,10 @@ def keys_of(kind: type, prefix: str = "") -> Iterator[str]:
             yield from keys_of(inner, f"{prefix}{name}.{middle}")
 
 
-def nearest_key(wanted: str, beside: Iterable[str], anywhere: Iterable[str]) -> str | None:
+def nearest_key(wanted: str, siblings: Iterable[str], anywhere: Iterable[str]) -> str | None:
     """Find the key a writer most likely meant: a neighbour, or else the same name elsewhere."""
     parent, dot, last = wanted.rpartition(".")
-    if match := difflib.get_close_matches(last, beside, n=1, cutoff=0.6):
+    if match := difflib.get_close_matches(last, siblings, n=1, cutoff=0.6):
         return parent + dot + match[0]
     by_last = {key.rpartition(".")[2]: key for key in reversed(list(anywhere))}
     match = difflib.get_close_matches(last, by_last, n=1, cutoff=0.8)

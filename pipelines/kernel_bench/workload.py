@@ -50,7 +50,7 @@ def worst(found: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
 
 
 def results(call: Callable[..., Tensor], *inputs: Tensor, backward: bool) -> list[Tensor]:
-    """Call with all inputs but the last, the result's gradient; with gradients if asked."""
+    """Call with all inputs but the last, the gradient of the result; optionally backward."""
     if not backward:
         with torch.no_grad():
             return [call(*inputs[:-1])]
