@@ -175,9 +175,9 @@ class ContentSimilarity:
 
         -inf means no evidence: the item has no content, or nothing in the history has any.
         """
-        asked = self.query_vectors(queries)
-        scores = asked @ self.vectors.T
-        silent = ~(asked != 0).any(1)
+        vectors = self.query_vectors(queries)
+        scores = vectors @ self.vectors.T
+        silent = ~(vectors != 0).any(1)
         return scores.masked_fill_(silent[:, None] | ~self.has_content, -torch.inf)
 
     def to(self, device: torch.device | str) -> ContentSimilarity:

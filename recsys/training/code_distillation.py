@@ -78,7 +78,7 @@ class CodeTeacher:
 
         Args:
             batch: ``history`` and, where there are times, ``history.times``: the events that the
-                positions ask for, none longer than the model reads.
+                positions read, none longer than the model reads.
         """
         target = self._expected(batch, positions)  # [P, N]
         # Positions without a target weigh nothing; they need a draw like the others.

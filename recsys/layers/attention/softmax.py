@@ -122,8 +122,8 @@ class RelativeBias(nn.Module):
             distance = (lengths[:, None] - 1 - place).clamp_min(0)  # [B, T]
             bias = self.positions[:, self.buckets[distance].long()].transpose(0, 1)[:, :, None]
         if self.times is not None and layout.times is not None:
-            asked = layout.times[layout.offsets[1:] - 1]
-            elapsed = asked[:, None] - layout.padded(layout.times)
+            query_times = layout.times[layout.offsets[1:] - 1]
+            elapsed = query_times[:, None] - layout.padded(layout.times)
             bucket = time_buckets(elapsed, self.times.shape[1])  # [B, T]
             bias = bias + functional.embedding(bucket, self.times.T).transpose(1, 2)[:, :, None]
         return bias

@@ -96,7 +96,7 @@ class EmbeddingBags(nn.Module):
             is installed and can (``tests/benchmarks/results/kernels/embedding_bag_cpu.md``).
 
     Raises:
-        ValueError: If two tables share a name or a feature, or a backend is asked for and absent.
+        ValueError: If two tables share a name or a feature, or a requested backend is absent.
     """
 
     def __init__(self, tables: Sequence[TableConfig], backend: Backend = "auto") -> None:
@@ -151,7 +151,7 @@ class EmbeddingBags(nn.Module):
 
         Raises:
             ValueError: If there is no such table or, on CPU, a row lies outside it; or if the
-                tables move by rows and a gradient is asked for.
+                tables move by rows and a gradient is required.
         """
         weight = self.weight(table)
         if self.updates is not None and torch.is_grad_enabled():

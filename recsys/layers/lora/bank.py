@@ -132,7 +132,7 @@ class LoraBank:
     def choosing(self, *, keep_base: bool = True) -> Iterator[Callable[[Tensor | Runs], None]]:
         """Let what runs inside ``choose``, once it knows its rows; until then the base answers.
 
-        Rows on a CPU may be told as runs where those are known: finding them takes time.
+        Rows on a CPU may be given as runs where those are known: finding them takes time.
         """
         token = self._chosen.set(None)
 

@@ -303,8 +303,8 @@ class NoisyRouter(nn.Module):
         edges = torch.topk(noisy_BE, self.top_k + 1, dim=1).values
         inside_BE = noisy_BE >= edges[:, -2:-1]
         # What it must beat: the K-th best of the others.
-        rival_BE = torch.where(inside_BE, edges[:, -1:], edges[:, -2:-1])
-        chances_BE: Tensor = torch.special.ndtr((clean_BE - rival_BE) / scale_BE)
+        threshold_BE = torch.where(inside_BE, edges[:, -1:], edges[:, -2:-1])
+        chances_BE: Tensor = torch.special.ndtr((clean_BE - threshold_BE) / scale_BE)
         return chances_BE.sum(0)
 
 

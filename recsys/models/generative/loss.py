@@ -54,7 +54,7 @@ class TaughtCodes(NamedTuple):
 
 
 Teacher = Callable[[JaggedBatch, Positions], TaughtCodes]
-"""Reads the events that positions ask for, in their order."""
+"""Gives the events that positions read, in their order."""
 
 
 def shortest_first(batch: JaggedBatch, limit: int) -> JaggedBatch:
@@ -71,19 +71,19 @@ def shortest_first(batch: JaggedBatch, limit: int) -> JaggedBatch:
     return JaggedBatch(cut)
 
 
-def cut_alike(history: Jagged, asked: Positions) -> Iterator[tuple[Jagged, Positions]]:
-    """Cut sequences into parts of like lengths, positions in their order; one part on a GPU."""
+def cut_by_length(history: Jagged, positions: Positions) -> Iterator[tuple[Jagged, Positions]]:
+    """Cut sequences into parts of similar lengths, positions in their order; one part on a GPU."""
     num_parts = NUM_PARTS if history.values.device.type == "cpu" else 1
     size = max(1, -(-history.batch_size // num_parts))
     if history.batch_size <= size:
-        yield history, asked
+        yield history, positions
         return
     for begin in range(0, history.batch_size, size):
         end = min(begin + size, history.batch_size)
         first, last = (int(offset) for offset in history.offsets[[begin, end]])
         part = Jagged(history.values[first:last], history.offsets[begin : end + 1] - first)
-        low, high = torch.searchsorted(asked.sequences, torch.tensor([begin, end])).tolist()
-        one = Positions(*(values[low:high] for values in asked))
+        low, high = torch.searchsorted(positions.sequences, torch.tensor([begin, end])).tolist()
+        one = Positions(*(values[low:high] for values in positions))
         yield part, one._replace(sequences=one.sequences - begin)
 
 
@@ -108,7 +108,7 @@ def code_loss(
     logits = logits.float()
     if softmax_over is None:
         softmax_over = torch.ones_like(logits, dtype=torch.bool)
-    # What weighs nothing may have no rival at all, and must not be NaN.
+    # A position of weight 0 may have no other code in its softmax, and must not be NaN.
     softmax_over = softmax_over.scatter(1, codes[:, None], True)
     normalizer = torch.logsumexp(logits.masked_fill(~softmax_over, -torch.inf), dim=1)  # [P]
     own = logits.gather(1, codes[:, None])[:, 0] if target is None else (target * logits).sum(1)
@@ -126,12 +126,12 @@ class DenseRanking:
         ranked: Ranked,
         items: Tensor,
         history: Jagged,
-        asked: Positions,
+        positions: Positions,
     ) -> None:
         """Take the items ranked, [C, D], and what each position asks for and has seen."""
-        self.config, self.ranked, self.asked = config, ranked, asked
+        self.config, self.ranked, self.positions = config, ranked, positions
         self.items = functional.normalize(items.float(), dim=1, eps=NORM_FLOOR)
-        labels = asked.labels.clamp(min=ranked.rows[0])
+        labels = positions.labels.clamp(min=ranked.rows[0])
         self.columns = torch.searchsorted(ranked.rows, labels)  # [P]
         self.excluded = None
         if config.leave_out_history:
@@ -144,10 +144,10 @@ class DenseRanking:
         """
         length = self.config.max_length
         layout = Layout.of(history.offsets, history.segments(), length + 1, None)
-        rows = layout.padded(history.values)[self.asked.sequences, :length]  # [P, T]
+        rows = layout.padded(history.values)[self.positions.sequences, :length]  # [P, T]
         column = torch.searchsorted(self.ranked.rows, rows).clamp(max=len(self.ranked.rows) - 1)
         place = torch.arange(rows.shape[1], device=rows.device)
-        absent = (self.ranked.rows[column] != rows) | (place >= self.asked.places[:, None])
+        absent = (self.ranked.rows[column] != rows) | (place >= self.positions.places[:, None])
         column = torch.where(absent, self.columns[:, None], column)
         size = rows.shape[1]
         offsets = torch.arange(0, column.numel() + 1, size, device=rows.device)
@@ -159,7 +159,7 @@ class DenseRanking:
             queries / self.config.temperature,
             SoftmaxCandidates(self.items, self.ranked.log_inclusion),
             self.columns,
-            self.asked.weights,
+            self.positions.weights,
             label_smoothing=self.config.dense_label_smoothing,
             excluded=self.excluded,
             max_scores=self.config.max_scores,

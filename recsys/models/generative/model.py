@@ -38,7 +38,7 @@ from recsys.models.generative.loss import (
     TaughtCodes,
     Teacher,
     code_loss,
-    cut_alike,
+    cut_by_length,
     shortest_first,
 )
 from recsys.models.item_tower import NORM_FLOOR, ItemCatalogue, ItemTower, RetrievalModel
@@ -237,21 +237,21 @@ class GenerativeModel(RetrievalModel):
             batch = JaggedBatch({"history": batch["history"]})
         batch = shortest_first(batch, config.max_length + 1)
         history = self._known(batch["history"])
-        asked = Positions.of(history, config)
-        ranked, rows, inputs = self._tower_inputs(asked.labels, history.values)
+        positions = Positions.of(history, config)
+        ranked, rows, inputs = self._tower_inputs(positions.labels, history.values)
         parts = [
             (self._training_context(part[0], rows, inputs), part[1])
-            for part in cut_alike(history, asked)
+            for part in cut_by_length(history, positions)
         ]
-        codes = self.codes[asked.labels]  # [P, L]
-        weights = asked.weights * (codes[:, 0] >= 0)
-        taught = TaughtCodes(codes, ()) if teacher is None else teacher(batch, asked)
+        codes = self.codes[positions.labels]  # [P, L]
+        weights = positions.weights * (codes[:, 0] >= 0)
+        taught = TaughtCodes(codes, ()) if teacher is None else teacher(batch, positions)
         hidden = self._forced(parts, taught.forced.clamp(min=0))  # [P, L, D]
         loss = self._code_loss(hidden, taught, weights)
         if ranked is None:
             return loss
         items = functional.embedding(torch.searchsorted(rows, ranked.rows), inputs)
-        dense = DenseRanking(config, ranked, items, history, asked)
+        dense = DenseRanking(config, ranked, items, history, positions)
         return loss + config.dense_weight * dense.loss(self._queries(hidden[:, 0]))
 
     def _tower_inputs(self, labels: Tensor, read: Tensor) -> tuple[Ranked | None, Tensor, Tensor]:
@@ -296,16 +296,18 @@ class GenerativeModel(RetrievalModel):
 
     def _forced(self, parts: list[tuple[GenerativeContext, Positions]], codes: Tensor) -> Tensor:
         """Decode behind given codes, [P, L], the tokens of each position: [P, L, D]."""
-        sizes = [len(asked.places) for _, asked in parts]
+        sizes = [len(positions.places) for _, positions in parts]
         hidden = [
             self._forced_part(*part, some)
             for part, some in zip(parts, torch.split(codes, sizes), strict=True)
         ]
         return cast("Tensor", self.decoder_norm(torch.cat(hidden)))
 
-    def _forced_part(self, context: GenerativeContext, asked: Positions, codes: Tensor) -> Tensor:
+    def _forced_part(
+        self, context: GenerativeContext, positions: Positions, codes: Tensor
+    ) -> Tensor:
         shape = (context.keys.shape[1], context.keys.shape[3], codes.shape[1])
-        grid = codes.new_zeros(shape).index_put((asked.sequences, asked.places), codes)
+        grid = codes.new_zeros(shape).index_put((positions.sequences, positions.places), codes)
         tokens = [
             self._token(context, level, grid[..., max(0, level - 1)])
             for level in range(codes.shape[1])
@@ -313,7 +315,7 @@ class GenerativeModel(RetrievalModel):
         hidden = torch.stack(tokens, dim=2)  # [B, W, L, D]
         for index, block in enumerate(self.blocks()):
             hidden, _ = block.decode(hidden, context.block(index), None)
-        return hidden[asked.sequences, asked.places]
+        return hidden[positions.sequences, positions.places]
 
     def _code_loss(self, hidden: Tensor, taught: TaughtCodes, weights: Tensor) -> Tensor:
         """Sum the levels' losses, the mean over positions whose label has an ID."""

@@ -41,8 +41,8 @@ class SequenceConfig:
     time_buckets: int = 0
     """Biases by log2 of elapsed seconds, where events have times; 0 for none."""
     calendar_days: float = 0.0
-    """Days between learned vectors of the calendar, where events have times; 0 for none. They tell
-    when each event was, and for what time the next item is asked."""
+    """Days between learned vectors of the calendar, where events have times; 0 for none. They say
+    when each event was, and for what time the next item is queried."""
     absolute_positions: bool = True
     """Whether an event also carries its place in the sequence."""
     dropout: float = 0.4

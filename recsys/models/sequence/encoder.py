@@ -58,10 +58,10 @@ class Encoder(nn.Module):
         self.places = nn.Embedding(config.max_length, dim) if config.absolute_positions else None
         if self.places is not None:
             nn.init.normal_(self.places.weight, std=0.3 / math.sqrt(dim))
-        self.read_at = self.asked_at = None
+        self.read_at = self.query_at = None
         if config.calendar_days:
             self.read_at = Calendar(dim, config.calendar_days, scale=0.1)
-            self.asked_at = Calendar(dim, config.calendar_days)
+            self.query_at = Calendar(dim, config.calendar_days)
         self.dropout = nn.Dropout(config.dropout)
         kind = AttentionBlock if config.blocks_of(number) == "attention" else HstuBlock
         self.blocks = nn.ModuleList(kind(config.block_config()) for _ in range(config.num_blocks))
@@ -103,8 +103,8 @@ class Encoder(nn.Module):
 
     def _expected(self, state: Tensor, times: Tensor | None) -> Tensor:
         """Turn what the last block wrote into unit vectors."""
-        if self.asked_at is not None and times is not None:
-            state = state + self.asked_at(times)
+        if self.query_at is not None and times is not None:
+            state = state + self.query_at(times)
         return functional.normalize(self.output_norm(state).float(), dim=1, eps=NORM_FLOOR)
 
 

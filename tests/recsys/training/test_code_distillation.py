@@ -64,17 +64,17 @@ def sequence_model(max_length: int = 8) -> SequenceModel:
 def taught(config: TeachingConfig) -> tuple[JaggedBatch, Positions, TaughtCodes, Tensor]:
     model = sequence_model()
     batch = JaggedBatch({"history": Jagged.from_lists(LISTS)})
-    asked = Positions.of(batch["history"], SMALL)
+    positions = Positions.of(batch["history"], SMALL)
     teacher = CodeTeacher(model, draw_codes(), SIZES, config)
-    return batch, asked, teacher(batch, asked), scores_after_events(model, batch)
+    return batch, positions, teacher(batch, positions), scores_after_events(model, batch)
 
 
-def mixed(config: TeachingConfig, asked: Positions, scores: Tensor) -> Tensor:
+def mixed(config: TeachingConfig, positions: Positions, scores: Tensor) -> Tensor:
     """Mix labels and teacher one position at a time, [P, N]."""
     has_id = draw_codes()[:, 0] >= 0
-    target = torch.zeros(len(asked.labels), NUM_ITEM_ROWS)
-    for position, label in enumerate(asked.labels.tolist()):
-        share = 0.0 if asked.places[position] == 0 else config.share
+    target = torch.zeros(len(positions.labels), NUM_ITEM_ROWS)
+    for position, label in enumerate(positions.labels.tolist()):
+        share = 0.0 if positions.places[position] == 0 else config.share
         if share > 0:
             # Events lie one after the other: the one before it is that of the row before.
             known = scores[position - 1].masked_fill(~has_id, -torch.inf)
@@ -93,8 +93,8 @@ def mixed(config: TeachingConfig, asked: Positions, scores: Tensor) -> Tensor:
     ],
 )
 def test_targets_are_those_of_adding_up_item_by_item(config: TeachingConfig) -> None:
-    _, asked, found, scores = taught(config)
-    target, codes = mixed(config, asked, scores), draw_codes()
+    _, positions, found, scores = taught(config)
+    target, codes = mixed(config, positions, scores), draw_codes()
     for position in range(len(target)):
         forced = found.forced[position]
         for level, size in enumerate(SIZES):
@@ -112,15 +112,15 @@ def test_codes_are_forced_as_often_as_they_are_expected() -> None:
     config = TeachingConfig(share=0.7)
     model, codes = sequence_model(), draw_codes()
     batch = JaggedBatch({"history": Jagged.from_lists([[3, 8]] * 4_000)})
-    asked = Positions.of(batch["history"], SMALL)
+    positions = Positions.of(batch["history"], SMALL)
     torch.manual_seed(0)
-    forced = CodeTeacher(model, codes, SIZES, config)(batch, asked).forced
-    one = Positions(*(part[:2] for part in asked))
+    forced = CodeTeacher(model, codes, SIZES, config)(batch, positions).forced
+    one = Positions(*(part[:2] for part in positions))
     target = mixed(config, one, scores_after_events(model, batch))[1]
-    drawn = forced[asked.places == 1]
+    drawn = forced[positions.places == 1]
     share = (drawn[:, None] == codes[None]).all(2).float().mean(0)
     torch.testing.assert_close(share, target, rtol=0, atol=0.03)
-    assert bool((forced[asked.places == 0] == codes[3]).all())  # nothing precedes: the label
+    assert bool((forced[positions.places == 0] == codes[3]).all())  # nothing precedes: the label
 
 
 def test_a_teacher_that_says_the_label_changes_no_loss() -> None:
@@ -130,8 +130,8 @@ def test_a_teacher_that_says_the_label_changes_no_loss() -> None:
     model = GenerativeModel(SMALL, inputs, codes, ItemCatalogue.empty(NUM_ITEM_ROWS))
     batch = JaggedBatch({"history": Jagged.from_lists(LISTS)})
 
-    def labels(_: JaggedBatch, asked: Positions) -> TaughtCodes:
-        forced = codes[asked.labels].clamp(min=0)
+    def labels(_: JaggedBatch, positions: Positions) -> TaughtCodes:
+        forced = codes[positions.labels].clamp(min=0)
         levels = (functional.one_hot(forced[:, level], size) for level, size in enumerate(SIZES))
         return TaughtCodes(forced, tuple(each.float() for each in levels))
 
@@ -160,12 +160,12 @@ def test_a_student_of_the_teacher_alone_lists_what_the_teacher_ranks_first() -> 
         student.decode_step, trie, beam_width=8, semantic_ids_version=inputs.semantic_ids
     )
     # The last event precedes no label, so the student never decoded behind it.
-    asked = JaggedBatch({"history": Jagged.from_lists([one[:3] for one in lists])})
-    best = teacher.score(asked)
+    positions = JaggedBatch({"history": Jagged.from_lists([one[:3] for one in lists])})
+    best = teacher.score(positions)
     best = best.masked_fill((codes[:, 0] < 0)[None], -torch.inf)
     seen = torch.tensor([one[:3] for one in lists])
     best = best.scatter(1, seen, -torch.inf).argmax(1)
-    found = search.search(student.context(asked), 3).item_rows
+    found = search.search(student.context(positions), 3).item_rows
     assert (found[:, 0] == best).float().mean() > 0.8
 
 
@@ -193,10 +193,10 @@ def test_numbers_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="temperature must be > 0, got 0"):
         TeachingConfig(temperature=0)
     batch = JaggedBatch({"history": Jagged.from_lists(LISTS)})
-    asked = Positions.of(batch["history"], SMALL)
+    positions = Positions.of(batch["history"], SMALL)
     short = CodeTeacher(sequence_model(max_length=5), draw_codes(), SIZES, TeachingConfig(share=1))
     with pytest.raises(ValueError, match="reads 5 events and a sequence of the batch has more"):
-        short(batch, asked)
+        short(batch, positions)
 
 
 @pytest.mark.parametrize("num_members", [1, 2])
