@@ -73,8 +73,3 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
         row = (one.name, *values, "yes" if one.passed else "no", one.reason)
         table.add_row(*(Text(cell) for cell in row))
     return table
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command()(adapt)

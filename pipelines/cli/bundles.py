@@ -172,10 +172,3 @@ def append_items(
 
     directory, number = append(items, check_bundle(bundle), publish_it=publish)
     out.print(f"{number:,} new items in {directory}", soft_wrap=True)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register these commands."""
-    app.command()(serve)
-    app.command()(recommend)
-    app.command("append-items")(append_items)

@@ -134,29 +134,26 @@ def read_run(folder: Path, model: str, metrics: list[str], *, table: str, run: s
         table: Such as per_user_given_validation.
         run: Name of the run among those compared.
     """
-    import numpy as np
     import polars as pl
     import torch
 
     from pipelines.evaluation.analysis import Analysis
+    from pipelines.reports.wins import RANK, models_of, targets_of
     from recsys.data.batch import Jagged
     from recsys.evaluation.significance import EvaluatedRun
 
     path = folder / f"{table}.parquet"
     if not path.exists():
         raise ValueError(f"{folder} has no {path.name}; run it first (recsys run --until evaluate)")
-    frame = pl.read_parquet(path)
-    known = [name[5:] for name in frame.columns if name.startswith("rank_")]
+    known = models_of(list(pl.read_parquet_schema(path)))
     if model not in known:
         raise ValueError(f"{folder} has no model {model!r}; it has {', '.join(known)}")
-    users, counts = np.unique(frame["user_row"].to_numpy(), return_counts=True)
-    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))
-    items = torch.from_numpy(frame["item_row"].to_numpy().copy())
-    ranks = torch.from_numpy(frame[f"rank_{model}"].fill_null(0).to_numpy().copy())
+    users, targets = targets_of(path)
+    ranks = pl.read_parquet(path, columns=[f"{RANK}{model}"]).to_series().fill_null(0).to_numpy()
     return EvaluatedRun.from_ranks(
         torch.from_numpy(users.copy()),
-        Jagged(items, offsets),
-        Jagged(ranks, offsets),
+        targets,
+        Jagged(torch.from_numpy(ranks.copy()), targets.offsets),
         metrics,
         name=f"{run}:{model}",
         data_digest=Analysis.load(folder).data_digest,
@@ -243,9 +240,3 @@ def what_was_seen(look: Mapping[str, Any]) -> str:
     scores = {name: value for name, value in look.get("ndcg@10", {}).items() if value == value}
     shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
     return f"ndcg@10: {shown}" if shown else ""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command()(compare)
-    app.command()(ledger)

@@ -20,6 +20,7 @@ from pipelines.candidates.blends import BLEND, BLEND_FAST
 from pipelines.cli.first_look import first_lists, first_metrics
 from pipelines.cli.tracking import tracked
 from pipelines.config.run import RunConfig
+from pipelines.engine.artifacts import read_json
 from pipelines.engine.console import log, out
 from pipelines.engine.runner import StageOutcome, run_stages
 from pipelines.engine.workspace import bundles_dir
@@ -28,7 +29,6 @@ from pipelines.inputs.tensors import read_inputs, released_order
 from pipelines.presets.resolve import check_places, resolve, with_dataset
 from pipelines.ranking.artefact import FILE, RANKED
 from pipelines.stages.list import STAGES
-from pipelines.stages.release import read_json
 from pipelines.stages.report import report_path
 from recsys.evaluation.bootstrap import Interval
 from serving.bundle.load import load_bundle

@@ -60,8 +60,3 @@ def distil(
         markup=False,
         soft_wrap=True,
     )
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command()(distil)

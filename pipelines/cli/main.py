@@ -23,6 +23,7 @@ from pipelines.cli import (
     tracking,
 )
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
+from pipelines.doctor.doctor import doctor
 from pipelines.engine.console import PlainErrors, log, out
 
 if TYPE_CHECKING:
@@ -48,13 +49,23 @@ app.add_typer(
     help="Semantic IDs: train, append, compare.",
 )
 app.add_typer(kernels.app, name="kernels", help="GPU kernels: benchmark, tune, inspect.")
-adapters.add_to(app)
-distil.add_to(app)
-bundles.add_to(app)
-compare.add_to(app)
-tracking.add_to(app)
-reports.add_to(app)
-reproduce.add_to(app)
+for command in (
+    adapters.adapt,
+    distil.distil,
+    bundles.serve,
+    bundles.recommend,
+    bundles.append_items,
+    compare.compare,
+    compare.ledger,
+    doctor,
+    tracking.sync,
+    tracking.promote,
+    tracking.rollback,
+    reports.report,
+    reproduce.reproduce,
+    reproduce.scale,
+):
+    app.command()(command)
 
 
 def report_stage(outcome: StageOutcome) -> None:

@@ -45,8 +45,3 @@ def report(workspace: WorkspacePath = DEMO, copy: Out = None, show: Open = False
     out.print(str(path), markup=False, soft_wrap=True)
     if show:
         webbrowser.open(path.absolute().as_uri())
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command()(report)

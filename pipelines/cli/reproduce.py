@@ -171,9 +171,3 @@ def numbers(text: str, kind: type[Number]) -> list[Number]:
         return [kind(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"{text!r} is not a list of numbers with commas between them") from None
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command()(reproduce)
-    app.command()(scale)

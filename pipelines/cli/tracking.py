@@ -1,4 +1,4 @@
-"""Commands around a run: doctor, tracking server, champion."""
+"""Commands around a run: tracking server, champion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipelines.cli.options import DEMO
-from pipelines.doctor.doctor import doctor
 from pipelines.engine.console import log, out
 
 if TYPE_CHECKING:
@@ -125,9 +124,3 @@ def rollback(bundles: Bundles = DEMO / "bundles") -> None:
     workspace = bundles.absolute().parent
     config, outbox = tracking_of(workspace), outbox_of(workspace)
     print_champion(go_back(bundles, config=config, outbox=outbox), workspace)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register these commands."""
-    for command in (doctor, sync, promote, rollback):
-        app.command()(command)

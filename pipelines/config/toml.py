@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
 Table = dict[str, Any]
 Config = TypeVar("Config")
@@ -195,17 +196,7 @@ def validate(kind: type[Config], table: Mapping[str, Any], source: str) -> Confi
 
 def plain(value: Any) -> Any:
     """Turn a configuration into tables of strings, numbers, lists: what TOML and JSON hold."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
-    if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return str(value)
+    return to_jsonable_python(value)
 
 
 def to_toml(table: Mapping[str, Any]) -> str:

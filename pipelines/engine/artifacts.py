@@ -114,6 +114,11 @@ def to_json(value: Any) -> str:
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, default=str) + "\n"
 
 
+def read_json(path: Path) -> Any:
+    """Read a JSON file of an artefact."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def digest_of_json(value: Any) -> str:
     """Hash a value's JSON (sha256, hex)."""
     return hashlib.sha256(to_json(value).encode()).hexdigest()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.engine.artifacts import read_json
 from pipelines.reports.charts import color_of
 from pipelines.reports.figure import Figure, share_figure
 from pipelines.reports.wording import model_label
@@ -61,7 +61,7 @@ def read_blends(artefact: Path, tie_order: str) -> list[BlendReport]:
     path = artefact / tie_order / FILE
     if not path.exists():
         return []
-    profiles: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["profiles"]
+    profiles: dict[str, dict[str, Any]] = read_json(path)["profiles"]
     wanted = [name for name in BlendReport.__dataclass_fields__ if name != "profile"]
     return [
         BlendReport(profile=profile, **{name: read[name] for name in wanted})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pipelines.engine.artifacts import read_json
 
 MAX_POINTS = 200
 
@@ -36,13 +37,6 @@ def thinned(points: list[tuple[int, float]], most: int = MAX_POINTS) -> list[tup
     return [points[round(place * step)] for place in range(most)]
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Read a curve's records, one JSON object a line."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)
-
-
 def series(rows: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
     """Collect a number by step, where it was recorded and finite."""
     points = [(int(row["step"]), float(row[name])) for row in rows if row.get(name) is not None]
@@ -57,8 +51,8 @@ def read_curves(artefact: Path, model: str, metric: str) -> list[Curve]:
     """
     found = []
     for path in sorted(artefact.glob("*/curve.jsonl")):
-        rows = list(read_rows(path))
-        ending = json.loads((path.parent / "training.json").read_text(encoding="utf-8"))
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        ending = read_json(path.parent / "training.json")
         measured = sorted({name for row in rows for name in row if "@" in name})
         shown = metric if metric in measured or not measured else measured[0]
         found.append(

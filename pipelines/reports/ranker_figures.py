@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.reports.charts import Bar, color_of, share_chart
-from pipelines.reports.figure import Figure, percent
+from pipelines.reports.figure import Figure, percent, share_figure
 from pipelines.reports.rankers import TRUNK_NAMES, RankerReport, Routing
 
 EVERYONE = "all candidates"
@@ -58,27 +58,20 @@ def _figure(routing: Routing, grouping: int) -> Figure:
         **dict(zip(by_group["groups"], by_group["load"], strict=True)),
     }
     experts = [f"expert {place + 1}" for place in range(routing.num_experts)]
-    bars = [
-        Bar(
-            label=group,
-            series=expert,
-            share=share,
-            note=f"{group} \u00b7 {expert}: {percent(share)}",
-        )
-        for group, load in rows.items()
-        for expert, share in zip(experts, load, strict=True)
-        if share > 0
-    ]
-    colors = {expert: color_of(place) for place, expert in enumerate(experts)}
     by = GROUPINGS[by_group["name"]]
-    return Figure(
-        key=f"routing-{routing.trunk}-{by_group['name']}",
-        title=f"Experts by {by}",
-        note=f"Share of the visits of each group's candidates on validation; "
-        f"{TRUNK_NAMES[routing.trunk]}, {routing.top_k} experts a candidate.",
-        description=f"Share of each expert in the visits of candidates, by {by}.",
-        spec=share_chart(bars, colors, x_title="share of visits", labels=list(rows)),
-        legend=colors,
+    return share_figure(
+        f"routing-{routing.trunk}-{by_group['name']}",
+        (
+            f"Experts by {by}",
+            "Share of the visits of each group's candidates on validation; "
+            f"{TRUNK_NAMES[routing.trunk]}, {routing.top_k} experts a candidate.",
+            f"Share of each expert in the visits of candidates, by {by}.",
+        ),
+        {
+            group: {expert: share for expert, share in zip(experts, load, strict=True) if share > 0}
+            for group, load in rows.items()
+        },
+        {expert: color_of(place) for place, expert in enumerate(experts)},
+        x_title="share of visits",
         columns=("candidates", "expert", "share"),
-        rows=[(bar.label, bar.series, percent(bar.share)) for bar in bars],
     )

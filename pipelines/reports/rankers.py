@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pipelines.engine.artifacts import read_json
 
 FILE, TRUNKS = "ranker.json", "trunks.json"
 TRUNK_NAMES: Mapping[str, str] = {
@@ -92,38 +93,28 @@ class RankerReport:
 
 def read_ranker(artefact: Path, tie_order: str) -> RankerReport | None:
     """Read the artefact of train_ranker; None where it is off."""
-    path = artefact / tie_order / FILE
-    if not path.exists():
+    folder = artefact / tie_order
+    if not (folder / FILE).exists():
         return None
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    trunks = path.parent / TRUNKS
-    rows: list[dict[str, Any]] = []
-    if trunks.exists():
-        rows = json.loads(trunks.read_text(encoding="utf-8"))["trunks"]
+    rows = read_json(folder / TRUNKS)["trunks"] if (folder / TRUNKS).exists() else []
+    document = {"metric": "", "tasks": [], "tasks_reason": "", **read_json(folder / FILE)}
+    names = ("num_candidates", "served", "reason", "metric", "tasks", "tasks_reason")
     return RankerReport(
-        num_candidates=document["num_candidates"],
-        served=document["served"],
-        reason=document["reason"],
-        metric=document.get("metric", ""),
-        tasks=document.get("tasks", []),
-        tasks_reason=document.get("tasks_reason", ""),
-        trunks=[_trunk(row) for row in rows],
+        **{name: document[name] for name in names}, trunks=[_trunk(row) for row in rows]
     )
 
 
 def _trunk(row: Mapping[str, Any]) -> TrunkMetrics:
     task_keys = [name for name in TaskMetrics.__dataclass_fields__ if name != "name"]
-    routing = row["routing"]
+    tasks = [
+        TaskMetrics(name=name, **{key: values[key] for key in task_keys})
+        for name, values in row["tasks"].items()
+    ]
+    routing = None if row["routing"] is None else Routing(trunk=row["trunk"], **row["routing"])
+    names = ("trunk", "flops", "validation", "ahead", "standard_error")
     return TrunkMetrics(
-        trunk=row["trunk"],
-        flops=row["flops"],
-        validation=row["validation"],
-        ahead=row["ahead"],
-        standard_error=row["standard_error"],
-        tasks=[
-            TaskMetrics(name=name, **{key: values[key] for key in task_keys})
-            for name, values in row["tasks"].items()
-        ],
-        routing=None if routing is None else Routing(trunk=row["trunk"], **routing),
+        **{name: row[name] for name in names},
+        tasks=tasks,
+        routing=routing,
         examined=row.get("examined", []),
     )

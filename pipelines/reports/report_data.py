@@ -5,7 +5,6 @@ Only the examples are about single users, so the size does not depend on the num
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,14 +14,14 @@ import numpy as np
 import polars as pl
 import torch
 
-from pipelines.engine.artifacts import Manifest
+from pipelines.engine.artifacts import read_json
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
-from pipelines.inputs.tensors import tie_orders
+from pipelines.inputs.tensors import concatenated, ragged, tie_orders
 from pipelines.reports.blends import BlendReport, read_blends
 from pipelines.reports.curves import Curve, read_curves
 from pipelines.reports.examples import Example, read_examples
 from pipelines.reports.rankers import RankerReport, read_ranker
-from pipelines.reports.wins import Wins, models_of, read_ranks, wins_of
+from pipelines.reports.wins import Wins, models_of, read_ranks, targets_of, wins_of
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.evaluation.beyond_accuracy import item_popularity
@@ -30,6 +29,13 @@ from recsys.evaluation.bootstrap import Interval
 from recsys.evaluation.slices import Slice, history_length_slices, item_popularity_slices
 
 SPLITS: tuple[Literal["test", "validation"], ...] = ("test", "validation")
+TRAININGS = {
+    "train_two_tower": "two_tower",
+    "train_sequence": "sequence",
+    "train_generative": "generative",
+    "train_ranker": "ranked",
+}
+"""Model of each stage that has training curves, where it ran."""
 Numbers = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
 """Value by tie order, split, model and metric."""
 
@@ -95,53 +101,11 @@ class ReportData:
         return {**asdict(self), "analysis": self.analysis.as_json()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Places:
-    """Directories of the artefacts a report is read from."""
-
-    features: Path
-    evaluation: Path
-    two_tower: Path
-    sequence: Path
-    """Without curves where it was not trained."""
-    generative: Path
-    """Likewise."""
-    blend: Path
-    ranker: Path
-    """Without files where it was not trained."""
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file of an artefact.
-
-    Raises:
-        ValueError: If an older version wrote the artefact, without this file.
-    """
-    if not path.exists():
-        raise ValueError(
-            f"{path} is missing: an older version made this artefact. Make it again with "
-            f"recsys run --force {path.parent.name}"
-        )
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def targets_of(table: Path) -> tuple[np.ndarray, Jagged]:
-    """Read the users of a per-user table, [U], and the held-out items of each."""
-    frame = pl.read_parquet(table, columns=["user_row", "item_row"])
-    users, counts = np.unique(frame["user_row"].to_numpy(), return_counts=True)
-    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))
-    return users, Jagged(torch.from_numpy(frame["item_row"].to_numpy().copy()), offsets)
-
-
 def trained_on(sequences: Sequences) -> Jagged:
     """Each user's events that the evaluated models were fit on."""
-    starts, ends = sequences.offsets[:-1], np.asarray(sequences.train_end)
-    lengths = ends - starts
-    before = np.cumsum(lengths) - lengths
-    positions = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    rows = np.asarray(sequences.item_rows)[positions]
-    return Jagged(torch.from_numpy(rows), torch.from_numpy(offsets))
+    starts = np.asarray(sequences.offsets[:-1])
+    lengths = np.asarray(sequences.train_end) - starts
+    return ragged(np.asarray(sequences.item_rows)[concatenated(starts, lengths)], lengths)
 
 
 def slices_for_wins(table: Path, sequences: Sequences, num_item_rows: int) -> list[Slice]:
@@ -163,7 +127,7 @@ def read_wins(table: Path, sequences: Sequences, num_item_rows: int, depth: int)
 
 
 def read_report_data(
-    places: Places,
+    artefacts: Mapping[str, Path],
     *,
     title: str,
     split_kind: str,
@@ -172,15 +136,16 @@ def read_report_data(
 ) -> ReportData:
     """Read what the report of one evaluation says.
 
-    Raises:
-        ValueError: If an artefact lacks a file.
+    Args:
+        artefacts: Directory of each stage that a report reads, by the stage's name.
     """
-    analysis = Analysis.load(places.evaluation)
-    metrics: Numbers = read_json(places.evaluation / "metrics.json")
-    orders = [order for order in tie_orders(places.features) if order in analysis.orders]
-    sequences = Sequences.load(places.features / "sequences" / orders[0])
-    table = places.evaluation / f"per_user_{orders[0]}_test.parquet"
-    num_item_rows = read_json(places.features / "features.json")["num_item_rows"]
+    features, evaluation = artefacts["build_features"], artefacts["evaluate"]
+    analysis = Analysis.load(evaluation)
+    metrics: Numbers = read_json(evaluation / "metrics.json")
+    orders = [order for order in tie_orders(features) if order in analysis.orders]
+    sequences = Sequences.load(features / "sequences" / orders[0])
+    table = evaluation / f"per_user_{orders[0]}_test.parquet"
+    num_item_rows = read_json(features / "features.json")["num_item_rows"]
     values = next(iter(metrics[orders[0]]["test"].values()))
     depth = max(int(name.partition("@")[2]) for name in values if "@" in name)
     wins = read_wins(table, sequences, num_item_rows, depth)
@@ -193,26 +158,17 @@ def read_report_data(
         num_items=num_item_rows - 1,
         split_kind=split_kind,
         excludes_history=excludes_history,
-        features=read_json(places.features / "report.json"),
+        features=read_json(features / "report.json"),
         analysis=analysis,
         metrics=metrics,
         wins=wins,
         curves=[
-            *read_curves(places.two_tower, "two_tower", primary),
-            *read_curves(places.sequence, "sequence", primary),
-            *read_curves(places.generative, "generative", primary),
-            *read_curves(places.ranker, "ranked", primary),
+            curve
+            for stage, model in TRAININGS.items()
+            for curve in read_curves(artefacts[stage], model, primary)
         ],
-        blends=read_blends(places.blend, orders[0]),
-        ranker=read_ranker(places.ranker, orders[0]),
-        examples=read_examples(
-            table, places.features / "items.parquet", sequences, wins.models, "test"
-        ),
+        blends=read_blends(artefacts["fit_blend"], orders[0]),
+        ranker=read_ranker(artefacts["train_ranker"], orders[0]),
+        examples=read_examples(table, features / "items.parquet", sequences, wins.models, "test"),
         provenance=provenance,
     )
-
-
-def raw_digests(features: Path) -> Mapping[str, str]:
-    """Return the sha256 of each raw file that the features were built from."""
-    manifest = Manifest.load(features)
-    return {} if manifest is None else manifest.inputs

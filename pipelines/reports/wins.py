@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+import torch
 from numpy.typing import NDArray
 
+from recsys.data.batch import Jagged
 from recsys.evaluation.slices import Slice
 
 RANK = "rank_"
@@ -65,6 +68,14 @@ def models_of(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(name.removeprefix(RANK) for name in columns if name.startswith(RANK))
 
 
+def targets_of(table: Path) -> tuple[np.ndarray, Jagged]:
+    """Read the users of a per-user table, [U], and the held-out items of each."""
+    frame = pl.read_parquet(table, columns=["user_row", "item_row"])
+    users, counts = np.unique(frame["user_row"].to_numpy(), return_counts=True)
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))
+    return users, Jagged(torch.from_numpy(frame["item_row"].to_numpy().copy()), offsets)
+
+
 def read_ranks(table: Path, models: Sequence[str], depth: int) -> Ranks:
     """Read each model's rank of each held-out item, depth + 1 for those beyond, [M, A]."""
     beyond = depth + 1
@@ -85,9 +96,7 @@ def pairs_of(ranks: Ranks, models: Sequence[str]) -> list[Pair]:
             better=float((ranks[:, place] < ranks[:, against]).mean()),
             equal=float((ranks[:, place] == ranks[:, against]).mean()),
         )
-        for place, model in enumerate(models)
-        for against, other in enumerate(models)
-        if place != against
+        for (place, model), (against, other) in permutations(enumerate(models), 2)
     ]
 
 

@@ -6,12 +6,11 @@ base serves the domain; the release stands. Adapters of a challenger are registe
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from pipelines.adapters.adapt import adapt_to
-from pipelines.engine.artifacts import to_json
+from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir
@@ -21,7 +20,7 @@ from serving.bundle.manifest import CURRENT, bundle_directory
 
 def are_registered(context: StageContext) -> bool:
     """Check that every registered adapter still exists."""
-    outcomes = json.loads((context.output / "adapters.json").read_text(encoding="utf-8"))
+    outcomes = read_json(context.output / "adapters.json")
     folder = bundles_dir(context.config)
     return all(
         (domain_directory(folder, one["domain"]) / one["adapter"]).is_dir()
@@ -34,7 +33,7 @@ def adapt_domains(context: StageContext) -> StageRows:
     """Train, judge and register; a running server loads what is published."""
     config = context.config
     folder = bundles_dir(config)
-    released = json.loads((context.inputs["release"] / "release.json").read_text(encoding="utf-8"))
+    released = read_json(context.inputs["release"] / "release.json")
     bundle = bundle_directory(folder, released["version"])
     current = folder / CURRENT
     published = current.exists() and current.resolve() == bundle.resolve()

@@ -10,7 +10,6 @@ its own (``orders/<order>``), which are never published.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain
-from pipelines.engine.artifacts import to_json
+from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import CONTENT_FILE, load_catalogue, released_order, tie_orders
 from pipelines.semantic_ids.artefact import ID_ROWS, ORDERS, QUANTIZER, REPORT, read_version
@@ -52,7 +51,7 @@ def read_content(
 ) -> Content:
     """Read what IDs are made from; ``trained`` is the artefact of train_sequence, if it counts."""
     items = pl.read_parquet(features / "items.parquet", columns=["item_row", "item_id"])
-    made = json.loads((embedded / "content.json").read_text(encoding="utf-8"))
+    made = read_json(embedded / "content.json")
     settings = config.semantic_ids
     wants_pairs = settings.method == "rq_vae" and settings.contrastive_weight > 0
     vectors = np.load(embedded / CONTENT_FILE, allow_pickle=False)
@@ -174,7 +173,7 @@ def is_newest(context: StageContext) -> bool:
     Items that were appended to them meanwhile (recsys append-items) change none; IDs that were
     fitted again elsewhere or rolled back do.
     """
-    report = json.loads((context.output / REPORT).read_text(encoding="utf-8"))
+    report = read_json(context.output / REPORT)
     store = store_of(context.config)
     if "version" not in report or store.current() is None:
         return True

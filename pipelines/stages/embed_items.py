@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import to_json
+from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.content_models import cache_dir, encoder_files, make_encoder, text_of
@@ -27,7 +26,7 @@ def raw_files(config: RunConfig) -> Mapping[str, Path]:
 
 def described_by(folder: Path) -> dict[str, str]:
     """Name the language model and the prompt behind the attributes of items."""
-    summary = json.loads((folder / "enrichment.json").read_text())
+    summary = read_json(folder / "enrichment.json")
     return {name: summary[name] for name in ("model", "prompt_version")}
 
 

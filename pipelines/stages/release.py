@@ -8,7 +8,6 @@ A challenger that fails a check is not written: the champion stays published, th
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import polars as pl
 from pipelines.candidates.blends import served_blends
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain
-from pipelines.engine.artifacts import digest_of_json, to_json
+from pipelines.engine.artifacts import digest_of_json, read_json, to_json
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir
@@ -61,11 +60,6 @@ def is_published(context: StageContext) -> bool:
     semantic_ids = read_json(context.output / "release.json")["semantic_ids"]
     has_ids = semantic_ids is None or store_of(context.config).leads_from(semantic_ids)
     return directory.is_dir() and (folder / CURRENT).is_dir() and has_ids
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file of an artefact."""
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def champion_metrics(folder: Path, challenger: str) -> Metrics | None:
@@ -116,7 +110,6 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     users = pl.read_parquet(features / "vocabularies" / "users.parquet").sort("row")
     categories = pl.read_parquet(features / "vocabularies" / "categories.parquet").sort("row")
     sequences = inputs.sequences
-    described = read_json(features / "features.json")
     semantic_ids = context.inputs["build_semantic_ids"]
     return BundleParts(
         catalogue=Catalogue.from_lists(
@@ -153,12 +146,8 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         generative=present(context.inputs["refit"] / "generative"),
         blends=served_blends(context.inputs["fit_blend"] / released_order(features)),
         ranker=served_ranker(context.inputs["train_ranker"] / released_order(features)),
-        user_features={
-            feature["name"]: feature["cardinality"] for feature in described["user_features"]
-        },
-        context_features={
-            feature["name"]: feature["cardinality"] for feature in described["context_features"]
-        },
+        user_features=inputs.sizes.user_features,
+        context_features=inputs.sizes.context_features,
     )
 
 

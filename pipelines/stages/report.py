@@ -5,13 +5,12 @@ Writes report.html, and report.json with its values.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
 from pipelines.config.run import OWN_DATA, RunConfig
 from pipelines.config.toml import plain, to_toml
-from pipelines.engine.artifacts import Manifest, to_json
+from pipelines.engine.artifacts import Manifest, read_json, to_json
 from pipelines.engine.stage import StageContext, StageRows, installed_version
 from pipelines.engine.workspace import Workspace
 from pipelines.evaluation.analysis import ANALYSIS
@@ -69,31 +68,22 @@ def report(context: StageContext) -> StageRows:
     """Write the report of the evaluation."""
     # Altair and the template engine are slow to import.
     from pipelines.reports.page import report_html
-    from pipelines.reports.report_data import Places, Provenance, raw_digests, read_report_data
+    from pipelines.reports.report_data import Provenance, read_report_data
 
     config, inputs = context.config, context.inputs
     if not (inputs["evaluate"] / ANALYSIS).exists():
         (context.output / NUMBERS).write_text(to_json({"absent": WITHOUT_ANALYSIS}))
         return StageRows(rows_in=0, rows_out=0)
-    manifests = {name: Manifest.load(inputs[name]) for name in ("build_features", "evaluate")}
-    digests = {name: found.output if found else "" for name, found in manifests.items()}
+    built, measured = (Manifest.load(inputs[name]) for name in ("build_features", "evaluate"))
     data = read_report_data(
-        Places(
-            features=inputs["build_features"],
-            evaluation=inputs["evaluate"],
-            two_tower=inputs["train_two_tower"],
-            sequence=inputs["train_sequence"],
-            generative=inputs["train_generative"],
-            blend=inputs["fit_blend"],
-            ranker=inputs["train_ranker"],
-        ),
+        inputs,
         title=config.report.title or config.data.dataset or OWN_DATA,
         split_kind=config.splits.kind,
         excludes_history=config.evaluation.exclude_history,
         provenance=Provenance(
-            data_digest=digests["build_features"],
-            evaluation_digest=digests["evaluate"],
-            raw_files=raw_digests(inputs["build_features"]),
+            data_digest=built.output if built else "",
+            evaluation_digest=measured.output if measured else "",
+            raw_files=built.inputs if built else {},
             versions={name: installed_version(name) for name in LIBRARIES},
             settings=settings_of(config),
             dataset=config.data.dataset,
@@ -107,7 +97,7 @@ def report(context: StageContext) -> StageRows:
 
 def counts_all_looks(context: StageContext) -> bool:
     """Whether the report shows the number of looks at the test split that the ledger has."""
-    numbers = json.loads((context.output / NUMBERS).read_text(encoding="utf-8"))
+    numbers = read_json(context.output / NUMBERS)
     if "absent" in numbers:
         return True
     shown: int = numbers["provenance"]["num_test_looks"]

@@ -6,14 +6,13 @@ Only the curve of a training is logged by the stage itself, while it runs. Metri
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.engine.artifacts import MANIFEST, RUN, Manifest
+from pipelines.engine.artifacts import MANIFEST, RUN, Manifest, read_json
 from pipelines.engine.run_log import RunLog
 from pipelines.evaluation.analysis import ANALYSIS, Analysis
 from pipelines.tracking.outbox import Outbox
@@ -30,11 +29,6 @@ def numbers_of(table: Mapping[str, Any], above: str = "") -> dict[str, float]:
         elif isinstance(value, (int, float)):
             values[key] = float(value)
     return values
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file of an artefact."""
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def record_training(run: RunLog, artefact: Path) -> None:

@@ -7,7 +7,6 @@ Axes: N item rows (row 0 is padding), I id rows (row 0 is none), D width.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipelines.config.run import OWN_DATA, RunConfig
+from pipelines.engine.artifacts import read_json
 from pipelines.engine.workspace import Workspace
 from pipelines.inputs.tensors import tie_orders
 from pipelines.semantic_ids.artefact import ID_ROWS, REPORT, read_version
@@ -95,7 +95,7 @@ def reported_version(
     workspace = Workspace(config.workspace)
     artefact = workspace.stage("build_semantic_ids")
     is_made = workspace.manifest("build_semantic_ids") is not None
-    made = json.loads((artefact / REPORT).read_text(encoding="utf-8")) if is_made else {}
+    made = read_json(artefact / REPORT) if is_made else {}
     own = made.get("version")
     # Unpublished IDs count only until others are published, as the stage has it.
     unpublished = store.current() in (None, made.get("parent"))

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from pipelines.engine.artifacts import to_json
 from pipelines.evaluation.analysis import Analysis
-from pipelines.reports.report_data import Places, slices_for_wins, targets_of
-from pipelines.reports.wins import RANK
+from pipelines.reports.report_data import TRAININGS, slices_for_wins
+from pipelines.reports.wins import RANK, targets_of
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.evaluation.bootstrap import BootstrapConfig, bootstrap_intervals
@@ -32,6 +32,7 @@ from recsys.evaluation.slices import Slice, category_slices, slice_metrics
 
 Rows = NDArray[np.int64]
 Split = Literal["validation", "test"]
+REPORT_READS = ("build_features", "evaluate", "fit_blend", *TRAININGS)
 METRICS = ("ndcg@10", "recall@10", "mrr@10")
 CUTOFFS = (5, 10, 20, 50, 100)
 LISTED = 20
@@ -262,34 +263,26 @@ def write_ranker(folder: Path, made: SyntheticEvaluation) -> None:
     (folder / "ranker.json").write_text(to_json(told))
 
 
-def write_synthetic_evaluation(folder: Path, made: SyntheticEvaluation) -> Places:
+def write_synthetic_evaluation(folder: Path, made: SyntheticEvaluation) -> dict[str, Path]:
     """Write the artefacts that a report is read from; return where they are."""
-    places = Places(
-        features=folder / "build_features",
-        evaluation=folder / "evaluate",
-        two_tower=folder / "train_two_tower",
-        sequence=folder / "train_sequence",
-        generative=folder / "train_generative",
-        blend=folder / "fit_blend",
-        ranker=folder / "train_ranker",
-    )
-    places.evaluation.mkdir(parents=True)
-    write_features(places.features, made)
+    places = {stage: folder / stage for stage in REPORT_READS}
+    places["evaluate"].mkdir(parents=True)
+    write_features(places["build_features"], made)
     if "two_tower" in made.models:
-        write_curves(places.two_tower, made)
+        write_curves(places["train_two_tower"], made)
     if made.ranker:
-        write_ranker(places.ranker / made.orders[0], made)
+        write_ranker(places["train_ranker"] / made.orders[0], made)
     analysis: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
     splits: tuple[Split, ...] = ("validation", "test")
     for order in made.orders:
         analysis[order], metrics[order] = {}, {}
         for split in splits:
-            write_per_user(places.evaluation, made, order, split)
-            table = places.evaluation / f"per_user_{order}_{split}.parquet"
+            write_per_user(places["evaluate"], made, order, split)
+            table = places["evaluate"] / f"per_user_{order}_{split}.parquet"
             metrics[order][split] = metrics_of(table, made.models)
-            analysis[order][split] = analysed(places.evaluation, made, order, split)
+            analysis[order][split] = analysed(places["evaluate"], made, order, split)
     whole = {"orders": analysis, "data_digest": "", "protocol": "", "primary_metric": "ndcg@10"}
-    Analysis.from_json(whole).save(places.evaluation)
-    (places.evaluation / "metrics.json").write_text(to_json(metrics))
+    Analysis.from_json(whole).save(places["evaluate"])
+    (places["evaluate"] / "metrics.json").write_text(to_json(metrics))
     return places
