@@ -96,7 +96,7 @@ def k_core(
         user_counts, item_counts = np.zeros_like(user_counts), np.zeros_like(item_counts)
         for user, item in pairs():
             kept = users[user] & items[item]
-            # bincount is asked for the slice's own range of users, which is narrow.
+            # bincount counts the slice's own range of users, which is narrow.
             user = user[kept]
             if len(user):
                 low = int(user.min())

@@ -84,8 +84,8 @@ def check_threads(_environment: Environment) -> CheckResult:
     """Find thread counts above the CPUs that may be used: they make everything slower."""
     cpus = usable_cpus()
     seen = os.cpu_count() or cpus
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(asked) if asked.isdigit() else seen
+    requested = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(requested) if requested.isdigit() else seen
     good = threads <= cpus
     return CheckResult(
         "threads",

@@ -85,7 +85,7 @@ class Enrichment(NamedTuple):
     """Why a text has no attributes."""
     spent: Tokens
     """On these texts, by this run and all before it."""
-    asked: int
+    num_requests: int
     """Requests of this run."""
     budget_reached: bool
 
@@ -121,7 +121,7 @@ def enrich(
             attributes=[ledger.answers.get(key) for key in keys],
             reasons=reasons,
             spent=session.spent,
-            asked=session.asked,
+            num_requests=session.num_requests,
             budget_reached=session.budget_reached,
         )
     logger.info(
@@ -129,7 +129,7 @@ def enrich(
         extra={
             "model": model.name,
             "texts": len(texts),
-            "asked": result.asked,
+            "requests": result.num_requests,
             "without": sum(reason is not None for reason in reasons),
             **result.spent._asdict(),
         },
@@ -155,7 +155,7 @@ class Session:
         self._prompts: list[Prompt] = []
         self._bounds: dict[str, Tokens] = {}
         self._without_answer: dict[str, str] = {}
-        self._in_a_row = self._done = self.asked = 0
+        self._in_a_row = self._done = self.num_requests = 0
         self._fatal: Exception | None = None
         self.budget_reached = False
         self.spent = ledger.spent_on(texts)
@@ -201,7 +201,7 @@ class Session:
                 self.budget_reached = True
                 raise BudgetSpentError(f"the next request may take {bound.total} tokens")
             self.spent, self._bounds[key] = after, bound
-            self.asked += 1
+            self.num_requests += 1
             self._ledger.send(key, bound)
 
     def record(self, index: int, answer: Completion | Exception) -> None:

@@ -141,7 +141,7 @@ class LocalLanguageModel:
     def token_bound(self, prompt: Prompt, schema: Schema, max_tokens: int) -> Tokens:
         num_fields = len(schema["properties"])
         page = len(page_of(prompt, schema).encode("utf-8", "replace"))
-        # A page is read again for each line, and a line may be asked for a second time.
+        # A page is read again for each line, and a line may be requested twice.
         return Tokens(2 * num_fields * (page + TEMPLATE_TOKENS + 2 * max_tokens), 2 * max_tokens)
 
     def complete_json(

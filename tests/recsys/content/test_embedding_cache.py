@@ -19,15 +19,15 @@ class CountingEncoder(HashEncoder):
 
     def __init__(self, dim: int = 16, fail_after: int | None = None) -> None:
         super().__init__(dim)
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.fail_after = fail_after
 
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
-        if self.fail_after is not None and len(self.asked) >= self.fail_after:
+        if self.fail_after is not None and len(self.requested) >= self.fail_after:
             raise KeyboardInterrupt
-        self.asked += texts
+        self.requested += texts
         return super().encode(texts, progress)
 
 
@@ -42,7 +42,7 @@ def test_a_second_run_encodes_nothing_and_gives_the_same_bits(tmp_path):
     first = encode_cached(TEXTS, HashEncoder(16), tmp_path, shard_rows=7)
     encoder = CountingEncoder()
     again = encode_cached(TEXTS[::-1], encoder, tmp_path)
-    assert encoder.asked == []
+    assert encoder.requested == []
     assert np.array_equal(first[::-1], again)
 
 
@@ -51,14 +51,14 @@ def test_a_changed_text_is_the_only_one_encoded_again(tmp_path):
     encoder = CountingEncoder()
     changed = [*TEXTS[:20], "another text", *TEXTS[21:]]
     vectors = encode_cached(changed, encoder, tmp_path)
-    assert encoder.asked == ["another text"]
+    assert encoder.requested == ["another text"]
     assert np.array_equal(vectors[20], encode_cached(["another text"], encoder, tmp_path / "b")[0])
 
 
 def test_equal_texts_are_encoded_once(tmp_path):
     encoder = CountingEncoder()
     vectors = encode_cached(["a b", "c", "a b", ""], encoder, tmp_path)
-    assert sorted(encoder.asked) == ["", "a b", "c"]
+    assert sorted(encoder.requested) == ["", "a b", "c"]
     assert np.array_equal(vectors[0], vectors[2])
     assert not vectors[3].any()
 
@@ -76,7 +76,7 @@ def test_an_interrupted_run_keeps_its_whole_shards(tmp_path):
     vectors = encode_cached(
         TEXTS, encoder, tmp_path, shard_rows=10, progress=lambda *counts: done.append(counts)
     )
-    assert len(encoder.asked) == 20
+    assert len(encoder.requested) == 20
     assert done == [(10, 20), (20, 20)]
     assert np.array_equal(vectors, encode_cached(TEXTS, HashEncoder(16), tmp_path / "whole"))
 
@@ -97,7 +97,7 @@ encode_cached(texts, HashEncoder(16), Path({str(tmp_path)!r}), shard_rows=10, pr
     assert done.returncode == -signal.SIGKILL
     encoder = CountingEncoder()
     encode_cached([f"text {i}" for i in range(100)], encoder, tmp_path)
-    assert len(encoder.asked) == 70
+    assert len(encoder.requested) == 70
 
 
 def shards(folder: Path, ending: str) -> list[Path]:
@@ -118,10 +118,10 @@ def test_a_damaged_shard_is_encoded_again_and_healed(tmp_path, ending, damage):
         shard.write_bytes(cut if damage == "cut" else flipped)
     encoder = CountingEncoder()
     assert np.array_equal(encode_cached(TEXTS, encoder, tmp_path, shard_rows=10), truth)
-    assert len(encoder.asked) == 10
+    assert len(encoder.requested) == 10
     encoder = CountingEncoder()
     encode_cached(TEXTS, encoder, tmp_path)
-    assert encoder.asked == []
+    assert encoder.requested == []
 
 
 def test_a_shard_without_its_index_does_not_count(tmp_path):
@@ -132,7 +132,7 @@ def test_a_shard_without_its_index_does_not_count(tmp_path):
     index.unlink()
     encoder = CountingEncoder()
     encode_cached(TEXTS, encoder, tmp_path)
-    assert len(encoder.asked) == 50
+    assert len(encoder.requested) == 50
 
 
 def test_an_encoder_that_gives_nan_is_refused_and_nothing_is_kept(tmp_path):

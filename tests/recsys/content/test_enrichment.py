@@ -69,7 +69,7 @@ class Script:
         self, words: Callable[[str], str] = lambda text: json.dumps(answer_to(text))
     ) -> None:
         self.words = words
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def token_bound(self, prompt: Prompt, schema: Schema, max_tokens: int) -> Tokens:
         return Tokens(60, 40)
@@ -83,7 +83,7 @@ class Script:
             except Exception as error:
                 log.record(index, error)
                 continue
-            self.asked.append(prompt.text)
+            self.requested.append(prompt.text)
             log.record(index, Completion(self.words(prompt.text), Tokens(10, 5)))
 
 
@@ -94,7 +94,7 @@ def values_of(attributes: Mapping[str, object] | None) -> dict[str, object]:
 
 def test_each_attribute_knows_its_model_prompt_and_time(tmp_path):
     result, requests = run(good, ["rose soap", "clay mask"], tmp_path)
-    assert len(requests) == result.asked == 2
+    assert len(requests) == result.num_requests == 2
     assert result.reasons == [None, None]
     for text, attributes in zip(["rose soap", "clay mask"], result.attributes, strict=True):
         values = values_of(attributes)
@@ -122,13 +122,13 @@ def test_another_model_has_answers_of_its_own(tmp_path):
     run(good, ["a"], tmp_path)
     script = Script()
     enrich(["a"], script, tmp_path, PLENTY)
-    assert script.asked == ["a"]
+    assert script.requested == ["a"]
 
 
 def test_equal_texts_are_asked_once_and_empty_ones_never(tmp_path):
     script = Script()
     result = enrich(["soap", "", "soap", " \n ", "\ud800"], script, tmp_path, PLENTY)
-    assert script.asked == ["soap"]
+    assert script.requested == ["soap"]
     assert result.attributes[0] == result.attributes[2]
     assert result.reasons == [None, "no text", None, "no text", "no text"]
 
@@ -155,7 +155,7 @@ def test_odd_texts_are_sent_clean_and_cut(tmp_path):
 def test_a_budget_of_zero_calls_nothing(tmp_path, config):
     result, requests = run(good, ["a", "b"], tmp_path, config)
     assert requests == []
-    assert result.asked == 0
+    assert result.num_requests == 0
     assert result.budget_reached
     assert result.spent == Tokens()
     assert result.reasons == ["not requested: the budget is spent"] * 2
@@ -170,7 +170,7 @@ def test_the_token_budget_is_never_exceeded_and_restarts_do_not_stretch_it(tmp_p
         assert result.spent.total <= 200
         assert result.budget_reached
     # A request may take 100: with 15 a request, the seventh still fits, the eighth does not.
-    assert len(script.asked) == 7
+    assert len(script.requested) == 7
     assert sum(attributes is not None for attributes in result.attributes) == 7
 
 
@@ -181,7 +181,7 @@ def test_the_cost_budget_prices_what_is_read_and_written(tmp_path):
     script = Script()
     result = enrich([f"item {i}" for i in range(50)], script, tmp_path, config)
     # A request may cost 60 x 2 + 40 x 4 = 280 millionths and does cost 40.
-    assert len(script.asked) == 6
+    assert len(script.requested) == 6
     assert config.cost(result.spent) == pytest.approx(0.00024)
 
 
@@ -239,7 +239,7 @@ def test_an_answer_outside_the_schema_is_asked_again_once_and_paid_for_twice_at_
     script = Script(lambda text: words if text == "bad" else json.dumps(GOOD))
     for _ in range(3):
         result = enrich(["good", "bad"], script, tmp_path, PLENTY)
-    assert script.asked == ["good", "bad", "bad"]
+    assert script.requested == ["good", "bad", "bad"]
     assert values_of(result.attributes[0]) == {
         name: tuple(value) if isinstance(value, list) else value for name, value in GOOD.items()
     }
@@ -254,7 +254,7 @@ def test_more_attempts_may_be_allowed_later(tmp_path):
     script.words = lambda _: json.dumps(GOOD)
     result = enrich(["a"], script, tmp_path, EnrichmentConfig(token_budget=10**9, max_attempts=3))
     assert result.reasons == [None]
-    assert len(script.asked) == 3
+    assert len(script.requested) == 3
 
 
 # ---- injection: the item's text is data
@@ -345,7 +345,7 @@ def test_an_unanswered_request_stays_reserved(tmp_path):
     config = EnrichmentConfig(token_budget=10**9, max_attempts=1)
     result, requests = run(chat, ["a"], tmp_path, config, max_retries=2)
     assert len(requests) == 3
-    assert result.asked == 3
+    assert result.num_requests == 3
     again = enrich(["a"], Script(), tmp_path, EnrichmentConfig())
     assert again.spent == Tokens()
     same_model = Script()
@@ -407,11 +407,11 @@ def test_a_damaged_ledger_loses_the_damaged_answer_only(tmp_path, damage):
         ledger.write_bytes(b"\n".join([*lines[:5], json.dumps(document).encode()]))
     script = Script()
     result = enrich(texts, script, tmp_path, PLENTY)
-    assert script.asked == ["c"]
+    assert script.requested == ["c"]
     assert result.reasons == [None] * 3
     script = Script()
     enrich(texts, script, tmp_path, PLENTY)
-    assert script.asked == []
+    assert script.requested == []
 
 
 def test_two_processes_do_not_pay_for_the_same_items(tmp_path):

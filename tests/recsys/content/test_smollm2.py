@@ -53,7 +53,7 @@ def test_a_chat_endpoint_over_the_same_model_says_the_same(described, smollm2, t
         endpoint = Endpoint(fields)
         result = enrich([BAG, HIJACK], endpoint, tmp_path, CONFIG)
         asked = len(server.requests)
-        assert enrich([HIJACK, BAG], endpoint, tmp_path, CONFIG).asked == 0
+        assert enrich([HIJACK, BAG], endpoint, tmp_path, CONFIG).num_requests == 0
         assert len(server.requests) == asked == 2
     assert values_of(result) == values_of(offline)
     attributes = result.attributes[0]
