@@ -37,13 +37,7 @@ from features.report import FeaturesReport
 from features.schema import FeaturesConfig, FilterConfig, SourceConfig, SplitConfig, TieOrder
 from features.shown import write_shown
 from features.splits import Cuts, Ends, global_time, leave_one_out, midnights
-from features.tables import (
-    aligned,
-    catalogue,
-    read_table,
-    write_categories,
-    write_user_features,
-)
+from features.tables import aligned, catalogue, read_table, write_categories, write_user_features
 from features.vocabulary import extended, read_vocabulary, write_vocabulary
 
 __all__ = [

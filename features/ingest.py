@@ -17,13 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.encoding import MISSING, Dictionary
-from features.events import (
-    REASONS,
-    check_types,
-    had_value,
-    reason_code,
-    typed_columns,
-)
+from features.events import REASONS, check_types, had_value, reason_code, typed_columns
 from features.quarantine import Quarantine
 from features.records import RecordFile, Rows, compressed, record_dtype
 from features.scan import batches, naming, renamed, scan_file

@@ -44,11 +44,7 @@ class BundleWatcher:
     """Holds the recommender that serves, and replaces it when ``current`` moves."""
 
     def __init__(
-        self,
-        bundles_dir: Path,
-        options: ServingOptions | None = None,
-        *,
-        poll_seconds: float,
+        self, bundles_dir: Path, options: ServingOptions | None = None, *, poll_seconds: float
     ) -> None:
         """Load ``current``.
 

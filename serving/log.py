@@ -32,11 +32,7 @@ class JsonLines(logging.Formatter):
 
 
 def log(
-    event: str,
-    fields: Mapping[str, object],
-    *,
-    level: int = logging.INFO,
-    failed: bool = False,
+    event: str, fields: Mapping[str, object], *, level: int = logging.INFO, failed: bool = False
 ) -> None:
     """Log one event; ``failed`` adds the exception that is being handled."""
     LOGGER.log(level, event, extra={"fields": fields}, exc_info=failed)

@@ -142,13 +142,7 @@ class Recommender:
             request_id=uuid.uuid4().hex,
             items=items,
             served_by=self._parts_used(query, candidates, ranker),
-            degraded=[
-                *query.degraded,
-                *given_up,
-                *late,
-                *not_ranked,
-                *_shortage(items, request.k),
-            ],
+            degraded=[*query.degraded, *given_up, *late, *not_ranked, *_shortage(items, request.k)],
             fallback="popular" if set(candidates) == {"popular"} else None,
             timings_ms=clock.total(),
         )

@@ -181,15 +181,5 @@ def check_chromium(_environment: Environment) -> CheckResult:
     )
 
 
-MACHINE_CHECKS = (
-    check_python,
-    check_memory,
-    check_disk,
-    check_threads,
-)
-SERVICE_CHECKS = (
-    check_redis,
-    check_mlflow_server,
-    check_airflow,
-    check_chromium,
-)
+MACHINE_CHECKS = (check_python, check_memory, check_disk, check_threads)
+SERVICE_CHECKS = (check_redis, check_mlflow_server, check_airflow, check_chromium)

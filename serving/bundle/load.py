@@ -29,19 +29,10 @@ from serving.bundle.history_models import (
     load_generation,
     load_sequence,
 )
-from serving.bundle.manifest import (
-    BundleManifest,
-    Profile,
-    verify_files,
-    vocabulary_digests,
-)
+from serving.bundle.manifest import BundleManifest, Profile, verify_files, vocabulary_digests
 from serving.bundle.model_files import check_rows
 from serving.bundle.ranker import LoadedRanker, load_ranker
-from serving.bundle.retriever import (
-    Retriever,
-    known_categories,
-    load_retriever,
-)
+from serving.bundle.retriever import Retriever, known_categories, load_retriever
 from serving.bundle.semantic_ids import ItemSemanticIds
 from serving.bundle.users import Users
 

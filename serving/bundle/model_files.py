@@ -56,10 +56,7 @@ def encode_items(model: EncodesItems) -> None:
 
 
 def check_inputs(
-    path: Path,
-    manifest: BundleManifest,
-    content_dim: int,
-    more: Mapping[str, object],
+    path: Path, manifest: BundleManifest, content_dim: int, more: Mapping[str, object]
 ) -> None:
     """Hold what a model was built to read, by its ``config.json``, against what the bundle has.
 

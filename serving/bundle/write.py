@@ -28,10 +28,7 @@ from serving.bundle.manifest import (
 )
 from serving.bundle.model_files import copy_model
 from serving.bundle.ranker import RANKER
-from serving.bundle.retriever import (
-    TwoTowerParts,
-    write_two_tower,
-)
+from serving.bundle.retriever import TwoTowerParts, write_two_tower
 from serving.bundle.semantic_ids import ItemSemanticIds, SemanticIdParts
 from serving.bundle.users import Users
 
