@@ -177,10 +177,9 @@ class _Build:
                     f"to learn. Is the column of {name}_id the right one? If the filters left "
                     "this, loosen them"
                 )
-        kept_events = KeptEvents(
+        return KeptEvents(
             ordered, core, DenseRows.of(users, core.users), DenseRows.of(items, core.items)
         )
-        return kept_events
 
     def _nothing_left(self) -> ValueError:
         report, filters = self.report, self.config.filters
@@ -235,9 +234,8 @@ class _Build:
         }
 
     def _add_days(self, counts: Rows) -> None:
-        if len(counts) > len(self.day_counts):
-            missing = len(counts) - len(self.day_counts)
-            self.day_counts = np.append(self.day_counts, np.zeros(missing, np.int64))
+        missing = max(0, len(counts) - len(self.day_counts))
+        self.day_counts = np.pad(self.day_counts, (0, missing))
         self.day_counts[: len(counts)] += counts
 
     def _ends(self, events: KeptEvents, order: TieOrder) -> Ends:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import date, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +15,22 @@ import polars as pl
 
 from features.encoding import MISSING
 from features.events import MICROS
-from features.ingest import COLUMN_OF_FIELD, NO_SEQUENCE, NO_SLOT, Dictionaries
+from features.ingest import Dictionaries
 from features.parallel import num_cores
-from features.records import SLICE_RECORDS, RecordFile, Records, Rows, partition
+from features.records import (
+    NO_SEQUENCE,
+    NO_SLOT,
+    OPTIONAL_FIELDS,
+    SLICE_RECORDS,
+    RecordFile,
+    Records,
+    Rows,
+    partition,
+)
 from features.schema import EVENT_TIME, EVENT_TYPE, PROPENSITY, SEQUENCE_INDEX, SLOT, VALUE
 
 MICROS_PER_DAY = 86_400 * MICROS
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def day_name(day: int) -> str:
-    """Name a day by its number since 1970."""
-    return (_EPOCH + timedelta(days=day)).strftime("%Y-%m-%d")
+_EPOCH = date(1970, 1, 1)
 
 
 def days_of(records: Records) -> Rows:
@@ -60,7 +64,7 @@ def as_table(records: Records, texts: Dictionaries) -> pl.DataFrame:
         if field in fields:
             known = pl.when(pl.col(field) != int(MISSING)).then(field)
             text = known.cat.to(dictionary.dtype).cast(pl.String)
-            columns.append(text.alias(COLUMN_OF_FIELD[field]))
+            columns.append(text.alias(OPTIONAL_FIELDS[field].column))
     if "slot" in fields:
         slot = pl.when(pl.col("slot") != NO_SLOT).then(pl.col("slot").cast(pl.Int64))
         columns.append(slot.alias(SLOT))
@@ -91,7 +95,7 @@ def write_days(
     bounds = np.concatenate([[0], np.cumsum(day_counts)])
 
     def write(day: int) -> None:
-        name = day_name(first_day + day) if has_time else "unknown"
+        name = _EPOCH + timedelta(days=first_day + day) if has_time else "unknown"
         folder = directory / f"day={name}"
         folder.mkdir(parents=True)
         first, last = int(bounds[day]), int(bounds[day + 1])

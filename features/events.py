@@ -12,17 +12,13 @@ from pathlib import Path
 import polars as pl
 
 from features.schema import (
-    DOMAIN,
     EVENT_COLUMNS,
     EVENT_TIME,
     EVENT_TYPE,
-    ITEM_ID,
     PROPENSITY,
-    REQUEST_ID,
     SEQUENCE_INDEX,
-    SESSION_ID,
     SLOT,
-    USER_ID,
+    TEXT_COLUMNS,
     VALUE,
     SourceConfig,
 )
@@ -56,7 +52,7 @@ def check_types(path: Path, schema: pl.Schema) -> None:
     Raises:
         ValueError: Names file, column and type.
     """
-    for name in (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN, SESSION_ID, REQUEST_ID):
+    for name in TEXT_COLUMNS:
         dtype = schema.get(name)
         if dtype is None or dtype.is_integer() or dtype in (pl.String, pl.Categorical, pl.Enum):
             continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -16,52 +16,25 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.encoding import MISSING, Dictionary
+from features.encoding import Dictionary
 from features.events import REASONS, check_types, had_value, reason_code, typed_columns
 from features.quarantine import Quarantine
-from features.records import RecordFile, Rows, compressed, record_dtype
+from features.records import OPTIONAL_FIELDS, RecordFile, Rows, compressed, record_dtype
 from features.scan import batches, naming, renamed, scan_file
 from features.schema import (
-    DOMAIN,
     EVENT_COLUMNS,
     EVENT_TIME,
     EVENT_TYPE,
     ITEM_ID,
-    PROPENSITY,
-    REQUEST_ID,
-    SEQUENCE_INDEX,
-    SESSION_ID,
-    SLOT,
+    TEXT_COLUMNS,
     USER_ID,
-    VALUE,
     FilterConfig,
     SourceConfig,
 )
 
-NO_SEQUENCE = np.iinfo(np.int64).min
-"""Stands for a missing sequence index beside an event time."""
-NO_SLOT = -1
 DEFAULT_TYPE = "event"
 """Type of all events where the files have no such column."""
-COLUMN_OF_FIELD = {
-    "time": EVENT_TIME,
-    "sequence": SEQUENCE_INDEX,
-    "value": VALUE,
-    "domain": DOMAIN,
-    "session": SESSION_ID,
-    "request": REQUEST_ID,
-    "slot": SLOT,
-    "propensity": PROPENSITY,
-}
 SHOWN = "shown, no part of histories"
-NUMBER_FIELDS = {
-    "time": 0,
-    "sequence": NO_SEQUENCE,
-    "value": np.nan,
-    "slot": NO_SLOT,
-    "propensity": np.nan,
-}
-"""Optional fields that hold numbers, and what stands for a missing one."""
 
 
 @dataclass
@@ -77,8 +50,7 @@ class Dictionaries:
 
     @classmethod
     def empty(cls) -> Dictionaries:
-        names = (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN, SESSION_ID, REQUEST_ID)
-        return cls(*(Dictionary(name) for name in names))
+        return cls(*(Dictionary(name) for name in TEXT_COLUMNS))
 
     def optional(self) -> dict[str, Dictionary]:
         """Return the dictionaries of the optional fields of records."""
@@ -107,22 +79,30 @@ class Ingested:
 
 
 @dataclass(frozen=True)
-class _File:
+class EventFile:
     """One opened event file."""
 
     path: Path
     frame: pl.LazyFrame
     schema: pl.Schema
+    """Of the columns of events that it has."""
 
+    @classmethod
+    def open(cls, path: Path, source: SourceConfig) -> EventFile:
+        """Scan a file.
 
-def _open(source: SourceConfig) -> list[_File]:
-    files = []
-    for path in source.paths:
+        Raises:
+            ValueError: If it cannot be read, or a column is not there or of the wrong type.
+        """
         frame = renamed(scan_file(path, source), path, source, (USER_ID, ITEM_ID))
         schema = frame.collect_schema()
         known = pl.Schema({n: t for n, t in schema.items() if n in EVENT_COLUMNS})
         check_types(path, known)
-        files.append(_File(path, frame, known))
+        return cls(path, frame, known)
+
+
+def _open(source: SourceConfig) -> list[EventFile]:
+    files = [EventFile.open(path, source) for path in source.paths]
     first = files[0]
     for file in files[1:]:
         for name in (EVENT_TIME, EVENT_TYPE):
@@ -135,31 +115,24 @@ def _open(source: SourceConfig) -> list[_File]:
     return files
 
 
+@dataclass
 class _Reader:
     """Turns batches into records; the state of one pass."""
 
-    def __init__(
-        self,
-        filters: FilterConfig,
-        quarantine: Quarantine,
-        records: RecordFile,
-        shown: RecordFile,
-        now: datetime,
-    ) -> None:
-        self.filters = filters
-        self.quarantine = quarantine
-        self.shown = shown
-        self.now = now
-        self.texts = Dictionaries.empty()
-        self.records = records
-        self.user_counts = np.zeros(0, np.int64)
-        self.dropped: Counter[str] = Counter()
-        self.rows_in = 0
-        self.num_bad = 0
-        self.min_time: int | None = None
-        self.pool = ThreadPoolExecutor(1)
+    filters: FilterConfig
+    quarantine: Quarantine
+    records: RecordFile
+    shown: RecordFile
+    now: datetime
+    texts: Dictionaries = field(default_factory=Dictionaries.empty)
+    user_counts: Rows = field(default_factory=lambda: np.zeros(0, np.int64))
+    dropped: Counter[str] = field(default_factory=Counter)
+    rows_in: int = 0
+    num_bad: int = 0
+    min_time: int | None = None
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
-    def read(self, file: _File, source: SourceConfig) -> None:
+    def read(self, file: EventFile, source: SourceConfig) -> None:
         columns = typed_columns(file.schema, source)
         reason = reason_code(file.schema, self.filters.earliest_year, self.now)
         notes = had_value(file.schema)
@@ -168,7 +141,9 @@ class _Reader:
                 typed = batch.lazy().select(*columns, *notes).with_columns(reason).collect()
             self._take(file, first_row, batch, typed)
 
-    def _take(self, file: _File, first_row: int, batch: pl.DataFrame, typed: pl.DataFrame) -> None:
+    def _take(
+        self, file: EventFile, first_row: int, batch: pl.DataFrame, typed: pl.DataFrame
+    ) -> None:
         # The two dictionaries take most of the time of reading, and do not touch each other.
         items_coded = self.pool.submit(self.texts.items.encode, typed[ITEM_ID])
         users, items = self.texts.users.encode(typed[USER_ID]), items_coded.result()
@@ -206,17 +181,16 @@ class _Reader:
             records["type"] = self.texts.types.encode(typed[EVENT_TYPE])
         else:
             records["type"] = self.texts.types.encode(pl.Series([DEFAULT_TYPE]))[0]
-        fields = self.records.dtype.names or ()
-        for field, empty in NUMBER_FIELDS.items():
-            if field in fields:
-                column = COLUMN_OF_FIELD[field]
-                known = column in typed.columns
-                records[field] = typed[column].fill_null(empty).to_numpy() if known else empty
-        for field, texts in self.texts.optional().items():
-            if field in fields:
-                column = COLUMN_OF_FIELD[field]
-                known = column in typed.columns
-                records[field] = texts.encode(typed[column]) if known else MISSING
+        fields, texts = self.records.dtype.names or (), self.texts.optional()
+        for name, (column, _, missing) in OPTIONAL_FIELDS.items():
+            if name not in fields:
+                continue
+            if column not in typed.columns:
+                records[name] = missing
+            elif name in texts:
+                records[name] = texts[name].encode(typed[column])
+            else:
+                records[name] = typed[column].fill_null(missing).to_numpy()
         if self.filters.shown_types:
             shown = good & self._of_types(records, self.filters.shown_types)
             self.shown.append(compressed(records, shown))
@@ -278,7 +252,7 @@ def read_events(
     files = _open(source)
 
     present = {name for file in files for name in file.schema}
-    dtype = record_dtype([field for field, name in COLUMN_OF_FIELD.items() if name in present])
+    dtype = record_dtype([name for name, one in OPTIONAL_FIELDS.items() if one.column in present])
     records, shown = RecordFile(directory / "read", dtype), RecordFile(directory / "shown", dtype)
     reader = _Reader(filters, quarantine, records, shown, now)
     with reader.pool:

@@ -42,6 +42,7 @@ EVENT_COLUMNS = (
     SLOT,
     PROPENSITY,
 )
+TEXT_COLUMNS = (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN, SESSION_ID, REQUEST_ID)
 
 TimeUnit = Literal["s", "ms", "us"]
 TieOrder = Literal["given", "shuffled"]

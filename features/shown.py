@@ -11,16 +11,7 @@ from features.records import Records
 
 
 def write_shown(parts: Iterator[Records], texts: Dictionaries, directory: Path) -> int:
-    """Write shown/part-*.parquet with the columns of events, in the order of the input.
-
-    Args:
-        parts: Records with dense rows.
-        texts: Of their codes.
-        directory: Is made.
-
-    Returns:
-        How many there are.
-    """
+    """Write records of dense rows as part-*.parquet, in order; return how many there are."""
     directory.mkdir(parents=True)
     count = 0
     for number, part in enumerate(parts):

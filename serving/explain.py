@@ -66,7 +66,6 @@ def strongest_seeds(item_rows: Rows, history: Rows, model: ItemToItem) -> Rows:
     Args:
         item_rows: Distinct items, [k].
         history: Item rows, oldest first.
-        model: Whose score is explained.
     """
     offsets, rows, weights = (tensor.numpy() for tensor in model.neighbours)
     best, seeds = np.zeros(len(item_rows)), np.zeros(len(item_rows), np.int64)

@@ -76,7 +76,6 @@ def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
         seen = sent = np.array([item_row], np.int64)
         features = {"history": _history(seen)}
     else:
-        item_row = 0
         sent = _session_rows(request.session or [], bundle, degraded)
         moment = moment_of(
             request.context.unix_time, bundle.context_features, bundle.users, degraded

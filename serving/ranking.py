@@ -18,7 +18,7 @@ from torch import Tensor
 
 from recsys.data.top_k import TopK
 from recsys.retrieval.blend.fusion import ABSENT, CONSTANT, Blended, reciprocal_rank_fusion
-from recsys.retrieval.blend.one import MergedOne, OneQueryBlend
+from recsys.retrieval.blend.one import MergedOne
 from serving.schemas import Source
 
 Rows = NDArray[np.int64]
@@ -97,17 +97,6 @@ def by_reciprocal_rank(
     weight = torch.tensor([used[name] for name in blended.sources])
     shares = weight / (CONSTANT + blended.source_ranks)
     return Ranked.of(blended, shares.masked_fill(blended.source_ranks == ABSENT, 0.0))
-
-
-def by_learned_weights(
-    blend: OneQueryBlend, candidates: Mapping[str, TopK], num_events: int, k: int
-) -> Ranked:
-    """Merge lists [1, C] with the weights that were learned for such a history and such items.
-
-    Args:
-        num_events: Events of the history that models read.
-    """
-    return Ranked.of_merged(blend.merge(candidates, num_events, k), tuple(candidates))
 
 
 def filled_up(ranked: Ranked, popular: Rows, k: int) -> Ranked:

@@ -29,7 +29,7 @@ from serving.explain import reasons
 from serving.filters import eligible_items
 from serving.log import log
 from serving.query import Query, hydrate
-from serving.ranking import FILLER, Ranked, by_learned_weights, by_reciprocal_rank, filled_up
+from serving.ranking import FILLER, Ranked, by_reciprocal_rank, filled_up
 from serving.schemas import Context, RecommendedItem, Reply, Request, ServedBy
 from serving.settings import ServingOptions
 from serving.sources import LateError, sources_of
@@ -138,11 +138,12 @@ class Recommender:
             clock.lap("rank")
             items = self._select(ranked, query, names_history)
             clock.lap("select")
+        short = [] if len(items) == request.k else [f"short_list: {len(items)} of {request.k}"]
         return Reply(
             request_id=uuid.uuid4().hex,
             items=items,
             served_by=self._parts_used(query, candidates, ranker),
-            degraded=[*query.degraded, *given_up, *late, *not_ranked, *_shortage(items, request.k)],
+            degraded=[*query.degraded, *given_up, *late, *not_ranked, *short],
             fallback="popular" if set(candidates) == {"popular"} else None,
             timings_ms=clock.total(),
         )
@@ -231,7 +232,8 @@ class Recommender:
         }
         ranked, ranker, notes = self._by_ranker(blended, query)
         if ranked is None:
-            ranked = by_learned_weights(blend, blended, len(query.history), k)
+            merged = blend.merge(blended, len(query.history), k)
+            ranked = Ranked.of_merged(merged, tuple(blended))
         if FILLER in candidates:
             ranked = filled_up(ranked, candidates[FILLER].item_rows[0].numpy(), k)
         return ranked, ranker, notes
@@ -299,10 +301,6 @@ def _list_lengths(
         return dict.fromkeys(surface.weights, longest)
     # A blend counts scores from a list's last place: its lists do not grow with the request.
     return {**dict.fromkeys(blend.sources, surface.num_candidates), FILLER: longest}
-
-
-def _shortage(items: Sequence[RecommendedItem], k: int) -> list[str]:
-    return [] if len(items) == k else [f"short_list: {len(items)} of {k}"]
 
 
 def _index_name(bundle: Bundle) -> str | None:

@@ -56,8 +56,7 @@ class TwoTowerSource:
     """Nearest items to the query's vector, or to the item's on surface ``similar``."""
 
     def __init__(self, retriever: Retriever, adapted: AdaptedRetriever | None = None) -> None:
-        self._retriever = retriever
-        self._adapted = adapted
+        self._retriever, self._adapted = retriever, adapted
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
         model, index = self._retriever.model, self._retriever.index
@@ -80,14 +79,8 @@ class HistorySource:
     """What a source ranks for the history of a request."""
 
     def __init__(self, source: Source, *, for_items: bool = False) -> None:
-        """Take a source.
-
-        Args:
-            source: Reads histories.
-            for_items: Whether it also ranks for an item, as a history of that one.
-        """
-        self._source = source
-        self._for_items = for_items
+        """Take a source; ``for_items``: it also ranks for an item, as a history of that one."""
+        self._source, self._for_items = source, for_items
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
         if not query.has_history or (query.item_row and not self._for_items):
@@ -147,8 +140,6 @@ def generative_source(generation: Generation, beam_width: int, timeout_ms: float
     """Rank the items whose semantic IDs the generative model finds most probable.
 
     Args:
-        generation: The model and the trie of IDs.
-        beam_width: Prefixes kept after each level.
         timeout_ms: How long a search may take; None is as long as it takes. Looked at before each
             level, so a search ends at most a level's time later.
     """

@@ -52,10 +52,8 @@ def harm_verdicts(
             name = f"{part.group} {part.name}"
             verdicts.append(_no_harm(before[inside], after[inside], name, config))
     for number, name in enumerate(queries.names):
-        if number == queries.domain:
-            continue
         other = torch.from_numpy(queries.domain_of_query == number)
-        if int(other.sum()):
+        if number != queries.domain and int(other.sum()):
             verdicts.append(_unchanged(base, adapted, other, name))
     return verdicts
 
@@ -98,11 +96,12 @@ def _no_harm(before: Tensor, after: Tensor, name: str, config: AdapterConfig) ->
 
 def _unchanged(base: RankingResult, adapted: RankingResult, other: Tensor, name: str) -> Verdict:
     same = (base.top_k.item_rows[other] == adapted.top_k.item_rows[other]).all(1)
+    share = float(same.double().mean())
     return Verdict(
         name=f"lists of domain {name} unchanged",
-        value=float(same.double().mean()),
+        value=share,
         bound=UNCHANGED,
-        passed=float(same.double().mean()) >= UNCHANGED,
+        passed=share >= UNCHANGED,
         reason=f"share of {int(other.sum())} held-out users",
     )
 
@@ -111,8 +110,7 @@ def metrics_of(
     queries: DomainQueries, results: Mapping[str, RankingResult], metric: str
 ) -> dict[str, dict[str, float]]:
     """Average a metric over the domain's users, by model."""
-    own = np.flatnonzero(queries.domain_of_query == queries.domain)
-    rows = torch.from_numpy(own)
+    rows = torch.from_numpy(np.flatnonzero(queries.domain_of_query == queries.domain))
     return {
         name: {metric: float(result.per_user(metric)[rows].mean())}
         for name, result in results.items()

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 
 import polars as pl
 
-from features.events import check_types, typed_columns
-from features.scan import naming, renamed, scan_file
-from features.schema import EVENT_COLUMNS, FilterConfig, SourceConfig
+from features.events import typed_columns
+from features.ingest import EventFile
+from features.scan import naming
+from features.schema import FilterConfig, SourceConfig
 
 SUSPICIOUS_SHARE = 0.05
 MANY_USERS_SHARE = 0.3
@@ -31,12 +32,9 @@ def typed_events(source: SourceConfig) -> pl.DataFrame:
     """Read event files as features/ reads them; what it cannot read is null."""
     frames = []
     for path in source.paths:
-        frame = renamed(scan_file(path, source), path, source, ("user_id", "item_id"))
-        schema = frame.collect_schema()
-        known = pl.Schema({n: t for n, t in schema.items() if n in EVENT_COLUMNS})
-        check_types(path, known)
+        file = EventFile.open(path, source)
         with naming(path):
-            frames.append(frame.select(typed_columns(known, source)).collect())
+            frames.append(file.frame.select(typed_columns(file.schema, source)).collect())
     events = pl.concat(frames, how="diagonal_relaxed")
     if "event_time" in events.columns:
         events = events.with_columns(pl.col("event_time").cast(pl.Datetime("us", "UTC")))

@@ -9,10 +9,16 @@ from typing import Any
 
 from pipelines.config.content import ENCODERS, LANGUAGE_MODELS, ContentConfig, EnrichItemsConfig
 from pipelines.engine.artifacts import files_under
-from recsys.content.encoder import Encoder, HashEncoder, MiniLMEncoder, SentenceTransformerEncoder
+from recsys.content.encoder import (
+    Encoder,
+    HashEncoder,
+    MiniLMEncoder,
+    SentenceTransformerEncoder,
+    WordEncoder,
+)
 from recsys.content.endpoint import Endpoint
 from recsys.content.endpoint_encoder import EndpointEncoder
-from recsys.content.joined_encoder import JoinedEncoder, WordEncoder
+from recsys.content.joined_encoder import JoinedEncoder
 from recsys.content.language_model import (
     MODEL_ENDINGS,
     LocalLanguageModel,

@@ -69,9 +69,8 @@ def resolve(
 
     Args:
         path: A TOML file: ``preset = "..."`` and overrides.
-        preset: Name of a preset; wins over the file's.
+        preset: Wins over the file's.
         assignments: ``a.b=c`` overrides.
-        workspace: Folder of the run.
 
     Raises:
         ValueError: Names the file, key, value and what is allowed.

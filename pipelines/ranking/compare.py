@@ -19,8 +19,8 @@ from recsys.models.ranker.model import Ranker
 def with_trunk(config: RunConfig, ranker: Ranker, trunk: Trunk) -> RunConfig:
     """Configure a ranker with another trunk, at the same cost of a candidate."""
     other = at_equal_compute(ranker.config, ranker.inputs, trunk)
-    weights = (config.ranker.task_weights, config.ranker.task_values)
-    return replace(config, ranker=replace(other, task_weights=weights[0], task_values=weights[1]))
+    weights, values = config.ranker.task_weights, config.ranker.task_values
+    return replace(config, ranker=replace(other, task_weights=weights, task_values=values))
 
 
 def trunk_summary(
@@ -31,7 +31,6 @@ def trunk_summary(
     Args:
         values: Metric of its order, [U].
         baseline: Metric of the order of the trunk that may be served, [U].
-        measures: Calibration and routing, of ``measures_of``.
     """
     differences = values - baseline
     differences = differences[~differences.isnan()]

@@ -62,9 +62,6 @@ def ranking_data(
     """Build the examples of a tie order.
 
     Args:
-        context: Of a stage that reads what trained the sources.
-        inputs: Of the tie order.
-        order: Of tied times.
         sources: Of profile ``fast``, fitted on train.
 
     Raises:
@@ -80,10 +77,8 @@ def ranking_data(
     blend, vectors = learned_blend(lists, config.blend.learned()), behaviour_vectors(refitted)
     builder = candidate_builder(blend, inputs, held_back.ends, vectors, config.ranker_training)
 
-    outcomes, like_from = (
-        outcomes_of(features, inputs, held_back.held_out),
-        config.ranker_training.like_from,
-    )
+    outcomes = outcomes_of(features, inputs, held_back.held_out)
+    like_from = config.ranker_training.like_from
     tasks, reason = tasks_of(outcomes, like_from)
     train = ranking_examples(builder, inputs, held_back.held_out, lists, outcomes, tasks, like_from)
     tasks, reason, train = calibratable(tasks, reason, train, config)

@@ -110,14 +110,10 @@ def candidate_builder(
     vectors: Tensor | None,
     config: RankerTrainingConfig,
 ) -> CandidateBuilder:
-    """Fit history features on each user's events before an end.
+    """Fit history features on each user's events before an end, ``ends`` [U].
 
     Args:
-        blend: Merges the lists.
-        inputs: Of a tie order.
-        ends: Of each user, [U].
         vectors: Item vectors of a sequence model fitted on the same events, [N, D].
-        config: Of EASE, and how many candidates are ranked.
     """
     sequences = inputs.sequences
     visible = concatenated_ranges(np.asarray(sequences.offsets[:-1]), np.asarray(ends))
@@ -162,17 +158,7 @@ def ranking_examples(
     tasks: Sequence[str],
     like_from: float,
 ) -> RankingExamples:
-    """Label the candidates of held-out events.
-
-    Args:
-        builder: Merges the lists.
-        inputs: What queries are built from.
-        held_out: The events.
-        lists: Of every source, for these events.
-        outcomes: Of these events.
-        tasks: T names.
-        like_from: Least value of a like.
-    """
+    """Label the candidates of held-out events for T tasks; lists and outcomes are of them."""
     queries, candidates = with_candidates(builder, inputs, held_out.positions, lists)
     labels = labels_of(candidates.item_rows, held_out.targets, outcomes, tasks, like_from)
     return RankingExamples(queries, held_out.targets, candidates, labels)

@@ -108,12 +108,7 @@ def fit_ranker(
 ) -> tuple[Ranker, TrainResult]:
     """Train on nine users of ten; the others select the epoch and calibrate.
 
-    Args:
-        model: Untrained.
-        examples: Held-back events with their candidates.
-        impressions: Shown lists, whose loss is added.
-        config: The run's.
-        run: Where a killed training resumes.
+    The loss of impressions, where there are any, is added.
 
     Raises:
         ValueError: If a task has one class only among the queries that calibrate.

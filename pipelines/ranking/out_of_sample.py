@@ -94,9 +94,6 @@ def refitted_sources(
     """Refit retrievers without the held-back events; a killed training resumes.
 
     Args:
-        context: Of a stage that reads the artefacts of their first training.
-        held_back: The events.
-        order: Of tied times.
         names: Models, as ``load_sources`` names them; no generative one.
     """
     config = context.config

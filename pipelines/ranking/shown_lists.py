@@ -50,11 +50,8 @@ def shown_lists(
     """Read lists that were shown after the events of refitted retrievers and before validation.
 
     Args:
-        features: The artefact of build_features.
-        inputs: Of a tie order.
         ends: Where each user's events end that the retrievers were fitted on, [U].
         tasks: ``next``, ``like`` or types of events, T names.
-        config: ``ranker_training.max_queries`` lists are sampled by ``seed``.
 
     Returns:
         None where nothing was shown or events have no times.

@@ -43,7 +43,6 @@ def encode_cached(
     """Encode texts, reading from the cache what is there and adding what is not.
 
     Args:
-        texts: Any texts; equal ones are encoded once.
         cache_dir: Shared by all encoders; made if missing, safe to delete.
         shard_rows: Texts encoded between two writes: what a killed run loses at most. None leaves
             it to the encoder.

@@ -15,7 +15,7 @@ import hashlib
 import importlib.util
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,6 +65,30 @@ def hashed(texts: Sequence[str], dim: int, terms_of: Callable[[str], Iterable[st
     return vectors
 
 
+def encoded_in_batches(
+    texts: Sequence[str],
+    dim: int,
+    batch_size: int,
+    encode: Callable[[list[str]], NDArray[np.float32]],
+    progress: Callable[[int], None] | None,
+) -> Vectors:
+    """Encode the texts that are not blank, longest first, [n, D] of unit length or zeros.
+
+    A batch holds texts of similar length, so little of it is padding, and the most memory is used
+    first.
+    """
+    order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+    vectors = np.zeros((len(texts), dim), np.float32)
+    for begin in range(0, len(order), batch_size):
+        rows = [i for i in order[begin : begin + batch_size] if texts[i].strip()]
+        if rows:
+            # Tokenizers take no lone surrogates.
+            vectors[rows] = encode([texts[i].encode("utf-8", "replace").decode() for i in rows])
+        if progress is not None:
+            progress(min(begin + batch_size, len(order)))
+    return normalized(vectors)
+
+
 class HashEncoder:
     """Signed feature hashing of words and word pairs (Weinberger et al., arXiv:0902.2206).
 
@@ -80,18 +104,32 @@ class HashEncoder:
         self.dim = dim
         self.name = f"hash-words-pairs-{dim}"
 
-    @staticmethod
-    def _terms(text: str) -> list[str]:
-        words = re.findall(r"\w+", text.lower())
-        return words + [f"{first} {second}" for first, second in pairwise(words)]
-
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
-        vectors = hashed(texts, self.dim, self._terms)
+        vectors = self._hashed(texts)
         if progress is not None:
             progress(len(texts))
-        return normalized(np.sign(vectors) * np.sqrt(np.abs(vectors)))
+        return normalized(vectors)
+
+    def _hashed(self, texts: Sequence[str]) -> Vectors:
+        def terms(text: str) -> list[str]:
+            words = re.findall(r"\w+", text.lower())
+            return words + [f"{first} {second}" for first, second in pairwise(words)]
+
+        vectors = hashed(texts, self.dim, terms)
+        return np.sign(vectors) * np.sqrt(np.abs(vectors))
+
+
+class WordEncoder(HashEncoder):
+    """Signed hashing of single words; each counts once a text."""
+
+    def __init__(self, dim: int = 1024) -> None:
+        super().__init__(dim)
+        self.name = f"words-{dim}"
+
+    def _hashed(self, texts: Sequence[str]) -> Vectors:
+        return hashed(texts, self.dim, lambda text: set(re.findall(r"\w+", text.lower())))
 
 
 class SentenceTransformerEncoder:
@@ -144,22 +182,8 @@ class SentenceTransformerEncoder:
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
-        # Longest first: a batch holds texts of like length, so little of it is padding, and
-        # the most memory is used first.
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        vectors = np.zeros((len(texts), self.dim), np.float32)
-        chunk = 16 * self._batch_size
-        for begin in range(0, len(order), chunk):
-            rows = [i for i in order[begin : begin + chunk] if texts[i].strip()]
-            if rows:
-                # The tokenizer takes no lone surrogates.
-                readable = [texts[i].encode("utf-8", "replace").decode() for i in rows]
-                vectors[rows] = self._model.encode(
-                    readable, batch_size=self._batch_size, show_progress_bar=False
-                )
-            if progress is not None:
-                progress(min(begin + chunk, len(order)))
-        return normalized(vectors)
+        encode = partial(self._model.encode, batch_size=self._batch_size, show_progress_bar=False)
+        return encoded_in_batches(texts, self.dim, 16 * self._batch_size, encode, progress)
 
 
 class MiniLMEncoder(SentenceTransformerEncoder):

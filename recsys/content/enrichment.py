@@ -161,7 +161,7 @@ class Session:
         self.spent = ledger.spent_on(texts)
 
     def run(self) -> None:
-        """Ask until every text has an answer or has used up its attempts.
+        """Request until every text has an answer or has used up its attempts.
 
         Raises:
             EndpointError: If the endpoint refuses or stays away.

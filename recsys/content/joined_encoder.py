@@ -10,36 +10,11 @@ Axes: n texts, D width.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from recsys.content.encoder import Encoder, Vectors, hashed, normalized
-
-
-class WordEncoder:
-    """Signed hashing of single words; each counts once a text."""
-
-    shard_rows = 1024
-
-    def __init__(self, dim: int = 1024) -> None:
-        if dim < 1:
-            raise ValueError(f"dim must be >= 1, got {dim}")
-        self.dim = dim
-        self.name = f"words-{dim}"
-
-    @staticmethod
-    def _terms(text: str) -> set[str]:
-        return set(re.findall(r"\w+", text.lower()))
-
-    def encode(
-        self, texts: Sequence[str], progress: Callable[[int], None] | None = None
-    ) -> Vectors:
-        vectors = hashed(texts, self.dim, self._terms)
-        if progress is not None:
-            progress(len(texts))
-        return normalized(vectors)
+from recsys.content.encoder import Encoder, Vectors
 
 
 class JoinedEncoder:

@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from recsys.content.encoder import Vectors, normalized
+from recsys.content.encoder import Vectors, encoded_in_batches
 from recsys.content.language_model import load_transformer, model_digest
 
 Pooling = Literal["mean", "last"]
@@ -63,21 +61,12 @@ class TransformerEncoder:
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        vectors = np.zeros((len(texts), self.dim), np.float32)
-        for begin in range(0, len(order), self._batch_size):
-            rows = [i for i in order[begin : begin + self._batch_size] if texts[i].strip()]
-            if rows:
-                vectors[rows] = self._pooled([texts[i] for i in rows])
-            if progress is not None:
-                progress(min(begin + self._batch_size, len(order)))
-        return normalized(vectors)
+        return encoded_in_batches(texts, self.dim, self._batch_size, self._pooled, progress)
 
     def _pooled(self, texts: list[str]) -> Vectors:
         """Encode some texts at once, [B, D], lengths as the model gives them."""
-        readable = [text.encode("utf-8", "replace").decode() for text in texts]
         batch = self._tokenizer(
-            readable,
+            texts,
             return_tensors="pt",
             padding=True,
             truncation=True,

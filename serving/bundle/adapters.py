@@ -91,16 +91,11 @@ def write_adapter(
     Returns:
         Its directory; ``publish_adapter`` serves it.
     """
-    folder = domain_directory(bundles_dir, domain)
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = folder / ".writing"
-    save_adapter(adapter, scratch, domain=domain)
     version = _version_of(adapter)
-    final = folder / f"adapter-{version}"
+    final = domain_directory(bundles_dir, domain) / f"adapter-{version}"
     if not final.exists():
         with new_directory(final) as directory:
-            for name in (CONFIG, WEIGHTS):
-                (scratch / name).rename(directory / name)
+            save_adapter(adapter, directory, domain=domain)
             manifest = AdapterManifest(
                 version=version,
                 domain=domain,
@@ -111,19 +106,10 @@ def write_adapter(
                 share=adapter.share,
                 metrics={name: dict(values) for name, values in (metrics or {}).items()},
                 verdicts=list(verdicts),
-                files={
-                    name: FileEntry(
-                        sha256=digest_of_file(directory / name),
-                        size=(directory / name).stat().st_size,
-                    )
-                    for name in (CONFIG, WEIGHTS)
-                },
+                files={name: FileEntry.of(directory / name) for name in (CONFIG, WEIGHTS)},
             )
             text = json.dumps(manifest.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
             (directory / DESCRIPTION).write_text(text, encoding="utf-8")
-    for path in scratch.iterdir():
-        path.unlink()
-    scratch.rmdir()
     return final
 
 

@@ -116,12 +116,8 @@ class Catalogue:
             ),
         )
 
-    def check(self, directory: Path, num_category_rows: int | None = None) -> None:
+    def check(self, directory: Path) -> None:
         """Check that the parts fit each other.
-
-        Args:
-            directory: Named in errors.
-            num_category_rows: Category rows the values may name; by default the table's.
 
         Raises:
             ValueError: Names what does not fit.
@@ -137,7 +133,7 @@ class Catalogue:
             self.category_values,
             self.category_offsets,
             self.num_item_rows,
-            num_category_rows or self.num_category_rows,
+            self.num_category_rows,
         )
         check_distinct(directory / FOLDER / "item_ids", self.item_ids)
         check_distinct(directory / FOLDER / "category_names", self.category_names)

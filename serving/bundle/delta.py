@@ -166,8 +166,6 @@ def write_delta(
     """Write the delta that follows a bundle or a delta.
 
     Args:
-        bundles_dir: Where the parent lies.
-        parent_version: The version the new rows are appended to.
         items: At least one, with ids that the parent does not have.
         content: Content embeddings of the new items, [R, F].
         item_vectors: TwoTower.item_vectors of the new items (item row 0), [R, D].

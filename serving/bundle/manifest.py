@@ -64,6 +64,11 @@ class FileEntry(_Strict):
     sha256: Sha256
     size: Count
 
+    @classmethod
+    def of(cls, path: Path) -> FileEntry:
+        """Digest a file."""
+        return cls(sha256=digest_of_file(path), size=path.stat().st_size)
+
 
 class Parent(_Strict):
     """The bundle, or earlier delta, whose rows a delta appends to."""
@@ -197,7 +202,7 @@ def read_manifest(directory: Path) -> tuple[BundleManifest, str]:
         manifest = BundleManifest.model_validate(document)
     except OtherVersionError:
         raise
-    except (ValidationError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a bundle manifest of schema {SCHEMA_VERSION} "
             f"({_first_line(error)}); release the bundle again with this version of the platform"
@@ -290,7 +295,7 @@ def seal(directory: Path, **fields: Any) -> BundleManifest:
     for path in _everything_under(directory):
         name = path.relative_to(directory).as_posix()
         _check_name(directory, name)
-        files[name] = FileEntry(sha256=digest_of_file(path), size=path.stat().st_size)
+        files[name] = FileEntry.of(path)
     manifest = BundleManifest(files=files, vocabularies=vocabulary_digests(files), **fields)
     text = json.dumps(manifest.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
     (directory / MANIFEST).write_text(text, encoding="utf-8")

@@ -74,7 +74,6 @@ class LoadedRanker:
 
         Args:
             lists: By source, of those that the ranker's blend merges and maybe others.
-            queries: ``history`` as sources read it, and what else the ranker reads.
             item_counts: Events of each item that the sources were fitted on, [N].
 
         Returns:

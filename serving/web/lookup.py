@@ -126,7 +126,10 @@ class Lookup:
         with self._lock:
             self._follow(bundle)
             if self._titles is None:
-                self._titles = _index_titles(bundle)
+                scores = bundle.popularity.item_scores
+                order = torch.sort(scores, descending=True, stable=True).indices
+                rows = order[order > 0].tolist()
+                self._titles = TitleIndex((row, bundle.catalogue.title_of(row)) for row in rows)
             return self._titles
 
     def users(self, bundle: Bundle) -> UserIndex:
@@ -142,8 +145,3 @@ class Lookup:
             # Weak, so that a bundle that is no longer served is freed.
             self._bundle = weakref.ref(bundle)
             self._titles = self._users = None
-
-
-def _index_titles(bundle: Bundle) -> TitleIndex:
-    order = torch.sort(bundle.popularity.item_scores, descending=True, stable=True).indices
-    return TitleIndex((row, bundle.catalogue.title_of(row)) for row in order[order > 0].tolist())

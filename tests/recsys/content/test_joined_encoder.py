@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from recsys.content.embedding_cache import encode_cached
-from recsys.content.encoder import HashEncoder
-from recsys.content.joined_encoder import JoinedEncoder, WordEncoder
+from recsys.content.encoder import HashEncoder, WordEncoder
+from recsys.content.joined_encoder import JoinedEncoder
 
 TEXTS = ["Prada candy perfume", "candy perfume by prada", "led bicycle lamp", ""]
 
