@@ -9,17 +9,22 @@ Axes: R distinct items, N item rows, D width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol, Self
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.embedding.collection import Backend, EmbeddingBags, TableConfig
 
+Config = TypeVar("Config")
+Inputs = TypeVar("Inputs")
 NORM_FLOOR = 1e-6
 """Smallest length a vector is divided by when it is normalised."""
 
@@ -129,6 +134,10 @@ def _forget_catalogue(model: nn.Module, _: object) -> None:
 class CatalogueModel(nn.Module):
     """What models share whose items go through an ItemTower: the catalogue and its vectors."""
 
+    FILE: ClassVar[str]
+    """Name of the file of weights."""
+    config: Any
+    inputs: Any
     item_tower: ItemTower
     _content: Tensor
     _category_rows: Tensor
@@ -194,6 +203,38 @@ class CatalogueModel(nn.Module):
     def normalized(self, inputs: Tensor) -> Tensor:
         """Make unit vectors of items' inputs, [R, D]."""
         return functional.normalize(inputs, dim=1, eps=NORM_FLOOR)
+
+    def save(self, directory: Path) -> None:
+        """Write weights and settings; catalogue and semantic IDs belong to their own artefacts."""
+        directory.mkdir(parents=True, exist_ok=True)
+        state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        save_file(state, directory / self.FILE)
+        document = {"config": asdict(self.config), "inputs": asdict(self.inputs)}
+        (directory / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+
+    def with_weights(self, directory: Path) -> Self:
+        """Take the weights that ``save`` wrote; in evaluation mode."""
+        self.load_state_dict(load_file(directory / self.FILE))
+        return self.eval()
+
+
+def read_settings(
+    directory: Path,
+    config: Callable[..., Config],
+    inputs: Callable[..., Inputs],
+    backend: Backend | None,
+) -> tuple[Config, Inputs]:
+    """Read the settings that a model's ``save`` wrote.
+
+    Args:
+        backend: Of the embedding tables; None is the one it was trained with.
+    """
+    document = json.loads((directory / "config.json").read_text())
+    settings, sizes = (
+        {name: tuple(one) if isinstance(one, list) else one for name, one in part.items()}
+        for part in (document["config"], document["inputs"])
+    )
+    return config(**settings | ({"backend": backend} if backend else {})), inputs(**sizes)
 
 
 class RetrievalModel(CatalogueModel):

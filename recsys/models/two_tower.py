@@ -15,26 +15,26 @@ H heads.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.negatives import every_item, mixed_candidates, sampled_softmax_loss
 from recsys.layers.embedding.collection import Backend, EmbeddingBags, TableConfig
+from recsys.layers.feed_forward import feed_forward
 from recsys.models.item_tower import (
     NORM_FLOOR,
     FeatureSizes,
     ItemCatalogue,
     ItemTower,
     RetrievalModel,
+    read_settings,
 )
 
 
@@ -132,13 +132,7 @@ class QueryTower(nn.Module):
         self.no_history = nn.Parameter(torch.zeros(dim))
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = HistoryAttention(config)
-        self.hidden = nn.Sequential(
-            nn.LayerNorm(dim),
-            nn.Linear(dim, config.hidden_dim),
-            nn.GELU(),
-            nn.Dropout(config.dropout),
-            nn.Linear(config.hidden_dim, dim),
-        )
+        self.hidden = feed_forward(dim, config.hidden_dim, config.dropout)
         self.output_norm = nn.LayerNorm(dim)
         self.dropout = nn.Dropout(config.dropout)
         nn.init.normal_(self.recency.weight, std=1 / math.sqrt(dim))
@@ -179,6 +173,10 @@ class QueryTower(nn.Module):
 
 class TwoTower(RetrievalModel):
     """Query and item tower with their catalogue."""
+
+    FILE = "two_tower.safetensors"
+    config: TwoTowerConfig
+    inputs: FeatureSizes
 
     def __init__(
         self,
@@ -250,14 +248,6 @@ class TwoTower(RetrievalModel):
             label_scores, candidate_scores, candidates, item_rows, config.label_smoothing
         )
 
-    def save(self, directory: Path) -> None:
-        """Write weights and settings; the catalogue belongs to its own artefact."""
-        directory.mkdir(parents=True, exist_ok=True)
-        state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
-        save_file(state, directory / "two_tower.safetensors")
-        document = {"config": asdict(self.config), "inputs": asdict(self.inputs)}
-        (directory / "config.json").write_text(json.dumps(document, indent=2) + "\n")
-
     @classmethod
     def load(
         cls, directory: Path, catalogue: ItemCatalogue, *, backend: Backend | None = None
@@ -268,9 +258,5 @@ class TwoTower(RetrievalModel):
             backend: Of the embedding tables; None is the one it was trained with. Serving takes
                 ``torch``, since importing TorchRec takes longer than all else of a start.
         """
-        document = json.loads((directory / "config.json").read_text())
-        config = TwoTowerConfig(**document["config"])
-        config = replace(config, backend=backend or config.backend)
-        model = cls(config, FeatureSizes(**document["inputs"]), catalogue)
-        model.load_state_dict(load_file(directory / "two_tower.safetensors"))
-        return model.eval()
+        config, inputs = read_settings(directory, TwoTowerConfig, FeatureSizes, backend)
+        return cls(config, inputs, catalogue).with_weights(directory)

@@ -158,19 +158,28 @@ def fit_line(
 def _fitted_line(features: Tensor, base: Tensor, wanted: Tensor, l2: float) -> Tensor:
     """Maximise the likelihood of what is wanted [Q, k] by weights of features [Q, k, F], [F]."""
     weight = torch.zeros(features.shape[2], device=features.device, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weight], max_iter=50, line_search_fn="strong_wolfe")
     count = wanted.sum().clamp(min=1)
+
+    def loss() -> Tensor:
+        among = (base + features @ weight).log_softmax(1)
+        return (l2 / 2 * weight.square().sum() - (among * wanted).sum()) / count
+
+    minimise(loss, [weight], max_iter=50)
+    return weight.detach()
+
+
+def minimise(loss: Callable[[], Tensor], parameters: list[Tensor], *, max_iter: int) -> None:
+    """Minimise a smooth scalar loss over its parameters by L-BFGS, in place."""
+    optimizer = torch.optim.LBFGS(parameters, max_iter=max_iter, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        among = (base + features @ weight).log_softmax(1)
-        loss = (l2 / 2 * weight.square().sum() - (among * wanted).sum()) / count
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
 
     with torch.enable_grad():
         optimizer.step(closure)  # type: ignore[no-untyped-call]
-    return weight.detach()
 
 
 def step_losses(

@@ -15,7 +15,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.order import BatchOrder
 from recsys.models.ranker.batch import Candidates, Feedback
 from recsys.models.ranker.model import Ranker
-from recsys.training.ranker_fit import RankerFitConfig
+from recsys.training.ranker_fit import RankerFitConfig, minimise
 from recsys.training.ranking_examples import NOT_SHOWN, UNOBSERVED, RankingExamples
 
 
@@ -97,17 +97,14 @@ def fit_examination(model: Ranker, examples: RankingExamples, chosen: Tensor) ->
     of_item = torch.zeros(len(rows), num_tasks, device=level.device, requires_grad=True)
     item = item.to(level.device)
     fitted = [examination.odds, level, line, of_item]
-    optimizer = torch.optim.LBFGS(fitted, max_iter=200, line_search_fn="strong_wolfe")
 
-    def closure() -> Tensor:
-        optimizer.zero_grad()
+    def mean_loss() -> Tensor:
         logits = base + features @ line + of_item[item] + level
         loss = (examination(logits, slots, truth) * observed).sum()
         total: Tensor = (loss + line.square().sum() + of_item.square().sum()) / observed.sum()
-        total.backward()  # type: ignore[no-untyped-call]
         return total
 
-    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    minimise(mean_loss, fitted, max_iter=200)
     examination.odds.requires_grad_(False)
 
 

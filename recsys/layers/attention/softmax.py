@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.kernels.hstu_attention.reference import distance_buckets, time_buckets
+from recsys.layers.feed_forward import feed_forward
 
 
 @dataclass(frozen=True)
@@ -139,13 +140,7 @@ class AttentionBlock(nn.Module):
         self.query_key_value = nn.Linear(config.dim, 3 * config.dim)
         self.output = nn.Linear(config.dim, config.dim)
         self.bias = RelativeBias(config)
-        self.hidden = nn.Sequential(
-            nn.LayerNorm(config.dim),
-            nn.Linear(config.dim, config.hidden_dim),
-            nn.GELU(),
-            nn.Dropout(config.dropout),
-            nn.Linear(config.hidden_dim, config.dim),
-        )
+        self.hidden = feed_forward(config.dim, config.hidden_dim, config.dropout)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, events: Tensor, layout: Layout) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.kernels.hstu_attention.reference import distance_buckets
+from recsys.layers.feed_forward import feed_forward
 
 MANY_SCORES = 1 << 24
 """Scores of beams against a context from which writing them costs more than a fused kernel: on an
@@ -103,13 +104,7 @@ class CodeBlock(nn.Module):
         self.attention_norm = nn.LayerNorm(dim)
         self.query_key_value = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
-        self.hidden = nn.Sequential(
-            nn.LayerNorm(dim),
-            nn.Linear(dim, config.hidden_dim),
-            nn.GELU(),
-            nn.Dropout(config.dropout),
-            nn.Linear(config.hidden_dim, dim),
-        )
+        self.hidden = feed_forward(dim, config.hidden_dim, config.dropout)
         self.dropout = nn.Dropout(config.dropout)
 
     def _heads(self, projected: Tensor) -> Tensor:

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from recsys.data.batch import Jagged
-from recsys.layers.embedding.row_updates import SLOTS, RowUpdateConfig, State, same_places
+from recsys.layers.embedding.row_updates import (
+    SLOTS,
+    JoinedPools,
+    RowUpdateConfig,
+    State,
+    same_places,
+)
 from recsys.layers.embedding.tables import TableConfig, joined
 
 
@@ -93,7 +99,7 @@ def fbgemm_tables(
     )
 
 
-class FbgemmRowUpdates:
+class FbgemmRowUpdates(JoinedPools):
     """By FBGEMM's fused tables: every rule on CUDA, SGD and row-wise Adagrad on CPU too."""
 
     refuses_ids = True
@@ -110,11 +116,9 @@ class FbgemmRowUpdates:
                 "'torch'"
             )
         self.config, self.weights = config, weights
-        self.features = [feature for table in tables for feature in table.features]
-        feature_tables = [place for place, table in enumerate(tables) for _ in table.features]
-        self.dims = [tables[place].embedding_dim for place in feature_tables]
+        super().__init__(tables)
         device = weights[tables[0].name].device
-        self.tbe = fbgemm_tables(tables, feature_tables, config, device)
+        self.tbe = fbgemm_tables(tables, self.feature_tables, config, device)
         names = [table.name for table in tables]
         self.views = dict(zip(names, self.tbe.split_embedding_weights(), strict=True))
         for name, view in self.views.items():
@@ -126,10 +130,6 @@ class FbgemmRowUpdates:
 
     def begin(self, learning_rate: float) -> None:
         self.tbe.set_learning_rate(learning_rate)
-
-    def pool(self, values: Mapping[str, Jagged], weights: Tensor | None) -> dict[str, Tensor]:
-        pooled = self.pool_joined(values, weights)
-        return dict(zip(self.features, torch.split(pooled, self.dims, dim=1), strict=True))
 
     def pool_joined(self, values: Mapping[str, Jagged], weights: Tensor | None) -> Tensor:
         same_places(self.weights, self.views)

@@ -171,7 +171,23 @@ class DeviceScalars:
         return True
 
 
-class KernelRowUpdates(DeviceScalars):
+class JoinedPools:
+    """All tables are read at once, features side by side."""
+
+    def __init__(self, tables: Sequence[TableConfig]) -> None:
+        self.features = [feature for table in tables for feature in table.features]
+        self.feature_tables = [place for place, table in enumerate(tables) for _ in table.features]
+        self.dims = [tables[place].embedding_dim for place in self.feature_tables]
+
+    def pool(self, values: Mapping[str, Jagged], weights: Tensor | None) -> dict[str, Tensor]:
+        pooled = self.pool_joined(values, weights)
+        return dict(zip(self.features, torch.split(pooled, self.dims, dim=1), strict=True))
+
+    def pool_joined(self, values: Mapping[str, Jagged], weights: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+class KernelRowUpdates(DeviceScalars, JoinedPools):
     """By our kernels: Triton on CUDA, their reference elsewhere. Bitwise the same in every run."""
 
     refuses_ids = False
@@ -184,13 +200,11 @@ class KernelRowUpdates(DeviceScalars):
     ) -> None:
         first = weights[tables[0].name]
         super().__init__(first.device)
-        self.features = [feature for table in tables for feature in table.features]
-        feature_tables = [place for place, table in enumerate(tables) for _ in table.features]
-        self.dims = [tables[place].embedding_dim for place in feature_tables]
+        JoinedPools.__init__(self, tables)
         layout = TableLayout(
             tuple(table.num_rows for table in tables),
             tuple(table.embedding_dim for table in tables),
-            tuple(feature_tables),
+            tuple(self.feature_tables),
         )
         self.bags = KernelBags(
             layout, config.kernel_config(), dtype=first.dtype, device=first.device
@@ -201,10 +215,6 @@ class KernelRowUpdates(DeviceScalars):
         for name, view in self.views.items():
             view.copy_(weights[name].data)
             weights[name].data = view
-
-    def pool(self, values: Mapping[str, Jagged], weights: Tensor | None) -> dict[str, Tensor]:
-        pooled = self.pool_joined(values, weights)
-        return dict(zip(self.features, torch.split(pooled, self.dims, dim=1), strict=True))
 
     def pool_joined(self, values: Mapping[str, Jagged], weights: Tensor | None) -> Tensor:
         same_places(self.weights, self.views)

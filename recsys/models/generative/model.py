@@ -13,13 +13,10 @@ codes of a level, N item rows, R distinct items, J blocks, H heads, D width.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -41,7 +38,13 @@ from recsys.models.generative.loss import (
     cut_by_length,
     shortest_first,
 )
-from recsys.models.item_tower import NORM_FLOOR, ItemCatalogue, ItemTower, RetrievalModel
+from recsys.models.item_tower import (
+    NORM_FLOOR,
+    ItemCatalogue,
+    ItemTower,
+    RetrievalModel,
+    read_settings,
+)
 from recsys.models.sequence.model import Ranked, sampled_items
 
 __all__ = ["GenerativeConfig", "GenerativeContext", "GenerativeInputs", "GenerativeModel"]
@@ -49,6 +52,10 @@ __all__ = ["GenerativeConfig", "GenerativeContext", "GenerativeInputs", "Generat
 
 class GenerativeModel(RetrievalModel):
     """History reader and code decoder, and the item tower with its catalogue."""
+
+    FILE = "generative.safetensors"
+    config: GenerativeConfig
+    inputs: GenerativeInputs
 
     codes: Tensor
 
@@ -333,14 +340,6 @@ class GenerativeModel(RetrievalModel):
             prefixes = self.tokens.step(prefixes, codes[:, level], level)
         return loss
 
-    def save(self, directory: Path) -> None:
-        """Write weights and settings; catalogue and semantic IDs belong to their own artefacts."""
-        directory.mkdir(parents=True, exist_ok=True)
-        state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
-        save_file(state, directory / "generative.safetensors")
-        document = {"config": asdict(self.config), "inputs": asdict(self.inputs)}
-        (directory / "config.json").write_text(json.dumps(document, indent=2) + "\n")
-
     @classmethod
     def load(
         cls,
@@ -362,14 +361,6 @@ class GenerativeModel(RetrievalModel):
         Raises:
             ValueError: The codes are of another version than the model's, both named.
         """
-        document = json.loads((directory / "config.json").read_text())
-        settings, sizes = document["config"], document["inputs"]
-        settings["memory_orders"] = tuple(settings["memory_orders"])
-        sizes["level_sizes"] = tuple(sizes["level_sizes"])
-        inputs = GenerativeInputs(**sizes)
+        config, inputs = read_settings(directory, GenerativeConfig, GenerativeInputs, backend)
         inputs.check_version(semantic_ids)
-        config = GenerativeConfig(**settings)
-        config = replace(config, backend=backend or config.backend)
-        model = cls(config, inputs, codes, catalogue)
-        model.load_state_dict(load_file(directory / "generative.safetensors"))
-        return model.eval()
+        return cls(config, inputs, codes, catalogue).with_weights(directory)

@@ -15,15 +15,12 @@ all fields, T tasks, E experts, K experts of each candidate, N item rows.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -34,7 +31,7 @@ from recsys.layers.cross import CrossNetwork
 from recsys.layers.embedding.collection import Backend
 from recsys.layers.examination import Examination
 from recsys.layers.moe.routing import Routing
-from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower
+from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower, read_settings
 from recsys.models.ranker.batch import Candidates, Feedback, RankingBatch, check_batch
 from recsys.models.ranker.config import RankerConfig, RankerInputs, num_fields
 from recsys.models.ranker.folded import FoldedRanker, Layers, folded
@@ -59,6 +56,10 @@ def _per_query(batch: RankingBatch) -> list[tuple[int, Tensor, Tensor | None]]:
 
 class Ranker(CatalogueModel):
     """Ranks candidates by expected feedback."""
+
+    FILE = "ranker.safetensors"
+    config: RankerConfig
+    inputs: RankerInputs
 
     _task_weights: Tensor
     _task_values: Tensor
@@ -385,14 +386,6 @@ class Ranker(CatalogueModel):
         """Map rows outside the catalogue to the unknown item."""
         return torch.where((rows >= 0) & (rows < self.num_item_rows), rows, 0)
 
-    def save(self, directory: Path) -> None:
-        """Write weights and settings, without the catalogue."""
-        directory.mkdir(parents=True, exist_ok=True)
-        state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
-        save_file(state, directory / "ranker.safetensors")
-        document = {"config": asdict(self.config), "inputs": asdict(self.inputs)}
-        (directory / "config.json").write_text(json.dumps(document, indent=2) + "\n")
-
     @classmethod
     def load(
         cls, directory: Path, catalogue: ItemCatalogue, *, backend: Backend | None = None
@@ -402,12 +395,5 @@ class Ranker(CatalogueModel):
         Args:
             backend: Of the embedding tables; None is the one it was trained with.
         """
-        document = json.loads((directory / "config.json").read_text())
-        config = RankerConfig(**document["config"])
-        inputs = document["inputs"]
-        for name in ("tasks", "query_dense", "candidate_dense"):
-            inputs[name] = tuple(inputs[name])
-        config = replace(config, backend=backend or config.backend)
-        model = cls(config, RankerInputs(**inputs), catalogue)
-        model.load_state_dict(load_file(directory / "ranker.safetensors"))
-        return model.eval()
+        config, inputs = read_settings(directory, RankerConfig, RankerInputs, backend)
+        return cls(config, inputs, catalogue).with_weights(directory)

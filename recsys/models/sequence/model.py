@@ -15,15 +15,13 @@ D width.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
@@ -31,7 +29,13 @@ from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.windows import next_events
 from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
 from recsys.layers.embedding.collection import Backend
-from recsys.models.item_tower import FeatureSizes, ItemCatalogue, ItemTower, RetrievalModel
+from recsys.models.item_tower import (
+    FeatureSizes,
+    ItemCatalogue,
+    ItemTower,
+    RetrievalModel,
+    read_settings,
+)
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.encoder import Encoders, unit_shares
 
@@ -75,6 +79,10 @@ def seen_before(history: Jagged) -> Jagged:
 
 class SequenceModel(RetrievalModel):
     """Encoder of histories and item tower with their catalogue."""
+
+    FILE = "sequence.safetensors"
+    config: SequenceConfig
+    inputs: FeatureSizes
 
     def __init__(
         self,
@@ -224,14 +232,6 @@ class SequenceModel(RetrievalModel):
         ]
         return torch.stack(losses).mean()
 
-    def save(self, directory: Path) -> None:
-        """Write weights and settings; the catalogue belongs to its own artefact."""
-        directory.mkdir(parents=True, exist_ok=True)
-        state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
-        save_file(state, directory / "sequence.safetensors")
-        document = {"config": asdict(self.config), "inputs": asdict(self.inputs)}
-        (directory / "config.json").write_text(json.dumps(document, indent=2) + "\n")
-
     @classmethod
     def load(
         cls, directory: Path, catalogue: ItemCatalogue, *, backend: Backend | None = None
@@ -241,10 +241,5 @@ class SequenceModel(RetrievalModel):
         Args:
             backend: Of the embedding tables; None is the one it was trained with.
         """
-        document = json.loads((directory / "config.json").read_text())
-        config = SequenceConfig(**document["config"])
-        kinds = tuple(config.member_blocks)
-        config = replace(config, backend=backend or config.backend, member_blocks=kinds)
-        model = cls(config, FeatureSizes(**document["inputs"]), catalogue)
-        model.load_state_dict(load_file(directory / "sequence.safetensors"))
-        return model.eval()
+        config, inputs = read_settings(directory, SequenceConfig, FeatureSizes, backend)
+        return cls(config, inputs, catalogue).with_weights(directory)
