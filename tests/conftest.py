@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recsys.testing.synthetic import markov_world, write_csv
+from tests.recsys.testing.synthetic import markov_world, write_csv
 
 CHROMIUM_FLAGS = [
     "--no-sandbox",

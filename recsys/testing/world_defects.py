@@ -12,8 +12,9 @@ from dataclasses import astuple, dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.testing.synthetic import HOUR, START
-
+START = 1_704_067_200
+"""Unix seconds of the first event, 2024-01-01 UTC."""
+HOUR = 3600
 FAR_FUTURE = START + 100 * 365 * 24 * HOUR
 CRAWLER = "crawler"
 

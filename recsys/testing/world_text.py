@@ -5,10 +5,22 @@ Axes: N items.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.testing.synthetic import Catalogue
+
+@dataclass(frozen=True, kw_only=True)
+class Catalogue:
+    """What is known of each item, all of length N, in the order of ``item_ids``."""
+
+    item_ids: tuple[str, ...]
+    titles: tuple[str, ...]
+    descriptions: tuple[str, ...]
+    categories: tuple[tuple[str, ...], ...]
+    prices: NDArray[np.float64]
+
 
 # No two topics share a word, so that text alone tells what a cold item is about.
 TOPICS = {

@@ -1,4 +1,4 @@
-"""What is true of a generated world: probabilities, the best order and the best possible AUC.
+"""What is true of a generated world: the probability of each task.
 
 Probabilities are whole millionths of logits in whole thousandths, so every platform agrees.
 
@@ -16,35 +16,6 @@ TASKS = ("view", "click", "purchase")
 MILLION = 1_000_000
 WEIGHTS_OF_DRIFT = 16
 Ints = NDArray[np.int64]
-
-
-def auc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
-    """Area under the ROC curve; pairs with equal scores count one half.
-
-    Raises:
-        ValueError: If the labels are all alike.
-    """
-    positives = int(labels.sum())
-    if positives in (0, len(labels)):
-        raise ValueError(
-            f"AUC needs labels of both kinds, got {positives} positive of {len(labels)}"
-        )
-    _, group, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    middle = np.cumsum(counts) - (counts - 1) / 2  # mean rank from 1 within each tie
-    rank_sum = float(middle[group[labels]].sum())
-    return (rank_sum - positives * (positives + 1) / 2) / (positives * (len(labels) - positives))
-
-
-def expected_auc(probabilities: NDArray[np.float64]) -> float:
-    """Return the AUC of probabilities against labels drawn from them, over infinitely many draws.
-
-    No scorer of the same cases has a higher one.
-    """
-    levels, group = np.unique(probabilities, return_inverse=True)
-    counts = np.bincount(group)
-    positive, negative = counts * levels, counts * (1 - levels)
-    below = np.cumsum(negative) - negative / 2
-    return float((positive * below).sum() / (positive.sum() * negative.sum()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +44,6 @@ class Truth:
     @property
     def num_items(self) -> int:
         return len(self.topic_of_item)
-
-    @property
-    def examination_curve(self) -> NDArray[np.float64]:
-        """Probability that each slot is looked at, [S]."""
-        return self.examination / 1_000
 
     def liking(self, topics: Ints, users: Ints, domains: Ints, days: Ints) -> Ints:
         """Liking of topics in [-100, 100], times sixteen, [I]."""
@@ -132,16 +98,3 @@ class Truth:
         for place in range(TASKS.index(task) + 1):
             result = result * self.step_millionths(place, users, items, domains, days) / MILLION
         return result
-
-    def ideal_top_k(
-        self, task: str, user: int, domain: int, k: int, *, day: int, shown: Ints | None = None
-    ) -> Ints:
-        """Return the k most relevant items of a domain for a user, best first, ties by number.
-
-        Args:
-            shown: Item numbers to choose from; all of the domain by default.
-        """
-        items = np.flatnonzero(self.domain_of_item == domain) if shown is None else shown
-        same = np.ones_like(items)
-        relevance = self.probability(task, user * same, items, domain * same, days=day * same)
-        return items[np.lexsort((items, -relevance))[:k]]

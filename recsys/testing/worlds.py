@@ -21,9 +21,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.testing.synthetic import START, Catalogue
-from recsys.testing.world_defects import Defects, EventTable, with_defects
-from recsys.testing.world_text import DOMAINS, TOPICS, catalogue_of
+from recsys.testing.world_defects import START, Defects, EventTable, with_defects
+from recsys.testing.world_text import DOMAINS, TOPICS, Catalogue, catalogue_of
 from recsys.testing.world_truth import MILLION, TASKS, WEIGHTS_OF_DRIFT, Truth
 
 DAY = 86_400

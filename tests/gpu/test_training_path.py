@@ -18,10 +18,10 @@ from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ran
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.retrieval.exact import exact_top_k
-from recsys.testing.synthetic import markov_world, sequences
 from recsys.training.checkpoint import checkpoint_paths
 from recsys.training.loop import TrainConfig, TrainResult, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
+from tests.recsys.testing.synthetic import markov_world, sequences
 
 pytestmark = pytest.mark.gpu
 

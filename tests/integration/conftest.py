@@ -6,7 +6,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
-from recsys.testing.synthetic import World, markov_world, write_csv
+from tests.recsys.testing.synthetic import World, markov_world, write_csv
 
 SETTINGS = """
 preset = "shop"

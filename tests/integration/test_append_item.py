@@ -17,10 +17,10 @@ import pytest
 from click.testing import Result
 
 from pipelines.semantic_ids.store import SemanticIdStore
-from recsys.testing.synthetic import World, two_tastes
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import read_manifest
 from serving.recommend import Recommender
+from tests.recsys.testing.synthetic import World, two_tastes
 
 pytest.importorskip("sentence_transformers", reason="needs the MiniLM encoder")
 MINILM = ("--set", "content.encoder=minilm", "--quiet")

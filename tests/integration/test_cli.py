@@ -12,7 +12,7 @@ from click.testing import Result
 
 from pipelines.engine.workspace import Workspace
 from pipelines.stages.list import STAGES
-from recsys.testing.synthetic import World
+from tests.recsys.testing.synthetic import World
 
 Recsys = Callable[..., Result]
 

@@ -8,8 +8,8 @@ import polars as pl
 from click.testing import Result
 
 from pipelines.config.toml import merge, read_toml, to_toml
-from recsys.testing.synthetic import World
 from serving.recommend import Recommender
+from tests.recsys.testing.synthetic import World
 
 Recsys = Callable[..., Result]
 

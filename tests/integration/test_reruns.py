@@ -17,8 +17,8 @@ import pytest
 from click.testing import Result
 
 from pipelines.stages.list import STAGES
-from recsys.testing.synthetic import World
 from serving.recommend import Recommender
+from tests.recsys.testing.synthetic import World
 
 Recsys = Callable[..., Result]
 DIFFERS_BY_NATURE = {"run.json", "ledger.jsonl", "aliases.jsonl", "config.toml", "lock"}

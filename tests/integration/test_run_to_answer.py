@@ -30,12 +30,12 @@ from recsys.retrieval.sources import (
     lists_of,
     rank_by_all,
 )
-from recsys.testing.synthetic import World
 from serving.bundle.manifest import Profile
 from serving.recommend import Recommender
 from serving.settings import ServingOptions, Settings
 from serving.surfaces import HOME
 from serving.web.app import create_app
+from tests.recsys.testing.synthetic import World
 
 MEASURED = {
     "popularity",

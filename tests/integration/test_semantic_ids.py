@@ -18,9 +18,9 @@ from pipelines.presets.resolve import resolve
 from pipelines.semantic_ids.store import SemanticIdStore
 from pipelines.stages.build_semantic_ids import build_semantic_ids, training_pairs
 from pipelines.stages.list import STAGES
-from recsys.testing.synthetic import World
 from serving.bundle.load import load_bundle
 from serving.recommend import Recommender
+from tests.recsys.testing.synthetic import World
 
 Recsys = Callable[..., Result]
 

@@ -7,10 +7,10 @@ import polars as pl
 from click.testing import Result
 from fastapi.testclient import TestClient
 
-from recsys.testing.synthetic import World, write_csv
 from serving.recommend import Recommender
 from serving.settings import Settings
 from serving.web.app import create_app
+from tests.recsys.testing.synthetic import World, write_csv
 
 TINY = ("content.encoder=hash", "training.max_epochs=1.0", "training.device=cpu",
         "tracking.enabled=false", "release.min_gain_over_popularity=-1")  # fmt: skip

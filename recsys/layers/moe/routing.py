@@ -97,23 +97,6 @@ def load_by_group(experts: Tensor, groups: Tensor, num_experts: int, num_groups:
     return table / table.sum(1, keepdim=True).clamp(min=1)
 
 
-def routing_information(experts: Tensor, groups: Tensor) -> float:
-    """Normalised mutual information of experts and groups, both [B]; 1 if each tells the other.
-
-    Mutual information over the mean of both entropies (Strehl and Ghosh 2002, arithmetic mean).
-    """
-    table = torch.zeros(int(experts.max()) + 1, int(groups.max()) + 1, dtype=torch.float64)
-    table.index_put_((experts, groups), torch.ones(len(experts)).double(), accumulate=True)
-    joint = table / table.sum()
-    first, second = joint.sum(1), joint.sum(0)
-
-    def entropy(shares: Tensor) -> float:
-        return -float(torch.special.xlogy(shares, shares).sum())
-
-    together = entropy(first) + entropy(second)
-    return 2 * (together - entropy(joint)) / together if together > 0 else 0.0
-
-
 def _check_choice(num_experts: int, top_k: int) -> None:
     if not 1 <= top_k <= num_experts:
         raise ValueError(f"top_k must be in [1, num_experts = {num_experts}], got {top_k}")

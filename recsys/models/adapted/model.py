@@ -174,25 +174,6 @@ class AdaptedRetriever:
         scores[:, 0] = -torch.inf
         return scores
 
-    def encoded(self, history: Jagged, numbers: Tensor | int, *, keep_base: bool = True) -> Tensor:
-        """Encode histories of a sequence model without times as unit vectors, [B, D].
-
-        Args:
-            history: At most max_length events of each query, all of them items.
-            numbers: Of each query's adapter, [B], or of all.
-            keep_base: As ``LoraBank.choose`` takes it.
-        """
-        assert isinstance(self.model, SequenceModel)
-        encoder = self.model.encoder
-        if isinstance(numbers, int):
-            inputs = self._inputs[self._set_of[numbers]][history.values]
-            with self.bank.choose_one(numbers):
-                return encoder.last(encoder(inputs, history, None), history)
-        of_event = _of_event(history, numbers)
-        with self.bank.choose(of_event, keep_base=keep_base):
-            inputs = self._inputs_of(history, of_event)
-            return encoder.last(encoder(inputs, history, None), history)
-
     def _encoded(self, queries: JaggedBatch, numbers: Tensor, *, keep_base: bool) -> Tensor:
         by_query = isinstance(self.model, TwoTower)
         with self.bank.choosing(keep_base=keep_base) as choose:

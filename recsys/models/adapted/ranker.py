@@ -9,7 +9,7 @@ Axes: B queries, C candidates of a query, M candidates of a batch, T tasks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from recsys.layers.lora.bank import LoraBank
 from recsys.layers.lora.linear import LoraAdapter
-from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.model import Ranker
 from recsys.models.ranker.network import Reader
 
@@ -66,22 +65,6 @@ class AdaptedRanker:
     def knows(self, domain: str | None) -> bool:
         """Check whether a domain has an adapter."""
         return self.bank.number(domain) > 0
-
-    @torch.no_grad()
-    def logits(self, batch: RankingBatch, domains: Sequence[str | None]) -> Tensor:
-        """Predict the candidates of queries of many domains in one forward, [M, T].
-
-        Args:
-            domains: Of each query; an unknown one, or None, uses the base.
-        """
-        if len(domains) != batch.queries.batch_size:
-            raise ValueError(f"{len(domains)} domains for {batch.queries.batch_size} queries")
-        segments = batch.candidates.segments()
-        numbers = [self.bank.number(domain) for domain in domains]
-        of_query = torch.tensor(numbers, dtype=torch.int64, device=segments.device)
-        with self.bank.choose(of_query[segments], keep_base=0 in numbers):
-            logits: Tensor = self.model(batch).logits
-        return logits
 
     @torch.no_grad()
     def score_candidates(

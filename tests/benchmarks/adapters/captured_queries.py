@@ -17,8 +17,30 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
-from recsys.models.adapted.model import AdaptedRetriever
+from recsys.models.adapted.model import AdaptedRetriever, _of_event
 from recsys.models.sequence.model import SequenceModel
+
+
+def encoded(
+    adapted: AdaptedRetriever, history: Jagged, numbers: Tensor | int, *, keep_base: bool
+) -> Tensor:
+    """Encode histories of a sequence model without times as unit vectors, [B, D].
+
+    Args:
+        history: At most max_length events of each query, all of them items.
+        numbers: Of each query's adapter, [B], or of all.
+        keep_base: As ``LoraBank.choose`` takes it.
+    """
+    assert isinstance(adapted.model, SequenceModel)
+    encoder = adapted.model.encoder
+    if isinstance(numbers, int):
+        inputs = adapted._inputs[adapted._set_of[numbers]][history.values]
+        with adapted.bank.choose_one(numbers):
+            return encoder.last(encoder(inputs, history, None), history)
+    of_event = _of_event(history, numbers)
+    with adapted.bank.choose(of_event, keep_base=keep_base):
+        inputs = adapted._inputs_of(history, of_event)
+        return encoder.last(encoder(inputs, history, None), history)
 
 
 class CapturedQueries:
@@ -112,7 +134,7 @@ class CapturedQueries:
         inside = (values >= 0) & (values < self._model.num_item_rows)
         history = Jagged(torch.where(inside, values, 0), offsets)
         numbers = adapters if self._mixed else self._number
-        return self._adapted.encoded(history, numbers, keep_base=self._keep_base)
+        return encoded(self._adapted, history, numbers, keep_base=self._keep_base)
 
     @torch.no_grad()
     def query_vectors(

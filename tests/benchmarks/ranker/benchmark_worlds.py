@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from recsys.layers.moe.routing import expert_use, load_by_group, routing_information
+from recsys.layers.moe.routing import expert_use, load_by_group
 from recsys.models.ranker.config import (
     RankerConfig,
     RankerInputs,
@@ -39,7 +39,12 @@ from recsys.training.loop import TrainConfig
 from recsys.training.optim import ScheduleConfig
 from tests.benchmarks.harness import Row, command_line, device_name, write_results
 from tests.benchmarks.ranker.world_training import WORLD_RANKER, on_device, train_on_requests
-from tests.recsys.testing.ranking_worlds import RankingWorld, RankingWorldConfig, ranking_world
+from tests.recsys.testing.ranking_worlds import (
+    RankingWorld,
+    RankingWorldConfig,
+    ranking_world,
+    routing_information,
+)
 
 TEST_SHARE = 0.15
 FIRST_SEED = 30

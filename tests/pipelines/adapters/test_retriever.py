@@ -12,7 +12,7 @@ from recsys.models.adapted.model import ITEM_TABLE
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
-from recsys.testing.tensors import rounding
+from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
 

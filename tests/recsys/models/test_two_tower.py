@@ -11,8 +11,8 @@ from recsys.data.order import BatchOrder
 from recsys.data.top_k import top_k_of_scores
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
-from recsys.testing.tensors import rounding
 from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
+from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
 

@@ -27,7 +27,7 @@ from recsys.semantic_ids.quantizers import load_quantizer
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from recsys.semantic_ids.rq_vae import RqVae, RqVaeConfig
 from recsys.semantic_ids.version_store import VersionStore
-from recsys.testing.tensors import rounding
+from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
 

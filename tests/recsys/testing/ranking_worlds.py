@@ -27,7 +27,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import Feedback, RankingBatch
 from recsys.models.ranker.config import RankerInputs
-from recsys.testing.world_truth import auc
+from tests.recsys.testing.auc import auc
 
 TASKS = ("click", "like", "purchase")
 CODE_DIM = 4
@@ -217,3 +217,20 @@ def _histories(users: Tensor, items: Tensor, clicked: Tensor, max_history: int) 
         lists.append(own[-max_history:])
         own.extend(row for row, click in zip(shown, clicks, strict=True) if click)
     return Jagged.from_lists(lists)
+
+
+def routing_information(experts: Tensor, groups: Tensor) -> float:
+    """Normalised mutual information of experts and groups, both [B]; 1 at one-to-one.
+
+    Mutual information over the mean of both entropies (Strehl and Ghosh 2002, arithmetic mean).
+    """
+    table = torch.zeros(int(experts.max()) + 1, int(groups.max()) + 1, dtype=torch.float64)
+    table.index_put_((experts, groups), torch.ones(len(experts)).double(), accumulate=True)
+    joint = table / table.sum()
+    first, second = joint.sum(1), joint.sum(0)
+
+    def entropy(shares: Tensor) -> float:
+        return -float(torch.special.xlogy(shares, shares).sum())
+
+    together = entropy(first) + entropy(second)
+    return 2 * (together - entropy(joint)) / together if together > 0 else 0.0

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recsys.layers.moe.routing import expert_use, routing_information
+from recsys.layers.moe.routing import expert_use
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.ranker.model import Ranker
 from tests.recsys.testing.ranking_worlds import (
@@ -11,6 +11,7 @@ from tests.recsys.testing.ranking_worlds import (
     RankingWorld,
     RankingWorldConfig,
     ranking_world,
+    routing_information,
 )
 
 CONFIG = RankingWorldConfig(seed=5, num_requests=12_000, num_users=500, num_items=400)

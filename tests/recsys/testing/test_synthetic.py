@@ -4,7 +4,7 @@ import itertools
 import numpy as np
 import pytest
 
-from recsys.testing.synthetic import World, markov_world, sequences, two_tastes, write_csv
+from tests.recsys.testing.synthetic import World, markov_world, sequences, two_tastes, write_csv
 
 WORLDS = {"two_tastes": two_tastes, "markov_world": markov_world}
 

@@ -3,11 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recsys.testing.synthetic import START
-from recsys.testing.world_defects import DEFECT_NAMES, Defects
+from recsys.testing.world_defects import DEFECT_NAMES, START, Defects
 from recsys.testing.world_text import DOMAINS, TOPICS
-from recsys.testing.world_truth import TASKS, auc, expected_auc
+from recsys.testing.world_truth import TASKS
 from recsys.testing.worlds import DAY, FROZEN, KnownWorld, WorldConfig, frozen_world, world
+from tests.recsys.testing.auc import auc, expected_auc
 
 SMALL = WorldConfig(seed=3, num_requests=4_000)
 
@@ -70,7 +70,7 @@ def test_rate_over_relevance_is_the_examination_curve(domains_world, task):
     shown, truth = domains_world.impressions, domains_world.truth
     relevance = truth.probability(task, shown.users, shown.items, shown.domains, days=shown.days)
     happened = shown.labels[:, TASKS.index(task)]
-    for slot, examined in enumerate(truth.examination_curve):
+    for slot, examined in enumerate(truth.examination / 1_000):
         here = shown.slots == slot
         expected = relevance[here].sum() * examined
         # Four standard errors of a sum of so many rare events.
@@ -134,7 +134,7 @@ def test_no_other_score_beats_the_truth(domains_world):
     wrong_domain = truth.probability(
         "click", shown.users, shown.items, shown.domains ^ 1, days=shown.days, slots=shown.slots
     )
-    slots_alone = truth.examination_curve[shown.slots]
+    slots_alone = (truth.examination / 1_000)[shown.slots]
     assert auc(wrong_domain, clicks) < auc(slots_alone, clicks) < best - 0.1
 
 
@@ -154,18 +154,6 @@ def test_tastes_drift_from_one_persona_to_the_other(drift_world):
     for end, day in enumerate((0, drift_world.config.num_days - 1)):
         liking = truth.liking(topics, users, zero, zero + day)
         np.testing.assert_array_equal(liking, 16 * truth.personas[end, segment])
-
-
-def test_ideal_top_k_is_the_slow_best(domains_world):
-    truth = domains_world.truth
-    items = [item for item in range(truth.num_items) if truth.domain_of_item[item] == 1]
-
-    def relevance(item: int) -> float:
-        one = [np.array([value]) for value in (7, item, 1)]
-        return float(truth.probability("purchase", *one, days=np.array([0]))[0])
-
-    slow = sorted(items, key=lambda item: (-relevance(item), item))[:10]
-    assert truth.ideal_top_k("purchase", 7, 1, 10, day=0).tolist() == slow
 
 
 def test_texts_tell_topic_and_domain(drift_world):

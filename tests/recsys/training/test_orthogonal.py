@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from recsys.testing.tensors import rounding
 from recsys.training.optim import AdamWConfig, adamw, load_optimizer_tensors, optimizer_tensors
 from recsys.training.orthogonal import ADAM_LENGTH, Muon, block_matrices, orthogonalised
+from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged
-from recsys.testing.tensors import rounding
 from recsys.training.ranker_fit import listwise_loss
 from recsys.training.ranking_examples import (
     LIKE,
@@ -16,6 +15,7 @@ from recsys.training.ranking_examples import (
     labels_of,
     tasks_of,
 )
+from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
 

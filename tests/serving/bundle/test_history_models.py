@@ -16,7 +16,6 @@ from recsys.data.item_mask import ItemMask
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.sequence.model import SequenceModel
 from recsys.semantic_ids.codes import NO_CODE, SemanticIds
-from recsys.testing.tensors import rounding
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import read_manifest
@@ -25,6 +24,7 @@ from serving.bundle.write import write_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
+from tests.recsys.testing.tensors import rounding
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
 
 pytestmark = pytest.mark.numerics

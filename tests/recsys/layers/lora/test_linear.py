@@ -12,9 +12,9 @@ from torch.nn import functional
 from recsys.layers.lora.bank import MASKED_UP_TO, ROWS_PER_RUN, LoraBank
 from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, read_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
-from recsys.testing.tensors import rounding
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
+from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
 

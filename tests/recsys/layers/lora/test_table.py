@@ -7,7 +7,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
 from recsys.layers.lora.file import load_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
-from recsys.testing.tensors import rounding
+from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
 

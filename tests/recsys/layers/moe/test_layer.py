@@ -3,7 +3,7 @@ import torch
 
 from recsys.layers.moe.experts import Experts, blocked_slots, grouped_slots
 from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
-from recsys.testing.tensors import rounding
+from tests.recsys.testing.tensors import rounding
 
 CASES = {
     "uneven": (513, 16, 3),

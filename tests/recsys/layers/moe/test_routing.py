@@ -10,8 +10,8 @@ from recsys.layers.moe.routing import (
     entropies,
     expert_use,
     load_by_group,
-    routing_information,
 )
+from tests.recsys.testing.ranking_worlds import routing_information
 
 
 def skewed_rows(num_rows: int, dim: int) -> torch.Tensor:

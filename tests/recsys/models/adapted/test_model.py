@@ -17,8 +17,8 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
-from recsys.testing.tensors import rounding
 from tests.benchmarks.adapters.captured_queries import CapturedQueries
+from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
 

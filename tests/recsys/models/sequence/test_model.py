@@ -15,8 +15,8 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel, sampled_items, seen_before
 from recsys.testing import synthetic
-from recsys.testing.tensors import rounding
 from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
+from tests.recsys.testing.tensors import rounding
 
 NUM_ITEM_ROWS = 41
 SMALL = SequenceConfig(

@@ -11,7 +11,7 @@ from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.blend.one import OneQueryBlend
 from recsys.retrieval.blend.source_features import FEATURES
 from recsys.retrieval.blend.source_lists import blended_lists
-from recsys.testing.tensors import rounding
+from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
 

@@ -19,27 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.dataset import Sequences
+from recsys.testing.world_defects import HOUR, START
+from recsys.testing.world_text import Catalogue
 
-START = 1_704_067_200
-"""Unix seconds of the first event, 2024-01-01 UTC."""
-HOUR = 3600
 CATEGORY_SEPARATOR = "|"
 # Two vocabularies without a word in common, so that content alone tells the tastes apart.
 THEMES = {
     "garden": ("roses", "soil", "tulips", "pruning", "orchard", "seeds", "compost", "meadow"),
     "space": ("rockets", "comets", "orbit", "galaxy", "moonlight", "astronauts", "gravity", "mars"),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Catalogue:
-    """What is known of each item, all of length N, in the order of ``item_ids``."""
-
-    item_ids: tuple[str, ...]
-    titles: tuple[str, ...]
-    descriptions: tuple[str, ...]
-    categories: tuple[tuple[str, ...], ...]
-    prices: NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
