@@ -72,6 +72,16 @@ class Core(NamedTuple):
     num_rounds: int
 
 
+def count_events(
+    user_counts: Rows, item_counts: Rows, users: NDArray[np.uint32], items: NDArray[np.uint32]
+) -> None:
+    """Add events of a narrow range of users to counts [U] and [I]; at least one event."""
+    low = int(users.min())
+    found = np.bincount(users - low)
+    user_counts[low : low + len(found)] += found
+    item_counts += np.bincount(items, minlength=len(item_counts))
+
+
 def k_core(
     pairs: Callable[[], Iterator[Pairs]],
     user_counts: Rows,
@@ -82,7 +92,6 @@ def k_core(
     """Drop users and items with too few events until all that are left have enough.
 
     Args:
-        pairs: Gives the user and item codes of all events, slice by slice.
         user_counts: Events of each user before any is dropped, [U].
         item_counts: Events of each item, [I].
     """
@@ -96,12 +105,7 @@ def k_core(
         user_counts, item_counts = np.zeros_like(user_counts), np.zeros_like(item_counts)
         for user, item in pairs():
             kept = users[user] & items[item]
-            # bincount counts the slice's own range of users, which is narrow.
-            user = user[kept]
-            if len(user):
-                low = int(user.min())
-                found = np.bincount(user - low)
-                user_counts[low : low + len(found)] += found
-                item_counts += np.bincount(item[kept], minlength=len(items))
+            if kept.any():
+                count_events(user_counts, item_counts, user[kept], item[kept])
         users = user_counts >= min_user_events
         items = item_counts >= min_item_events

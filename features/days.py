@@ -85,7 +85,6 @@ def write_days(
     """Write events/day=YYYY-MM-DD/part-*.parquet, within a day by user and moment.
 
     Args:
-        records: Events in the order of histories.
         dense: Keeps those that count and gives them dense rows.
         target: Where they are sorted by day.
         day_counts: Events of each day from ``first_day``, [D]; without times one for all.

@@ -243,9 +243,6 @@ def read_events(
 ) -> Ingested:
     """Read every event file once.
 
-    Args:
-        directory: Where the records are spilled to.
-
     Raises:
         ValueError: If a file or too large a share of the rows cannot be used.
     """

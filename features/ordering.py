@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.counts import Core, Pairs, k_core
+from features.counts import Core, Pairs, count_events, k_core
 from features.encoding import Dictionary
 from features.histories import in_given_order
 from features.ingest import Ingested
@@ -133,9 +133,7 @@ def order_events(
         ordered.num_duplicates += part.num_duplicates
         ordered.num_over_cap += part.num_over_cap
         if len(part.records):
-            low = int(part.records["user"][0])
-            found = np.bincount(part.records["user"] - low)
-            ordered.user_counts[low : low + len(found)] += found
-            ordered.item_counts += np.bincount(part.records["item"], minlength=len(items.ids))
+            users_of, items_of = part.records["user"], part.records["item"]
+            count_events(ordered.user_counts, ordered.item_counts, users_of, items_of)
     ranged.length = end
     return ordered

@@ -188,9 +188,6 @@ def write_user_features(
 ) -> tuple[dict[str, int], list[str]]:
     """Write user_features/ for the columns that can serve.
 
-    Args:
-        previous: An earlier artefact, whose vocabularies are extended.
-
     Returns:
         Cardinality by feature, and a warning for each column that cannot serve.
 

@@ -42,12 +42,9 @@ def context_rows(
     """Compute each feature's categorical row.
 
     Args:
-        names: Features that the bundle's model reads.
         times: Unix seconds of the user's known events, ascending, all before ``moment``; None
             where the data has only an order.
-        num_events: How many known events there are.
         num_session: Events of the session; they count as having just happened.
-        moment: Unix seconds.
     """
     if not names:
         return {}

@@ -155,7 +155,6 @@ class Recommender:
 
         Args:
             users: User ids, or a frame with a column ``user_id``.
-            k: List length.
             unix_time: Time of the requests in unix seconds, by default now.
 
         Returns:

@@ -37,8 +37,6 @@ def harm_verdicts(
 
     Args:
         queries: Held-out queries of every domain, in the order of both results.
-        base: Of the base alone.
-        adapted: Of the base with the adapter registered.
     """
     before, after = base.per_user(config.metric), adapted.per_user(config.metric)
     own = torch.from_numpy(queries.domain_of_query == queries.domain)

@@ -135,9 +135,6 @@ def domain_examples(
 def train_adapter(task: Task, model: Ranker, examples: RankingExamples) -> TrainedAdapter:
     """Train an adapter over the frozen ranker.
 
-    Args:
-        examples: Of the domain's users.
-
     Raises:
         ValueError: If there are too few users to train or to select a step by.
         UnstableTrainingError: If loss or gradients did not stay finite.

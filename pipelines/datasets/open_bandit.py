@@ -17,8 +17,6 @@ from pipelines.datasets.tables import Tables
 POLICIES = ("random", "bts")
 CAMPAIGNS = ("all", "men", "women")
 USER_FEATURES = tuple(f"user_feature_{number}" for number in range(4))
-IMPRESSION_FILES = tuple(f"{p}_{c}.csv.gz" for p in POLICIES for c in CAMPAIGNS)
-ITEM_FILES = tuple(f"{p}_{c}_item_context.csv" for p in POLICIES for c in CAMPAIGNS)
 
 
 def impressions(path: Path, policy: str, campaign: str) -> pl.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +39,16 @@ class Guess:
     """Further columns that could be ours, best first."""
     unsure: list[str] = field(default_factory=list)
     time: TimeGuess | None = None
+
+    def free(self, columns: Iterable[str]) -> list[str]:
+        """Keep the columns that are not used yet."""
+        return [column for column in columns if column not in self.columns.values()]
+
+    def choose(self, ours: str, found: list[str]) -> bool:
+        """Use the first of the columns found; return whether there is any."""
+        if found:
+            self.columns[ours], self.others[ours] = found[0], found[1:]
+        return bool(found)
 
 
 def sniffed_separator(path: Path) -> str:
@@ -125,22 +136,16 @@ def guess_events(table: RawTable) -> Guess:
     sample = table.sample
     guess = Guess(table=table, columns={})
     for ours in ("user_id", "item_id"):
-        found = [c for c in ranked(EVENT_NAMES, ours, sample) if can_be(ours, sample[c])]
-        found = [column for column in found if column not in guess.columns.values()]
-        if found:
-            guess.columns[ours], guess.others[ours] = found[0], found[1:]
+        found = guess.free(ranked(EVENT_NAMES, ours, sample))
+        guess.choose(ours, [column for column in found if can_be(ours, sample[column])])
     guess_order(guess)
     for ours in OPTIONAL:
         found = [
             column
-            for column in ranked(EVENT_NAMES, ours, sample)
-            if column not in guess.columns.values()
-            and name_score(column, EVENT_NAMES[ours]) >= 1
-            and can_be(ours, sample[column])
+            for column in guess.free(ranked(EVENT_NAMES, ours, sample))
+            if name_score(column, EVENT_NAMES[ours]) >= 1 and can_be(ours, sample[column])
         ]
-        if found:
-            guess.columns[ours], guess.others[ours] = found[0], found[1:]
-        elif ours in sample.columns and ours not in guess.columns.values():
+        if not guess.choose(ours, found) and ours in guess.free(sample.columns):
             guess.columns[ours] = ""
             guess.unsure.append(f"column {ours} does not hold what {ours} means, so it is not read")
     return guess
@@ -149,7 +154,7 @@ def guess_events(table: RawTable) -> Guess:
 def guess_order(guess: Guess) -> None:
     """Find what orders the events: a time, or else a sequence."""
     sample = guess.table.sample
-    free = [column for column in sample.columns if column not in guess.columns.values()]
+    free = guess.free(sample.columns)
     named = [column for column in ranked(EVENT_NAMES, "event_time", sample) if column in free]
     texts = [c for c in free if c not in named and not sample[c].dtype.is_numeric()]
     times = {c: found for c in [*named, *texts] if (found := guess_time(sample[c])) is not None}
@@ -174,17 +179,14 @@ def fill_ids(guess: Guess) -> None:
             continue
         free = [
             column
-            for column in sample.columns
-            if column not in guess.columns.values()
-            and can_be(ours, sample[column])
-            and 1 < sample[column].n_unique() < sample.height
+            for column in guess.free(sample.columns)
+            if can_be(ours, sample[column]) and 1 < sample[column].n_unique() < sample.height
         ]
-        if not free:
+        if not guess.choose(ours, free):
             raise ValueError(
                 f"{guess.table.path}: no column looks like {ours} (ids that repeat); its columns "
                 f"are {', '.join(sample.columns)}. Rename one to {ours}"
             )
-        guess.columns[ours], guess.others[ours] = free[0], free[1:]
         guess.unsure.append(
             f"no column is named like {ours}; {free[0]!r} was chosen because its values repeat"
         )
@@ -213,13 +215,10 @@ def guess_side(table: RawTable, key: str, ids: pl.Series) -> tuple[Guess, float]
         for ours in ITEM_NAMES:
             found = [
                 column
-                for column in ranked(ITEM_NAMES, ours, table.sample)
-                if column not in guess.columns.values()
-                and (can_be(ours, table.sample[column]) or ours == "available_from")
+                for column in guess.free(ranked(ITEM_NAMES, ours, table.sample))
+                if can_be(ours, table.sample[column]) or ours == "available_from"
             ]
-            if found:
-                guess.columns[ours], guess.others[ours] = found[0], found[1:]
-            elif ours in table.sample.columns and ours != "domain":
+            if not guess.choose(ours, found) and ours in table.sample.columns and ours != "domain":
                 guess.columns[ours] = ""
     return guess, fit(best)[0]
 

@@ -68,11 +68,7 @@ def installed_versions(distributions: Sequence[str]) -> dict[str, str | None]:
 
 
 def run_checks(seconds: float = PROBE_SECONDS) -> list[CheckResult]:
-    """Run every check.
-
-    Args:
-        seconds: Limit of each child process.
-    """
+    """Run every check."""
     from pipelines.doctor.environment import DISTRIBUTIONS, Environment
     from pipelines.doctor.libraries import LIBRARY_CHECKS
     from pipelines.doctor.machine import MACHINE_CHECKS, SERVICE_CHECKS

@@ -70,7 +70,6 @@ def resolve(
     Args:
         path: A TOML file: ``preset = "..."`` and overrides.
         preset: Wins over the file's.
-        assignments: ``a.b=c`` overrides.
 
     Raises:
         ValueError: Names the file, key, value and what is allowed.

@@ -137,7 +137,6 @@ def with_candidates(
 
     Args:
         positions: Of the events that the queries end before, [U].
-        lists: Of every source, for the same queries.
     """
     queries = inputs.queries(positions, max_history=HOME.max_history)
     parts = []

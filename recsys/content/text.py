@@ -41,7 +41,6 @@ def item_text(
 
     Args:
         categories: From general to specific.
-        further: Any other text columns.
         max_chars: Longest result; MiniLM reads 256 word pieces, about 1000 characters.
 
     Returns:

@@ -37,7 +37,6 @@ class TransformerEncoder:
         Args:
             path: A Hugging Face folder (config.json and safetensors) or a GGUF file.
             max_tokens: Of a text; the rest is not read.
-            batch_size: Texts encoded at once.
             device: Such as "cpu" or "cuda"; None takes the GPU where there is one.
 
         Raises:

@@ -211,12 +211,7 @@ class Adapters:
     def used(
         self, domain: str | None, sources: Collection[str], *, ranked: bool = False
     ) -> str | None:
-        """Name the adapter that answered; None for the base.
-
-        Args:
-            sources: Which were queried.
-            ranked: Whether the ranker ordered the list.
-        """
+        """Name the adapter that answered; None for the base."""
         if domain is None:
             return None
         models = [self.retrievers[base] for base in self.retrievers if base in sources]
@@ -242,12 +237,7 @@ def models_of(bundle: Bundle) -> dict[BaseName, Model]:
 
 
 def load_adapters(served: Mapping[str, Path], models: Mapping[BaseName, Model]) -> Adapters:
-    """Load the published adapters into twins of a bundle's models; refuse those that do not fit.
-
-    Args:
-        served: By folder, from ``served_adapters``.
-        models: Of the bundle; they are not changed.
-    """
+    """Load the published adapters into twins of a bundle's models; refuse those that do not fit."""
     digests: dict[BaseName, str] = {}
     twins: dict[BaseName, Model] = {}
     loaded: dict[BaseName, dict[str, LoraAdapter]] = {}

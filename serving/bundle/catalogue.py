@@ -22,6 +22,7 @@ from serving.bundle.arrays import check_distinct, check_ragged, load_rows, load_
 
 Rows = NDArray[np.int64]
 FOLDER = "catalogue"
+TABLES = ("item_ids", "display_texts", "category_names")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +60,7 @@ class Catalogue:
     def load(cls, bundle: Path) -> Catalogue:
         folder = bundle / FOLDER
         return cls(
-            item_ids=load_strings(folder, "item_ids"),
-            display_texts=load_strings(folder, "display_texts"),
-            category_names=load_strings(folder, "category_names"),
+            **{name: load_strings(folder, name) for name in TABLES},
             category_values=load_rows(folder / "item_categories.values.npy"),
             category_offsets=load_rows(folder / "item_categories.offsets.npy"),
         )
@@ -69,9 +68,8 @@ class Catalogue:
     def save(self, bundle: Path) -> None:
         folder = bundle / FOLDER
         folder.mkdir()
-        write_string_table(folder, "item_ids", list(self.item_ids))
-        write_string_table(folder, "display_texts", list(self.display_texts))
-        write_string_table(folder, "category_names", list(self.category_names))
+        for name in TABLES:
+            write_string_table(folder, name, list(getattr(self, name)))
         np.save(folder / "item_categories.values.npy", np.asarray(self.category_values, np.int64))
         np.save(folder / "item_categories.offsets.npy", np.asarray(self.category_offsets, np.int64))
 

@@ -37,7 +37,6 @@ class ContentNeighbours:
         """Sort the IDs.
 
         Args:
-            content: Content embeddings, [N, F].
             num_released_rows: Item rows of the bundle; later ones were appended by deltas.
         """
         codes = semantic_ids.content_codes

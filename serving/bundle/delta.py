@@ -169,7 +169,6 @@ def write_delta(
         items: At least one, with ids that the parent does not have.
         content: Content embeddings of the new items, [R, F].
         item_vectors: TwoTower.item_vectors of the new items (item row 0), [R, D].
-        semantic_ids: IDs of the new items; None leaves them without.
 
     Returns:
         The delta's directory, ``bundle-<v>+<n>``.

@@ -114,7 +114,6 @@ def load_generation(
 
     Args:
         manifest: Of the bundle as it was released, before any delta.
-        semantic_ids: Of all item rows.
 
     Raises:
         ValueError: There are no semantic IDs, they are not those that the model speaks (both are

@@ -76,12 +76,9 @@ class Bundle:
 
 
 def load_bundle(path: Path) -> Bundle:
-    """Verify a bundle, or a delta with all it descends from, and load it.
+    """Verify ``bundle-<version>`` or ``current``, with all that a delta descends from, and load it.
 
     Every file's digest and every agreement of dimensions is checked before anything is used.
-
-    Args:
-        path: ``bundle-<version>``, or the ``current`` link.
 
     Raises:
         ValueError: Names the file or the two numbers that do not fit, and what to do.

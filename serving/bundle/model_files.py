@@ -60,9 +60,6 @@ def check_inputs(
 ) -> None:
     """Hold what a model was built to read, by its ``config.json``, against what the bundle has.
 
-    Args:
-        more: What else the model reads, by name.
-
     Raises:
         ValueError: Names the input and both values.
     """

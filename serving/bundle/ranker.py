@@ -149,7 +149,6 @@ class CandidateRanker:
         Args:
             timeout_ms: How long ranking may take; None is as long as it takes. Checked before the
                 network runs over the candidates, which takes about a millisecond.
-            adapted: A twin of the ranker with the adapters of some domains.
         """
         self._ranker, self._adapted = ranker, adapted
         self._prepared: tuple[Tensor, OneQueryFeatures] | None = None
@@ -170,7 +169,6 @@ class CandidateRanker:
         """Merge lists [1, k_s] and reorder their first places; the rest follows as it was.
 
         Args:
-            features: Of the query, as models read them.
             item_counts: Events of each item that models were fitted on.
             domain: Ranked by its adapter, by the base where it has none.
 

@@ -112,9 +112,6 @@ class ItemSemanticIds:
     def load(cls, bundle: Path, version: str | None = None) -> Self:
         """Read the IDs of a bundle's directory.
 
-        Args:
-            version: The one that is expected.
-
         Raises:
             ValueError: Names the file and what does not fit.
         """

@@ -77,8 +77,6 @@ def write_bundle(
         bundles_dir: Holds all versions and ``current``; made where it is missing.
         version: Letters, digits, dot, dash, underscore; never reused.
         metrics: Test metrics by model name, finite.
-        verdicts: Of the release gate.
-        config_digest: Of the run that made the parts.
 
     Raises:
         ValueError: The version exists or is not a name, or parts do not agree.

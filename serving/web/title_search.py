@@ -96,7 +96,6 @@ class TitleIndex:
 
         Args:
             query: As typed; empty lists the most popular items.
-            k: At most so many.
         """
         words = words_of(query)
         text = " ".join(words)
