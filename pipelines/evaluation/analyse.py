@@ -20,8 +20,9 @@ from torch import Tensor
 
 from pipelines.config.run import EvaluationConfig
 from pipelines.evaluation.analysis import ModelAnalysis, SplitAnalysis
-from pipelines.inputs.tensors import concatenated, ragged
+from pipelines.inputs.tensors import ragged
 from recsys.data.batch import Jagged
+from recsys.data.dataset import concatenated_ranges
 from recsys.data.item_mask import ItemMask
 from recsys.evaluation.beyond_accuracy import (
     average_popularity,
@@ -80,9 +81,9 @@ class Background:
         """Collect it from the features artefact."""
         sequences = inputs.sequences
         starts = np.asarray(sequences.offsets[:-1])
-        lengths = np.asarray(sequences.train_end) - starts
-        rows = np.asarray(sequences.item_rows)[concatenated(starts, lengths)]
-        histories = ragged(rows, lengths)
+        ends = np.asarray(sequences.train_end)
+        rows = np.asarray(sequences.item_rows)[concatenated_ranges(starts, ends)]
+        histories = ragged(rows, ends - starts)
         domains, domain_names = item_domains(features, inputs.sizes.num_item_rows)
         return cls(
             inputs=inputs,

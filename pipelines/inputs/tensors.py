@@ -13,7 +13,6 @@ from pipelines.config.run import RunConfig
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.data.held_out import HeldOut as HeldOut
-from recsys.data.held_out import concatenated as concatenated
 from recsys.data.held_out import ragged as ragged
 from recsys.fitting.inputs import GIVEN, ModelInputs
 from recsys.fitting.queries import RetrievalSettings

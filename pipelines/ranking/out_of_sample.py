@@ -16,7 +16,7 @@ import numpy as np
 
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.engine.stage import StageContext
-from pipelines.inputs.tensors import HeldOut, concatenated, ragged
+from pipelines.inputs.tensors import HeldOut, ragged
 from pipelines.training.fitters import baselines_of, sequence_fitter, two_tower_fitter
 from pipelines.training.refits import refit_of
 from pipelines.training.run import training_run
@@ -68,7 +68,7 @@ def queries_at(sequences: Sequences, positions: Rows) -> HeldOut:
     """Make one query for each position [P], whose event is the target."""
     users = sequences.users_of(positions)
     lengths = positions - sequences.offsets[users]
-    seen = concatenated(sequences.offsets[users], lengths)
+    seen = concatenated_ranges(sequences.offsets[users], positions)
     return HeldOut(
         positions=positions,
         targets=ragged(np.asarray(sequences.item_rows[positions]), np.ones_like(positions)),

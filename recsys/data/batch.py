@@ -20,6 +20,11 @@ from torch import Tensor
 from torch.nn import functional
 
 
+def offsets_of(lengths: Tensor) -> Tensor:
+    """Cut flat values into examples of the given lengths, [B] -> [B + 1]."""
+    return functional.pad(lengths.cumsum(0), (1, 0))
+
+
 class Jagged(NamedTuple):
     """The values of one feature for a batch of examples."""
 
@@ -57,11 +62,11 @@ class Jagged(NamedTuple):
     def take(self, examples: Tensor) -> Jagged:
         """Pick examples by number, in any order and as often as named, [R] -> R examples."""
         begin, lengths = self.offsets[examples], self.lengths()[examples]
-        ends = lengths.cumsum(0)
+        offsets = offsets_of(lengths)
         place = torch.arange(int(lengths.sum()), device=self.offsets.device)
-        source = place + torch.repeat_interleave(begin - (ends - lengths), lengths)
+        source = place + torch.repeat_interleave(begin - offsets[:-1], lengths)
         weights = None if self.weights is None else self.weights[source]
-        return Jagged(self.values[source], torch.cat([ends.new_zeros(1), ends]), weights)
+        return Jagged(self.values[source], offsets, weights)
 
     def to(self, device: torch.device | str) -> Jagged:
         weights = None if self.weights is None else self.weights.to(device, non_blocking=True)
@@ -74,9 +79,9 @@ class Jagged(NamedTuple):
     @classmethod
     def from_lists(cls, lists: Sequence[Sequence[int]]) -> Jagged:
         """Build from one list of ids per example."""
-        lengths = torch.tensor([0, *(len(values) for values in lists)])
+        lengths = torch.tensor([len(values) for values in lists], dtype=torch.int64)
         flat = [value for values in lists for value in values]
-        return cls(torch.tensor(flat, dtype=torch.int64), lengths.cumsum(0))
+        return cls(torch.tensor(flat, dtype=torch.int64), offsets_of(lengths))
 
     @classmethod
     def one_each(cls, values: Tensor) -> Jagged:
@@ -140,5 +145,4 @@ def latest(history: Jagged, limit: int) -> Jagged:
     from_end = history.offsets[1:][history.segments()] - torch.arange(
         len(history.values), device=history.values.device
     )
-    offsets = functional.pad(lengths.cumsum(0), (1, 0))
-    return Jagged(history.values[from_end <= limit], offsets)
+    return Jagged(history.values[from_end <= limit], offsets_of(lengths))

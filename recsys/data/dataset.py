@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import Jagged, JaggedBatch, offsets_of
 
 Rows = NDArray[np.int64]
 Split = Literal["train", "validation", "test", "all"]
@@ -143,10 +143,6 @@ class Sequences:
         """Return the label item of each position, [P] int64."""
         return torch.from_numpy(np.asarray(self.item_rows[positions]))
 
-    def label_times(self, positions: Rows) -> Tensor | None:
-        """Return each label's unix seconds, [P] int64, or None without times."""
-        return None if self.times is None else torch.from_numpy(np.asarray(self.times[positions]))
-
     def queries(
         self,
         positions: Rows,
@@ -168,17 +164,16 @@ class Sequences:
         """
         users = self.users_of(positions)  # [B]
         starts = np.maximum(self.offsets[users], positions - max_history)  # [B]
-        offsets = np.zeros(len(positions) + 1, np.int64)
-        np.cumsum(positions - starts, out=offsets[1:])
+        offsets = offsets_of(torch.from_numpy(positions - starts))
         places = concatenated_ranges(starts, positions)
         history = np.asarray(self.item_rows[places])
         features = {
-            "history": Jagged(torch.from_numpy(history), torch.from_numpy(offsets)),
+            "history": Jagged(torch.from_numpy(history), offsets),
             "user": Jagged.one_each(torch.from_numpy(users)),
         }
         if self.times is not None:
             times = np.asarray(self.times[places])
-            features["history.times"] = Jagged(torch.from_numpy(times), torch.from_numpy(offsets))
+            features["history.times"] = Jagged(torch.from_numpy(times), offsets)
         for name, values in (user_features or {}).items():
             features[f"user.{name}"] = _one_each(values, users)
         for name, values in self.context.items():

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from recsys.data.batch import Jagged
-from recsys.data.dataset import Rows, Sequences, Split
+from recsys.data.dataset import Rows, Sequences, Split, concatenated_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class HeldOut:
         )
         positions = labels[first]
         lengths = positions - sequences.offsets[users]
-        before = concatenated(sequences.offsets[users], lengths)
+        before = concatenated_ranges(sequences.offsets[users], positions)
         return cls(
             positions=positions,
             targets=ragged(np.asarray(sequences.item_rows[labels]), counts),
@@ -43,7 +43,7 @@ class HeldOut:
 
     def target_positions(self) -> Rows:
         """Say where each target stands; those of a query follow each other, [M]."""
-        return concatenated(self.positions, self.targets.lengths().numpy())
+        return concatenated_ranges(self.positions, self.positions + self.targets.lengths().numpy())
 
     def take(self, queries: Rows) -> HeldOut:
         """Pick queries by their place, [R]."""
@@ -70,13 +70,4 @@ class HeldOut:
 
 def ragged(values: Rows, lengths: Rows) -> Jagged:
     """Cut values into examples of the given lengths."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return Jagged(torch.from_numpy(values), torch.from_numpy(offsets))
-
-
-def concatenated(starts: Rows, lengths: Rows) -> Rows:
-    """Concatenate the ranges of so many integers from each start."""
-    before = np.cumsum(lengths) - lengths
-    rows: Rows = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
-    return rows
+    return Jagged(torch.from_numpy(values), torch.from_numpy(np.append(0, np.cumsum(lengths))))

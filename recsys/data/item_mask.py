@@ -34,24 +34,6 @@ class ItemMask:
     def none(cls, num_item_rows: int) -> ItemMask:
         return cls(np.zeros(num_item_rows, np.bool_))
 
-    @classmethod
-    def from_rows(cls, num_item_rows: int, rows: NDArray[np.int64] | list[int]) -> ItemMask:
-        """Allow exactly these rows.
-
-        Raises:
-            ValueError: If a row lies outside [0, num_item_rows).
-        """
-        index = np.asarray(rows, np.int64)
-        outside = index[(index < 0) | (index >= num_item_rows)]
-        if len(outside):
-            raise ValueError(
-                f"item row {outside[0]} is not in [0, {num_item_rows}); "
-                "were the rows taken from another bundle's vocabulary?"
-            )
-        allowed = np.zeros(num_item_rows, np.bool_)
-        allowed[index] = True
-        return cls(allowed)
-
     @property
     def num_item_rows(self) -> int:
         return len(self._allowed)

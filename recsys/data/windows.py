@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import Jagged, JaggedBatch, offsets_of
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 
 
@@ -54,12 +54,11 @@ def training_windows(
 
 def window_batch(sequences: Sequences, starts: Rows, ends: Rows) -> JaggedBatch:
     """Read windows as a batch, [B]: ``history``, and ``history.times`` where there are times."""
-    offsets = np.zeros(len(starts) + 1, np.int64)
-    np.cumsum(ends - starts, out=offsets[1:])
+    offsets = offsets_of(torch.from_numpy(ends - starts))
     places = concatenated_ranges(starts, ends)
 
     def feature(values: Rows) -> Jagged:
-        return Jagged(torch.from_numpy(np.asarray(values[places])), torch.from_numpy(offsets))
+        return Jagged(torch.from_numpy(np.asarray(values[places])), offsets)
 
     features = {"history": feature(sequences.item_rows)}
     if sequences.times is not None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize
 
-from recsys.data.batch import Jagged
+from recsys.data.batch import Jagged, offsets_of
 from recsys.data.item_mask import ItemMask
 
 _MAX_CELLS = 1 << 22
@@ -165,7 +165,7 @@ def category_diversity(lists: Tensor, k: int, categories: Jagged, num_categories
 def listed_items(lists: Tensor, k: int) -> Jagged:
     """First k items of each list without the padding of short ones, U ragged item rows."""
     shown = _first(lists, k)
-    return Jagged(shown[shown > 0], _offsets((shown > 0).sum(1)))
+    return Jagged(shown[shown > 0], offsets_of((shown > 0).sum(1)))
 
 
 def category_totals(
@@ -180,7 +180,7 @@ def category_totals(
     """
     lengths = categories.lengths()[items.values]  # [M], categories of each listed item
     owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)  # [P]
-    place = torch.arange(len(owner)) - _offsets(lengths)[:-1][owner]
+    place = torch.arange(len(owner)) - offsets_of(lengths)[:-1][owner]
     found = categories.values[categories.offsets[:-1][items.values[owner]] + place]  # [P]
     totals = torch.zeros(items.batch_size * num_categories, dtype=torch.float64)
     cells = items.segments()[owner] * num_categories + found
@@ -214,7 +214,3 @@ def _mean_distance(total: Tensor, squares: Tensor, num_items: Tensor) -> Tensor:
     cosines = (total**2).sum(1) - squares  # over ordered pairs of different items
     distance = 1 - cosines / (num_items * (num_items - 1))
     return distance.masked_fill(num_items < 2, torch.nan)
-
-
-def _offsets(lengths: Tensor) -> Tensor:
-    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])

@@ -75,15 +75,6 @@ def expected_calibration_error(curve: ReliabilityCurve) -> float:
     return float((gaps * curve.counts).sum() / curve.counts.sum())
 
 
-def brier_score(probabilities: Tensor, labels: Tensor) -> float:
-    """Mean squared distance of probability and outcome (Brier, 1950); 0 is perfect, 1 worst.
-
-    Always predicting the base rate b scores b (1 - b), so that is the number to beat.
-    """
-    probabilities, labels = _checked(probabilities, labels)
-    return float(((probabilities - labels) ** 2).mean())
-
-
 def category_shares(items: Jagged, categories: Jagged, num_categories: int) -> Tensor:
     """Mix of categories among each user's items, [U, C]; rows sum to 1.
 

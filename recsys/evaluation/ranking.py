@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import Jagged, JaggedBatch, offsets_of
 from recsys.data.top_k import TopK, select_top_k
 
 UNRANKED = 0
@@ -269,8 +269,7 @@ def joined_results(parts: Sequence[RankingResult], config: RankingConfig) -> Ran
 
 def _joined(parts: Sequence[Jagged]) -> Jagged:
     lengths = torch.cat([part.lengths() for part in parts])
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    return Jagged(torch.cat([part.values for part in parts]), offsets)
+    return Jagged(torch.cat([part.values for part in parts]), offsets_of(lengths))
 
 
 def mean_metrics(ranks: Jagged, config: RankingConfig) -> dict[str, float]:
@@ -351,8 +350,7 @@ def distinct_targets(targets: Jagged) -> Jagged:
     first.scatter_reduce_(0, group, torch.arange(len(pairs)), reduce="amin")
     kept = torch.zeros(len(pairs), dtype=torch.bool)
     kept[first[first < len(pairs)]] = True
-    ends = torch.cat([torch.zeros(1, dtype=torch.int64), kept.long().cumsum(0)])
-    return Jagged(targets.values[kept], ends[targets.offsets])
+    return Jagged(targets.values[kept], offsets_of(kept.long())[targets.offsets])
 
 
 def _check_covered(num_queries: int, targets: Jagged, exclude: Jagged | None) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from recsys.data.batch import Jagged
+from recsys.data.batch import Jagged, offsets_of
 from recsys.evaluation.bootstrap import BootstrapConfig, Interval, bootstrap_intervals
 from recsys.evaluation.ranking import per_user_metric
 
@@ -221,8 +221,7 @@ def slice_metrics(
         users = (lengths > 0).nonzero().squeeze(1)
         values: dict[str, Interval] = {}
         if num_targets:
-            ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths[users].cumsum(0)])
-            kept = Jagged(ranks.values[part.targets], ends)
+            kept = Jagged(ranks.values[part.targets], offsets_of(lengths[users]))
             values = bootstrap_intervals(
                 {name: per_user_metric(kept, name) for name in metrics}, config
             )

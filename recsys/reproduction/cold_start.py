@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys.data.batch import Jagged
+from recsys.data.batch import Jagged, offsets_of
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries
@@ -228,5 +228,4 @@ def with_best_warm(cold: Tensor, lists: Tensor, num_warm: int) -> Jagged:
     """
     is_warm = (lists > 0) & ~cold[lists.clamp(min=0)]
     kept = is_warm & (is_warm.long().cumsum(1) <= num_warm)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), kept.sum(1).cumsum(0)])
-    return Jagged(lists[kept], offsets)
+    return Jagged(lists[kept], offsets_of(kept.sum(1)))

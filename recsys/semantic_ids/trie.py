@@ -362,8 +362,3 @@ class Trie:
             num_item_rows=description["num_item_rows"],
             version=description["version"],
         )
-
-
-def additive(mask: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Convert a mask to an additive mask of logits: 0 where allowed, else -inf."""
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)

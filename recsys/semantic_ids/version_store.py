@@ -10,7 +10,7 @@ A version is written beside its place, forced to disk and renamed: a kill leaves
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +139,6 @@ class VersionStore:
             )
         return wanted
 
-    def load_delta(self, version: str | None = None) -> Delta:
-        """Read what changed from a version's parent.
-
-        Raises:
-            ValueError: There is none: the parent was not here when it was published.
-        """
-        return Delta.load(self.path_of(version))
-
     def rollback(self, version: str | None = None) -> str:
         """Make an earlier version current: the one before, or the one named.
 
@@ -163,14 +155,6 @@ class VersionStore:
         self.load(history[-1])
         self._set_history(history)
         return history[-1]
-
-    def lineage(self, version: str | None = None) -> Iterator[SemanticIds]:
-        """Walk from a version to its oldest ancestor that is here."""
-        wanted: str | None = self._known(version)
-        while wanted is not None and self._place(wanted).exists():
-            ids = self.load(wanted)
-            yield ids
-            wanted = ids.parent
 
     def retired_codes(self, version: str | None = None) -> Tensor:
         """Collect IDs that ancestors had and a version has not; they are never reused.

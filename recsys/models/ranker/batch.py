@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import Jagged, JaggedBatch, offsets_of
 from recsys.models.ranker.config import RankerInputs
 
 
@@ -52,9 +52,7 @@ class Candidates(NamedTuple):
     def batch(self, queries: JaggedBatch) -> RankingBatch:
         """Give a ranker these queries with all their candidates."""
         present = self.present
-        counts = present.sum(1)
-        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        candidates = Jagged(self.item_rows[present], offsets)
+        candidates = Jagged(self.item_rows[present], offsets_of(present.sum(1)))
         return RankingBatch(queries, candidates, None, self.features[present])
 
 

@@ -5,7 +5,6 @@ import torch
 
 from recsys.data.batch import Jagged
 from recsys.evaluation.calibration import (
-    brier_score,
     category_shares,
     expected_calibration_error,
     list_miscalibration,
@@ -26,7 +25,6 @@ def test_calibration_error_of_four_predictions_by_hand():
     assert curve.observed.tolist() == [0.5, 1]
     assert curve.counts.tolist() == [2, 2]
     assert expected_calibration_error(curve) == pytest.approx((0.35 + 0.15) / 2)
-    assert brier_score(probabilities, labels) == pytest.approx((0.01 + 0.64 + 0.01 + 0.04) / 4)
 
 
 @pytest.mark.parametrize("equal_counts", [False, True])
@@ -64,7 +62,7 @@ def test_equal_counts_keep_equal_predictions_together():
 )
 def test_what_is_no_probability_or_label_is_refused(probabilities, labels, message):
     with pytest.raises(ValueError, match=message):
-        brier_score(torch.tensor(probabilities), torch.tensor(labels))
+        reliability_curve(torch.tensor(probabilities), torch.tensor(labels))
 
 
 def test_an_item_splits_its_weight_over_its_categories():

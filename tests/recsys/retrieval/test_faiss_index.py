@@ -85,7 +85,7 @@ def test_a_mask_far_from_the_query_still_fills_the_list(kind):
     index = index_of(kind, masked_exact_max_rows=1)
     query = QUERIES[:1]
     farthest = (query @ ITEMS.T).squeeze(0).argsort()[:200]
-    mask = ItemMask.from_rows(NUM_ROWS, farthest.numpy())
+    mask = ItemMask(np.isin(np.arange(NUM_ROWS), farthest.numpy()))
     found = index.search(query, 30, mask)
     assert (found.item_rows > 0).all()
     assert mask.allows(found.item_rows.numpy()).all()
@@ -95,7 +95,7 @@ def test_a_mask_far_from_the_query_still_fills_the_list(kind):
 @pytest.mark.parametrize("exact_below", [0, 10])
 def test_lists_longer_than_what_is_allowed_are_padded(kind, exact_below):
     index = index_of(kind, masked_exact_max_rows=exact_below)
-    found = index.search(QUERIES[:2], 5, ItemMask.from_rows(NUM_ROWS, [7, 9]))
+    found = index.search(QUERIES[:2], 5, ItemMask(np.isin(np.arange(NUM_ROWS), [7, 9])))
     assert [sorted(rows) for rows in found.item_rows[:, :2].tolist()] == [[7, 9]] * 2
     assert (found.item_rows[:, 2:] == -1).all()
     assert (found.scores[:, 2:] == -torch.inf).all()

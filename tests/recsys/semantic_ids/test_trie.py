@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from recsys.data.item_mask import ItemMask
 from recsys.semantic_ids import trie_tables
 from recsys.semantic_ids.codes import SemanticIds
-from recsys.semantic_ids.trie import DEAD, Trie, additive
+from recsys.semantic_ids.trie import DEAD, Trie
 
 Catalogue = tuple[tuple[int, ...], list[tuple[int, ...]], list[int]]
 
@@ -96,8 +96,8 @@ def test_states_end_at_the_item_and_dead_ones_at_the_padding() -> None:
     trie = Trie.build(codes, (4, 4, 4), item_rows=torch.tensor([5, 9, 2]))
     states = trie.walk(torch.tensor([[0, 1, 2], [0, 1, 1], [3, 3, 3], [0, 1, 0]]))
     assert trie.item_rows(states).tolist() == [5, 0, 2, 9]
-    logits = additive(trie.mask(trie.walk(torch.tensor([[0, 1]])), 2))
-    assert logits.tolist() == [[0.0, -torch.inf, 0.0, -torch.inf]]
+    allowed = trie.mask(trie.walk(torch.tensor([[0, 1]])), 2)
+    assert allowed.tolist() == [[True, False, True, False]]
 
 
 def test_everything_forbidden_leaves_nothing_at_any_level() -> None:
