@@ -6,7 +6,6 @@ import time
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,18 +30,9 @@ USED_NEXT = "the next recsys run uses it"
 app = typer.Typer(cls=PlainErrors, no_args_is_help=True, rich_markup_mode="rich")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpenRun:
-    """A run's catalogue and the published versions of its semantic IDs."""
-
-    config: RunConfig
-    store: SemanticIdStore
-    content: Content
-
-
 @contextmanager
-def opened(config: RunConfig, *, fits: bool = False) -> Iterator[OpenRun]:
-    """Read a workspace's catalogue and content embeddings, under the workspace's lock.
+def opened(config: RunConfig, *, fits: bool = False) -> Iterator[tuple[Content, SemanticIdStore]]:
+    """Read the catalogue's content and the published versions, under the workspace's lock.
 
     Args:
         fits: Whether a quantiser is fitted, which may need the sequence model.
@@ -65,7 +55,7 @@ def opened(config: RunConfig, *, fits: bool = False) -> Iterator[OpenRun]:
             trained = workspace.stage("train_sequence")
         places = (workspace.stage("build_features"), workspace.stage("embed_items"))
         content = read_content(*places, config, trained)
-        yield OpenRun(config=config, store=store_of(config), content=content)
+        yield content, store_of(config)
 
 
 def check_made(workspace: Workspace, stage: str, what: str) -> None:
@@ -115,8 +105,9 @@ def kept_table(kept: KeptShares, before: KeptShares | None = None) -> Table:
     return table
 
 
-def report_version(version: str, what: str, seconds: float) -> None:
-    """Print which version became current."""
+def report_version(version: str, what: str, begin: float) -> None:
+    """Print which version became current since ``begin`` of the performance counter."""
+    seconds = time.perf_counter() - begin
     line = f"version {version[:SHORT]}: {what}; {seconds:.1f} s; {USED_NEXT}"
     out.print(line, markup=False, soft_wrap=True)
 
@@ -139,21 +130,18 @@ def train(
     from pipelines.semantic_ids.versions import refit_ids
 
     begin = time.perf_counter()
-    with opened(config, fits=True) as run:
-        if not run.content.is_known().any():
+    with opened(config, fits=True) as (content, store):
+        if not content.is_known().any():
             raise ValueError(
                 "no item has content to make an ID from: give the catalogue texts "
                 "(content.text_columns), or set a content.encoder other than none"
             )
         table = plain(config.semantic_ids)
-        made = refit_ids(
-            run.content, run.store, config.semantic_ids, table, seed=config.seed, cold=cold
-        )
-        run.store.publish(made.ids, made.quantizer, made.item_ids, made.origin)
+        made = refit_ids(content, store, config.semantic_ids, table, seed=config.seed, cold=cold)
+        store.publish(made.ids, made.quantizer, made.item_ids, made.origin)
     levels = " x ".join(map(str, made.ids.level_sizes))
-    seconds = time.perf_counter() - begin
     report_version(
-        made.ids.version, f"{made.how}, {made.num_with_id:,} items, levels {levels}", seconds
+        made.ids.version, f"{made.how}, {made.num_with_id:,} items, levels {levels}", begin
     )
     if made.kept is not None:
         out.print(kept_table(made.kept))
@@ -175,17 +163,17 @@ def append(config: RunConfig) -> None:
     from pipelines.semantic_ids.versions import append_new
 
     begin = time.perf_counter()
-    with opened(config) as run:
+    with opened(config) as (content, _):
         store = store_with_versions(config)
         previous = store.previous()
         assert previous is not None
-        encoders = [previous.origin.get("encoder"), run.content.encoder]
+        encoders = [previous.origin.get("encoder"), content.encoder]
         if encoders[0] != encoders[1]:
             raise ValueError(
                 f"the published IDs were made from the vectors of encoder {encoders[0]}, this "
                 f"catalogue was encoded by {encoders[1]}; fit again with recsys ids train"
             )
-        made = append_new(run.content, store, previous)
+        made = append_new(content, store, previous)
         if made.how == "appended":
             store.publish(made.ids, made.quantizer, made.item_ids, made.origin)
     if made.how == "kept":
@@ -194,8 +182,7 @@ def append(config: RunConfig) -> None:
             f"version {made.ids.version[:SHORT]}"
         )
     else:
-        seconds = time.perf_counter() - begin
-        report_version(made.ids.version, f"{made.num_new:,} new, no published ID moved", seconds)
+        report_version(made.ids.version, f"{made.num_new:,} new, no published ID moved", begin)
 
 
 @app.command()
@@ -221,8 +208,7 @@ def align(
     assert published is not None
     made = align_versions(published.ids, published.quantizer, target)
     store.publish(made.ids, made.quantizer, store.item_ids, published.origin, after=current)
-    seconds = time.perf_counter() - begin
-    report_version(made.ids.version, f"aligned to {target.version[:SHORT]}", seconds)
+    report_version(made.ids.version, f"aligned to {target.version[:SHORT]}", begin)
     out.print(kept_table(made.kept, made.before))
 
 
@@ -281,9 +267,7 @@ def rollback(
     store = store_with_versions(config)
     before, begin = store.current(), time.perf_counter()
     now = store.rollback(None if version is None else store.named(version))
-    report_version(
-        now, f"current again (before: {str(before)[:SHORT]})", time.perf_counter() - begin
-    )
+    report_version(now, f"current again (before: {str(before)[:SHORT]})", begin)
 
 
 @app.command()
@@ -305,8 +289,8 @@ def report(
     from pipelines.reports.semantic_ids.data import reported_version
     from pipelines.reports.semantic_ids.page import write_semantic_id_report
 
-    with opened(config) as run:
-        reported = reported_version(run.content, run.store, config, previous)
+    with opened(config) as (content, store):
+        reported = reported_version(content, store, config, previous)
         path = html or config.workspace / "semantic_ids.html"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_semantic_id_report(reported, path)

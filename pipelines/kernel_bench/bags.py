@@ -72,18 +72,18 @@ class BagCase:
         }
         return torch.cat(list(self.updates.pool(values, None).values()), dim=1)
 
-    def lookups(self, batches: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Call]:
-        def look(ids: Tensor, offsets: Tensor) -> Tensor:
-            with torch.no_grad():
-                return self.look_up(ids, offsets)
+    def calls(
+        self, batches: Sequence[tuple[Tensor, Tensor, Tensor]], *, backward: bool
+    ) -> list[Call]:
+        """List a call of each batch: the look-up alone, or with its backward and update."""
 
-        return [partial(look, ids, offsets) for ids, offsets, _ in batches]
+        def call(ids: Tensor, offsets: Tensor, grad: Tensor) -> None:
+            with torch.set_grad_enabled(backward):
+                found = self.look_up(ids, offsets)
+            if backward:
+                found.backward(grad)  # type: ignore[no-untyped-call]
 
-    def steps(self, batches: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Call]:
-        def step(ids: Tensor, offsets: Tensor, grad: Tensor) -> None:
-            self.look_up(ids, offsets).backward(grad)  # type: ignore[no-untyped-call]
-
-        return [partial(step, *batch) for batch in batches]
+        return [partial(call, *batch) for batch in batches]
 
 
 def bag_batches(bags: Bags, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -109,19 +109,13 @@ def prepare_bags(sizes: tuple[int, ...], device: torch.device, *, backward: bool
     if find_spec("fbgemm_gpu") and bags.dim % 4 == 0:
         kinds["FBGEMM"] = FbgemmRowUpdates
     cases = {name: BagCase(bags, kind, device) for name, kind in kinds.items()}
-    calls = {
-        name: case.steps(batches) if backward else case.lookups(batches)
-        for name, case in cases.items()
-    }
+    calls = {name: case.calls(batches, backward=backward) for name, case in cases.items()}
 
     def error() -> float:
-        ours, truth = (
-            BagCase(bags, KernelRowUpdates, device),
-            BagCase(bags, TorchRowUpdates, device),
-        )
+        ours, truth = (BagCase(bags, kinds[name], device) for name in ("ours", "torch"))
         if backward:
             for case in (ours, truth):
-                case.steps(batches)[0]()
+                case.calls(batches, backward=True)[0]()
         ids, offsets, _ = batches[0]
         with torch.no_grad():
             return distance(ours.look_up(ids, offsets), truth.look_up(ids, offsets))

@@ -19,9 +19,6 @@ from pipelines.reports.figure import Figure, percent, ranged, share_figure, writ
 from pipelines.reports.report_data import SPLITS, ReportData
 from pipelines.reports.summary import best_model, comparisons
 from pipelines.reports.wording import (
-    SPLITS as SPLIT_NAMES,
-)
-from pipelines.reports.wording import (
     TIE_ORDERS,
     group_meaning,
     group_title,
@@ -119,7 +116,7 @@ def overview(data: ReportData) -> Figure:
             "Lines are 95% intervals.",
             f"{name} with its interval for each model on test and on validation.",
         ),
-        {SPLIT_NAMES[split]: (colors[split], split, data.order) for split in SPLITS},
+        {split: (colors[split], split, data.order) for split in SPLITS},
         "split",
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,6 @@ from pipelines.reports.summary import (
 )
 
 STATIC = Path(__file__).parent / "static"
-TEMPLATE = "report.html.jinja"
 MAX_METRICS = 5
 """Columns of the table with intervals."""
 
@@ -78,8 +77,7 @@ def trusted(name: str) -> Markup:
 def script_of_vega() -> Markup:
     """Return Vega as text that cannot end its script element."""
     # A slash that a string or a regular expression escapes means the same slash.
-    text = re.sub("</(script)", r"<\\/\1", drawing_script(), flags=re.IGNORECASE)
-    return Markup(text)
+    return Markup(re.sub("</(script)", r"<\\/\1", drawing_script(), flags=re.IGNORECASE))
 
 
 def heading_of(example: Example, models: tuple[str, ...]) -> str:
@@ -89,11 +87,6 @@ def heading_of(example: Example, models: tuple[str, ...]) -> str:
     if not example.found_by:
         return "No model finds it" if len(models) > 1 else "The model does not find it"
     return f"Only {wording.model_label(example.found_by[0])} finds it"
-
-
-def pair_table(data: ReportData) -> dict[tuple[str, str], Any]:
-    """Look up pairs of models by name."""
-    return {(pair.model, pair.other): pair for pair in data.wins.pairs}
 
 
 def best_of(data: ReportData, split: str) -> dict[str, str]:
@@ -149,7 +142,7 @@ def measures_of(data: ReportData) -> list[str]:
     return sorted(every, key=lambda name: (place.get(name, len(known)), name))
 
 
-def figures_of(data: ReportData) -> Mapping[str, Any]:
+def figures_of(data: ReportData) -> Mapping[str, list[Figure]]:
     """Draw every figure of the page, by section."""
     return {
         "overview": [overview(data), *filter(None, [cutoffs(data)])],
@@ -189,36 +182,44 @@ def environment() -> Environment:
     return found
 
 
-def report_html(data: ReportData) -> str:
-    """Write the report."""
-    figures = figures_of(data)
-    drawn: list[Figure] = [figure for part in figures.values() for figure in part]
+def rendered(template: str, figures: Mapping[str, Sequence[Figure]], **names: object) -> str:
+    """Render a template with its figures, by section, and what every page embeds."""
+    specs = {figure.key: figure.spec for section in figures.values() for figure in section}
     return (
         environment()
-        .get_template(TEMPLATE)
+        .get_template(template)
         .render(
-            data=data,
-            splits=SPLITS,
-            wording=wording,
-            headline=headline(data),
-            protocol=protocol(data),
-            notices=notices(data),
-            lost=lost_rows(data),
-            span=time_span(data),
-            ranked=ranked_models(data),
-            shown=shown_metrics(data),
-            every_metric=in_order(data.metrics[data.order]["test"][data.models[0]], data.primary),
-            best={split: best_of(data, split) for split in SPLITS},
-            colors=model_colors(data),
-            measures=measures_of(data),
-            tests=comparisons(data),
-            winners=winners_summary(data),
-            pairs=pair_table(data),
-            heading_of=heading_of,
             figures=figures,
             css=trusted("report.css"),
             script=trusted("report.js"),
             vega=script_of_vega(),
-            specs=for_script({figure.key: figure.spec for figure in drawn}),
+            specs=for_script(specs),
+            **names,
         )
+    )
+
+
+def report_html(data: ReportData) -> str:
+    """Write the report."""
+    return rendered(
+        "report.html.jinja",
+        figures_of(data),
+        data=data,
+        splits=SPLITS,
+        wording=wording,
+        headline=headline(data),
+        protocol=protocol(data),
+        notices=notices(data),
+        lost=lost_rows(data),
+        span=time_span(data),
+        ranked=ranked_models(data),
+        shown=shown_metrics(data),
+        every_metric=in_order(data.metrics[data.order]["test"][data.models[0]], data.primary),
+        best={split: best_of(data, split) for split in SPLITS},
+        colors=model_colors(data),
+        measures=measures_of(data),
+        tests=comparisons(data),
+        winners=winners_summary(data),
+        pairs={(pair.model, pair.other): pair for pair in data.wins.pairs},
+        heading_of=heading_of,
     )

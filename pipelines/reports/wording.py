@@ -74,6 +74,7 @@ BEYOND_ACCURACY = {
         "distance between the category mix of a list and of the user's history; 0: the same",
     ),
 }
+MEASURES = METRICS | BEYOND_ACCURACY
 SLICE_GROUPS = {
     "item_popularity": (
         "By item popularity",
@@ -98,7 +99,6 @@ TIE_ORDERS = {
     "given": "as in the file",
     "shuffled": "shuffled",
 }
-SPLITS = {"validation": "validation", "test": "test"}
 
 
 def model_label(model: str) -> str:
@@ -113,27 +113,15 @@ def parted(metric: str) -> tuple[str, str]:
 
 
 def metric_label(metric: str) -> str:
-    """Label a metric."""
+    """Label a metric or a beyond-accuracy measure."""
     name, k = parted(metric)
-    return METRICS[name][0].format(k=k) if name in METRICS else metric
+    return MEASURES[name][0].format(k=k) if name in MEASURES else metric
 
 
 def metric_meaning(metric: str) -> str:
-    """Explain a metric in a line; "" where it is not listed."""
+    """Explain a metric or a beyond-accuracy measure in a line; "" where it is not listed."""
     name, k = parted(metric)
-    return METRICS[name][1].format(k=k) if name in METRICS else ""
-
-
-def beyond_label(measure: str) -> str:
-    """Label a beyond-accuracy measure."""
-    name, _ = parted(measure)
-    return BEYOND_ACCURACY[name][0] if name in BEYOND_ACCURACY else measure
-
-
-def beyond_meaning(measure: str) -> str:
-    """Explain a beyond-accuracy measure in a line."""
-    name, k = parted(measure)
-    return BEYOND_ACCURACY[name][1].format(k=k) if name in BEYOND_ACCURACY else ""
+    return MEASURES[name][1].format(k=k) if name in MEASURES else ""
 
 
 def group_title(group: str) -> str:

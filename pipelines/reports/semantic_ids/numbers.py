@@ -6,7 +6,7 @@ Axes: N item rows (row 0 is padding), I id rows (row 0 is none), L levels.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -107,10 +107,6 @@ class SemanticIdReport:
     def is_of_behaviour(self) -> bool:
         """Whether the codes come from behaviour, so that content alone gives others."""
         return self.settings.get("source") == "sequence"
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return asdict(self)
 
 
 def group_shares(sizes: Iterable[tuple[int, int]]) -> dict[str, float]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from pipelines.engine.artifacts import to_json
 from pipelines.reports.figure import Figure
-from pipelines.reports.page import environment, for_script, script_of_vega, trusted
+from pipelines.reports.page import rendered
 from pipelines.reports.semantic_ids.data import ReportedIds
 from pipelines.reports.semantic_ids.figures import (
     collision_figure,
@@ -31,7 +32,6 @@ from pipelines.reports.semantic_ids.summary import (
     notices,
 )
 
-TEMPLATE = "semantic_ids.html.jinja"
 ENDING = ".html"
 KINDS = {"popular": "popular", "tail": "of the tail", "spread": "one of many"}
 
@@ -59,31 +59,22 @@ def parted_id(semantic_id: str, num_shared: int) -> tuple[str, str]:
 
 def semantic_ids_html(report: SemanticIdReport) -> str:
     """Write the page."""
-    figures = figures_of(report)
-    drawn = [figure for part in figures.values() for figure in part]
-    return (
-        environment()
-        .get_template(TEMPLATE)
-        .render(
-            report=report,
-            answer=answer(report),
-            notices=notices(report),
-            drift_text=drift_text(report),
-            levels=content_levels(report),
-            levels_text=levels_text,
-            prefix_name=prefix_name,
-            parted_id=parted_id,
-            method=METHODS.get(report.method, report.method),
-            how=HOW.get(report.how, report.how),
-            kinds=KINDS,
-            short=SHORT,
-            settings=to_json(dict(report.settings)),
-            figures=figures,
-            css=trusted("report.css"),
-            script=trusted("report.js"),
-            vega=script_of_vega(),
-            specs=for_script({figure.key: figure.spec for figure in drawn}),
-        )
+    return rendered(
+        "semantic_ids.html.jinja",
+        figures_of(report),
+        report=report,
+        answer=answer(report),
+        notices=notices(report),
+        drift_text=drift_text(report),
+        levels=content_levels(report),
+        levels_text=levels_text,
+        prefix_name=prefix_name,
+        parted_id=parted_id,
+        method=METHODS.get(report.method, report.method),
+        how=HOW.get(report.how, report.how),
+        kinds=KINDS,
+        short=SHORT,
+        settings=to_json(dict(report.settings)),
     )
 
 
@@ -102,5 +93,5 @@ def write_semantic_id_report(reported: ReportedIds, html: Path) -> Path:
     report = numbers_of(reported)
     numbers = html.with_suffix(".json")
     html.write_text(semantic_ids_html(report), encoding="utf-8")
-    numbers.write_text(to_json(report.as_json()), encoding="utf-8")
+    numbers.write_text(to_json(asdict(report)), encoding="utf-8")
     return numbers
