@@ -217,6 +217,11 @@ class RunConfig:
                 'semantic_ids.source = "sequence" needs a sequence model: set '
                 'sequence_training.enabled = true, or semantic_ids.source = "content"'
             )
+        if self.sequence.trained_apart and self.sequence_training.refit_epochs is not None:
+            raise ValueError(
+                "sequence_training.refit_epochs continues one training, and members that are "
+                "trained apart have several; leave it out, or set sequence.trained_apart = false"
+            )
         if self.generation_is_taught() and not self.sequence_training.enabled:
             raise ValueError(
                 'generative_training.teaching.share > 0 or generative.items = "codes_vectors" '

@@ -1,7 +1,8 @@
 """Stage refit: fit the models that are released on everything, held-out events included.
 
 Trained models have no validation left to stop by, so each takes the number of passes that was best
-on validation, with the learning-rate schedule of that run.
+on validation, with the learning-rate schedule of that run; or, where ``refit_epochs`` is set, its
+trained weights are continued for so many passes over all events.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def refit_model(context: StageContext, inputs: ModelInputs, fitter: ModelFitter)
         checkpoint_dir=context.checkpoints / name,
         curve_file=context.checkpoints / f"{name}.jsonl",
     ) as (run, curve):
-        fitted = fitter.fit(inputs, run, refit_of(trained, fitter, inputs), "all")
+        fitted = fitter.fit(
+            inputs, run, refit_of(trained, fitter, inputs, may_continue=True), "all"
+        )
     save_model(fitted.model, context.output, name)
     folder = context.output / "trainings" / name
     folder.mkdir(parents=True)

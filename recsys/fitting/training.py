@@ -5,7 +5,7 @@ Axes: none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -23,6 +23,8 @@ from recsys.training.progress import Progress, SilentProgress, SilentTracker, Tr
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 CPU = torch.device("cpu")
+ITEM_COUNTS = "item_counts"
+"""Buffer of events by item, which grows with what a model is fitted on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ class Refit:
     """Steps that validation chose."""
     num_examples: int
     """Examples of the training for which it chose them."""
+    weights: Mapping[str, Tensor] | None = None
+    """Weights that are trained on for ``TrainingConfig.refit_epochs``; None starts anew."""
 
 
 StopBy = EvaluationQueries | Refit
@@ -87,6 +91,22 @@ def run_training(
     )
 
 
+def load_trained(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load trained weights into a model of the same settings, which keeps its counts of items.
+
+    Raises:
+        ValueError: The weights are of another model.
+    """
+    trained = {name: value for name, value in weights.items() if not name.endswith(ITEM_COUNTS)}
+    own = {name for name in model.state_dict() if not name.endswith(ITEM_COUNTS)}
+    if own != trained.keys():
+        raise ValueError(
+            f"the trained weights lack {sorted(own - trained.keys())} and have "
+            f"{sorted(trained.keys() - own)} besides; train the model again before the refit"
+        )
+    model.load_state_dict(trained, strict=False)
+
+
 def fit_retriever(
     model: nn.Module,
     source: Source,
@@ -107,6 +127,10 @@ def fit_retriever(
         run: Where it runs.
         stop_by: What ends it.
     """
+    if isinstance(stop_by, Refit) and stop_by.weights is not None:
+        load_trained(model, stop_by.weights)
+        config = training.for_continued_refit(num_examples)
+        return run_training(model, loss_at, training, config, run, None)
     if isinstance(stop_by, Refit):
         examples = (stop_by.num_examples, num_examples)
         config = training.for_refit(stop_by.best_step, examples)

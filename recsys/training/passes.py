@@ -6,11 +6,14 @@ What a data set's size does not decide stands here, so one setting serves any si
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from recsys.training.loop import TrainConfig
 from recsys.training.optim import AdamWConfig, ScheduleConfig
+
+REFIT_WARMUP_SHARE = 0.1
+"""Least share of a continued refit's steps in which the rate rises: the optimizer starts anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,11 @@ class TrainingConfig:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     device: str = "auto"
     """``auto`` takes a GPU where there is one; or ``cpu``, ``cuda``, ``cuda:1``."""
+    refit_epochs: float | None = None
+    """Passes over all events in which a refit continues the trained weights; None trains again
+    from the start, for as many passes as validation chose."""
+    refit_rate: float = 0.5
+    """Peak of a continued refit's learning rate, as a share of the schedule's."""
     checkpoint_seconds: float = 60.0
     """Time between the states that a killed run resumes from."""
 
@@ -42,6 +50,10 @@ class TrainingConfig:
         for name in ("batch_size", "max_epochs", "epochs_per_evaluation", "validation_users"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        if self.refit_epochs is not None and self.refit_epochs <= 0:
+            raise ValueError(f"refit_epochs must be > 0 or left out, got {self.refit_epochs}")
+        if self.refit_rate <= 0:
+            raise ValueError(f"refit_rate must be > 0, got {self.refit_rate}")
         if not 0 <= self.warmup_share < 1:
             raise ValueError(f"warmup_share must be in [0, 1), got {self.warmup_share}")
 
@@ -65,6 +77,18 @@ class TrainingConfig:
         num_steps = max(1, round(best_step * growth))
         whole = self.for_examples(before).num_steps
         return self.for_steps(num_steps, num_steps, decay_steps=max(1, round(whole * growth)))
+
+    def for_continued_refit(self, num_examples: int) -> TrainConfig:
+        """Describe ``refit_epochs`` more passes of trained weights over so many examples."""
+        assert self.refit_epochs is not None, "without refit_epochs a refit starts anew"
+        rate = self.refit_rate * self.schedule.learning_rate
+        shorter = replace(
+            self,
+            max_epochs=self.refit_epochs,
+            warmup_share=max(self.warmup_share, REFIT_WARMUP_SHARE),
+            schedule=replace(self.schedule, learning_rate=rate),
+        )
+        return shorter.for_examples(num_examples)
 
     def for_steps(
         self, num_steps: int, eval_every: int, decay_steps: int | None = None

@@ -1,3 +1,5 @@
+import pytest
+
 from recsys.training.optim import lr_at
 from recsys.training.passes import TrainingConfig
 
@@ -12,3 +14,17 @@ def test_a_refit_takes_the_chosen_passes_along_the_schedule_of_before():
     rates = [lr_at(step, again.schedule, again.num_steps) for step in (15, 30, 60)]
     same = [lr_at(step, before.schedule, before.num_steps) for step in (10, 20, 40)]
     assert rates == same
+
+
+def test_a_continued_refit_takes_its_own_passes_at_a_lower_rate():
+    training = TrainingConfig(batch_size=10, max_epochs=10.0, refit_epochs=2.0, refit_rate=0.25)
+    config = training.for_continued_refit(150)
+    assert config.num_steps == 30
+    assert config.schedule.learning_rate == 0.25 * training.schedule.learning_rate
+    assert config.schedule.warmup_steps == 3
+
+
+@pytest.mark.parametrize("setting", ["refit_epochs", "refit_rate"])
+def test_a_refit_of_no_passes_or_no_rate_is_refused(setting: str):
+    with pytest.raises(ValueError, match=f"{setting} must be > 0"):
+        TrainingConfig(**{setting: 0.0})
