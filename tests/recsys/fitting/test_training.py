@@ -55,5 +55,5 @@ def test_without_weights_a_refit_starts_anew(inputs: ModelInputs) -> None:
 
 def test_weights_of_another_model_are_refused(inputs: ModelInputs) -> None:
     model = untrained_two_tower(inputs, CONFIG, TrainingRun(seed=0))
-    with pytest.raises(ValueError, match="the trained weights lack .*output_norm"):
+    with pytest.raises(ValueError, match=r"the trained weights lack .*output_norm"):
         load_trained(model, {"other": torch.zeros(1)})
