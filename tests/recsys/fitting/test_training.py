@@ -8,9 +8,9 @@ from recsys.fitting.training import Refit, TrainingRun, load_trained
 from recsys.fitting.two_tower import fit_two_tower, untrained_two_tower
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTowerConfig
-from recsys.testing.synthetic import markov_world, sequences
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig
+from tests.recsys.testing.synthetic import markov_world, sequences
 
 CONFIG = TwoTowerConfig(embedding_dim=8, hidden_dim=8, max_history=4, backend="torch")
 TRAINING = TrainingConfig(
