@@ -83,10 +83,6 @@ class Manifest:
                 "folder with --workspace, or delete this one and run again"
             )
 
-    def same_making(self, other: Manifest) -> bool:
-        """Whether both were made from equal inputs, configuration and versions."""
-        return self.making == other.making
-
     @property
     def making(self) -> str:
         """Digest of what the artefact is made from, as opposed to what came out."""

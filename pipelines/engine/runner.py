@@ -153,7 +153,7 @@ def run_stage(
         show_progress=show_progress,
     )
     found = workspace.manifest(stage.name)
-    if found and not force and found.same_making(planned) and stage.outputs_exist(context):
+    if found and not force and found.making == planned.making and stage.outputs_exist(context):
         return StageOutcome(stage=stage.name, skipped=True, seconds=0.0, manifest=found)
 
     workspace.keep_only_checkpoints(stage.name, None if force else planned.making)

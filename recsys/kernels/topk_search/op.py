@@ -10,13 +10,12 @@ Axes: B queries, N item rows (row 0 is padding), D width, W = ceil(N / 32) mask 
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import NO_ROW, TopK
+from recsys.kernels.embedding_bag.launch import interpreting
 from recsys.kernels.topk_search.reference import GROUP, reference_top_k
 
 MAX_ITEM_ROWS = 1 << 32
@@ -73,7 +72,7 @@ def fused_top_k(queries: Tensor, items: Tensor, k: int, words: Tensor | None = N
     if words is None:
         words = mask_words(None, items.shape[0], items.device)
     _check_words(words, queries, items)
-    if not items.is_cuda and not _interpreting():
+    if not items.is_cuda and not interpreting():
         return reference_top_k(queries, items, k, words)
     num_words = words.shape[-1]
     part = max(1, MAX_MAXIMA // num_words)
@@ -92,10 +91,6 @@ def fused_top_k(queries: Tensor, items: Tensor, k: int, words: Tensor | None = N
         empty = torch.empty(0, k, device=items.device)
         return TopK(empty, empty.long())
     return TopK(torch.cat([one.scores for one in found]), torch.cat([one[1] for one in found]))
-
-
-def _interpreting() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _search(queries: Tensor, items: Tensor, k: int, words: Tensor) -> TopK:

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import assign_semantic_ids, rows_with_content
-from recsys.semantic_ids.delta import apply, diff
+from recsys.semantic_ids.delta import diff
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import KeptShares, align, append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from recsys.semantic_ids.version_store import VersionStore
 from tests.benchmarks.harness import Row, command_line, write_results
+from tests.recsys.semantic_ids.apply_delta import apply
 
 NUM_NEW = 10_000
 REFIT_SHARE = 0.9

@@ -14,11 +14,12 @@ from torch import Tensor
 from recsys.semantic_ids.assignment import best_matching
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import Method, assign_semantic_ids
-from recsys.semantic_ids.delta import Delta, apply, diff
+from recsys.semantic_ids.delta import Delta, diff
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import align, append, kept_shares, retire
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from recsys.semantic_ids.version_store import VersionStore
+from tests.recsys.semantic_ids.apply_delta import apply
 
 pytestmark = pytest.mark.numerics
 

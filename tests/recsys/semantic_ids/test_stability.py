@@ -20,13 +20,14 @@ from torch import Tensor
 
 from recsys.semantic_ids.codes import Quantizer, SemanticIds
 from recsys.semantic_ids.collisions import Method, assign_semantic_ids
-from recsys.semantic_ids.delta import apply, diff
+from recsys.semantic_ids.delta import diff
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import append
 from recsys.semantic_ids.quantizers import load_quantizer
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from recsys.semantic_ids.rq_vae import RqVae, RqVaeConfig
 from recsys.semantic_ids.version_store import VersionStore
+from tests.recsys.semantic_ids.apply_delta import apply
 from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
