@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from pipelines.cli.options import Assignments, Quiet, WorkspacePath
@@ -65,11 +65,10 @@ def adapt(
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
     """Lay out the verdicts of the harm gate."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("check", "value", "bound", "passed", "of"):
-        table.add_column(column, justify="right" if column in ("value", "bound") else "left")
+    values = (Column(name, justify="right") for name in ("value", "bound"))
+    table = Table("check", *values, "passed", "of", box=box.SIMPLE_HEAD)
     for one in verdicts:
-        values = ["" if number is None else f"{number:.4f}" for number in (one.value, one.bound)]
-        row = (one.name, *values, "yes" if one.passed else "no", one.reason)
+        cells = ["" if number is None else f"{number:.4f}" for number in (one.value, one.bound)]
+        row = (one.name, *cells, "yes" if one.passed else "no", one.reason)
         table.add_row(*(Text(cell) for cell in row))
     return table

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from pipelines.cli.options import DEMO, AsJson
@@ -103,10 +104,7 @@ def recommend(
     recommender = Recommender.load(check_bundle(bundle))
     reply = recommender.answer(request)
     if as_json:
-        import dataclasses
-        import json
-
-        out.print_json(json.dumps(dataclasses.asdict(reply)))
+        out.print_json(data=asdict(reply))
         return
     loaded = recommender.bundle
     if user and (row := loaded.users.row_of(user)):
@@ -139,17 +137,15 @@ def checked_request(**fields: object) -> Request:
 def reply_table(reply: Reply, bundle: Bundle) -> Table:
     """Tabulate a reply with titles."""
     explained = any(one.reason for one in reply.items)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("", justify="right")
-    for column in ("item", "title", "source", *(["why"] if explained else [])):
-        table.add_column(column)
-    table.add_column("score", justify="right")
-    for place, one in enumerate(reply.items, start=1):
+    place, score = (Column(name, justify="right") for name in ("", "score"))
+    names = ("item", "title", "source", *(["why"] if explained else []))
+    table = Table(place, *names, score, box=box.SIMPLE_HEAD)
+    for number, one in enumerate(reply.items, start=1):
         row = bundle.catalogue.row_of(one.item_id)
         title = bundle.catalogue.display_texts[row] if row else ""
         reason = [Text(one.reason or "")] if explained else []
         table.add_row(
-            str(place), Text(one.item_id), Text(title), one.source, *reason, f"{one.score:.4f}"
+            str(number), Text(one.item_id), Text(title), one.source, *reason, f"{one.score:.4f}"
         )
     return table
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from pipelines.cli.options import DEMO, AsJson
@@ -173,9 +173,9 @@ def check_same_data(baseline: EvaluatedRun, other: EvaluatedRun) -> None:
 
 def comparison_table(tests: list[Comparison], title: str) -> Table:
     """Tabulate the tests, one a row."""
-    table = Table(box=box.SIMPLE_HEAD, title=f"{title}, {tests[0].num_users:,} users")
-    for name in ("candidate - baseline", "metric", "difference", "95% interval", "adjusted p", ""):
-        table.add_column(name)
+    columns = ("candidate - baseline", "metric", "difference", "95% interval", "adjusted p", "")
+    title = f"{title}, {tests[0].num_users:,} users"
+    table = Table(*columns, box=box.SIMPLE_HEAD, title=title)
     for test in tests:
         table.add_row(
             Text(f"{test.candidate} - {test.baseline}"),
@@ -218,9 +218,9 @@ def without_nan(value: Any) -> Any:
 
 def ledger_table(looks: Sequence[Mapping[str, Any]]) -> Table:
     """Tabulate the looks, one a row."""
-    table = Table(box=box.SIMPLE_HEAD, title=f"looks at the test split: {len(looks):,}")
-    for name in ("time (UTC)", "stage", "tie order", "config", "what was seen"):
-        table.add_column(name, no_wrap=name == "time (UTC)")
+    columns = (Column("time (UTC)", no_wrap=True), "stage", "tie order", "config", "what was seen")
+    title = f"looks at the test split: {len(looks):,}"
+    table = Table(*columns, box=box.SIMPLE_HEAD, title=title)
     for look in looks:
         cells = (look.get("time"), look.get("stage"), look.get("tie_order"), look.get("config"))
         time, stage, order, config = (str(cell or "?") for cell in cells)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from pipelines.engine.console import PlainErrors, out
 
@@ -26,9 +26,8 @@ def list_datasets() -> None:
     from pipelines.datasets.fetch import from_cache
     from pipelines.datasets.registry import DATASETS
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("name", "what", "terms", "local"):
-        table.add_column(column, no_wrap=column == "name")
+    columns = (Column("name", no_wrap=True), "what", "terms", "local")
+    table = Table(*columns, box=box.SIMPLE_HEAD)
     for dataset in DATASETS.values():
         cached = "cached" if from_cache(dataset) else ""
         table.add_row(dataset.name, dataset.description, dataset.terms, cached)
@@ -108,7 +107,7 @@ def describe(
     description = describe_tables(typed_events(tables.events), items)
     if as_json:
         facts = dict(description.facts)
-        out.print_json(json.dumps({"name": name, **facts, "warnings": description.warnings}))
+        out.print_json(data={"name": name, **facts, "warnings": description.warnings})
         return
     table = Table(box=box.SIMPLE, show_header=False, title=name, title_justify="left")
     for row in description.facts:

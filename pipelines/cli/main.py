@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from pipelines.cli import (
     adapters,
@@ -172,9 +172,8 @@ def stage_markdown(all_stages: list[Stage]) -> str:
 
 def stage_table(all_stages: list[Stage]) -> Table:
     """Lay the stages out as a table: name, what it does, what it reads and writes."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("stage", "what", "reads", "writes"):
-        table.add_column(column, no_wrap=column == "stage")
+    columns = (Column("stage", no_wrap=True), "what", "reads", "writes")
+    table = Table(*columns, box=box.SIMPLE_HEAD)
     for one in all_stages:
         table.add_row(*stage_cells(one))
     return table

@@ -243,9 +243,7 @@ def diff(
         (row, what) for what in ("moved", "retired", "added") for row in changes[what][:listed]
     ]
     if shown[:listed]:
-        table = Table(box=box.SIMPLE_HEAD)
-        for column in ("item", "what", "before", "after"):
-            table.add_column(column)
+        table = Table("item", "what", "before", "after", box=box.SIMPLE_HEAD)
         for row, what in shown[:listed]:
             ids = [one.text(row) if row < one.num_item_rows else "" for one in (before, after)]
             table.add_row(store.item_ids[row - 1], what, *(text or "-" for text in ids))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pipelines.config.run import RunConfig
     from pipelines.config.tracking import TrackingConfig
     from pipelines.publishing.promotion import AliasChange
+    from pipelines.tracking.outbox import Outbox
     from pipelines.tracking.recorder import Recorder
 
 Bundles = Annotated[
@@ -63,9 +65,7 @@ def tracked(config: RunConfig) -> Iterator[Recorder]:
     except Exception:
         sync_outbox(outbox, config.tracking)
         raise
-    result = sync_outbox(outbox, config.tracking)
-    if result.waiting or result.refused:
-        log.print(result.log_line(), style="yellow", markup=False, soft_wrap=True)
+    send(outbox, config.tracking)
 
 
 def sync(workspace: Workspace = DEMO) -> None:
@@ -82,15 +82,25 @@ def sync(workspace: Workspace = DEMO) -> None:
     raise typer.Exit(75 if result.waiting else 0)
 
 
-def print_champion(change: AliasChange, workspace: Path) -> None:
-    """Print a new champion, and send it to the registry if that can be reached."""
-    from pipelines.tracking.tracking import outbox_of, sync_outbox
+def send(outbox: Outbox, config: TrackingConfig) -> None:
+    """Send waiting tracking events; print what could not be sent."""
+    from pipelines.tracking.tracking import sync_outbox
 
-    before = f" (before: {change.previous})" if change.previous else ""
-    out.print(f"champion is {change.version}{before}", markup=False, soft_wrap=True)
-    result = sync_outbox(outbox_of(workspace), tracking_of(workspace))
+    result = sync_outbox(outbox, config)
     if result.waiting or result.refused:
         log.print(result.log_line(), style="yellow", markup=False, soft_wrap=True)
+
+
+def change_champion(bundles: Path, move: Callable[..., AliasChange]) -> None:
+    """Move the alias, print the new champion, and send it to the registry if it can be reached."""
+    from pipelines.tracking.tracking import outbox_of
+
+    workspace = bundles.absolute().parent
+    config, outbox = tracking_of(workspace), outbox_of(workspace)
+    change = move(bundles, config=config, outbox=outbox)
+    before = f" (before: {change.previous})" if change.previous else ""
+    out.print(f"champion is {change.version}{before}", markup=False, soft_wrap=True)
+    send(outbox, config)
 
 
 def promote(
@@ -106,11 +116,8 @@ def promote(
     [bold]Example[/] recsys promote 3f2a9c01b7de --bundles runs/shop/bundles
     """
     from pipelines.publishing.promotion import promote as make_champion
-    from pipelines.tracking.tracking import outbox_of
 
-    workspace = bundles.absolute().parent
-    config, outbox = tracking_of(workspace), outbox_of(workspace)
-    print_champion(make_champion(bundles, version, config=config, outbox=outbox), workspace)
+    change_champion(bundles, partial(make_champion, version=version))
 
 
 def rollback(bundles: Bundles = DEMO / "bundles") -> None:
@@ -119,8 +126,5 @@ def rollback(bundles: Bundles = DEMO / "bundles") -> None:
     [bold]Example[/] recsys rollback --bundles runs/shop/bundles
     """
     from pipelines.publishing.promotion import rollback as go_back
-    from pipelines.tracking.tracking import outbox_of
 
-    workspace = bundles.absolute().parent
-    config, outbox = tracking_of(workspace), outbox_of(workspace)
-    print_champion(go_back(bundles, config=config, outbox=outbox), workspace)
+    change_champion(bundles, go_back)

@@ -114,14 +114,10 @@ class SemanticIdsConfig:
             raise ValueError(
                 f"num_levels {self.num_levels} and num_steps {self.num_steps} must be >= 1"
             )
-        if self.codes_per_level is not None and self.codes_per_level < 2:
-            raise ValueError(
-                f"codes_per_level must be >= 2 or left out, got {self.codes_per_level}"
-            )
-        if self.content_columns is not None and self.content_columns < 1:
-            raise ValueError(
-                f"content_columns must be >= 1 or left out, got {self.content_columns}"
-            )
+        for name, least in (("codes_per_level", 2), ("content_columns", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be >= {least} or left out, got {value}")
         if self.contrastive_weight < 0:
             raise ValueError(f"contrastive_weight must be >= 0, got {self.contrastive_weight}")
         if self.source == "sequence" and self.method == "rq_vae":

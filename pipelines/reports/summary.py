@@ -7,6 +7,7 @@ from datetime import datetime
 
 from pipelines.reports.report_data import ReportData
 from pipelines.reports.wording import model_label, parted
+from recsys.evaluation.bootstrap import Interval
 from recsys.evaluation.significance import Comparison
 
 FEW_USERS = 500
@@ -22,9 +23,7 @@ class Headline:
     """Best model on validation, so that the choice does not use the test split."""
     verdict: str
     """Its paired tests against the others, on test."""
-    value: float
-    low: float
-    high: float
+    interval: Interval
     """The primary metric on test, with its interval."""
     found: float | None
     """Share of users with a held-out item in their list, on test."""
@@ -104,9 +103,7 @@ def headline(data: ReportData) -> Headline:
     return Headline(
         best=best,
         verdict=verdict_of(data, best),
-        value=interval.mean,
-        low=interval.low,
-        high=interval.high,
+        interval=interval,
         found=data.metrics[data.order]["test"][best].get(f"hit_rate@{k}"),
         k=int(k or 0),
         times_baseline=interval.mean / baseline if baseline and best != BASELINE else None,

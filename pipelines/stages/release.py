@@ -110,7 +110,8 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     users = pl.read_parquet(features / "vocabularies" / "users.parquet").sort("row")
     categories = pl.read_parquet(features / "vocabularies" / "categories.parquet").sort("row")
     sequences = inputs.sequences
-    semantic_ids = context.inputs["build_semantic_ids"]
+    semantic_ids, index = context.inputs["build_semantic_ids"], context.inputs["build_index"]
+    refit, order = context.inputs["refit"], released_order(features)
     return BundleParts(
         catalogue=Catalogue.from_lists(
             item_ids=items["item_id"].to_list(),
@@ -126,26 +127,24 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
             offsets=np.asarray(sequences.offsets),
             times=None if sequences.times is None else np.asarray(sequences.times),
         ),
-        popularity=context.inputs["refit"] / "popularity",
-        item_to_item=context.inputs["refit"] / "item_to_item",
+        popularity=refit / "popularity",
+        item_to_item=refit / "item_to_item",
         two_tower=TwoTowerParts(
-            model=context.inputs["refit"] / "two_tower",
-            index=context.inputs["build_index"] / "items.faiss",
+            model=refit / "two_tower",
+            index=index / "items.faiss",
             content=inputs.catalogue.content.numpy(),
-            item_vectors=np.load(
-                context.inputs["build_index"] / "item_vectors.npy", allow_pickle=False
-            ),
+            item_vectors=np.load(index / "item_vectors.npy", allow_pickle=False),
             content_source=content_source(context),
         ),
         semantic_ids=SemanticIdParts(directory=semantic_ids)
         if read_version(semantic_ids)
         else None,
-        content_similarity=present(context.inputs["refit"] / "content"),
-        sequence=present(context.inputs["refit"] / "sequence"),
-        ensemble=present(context.inputs["refit"] / "ensemble"),
-        generative=present(context.inputs["refit"] / "generative"),
-        blends=served_blends(context.inputs["fit_blend"] / released_order(features)),
-        ranker=served_ranker(context.inputs["train_ranker"] / released_order(features)),
+        content_similarity=present(refit / "content"),
+        sequence=present(refit / "sequence"),
+        ensemble=present(refit / "ensemble"),
+        generative=present(refit / "generative"),
+        blends=served_blends(context.inputs["fit_blend"] / order),
+        ranker=served_ranker(context.inputs["train_ranker"] / order),
         user_features=inputs.sizes.user_features,
         context_features=inputs.sizes.context_features,
     )

@@ -6,6 +6,7 @@ Writes report.html, and report.json with its values.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 
 from pipelines.config.run import OWN_DATA, RunConfig
@@ -17,29 +18,11 @@ from pipelines.evaluation.analysis import ANALYSIS
 
 HTML = "report.html"
 NUMBERS = "report.json"
+WITHOUT = {"workspace", "semantic_ids", "adapter", "index", "release", "tracking"}
+"""Sections that the metrics do not depend on, or only by artefacts that are read."""
 SECTIONS = (
-    "data",
     "data.dataset",
-    "filters",
-    "splits",
-    "features",
-    "content",
-    "enrichment",
-    "popularity",
-    "item_to_item",
-    "content_similarity",
-    "two_tower",
-    "training",
-    "sequence",
-    "sequence_training",
-    "generative",
-    "generative_training",
-    "blend",
-    "ranker",
-    "ranker_training",
-    "evaluation",
-    "report",
-    "seed",
+    *(section.name for section in fields(RunConfig) if section.name not in WITHOUT),
 )
 LIBRARIES = ("recsys-platform", "torch", "polars", "numpy")
 """Whose versions the report names."""

@@ -17,7 +17,7 @@ def test_best_model_is_the_one_that_validation_chose(reported):
     change(data, "test", "blend", mean=0.8)
     found = headline(data)
     assert found.best == "item_to_item"
-    assert found.value == data.interval("item_to_item", "test").mean
+    assert found.interval.mean == data.interval("item_to_item", "test").mean
     assert found.found == data.metrics["given"]["test"]["item_to_item"]["hit_rate@10"]
     (told,) = [notice for notice in notices(data) if "the best on validation" in notice]
     assert told.startswith("On test, blend is above item-to-item")
