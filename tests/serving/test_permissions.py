@@ -32,15 +32,15 @@ for line in sys.stdin:
             watcher = create_app(Settings(bundles=bundles)).state.watcher
         else:
             watcher.poll()
-        told = f"{watcher.recommender.bundle.version} serves, refused: {watcher.state.refused}"
+        reported = f"{watcher.recommender.bundle.version} serves, refused: {watcher.state.refused}"
     except ValueError as error:
-        told = f"ValueError: {error}"
-    print(told.replace(chr(10), " "), flush=True)
+        reported = f"ValueError: {error}"
+    print(reported.replace(chr(10), " "), flush=True)
 """
 
 
 class Server:
-    """A process without root's rights that is asked to start, or to look at ``current``."""
+    """A process without root's rights that is made to start, or to look at ``current``."""
 
     def __init__(self, bundles):
         sources = bundles.parent / "sources"
@@ -100,12 +100,12 @@ def test_what_may_not_be_read_is_named_at_start_with_what_to_do(server, readable
     mode = closed.stat().st_mode
     closed.chmod(0)
     try:
-        told = server.ask("start")
+        reported = server.ask("start")
     finally:
         closed.chmod(mode)
-    assert told.startswith(f"ValueError: {closed}")
-    assert "may not be read by the user that serves" in told
-    assert "chmod -R a+rX" in told
+    assert reported.startswith(f"ValueError: {closed}")
+    assert "may not be read by the user that serves" in reported
+    assert "chmod -R a+rX" in reported
     assert server.ask("start").startswith("v1 serves, refused: None")
 
 
@@ -116,8 +116,8 @@ def test_a_new_bundle_that_may_not_be_read_is_refused_and_the_old_one_serves(ser
     closed.chmod(0)
     publish(readable, "v2")
     try:
-        told = server.ask("look")
-        assert told.startswith(f"v1 serves, refused: {closed} may not be read")
+        reported = server.ask("look")
+        assert reported.startswith(f"v1 serves, refused: {closed} may not be read")
     finally:
         closed.chmod(0o755)
         publish(readable, "v1")

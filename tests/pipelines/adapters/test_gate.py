@@ -62,9 +62,9 @@ def test_what_helps_everybody_passes() -> None:
         "lists of domain films unchanged": True,
     }
     results = {"base": ranked(before), "adapter": ranked(after)}
-    told = metrics_of(queries(), results, "ndcg@10")
-    assert told["adapter"] == {"ndcg@10": 1.0}
-    assert abs(told["base"]["ndcg@10"] - 1 / np.log2(5)) < 1e-12
+    reported = metrics_of(queries(), results, "ndcg@10")
+    assert reported["adapter"] == {"ndcg@10": 1.0}
+    assert abs(reported["base"]["ndcg@10"] - 1 / np.log2(5)) < 1e-12
 
 
 def test_a_slice_that_pays_for_the_others_is_protected() -> None:

@@ -27,7 +27,7 @@ def environment(versions: dict[str, str | None], error: str | None = None) -> En
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "reported"),
     [
         ("import os; os.abort()", "crashed with SIGABRT"),
         ("import ctypes; ctypes.string_at(0)", "crashed with SIGSEGV"),
@@ -37,9 +37,9 @@ def environment(versions: dict[str, str | None], error: str | None = None) -> En
         ("pass", "printed no answer"),
     ],
 )
-def test_a_library_that_crashes_costs_one_line(code: str, told: str):
+def test_a_library_that_crashes_costs_one_line(code: str, reported: str):
     probe = run_probe(code)
-    assert told in (probe.error or "")
+    assert reported in (probe.error or "")
 
 
 def test_a_library_that_hangs_is_given_up():
@@ -53,7 +53,7 @@ def test_noise_before_the_answer_is_ignored():
 
 
 @pytest.mark.parametrize(
-    ("versions", "status", "told"),
+    ("versions", "status", "reported"),
     [
         (CPU, "ok", "fbgemm-gpu-cpu 1.8.0"),
         ({**CPU, "fbgemm-gpu": "1.6.0"}, "fail", "a CUDA build over the CPU one"),
@@ -67,11 +67,11 @@ def test_noise_before_the_answer_is_ignored():
     ],
 )
 def test_fbgemm_must_be_the_one_build_of_this_torch(
-    versions: dict[str, str | None], status: str, told: str
+    versions: dict[str, str | None], status: str, reported: str
 ):
     result = library_checks.check_fbgemm(environment(versions))
     assert result.status == status
-    assert told in result.found
+    assert reported in result.found
 
 
 def test_the_fix_of_two_fbgemms_removes_both_and_installs_the_right_one():

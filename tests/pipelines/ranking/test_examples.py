@@ -75,7 +75,7 @@ def test_an_event_is_known_by_its_second_and_has_its_own_type(tmp_path: Path) ->
     assert found.values.nan_to_num(-1).tolist() == [2, 5, -1]
     assert found.type_names == ("purchase", "refund", "view")
     assert found.types.int().tolist() == [[1, 0, 1], [1, 0, 0], [0, 1, 0]]
-    # What the next split holds out is not told.
+    # What the next split holds out is not reported.
     before = replace(inputs, sequences=replace(sequences, validation_end=np.array([0, 2, 5])))
     found = outcomes_of(tmp_path, before, HeldOut.of(before.sequences, "validation"))
     assert found.types.int().tolist() == [[0, 0, 1], [0, 1, 0]]

@@ -93,7 +93,7 @@ def embeddings_reply(vectors: Sequence[Sequence[float]]) -> Reply:
 
 @dataclass
 class OpenAIServer:
-    """A running server and what it was asked."""
+    """A running server and the requests that it got."""
 
     base_url: str
     requests: list[Request] = field(default_factory=list)

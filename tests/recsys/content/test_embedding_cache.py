@@ -15,7 +15,7 @@ TEXTS = [f"item number {i} of {'many ' * (i % 7)}" for i in range(50)]
 
 
 class CountingEncoder(HashEncoder):
-    """Keeps the texts it was asked for."""
+    """Keeps the texts it was given."""
 
     def __init__(self, dim: int = 16, fail_after: int | None = None) -> None:
         super().__init__(dim)

@@ -383,7 +383,7 @@ enrich(texts, model, Path({str(tmp_path)!r}), EnrichmentConfig(token_budget=10**
     assert 15 <= len(first) <= 17
     result, requests = run(good, texts, tmp_path)
     second = [text_in(request) for request in requests]
-    # Only what was in flight, one request a thread at most, is asked a second time.
+    # Only what was in flight, one request a thread at most, is requested a second time.
     assert len(second) == len(set(second)) == 25
     assert len(first & set(second)) <= 2
     assert result.reasons == [None] * 40

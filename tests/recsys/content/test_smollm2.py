@@ -33,7 +33,7 @@ def values_of(result: Enrichment, place: int = 0) -> dict[str, object]:
 
 
 def test_an_item_is_described_offline(described, smollm2):
-    """The schema held, words of the item in the answer, and nothing asked twice."""
+    """The schema held, words of the item in the answer, and nothing requested twice."""
     result, folder = described
     values = checked(values_of(result))
     attributes = result.attributes[0]
@@ -52,9 +52,9 @@ def test_a_chat_endpoint_over_the_same_model_says_the_same(described, smollm2, t
         fields = EndpointConfig(base_url=server.base_url, model="smollm2", timeout_seconds=120.0)
         endpoint = Endpoint(fields)
         result = enrich([BAG, HIJACK], endpoint, tmp_path, CONFIG)
-        asked = len(server.requests)
+        requested = len(server.requests)
         assert enrich([HIJACK, BAG], endpoint, tmp_path, CONFIG).num_requests == 0
-        assert len(server.requests) == asked == 2
+        assert len(server.requests) == requested == 2
     assert values_of(result) == values_of(offline)
     attributes = result.attributes[0]
     assert attributes is not None

@@ -70,7 +70,7 @@ def test_only_the_answers_of_the_domain_change(bundles_dir, reading_only):
         assert answers(after, domain) == alone
         assert served_by(after, domain) is None
     assert served_by(after, "books") == f"books/{directory.name.removeprefix('adapter-')}"
-    # What no adapter reads is told of as such.
+    # What no adapter reads is reported as such.
     assert served_by(after, "books", user_id="nobody") is None
     assert served_by(after, "books", surface="similar", item_id="item-3") is None
 
@@ -133,7 +133,7 @@ def client(server):
         yield client
 
 
-def asked(client, domain):
+def ask(client, domain):
     """Every user's items in a domain, and what adapter answered."""
     context = {"unix_time": 1_800_000_000} | ({} if domain is None else {"domain": domain})
     requests = [{"user_id": user, "context": context} for user in USERS]
@@ -146,7 +146,7 @@ def test_each_request_of_a_mixed_batch_gets_what_its_domain_gets_alone(client, b
     for seed, domain in enumerate(DOMAINS[:2]):
         register(bundles_dir, domain, seed)
     wait_for_adapters(client, set(DOMAINS[:2]))
-    alone = {domain: asked(client, domain) for domain in DOMAINS}
+    alone = {domain: ask(client, domain) for domain in DOMAINS}
     requests = [
         {"user_id": user, "context": {"unix_time": 1_800_000_000, "domain": DOMAINS[place % 4]}}
         for place, user in enumerate(USERS)
@@ -165,19 +165,19 @@ def wait_for_adapters(client, expected):
 
 
 def test_a_running_server_swaps_one_domain_and_no_other(client, bundles_dir):
-    alone, nothing = asked(client, None)
+    alone, nothing = ask(client, None)
     assert nothing is None
     register(bundles_dir, "films/& more")
     wait_for_adapters(client, {"films/& more"})
-    films, first = asked(client, "films/& more")
+    films, first = ask(client, "films/& more")
     assert films != alone
     failed = []
 
     def others():
         for _ in range(30):
-            if asked(client, None) != (alone, None) or asked(client, "unheard of")[0] != alone:
+            if ask(client, None) != (alone, None) or ask(client, "unheard of")[0] != alone:
                 failed.append("the base's answers changed")
-            if asked(client, "films/& more") != (films, first):
+            if ask(client, "films/& more") != (films, first):
                 failed.append("another domain's answers changed")
 
     with ThreadPoolExecutor(1) as pool:
@@ -187,15 +187,15 @@ def test_a_running_server_swaps_one_domain_and_no_other(client, bundles_dir):
             directory = register(bundles_dir, "books", seed)
             wanted = f"books/{directory.name.removeprefix('adapter-')}"
             until = time.monotonic() + 20
-            while asked(client, "books")[1] != wanted:
+            while ask(client, "books")[1] != wanted:
                 assert time.monotonic() < until
-            seen.add(json.dumps(asked(client, "books")[0]))
+            seen.add(json.dumps(ask(client, "books")[0]))
         watching.result()
     assert not failed
     assert len(seen) == 4
     withdraw_adapter(bundles_dir, "books")
     wait_for_adapters(client, {"films/& more"})
-    assert asked(client, "books") == (alone, None)
+    assert ask(client, "books") == (alone, None)
 
 
 def test_an_adapter_of_another_base_is_refused_with_both_digests_until_its_base_is_back(

@@ -280,8 +280,8 @@ def test_appended_items_are_in_learned_lists(grown, profile):
     for item_id in ("fresh-1", "fresh-2"):
         assert {"sequence", "content"} <= listed[item_id].contributions.keys()
     assert ("generative" in listed["fresh-1"].contributions) == (profile == "full")
-    told = {item.reason for item in items if item.source == "content"}
-    assert told <= {
+    reported = {item.reason for item in items if item.source == "content"}
+    assert reported <= {
         "is about the same as the history, and is new",
         "is about the same as the history",
     }

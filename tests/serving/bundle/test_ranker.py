@@ -115,11 +115,11 @@ def test_sources_are_named_as_the_blend_tells_them(recommender, bundle):
     reply = ask(recommender, user_id="user-3", k=20, explain=True)
     assert [item.item_id for item in reply.items] != list(before)[:20]
     for item in reply.items:
-        told = before[item.item_id]
+        reported = before[item.item_id]
         assert (item.source, item.reason, item.contributions) == (
-            told.source,
-            told.reason,
-            told.contributions,
+            reported.source,
+            reported.reason,
+            reported.contributions,
         )
 
 

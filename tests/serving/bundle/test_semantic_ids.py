@@ -191,8 +191,8 @@ def test_visitor_gets_the_new_item_that_is_like_the_latest_ones(bundles_dir):
 
     def place(session):
         items = Recommender(after).answer(Request(session=session, k=40, explain=True)).items
-        told = {item.reason for item in items if item.source == "content"}
-        assert told <= {"is about the same as the history, and is new"}
+        reported = {item.reason for item in items if item.source == "content"}
+        assert reported <= {"is about the same as the history, and is new"}
         return [item.item_id for item in items].index("fresh-1")
 
     assert place(["item-3"]) < place([f"item-{unlike}"])

@@ -337,17 +337,17 @@ def test_server_of_profile_full_answers_as_python_does(tmp_path):
     write_synthetic_bundle(tmp_path, "v1", SyntheticSize(history_models=True))
     publish(tmp_path, "v1")
     full = Settings(bundles=tmp_path, profile="full", beam_timeout_ms=60_000, log_requests=False)
-    asked = {"user_id": "user-1", "k": 3, "explain": True}
+    requested = {"user_id": "user-1", "k": 3, "explain": True}
     with TestClient(create_app(full)) as client:
         assert client.get("/readyz").json()["profile"] == "full"
-        reply = client.post("/v1/recommend", json=asked).json()
+        reply = client.post("/v1/recommend", json=requested).json()
     assert reply["served_by"]["profile"] == "full"
     local = Recommender.load(tmp_path / "current", ServingOptions(profile="full")).answer(
-        Request.model_validate(asked)
+        Request.model_validate(requested)
     )
     assert reply["items"] == [asdict(item) for item in local.items]
     assert "generative" in reply["items"][0]["contributions"]
     with TestClient(create_app(Settings(bundles=tmp_path, log_requests=False))) as client:
         assert client.get("/readyz").json()["profile"] == "fast"
-        fast = client.post("/v1/recommend", json=asked).json()
+        fast = client.post("/v1/recommend", json=requested).json()
     assert fast["items"] != reply["items"]

@@ -102,7 +102,7 @@ def address(bundles):
 
 @pytest.fixture
 def open_page(chromium, address):
-    """Open the page; nothing may go wrong in it and nothing may be asked of anyone else."""
+    """Open the page; nothing may go wrong in it and nothing may be requested of anyone else."""
     contexts, faults = [], []
 
     def opened(path="/", server=address, width=1280, **options):
@@ -134,7 +134,7 @@ def open_page(chromium, address):
     assert faults == []
 
 
-def asked(address, path, body=None):
+def ask(address, path, body=None):
     request = urllib.request.Request(
         address + path,
         data=None if body is None else body.encode(),
@@ -241,7 +241,7 @@ def test_everything_works_by_keyboard(open_page, address):
     with new_list(page):
         page.keyboard.press("Enter")
     assert page.input_value("#user") == "user-2"
-    past = asked(address, "/v1/users/user-2/history")["items"]
+    past = ask(address, "/v1/users/user-2/history")["items"]
     until(page, f"document.querySelectorAll('#history .event').length == {len(past)}")
     assert page.inner_text("#history .link >> nth=0") == past[0]["title"]
 
@@ -279,11 +279,11 @@ def test_similar_items_open_and_escape_gives_the_focus_back(open_page, address):
     more.focus()
     page.keyboard.press("Enter")
     page.wait_for_selector("#similar-list .item")
-    reply = asked(address, f"/v1/similar/{listed(page)[1]}?k=10")
+    reply = ask(address, f"/v1/similar/{listed(page)[1]}?k=10")
     ids = "rows => rows.map(row => row.dataset.id)"
     shown = page.eval_on_selector_all("#similar-list .item", ids)
     assert shown == [item["item_id"] for item in reply["items"]]
-    [card] = asked(address, f"/v1/items?id={listed(page)[1]}")["items"]
+    [card] = ask(address, f"/v1/items?id={listed(page)[1]}")["items"]
     assert page.inner_text("#similar-details").endswith(f"semantic ID {card['semantic_id']}")
     page.keyboard.press("Escape")
     assert more.evaluate("one => one === document.activeElement")
@@ -310,11 +310,11 @@ def test_curl_box_holds_the_request_that_was_sent(open_page, address):
         "k": 10,
         "explain": True,
     }
-    reply = asked(address, "/v1/recommend", body)
+    reply = ask(address, "/v1/recommend", body)
     assert [item["item_id"] for item in reply["items"]] == listed(page)
     query = "&".join(f"id={item}" for item in listed(page))
     assert all(
-        CATEGORY in item["categories"] for item in asked(address, f"/v1/items?{query}")["items"]
+        CATEGORY in item["categories"] for item in ask(address, f"/v1/items?{query}")["items"]
     )
 
 

@@ -137,8 +137,8 @@ def test_bad_parameters_are_named(client, path, field):
 
 
 def test_items_are_described_in_the_order_asked_and_unknown_ones_left_out(client):
-    asked = [("id", "item-7"), ("id", "no such"), ("id", "item-2")]
-    items = client.get("/v1/items", params=asked).json()["items"]
+    requested = [("id", "item-7"), ("id", "no such"), ("id", "item-2")]
+    items = client.get("/v1/items", params=requested).json()["items"]
     assert [item["item_id"] for item in items] == ["item-7", "item-2"]
 
 
