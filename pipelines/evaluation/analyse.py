@@ -20,9 +20,7 @@ from torch import Tensor
 
 from pipelines.config.run import EvaluationConfig
 from pipelines.evaluation.analysis import ModelAnalysis, SplitAnalysis
-from pipelines.inputs.tensors import ragged
 from recsys.data.batch import Jagged
-from recsys.data.dataset import concatenated_ranges
 from recsys.data.item_mask import ItemMask
 from recsys.evaluation.beyond_accuracy import (
     average_popularity,
@@ -80,10 +78,7 @@ class Background:
     def of(cls, inputs: ModelInputs, features: Path, data_digest: str) -> Background:
         """Collect it from the features artefact."""
         sequences = inputs.sequences
-        starts = np.asarray(sequences.offsets[:-1])
-        ends = np.asarray(sequences.train_end)
-        rows = np.asarray(sequences.item_rows)[concatenated_ranges(starts, ends)]
-        histories = ragged(rows, ends - starts)
+        histories = sequences.histories(sequences.train_end)
         domains, domain_names = item_domains(features, inputs.sizes.num_item_rows)
         return cls(
             inputs=inputs,

@@ -16,7 +16,7 @@ from torch import Tensor
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.inputs.tensors import HeldOut
 from recsys.data.batch import JaggedBatch
-from recsys.data.dataset import Rows, concatenated_ranges
+from recsys.data.dataset import Rows
 from recsys.fitting.blend import SourceLists
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.ease import Ease
@@ -116,7 +116,7 @@ def candidate_builder(
         vectors: Item vectors of a sequence model fitted on the same events, [N, D].
     """
     sequences = inputs.sequences
-    visible = concatenated_ranges(np.asarray(sequences.offsets[:-1]), np.asarray(ends))
+    visible = sequences.positions_before(ends)
     ease = Ease.fit(
         sequences.users_of(visible),
         np.asarray(sequences.item_rows[visible]),

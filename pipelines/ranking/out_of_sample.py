@@ -51,7 +51,7 @@ def held_back_ends(sequences: Sequences, config: RankerTrainingConfig) -> Rows:
 
 def events_before(sequences: Sequences, ends: Rows) -> Sequences:
     """Keep each user's events before an end, all of them as train."""
-    kept = concatenated_ranges(np.asarray(sequences.offsets[:-1]), ends)
+    kept = sequences.positions_before(ends)
     offsets = np.zeros_like(sequences.offsets)
     np.cumsum(ends - sequences.offsets[:-1], out=offsets[1:])
     return Sequences(

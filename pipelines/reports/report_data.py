@@ -10,20 +10,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import polars as pl
 import torch
 
 from pipelines.engine.artifacts import read_json
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
-from pipelines.inputs.tensors import ragged, tie_orders
+from pipelines.inputs.tensors import tie_orders
 from pipelines.reports.blends import BlendReport, read_blends
 from pipelines.reports.curves import Curve, read_curves
 from pipelines.reports.examples import Example, read_examples
 from pipelines.reports.rankers import RankerReport, read_ranker
 from pipelines.reports.wins import Wins, models_of, read_ranks, targets_of, wins_of
-from recsys.data.batch import Jagged
-from recsys.data.dataset import Sequences, concatenated_ranges
+from recsys.data.dataset import Sequences
 from recsys.evaluation.beyond_accuracy import item_popularity
 from recsys.evaluation.bootstrap import Interval
 from recsys.evaluation.slices import Slice, history_length_slices, item_popularity_slices
@@ -101,20 +99,11 @@ class ReportData:
         return {**asdict(self), "analysis": self.analysis.as_json()}
 
 
-def trained_on(sequences: Sequences) -> Jagged:
-    """Each user's events that the evaluated models were fit on."""
-    starts = np.asarray(sequences.offsets[:-1])
-    lengths = np.asarray(sequences.train_end) - starts
-    return ragged(
-        np.asarray(sequences.item_rows)[concatenated_ranges(starts, starts + lengths)], lengths
-    )
-
-
 def slices_for_wins(table: Path, sequences: Sequences, num_item_rows: int) -> list[Slice]:
     """Cut a test split by length of history and popularity of the item."""
     users, targets = targets_of(table)
     lengths = torch.from_numpy((sequences.validation_end - sequences.offsets[:-1])[users])
-    popularity = item_popularity(trained_on(sequences), num_item_rows)
+    popularity = item_popularity(sequences.histories(sequences.train_end), num_item_rows)
     return [
         *history_length_slices(targets, lengths),
         *item_popularity_slices(targets, popularity),

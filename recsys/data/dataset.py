@@ -132,12 +132,20 @@ class Sequences:
         owners: Rows = np.searchsorted(self.offsets, positions, side="right") - 1
         return owners
 
+    def positions_before(self, ends: Rows) -> Rows:
+        """List each user's positions before ``ends`` [U], ascending."""
+        return concatenated_ranges(np.asarray(self.offsets[:-1]), np.asarray(ends))
+
+    def histories(self, ends: Rows) -> Jagged:
+        """Take each user's events before ``ends`` [U], U ragged item rows."""
+        rows = np.asarray(self.item_rows[self.positions_before(ends)])
+        lengths = np.asarray(ends) - np.asarray(self.offsets[:-1])
+        return Jagged(torch.from_numpy(rows), offsets_of(torch.from_numpy(lengths)))
+
     def item_counts(self, ends: Rows, num_item_rows: int) -> Tensor:
         """Count each item's events before each user's ``ends``, [num_item_rows]."""
-        visible = concatenated_ranges(np.asarray(self.offsets[:-1]), np.asarray(ends))
-        return torch.from_numpy(
-            np.bincount(np.asarray(self.item_rows[visible]), minlength=num_item_rows)
-        )
+        visible = np.asarray(self.item_rows[self.positions_before(ends)])
+        return torch.from_numpy(np.bincount(visible, minlength=num_item_rows))
 
     def labels(self, positions: Rows) -> Tensor:
         """Return the label item of each position, [P] int64."""

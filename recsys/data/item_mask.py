@@ -46,12 +46,6 @@ class ItemMask:
     def __and__(self, other: ItemMask) -> ItemMask:
         return ItemMask(self._allowed & self._same_size(other))
 
-    def __or__(self, other: ItemMask) -> ItemMask:
-        return ItemMask(self._allowed | self._same_size(other))
-
-    def __invert__(self) -> ItemMask:
-        return ItemMask(~self._allowed)
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ItemMask) and np.array_equal(self._allowed, other._allowed)
 

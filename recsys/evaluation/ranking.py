@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch, offsets_of
@@ -170,17 +169,6 @@ class RankingResult(NamedTuple):
             name: Such as "ndcg@10"; any k, also one that is not in the config.
         """
         return per_user_metric(self.ranks, name)
-
-    def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Per-user results as flat arrays, ready for .npy, .npz or a table."""
-        return {
-            "user_rows": self.user_rows.numpy(),
-            "target_offsets": self.targets.offsets.numpy(),
-            "target_rows": self.targets.values.numpy(),
-            "target_ranks": self.ranks.values.numpy(),
-            "top_k_rows": self.top_k.item_rows.numpy(),
-            "top_k_scores": self.top_k.scores.numpy(),
-        }
 
 
 def evaluate_ranking(

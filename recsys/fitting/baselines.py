@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recsys.data.dataset import FitSplit, concatenated_ranges
+from recsys.data.dataset import FitSplit
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.content_similarity import ContentSimilarity, ContentSimilarityConfig
 from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
@@ -19,9 +19,7 @@ Baseline = Popularity | ItemToItem | ContentSimilarity
 def fit_popularity(inputs: ModelInputs, config: PopularityConfig, split: FitSplit) -> Popularity:
     """Count each item's events, recent ones more."""
     sequences = inputs.sequences
-    visible = concatenated_ranges(
-        np.asarray(sequences.offsets[:-1]), np.asarray(sequences.visible_end(split))
-    )
+    visible = sequences.positions_before(sequences.visible_end(split))
     rows = np.asarray(sequences.item_rows[visible])
     times = None if sequences.times is None else np.asarray(sequences.times[visible])
     return Popularity.fit(rows, times, inputs.sizes.num_item_rows, config)

@@ -143,8 +143,6 @@ class Alignment:
     ids: SemanticIds
     quantizer: Quantizer
     """The refit with its codes renamed, which made ``ids``."""
-    new_codes: tuple[Tensor, ...]
-    """New name of each code, [K] a level."""
     before: KeptShares
     kept: KeptShares
 
@@ -191,7 +189,6 @@ def align(new: SemanticIds, quantizer: Quantizer, old: SemanticIds) -> Alignment
     return Alignment(
         ids=ids,
         quantizer=renamed,
-        new_codes=tuple(renamings),
         before=kept_shares(new, old),
         kept=kept_shares(ids, old),
     )

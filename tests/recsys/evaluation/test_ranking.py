@@ -143,15 +143,6 @@ def test_an_unknown_metric_is_refused():
         result.per_user("accuracy@5")
 
 
-def test_per_user_results_go_through_npz_without_pickle(tmp_path):
-    result = ranked(torch.arange(12.0).view(3, 4), [[1, 2], [3], []])
-    np.savez(tmp_path / "users.npz", **result.arrays())
-    back = np.load(tmp_path / "users.npz", allow_pickle=False)
-    assert back["target_ranks"].tolist() == [3, 2, 1]
-    assert back["target_offsets"].tolist() == [0, 2, 3, 3]
-    assert back["top_k_rows"].shape == (3, 10)
-
-
 @pytest.mark.slow  # Numba compiles ranx on first use.
 @pytest.mark.filterwarnings("ignore:unsafe cast from uint64 to int64")
 @settings(deadline=None, max_examples=40)
