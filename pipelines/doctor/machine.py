@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 import urllib.request
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -99,16 +100,12 @@ def check_threads(_environment: Environment) -> CheckResult:
 def check_redis(_environment: Environment) -> CheckResult:
     """Ping the Redis of RECSYS_REDIS_URL; without one, SQLite keeps the online state."""
     wanted = "optional: RECSYS_REDIS_URL, or redis-server on PATH"
+    result = partial(CheckResult, "redis", wanted=wanted)
     url = os.environ.get("RECSYS_REDIS_URL")
     if not url:
-        program = shutil.which("redis-server")
-        return CheckResult(
-            "redis",
-            "ok" if program else "absent",
-            program or "not installed",
-            wanted,
-            fix=None if program else "apt-get install redis-server",
-        )
+        if program := shutil.which("redis-server"):
+            return result("ok", program)
+        return result("absent", "not installed", fix="apt-get install redis-server")
     parts = urlsplit(url)
     address = (parts.hostname or "127.0.0.1", parts.port or 6379)
     where = f"{address[0]}:{address[1]}"
@@ -119,14 +116,10 @@ def check_redis(_environment: Environment) -> CheckResult:
     except OSError as error:
         reply = f"no answer: {error}"
     # One that asks for a password is there.
-    good = reply.startswith(("+PONG", "-NOAUTH"))
-    return CheckResult(
-        "redis",
-        "ok" if good else "warn",
-        f"{where}: {reply}",
-        wanted,
-        fix=None if good else f"redis-server --port {address[1]} --bind 127.0.0.1",
-    )
+    if reply.startswith(("+PONG", "-NOAUTH")):
+        return result("ok", f"{where}: {reply}")
+    fix = f"redis-server --port {address[1]} --bind 127.0.0.1"
+    return result("warn", f"{where}: {reply}", fix=fix)
 
 
 def check_mlflow_server(_environment: Environment) -> CheckResult:
@@ -154,31 +147,23 @@ def check_airflow(_environment: Environment) -> CheckResult:
     """Look for the environment of Airflow, which cannot be this one."""
     folder = Path(os.environ.get("RECSYS_AIRFLOW_VENV", ".venv-airflow"))
     wanted = "optional: RECSYS_AIRFLOW_VENV or .venv-airflow"
+    result = partial(CheckResult, "airflow", wanted=wanted)
     found = sorted(folder.glob("lib/python*/site-packages/apache_airflow-*.dist-info"))
     if not found:
         python = shlex.quote(str(folder / "bin/python"))
-        return CheckResult(
-            "airflow",
-            "absent",
-            f"not in {folder}",
-            wanted,
-            fix=f"python3.11 -m venv {shlex.quote(str(folder))} && "
-            f"{python} -m pip install --no-deps -r requirements/airflow.txt",
-        )
+        fix = f"python3.11 -m venv {shlex.quote(str(folder))} && "
+        fix += f"{python} -m pip install --no-deps -r requirements/airflow.txt"
+        return result("absent", f"not in {folder}", fix=fix)
     number = found[0].name.removeprefix("apache_airflow-").removesuffix(".dist-info")
-    return CheckResult("airflow", "ok", f"{number} in {folder}", wanted)
+    return result("ok", f"{number} in {folder}")
 
 
 def check_chromium(_environment: Environment) -> CheckResult:
     """Look for a browser."""
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    return CheckResult(
-        "chromium",
-        "ok" if program else "absent",
-        program or "not installed",
-        "optional: tests of the web pages",
-        fix=None if program else "apt-get install chromium",
-    )
+    result = partial(CheckResult, "chromium", wanted="optional: tests of the web pages")
+    if program := shutil.which("chromium") or shutil.which("google-chrome"):
+        return result("ok", program)
+    return result("absent", "not installed", fix="apt-get install chromium")
 
 
 MACHINE_CHECKS = (check_python, check_memory, check_disk, check_threads)
