@@ -19,7 +19,7 @@ from torch.nn.functional import embedding_bag, normalize
 from recsys.data.batch import Jagged, offsets_of
 from recsys.data.item_mask import ItemMask
 
-_MAX_CELLS = 1 << 22
+MAX_CELLS = 1 << 22
 """Floats held at once while users are worked off in chunks (32 MiB)."""
 
 
@@ -132,7 +132,7 @@ def intra_list_diversity(lists: Tensor, k: int, vectors: Tensor) -> Tensor:
     unit = normalize(vectors.float(), dim=1)  # [N, D]
     has_direction = unit.square().sum(1) > 0
     parts = []
-    for rows in torch.split(shown, max(1, _MAX_CELLS // unit.shape[1])):
+    for rows in torch.split(shown, max(1, MAX_CELLS // unit.shape[1])):
         total = embedding_bag(rows.clamp_min(0), unit, mode="sum", padding_idx=0)  # [b, D]
         squares = (has_direction[rows.clamp_min(0)] & (rows > 0)).double().sum(1)
         parts.append(_mean_distance(total.double(), squares, (rows > 0).sum(1)))
@@ -153,7 +153,7 @@ def category_diversity(lists: Tensor, k: int, categories: Jagged, num_categories
     num_of_item = categories.lengths().double()  # [N]
     weights = num_of_item.clamp_min(1).rsqrt()
     parts = []
-    for rows in torch.split(shown, max(1, _MAX_CELLS // num_categories)):
+    for rows in torch.split(shown, max(1, MAX_CELLS // num_categories)):
         present = rows > 0
         listed = listed_items(rows, k)
         total = category_totals(listed, categories, num_categories, weights)  # [b, C]

@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged
-from recsys.evaluation.beyond_accuracy import category_totals, listed_items
-
-_MAX_CELLS = 1 << 22
-"""Floats held at once while users are worked off in chunks (32 MiB)."""
+from recsys.evaluation.beyond_accuracy import MAX_CELLS, category_totals, listed_items
 
 
 class ReliabilityCurve(NamedTuple):
@@ -122,7 +119,7 @@ def list_miscalibration(
             f"{len(lists)} lists but {histories.batch_size} histories; both must cover the same "
             "users in the same order"
         )
-    step = max(1, _MAX_CELLS // num_categories)
+    step = max(1, MAX_CELLS // num_categories)
     parts = []
     for begin in range(0, len(lists), step):
         rows = lists[begin : begin + step]

@@ -1,4 +1,4 @@
-"""Difference between two versions of the semantic IDs, small enough to send to what serves them.
+"""Difference between two versions of the semantic IDs: the rows that change, not the catalogue.
 
 Axes: N item rows, M changed rows, L levels.
 """
