@@ -9,7 +9,6 @@ Axes: E events, N item rows, K items with weights, B queries, k candidates of a 
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -69,14 +68,6 @@ class Ease:
         self.item_rows = item_rows
         self.places = torch.full((num_item_rows,), len(item_rows))
         self.places[item_rows] = torch.arange(len(item_rows))
-
-    def to(self, device: torch.device) -> Ease:
-        """Copy to the device of histories and candidates."""
-        moved = copy.copy(self)
-        moved.weights, moved.item_rows, moved.places = (
-            part.to(device) for part in (self.weights, self.item_rows, self.places)
-        )
-        return moved
 
     @classmethod
     def fit(

@@ -30,17 +30,36 @@ NORM_FLOOR = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureSizes:
-    """Sizes of what the model reads, from the features and content artefacts (row 0 included)."""
+class ItemSizes:
+    """Sizes of what a model reads of items, from their artefacts (row 0 included)."""
 
     num_item_rows: int
     content_dim: int = 0
     """Width of the content embeddings, 0 without."""
     num_categories: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSizes(ItemSizes):
+    """Sizes of what a model reads of items and queries."""
+
     user_features: Mapping[str, int] = field(default_factory=dict)
     """Name to cardinality of each ``user.<name>`` feature of a query."""
     context_features: Mapping[str, int] = field(default_factory=dict)
     """Name to cardinality of each ``context.<name>`` feature of a query."""
+
+    def query_tables(self, embedding_dim: int) -> list[TableConfig]:
+        """Describe one table for each feature of a query."""
+        return [
+            TableConfig(
+                name=f"{kind}_{column}".replace(".", "_"),
+                num_rows=rows,
+                embedding_dim=embedding_dim,
+                features=(f"{kind}.{column}",),
+            )
+            for kind, features in (("user", self.user_features), ("context", self.context_features))
+            for column, rows in features.items()
+        ]
 
 
 @dataclass(frozen=True)
@@ -79,7 +98,7 @@ class ItemTowerConfig(Protocol):
 class ItemTower(nn.Module):
     """Turns an item's id, content and categories into one vector."""
 
-    def __init__(self, config: ItemTowerConfig, inputs: FeatureSizes) -> None:
+    def __init__(self, config: ItemTowerConfig, inputs: ItemSizes) -> None:
         super().__init__()
         self.config, self.inputs = config, inputs
         dim = config.embedding_dim

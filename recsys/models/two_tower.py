@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.negatives import every_item, mixed_candidates, sampled_softmax_loss
-from recsys.layers.embedding.collection import Backend, EmbeddingBags, TableConfig
+from recsys.layers.embedding.collection import Backend, EmbeddingBags
 from recsys.layers.feed_forward import feed_forward
 from recsys.models.item_tower import (
     NORM_FLOOR,
@@ -136,16 +136,7 @@ class QueryTower(nn.Module):
         self.output_norm = nn.LayerNorm(dim)
         self.dropout = nn.Dropout(config.dropout)
         nn.init.normal_(self.recency.weight, std=1 / math.sqrt(dim))
-        tables = [
-            TableConfig(
-                name=name.replace(".", "_"), num_rows=rows, embedding_dim=dim, features=(name,)
-            )
-            for kind, features in (
-                ("user", inputs.user_features),
-                ("context", inputs.context_features),
-            )
-            for name, rows in ((f"{kind}.{column}", rows) for column, rows in features.items())
-        ]
+        tables = inputs.query_tables(dim)
         self.features = EmbeddingBags(tables, config.backend) if tables else None
 
     def forward(self, queries: JaggedBatch, history: Jagged, inputs: Tensor) -> Tensor:

@@ -84,16 +84,6 @@ class EventTable:
             }
         )
 
-    def defect_rows(self, name: str) -> NDArray[np.int64]:
-        """Return the rows of one defect, "none" for the good ones.
-
-        Raises:
-            ValueError: If there is no such defect.
-        """
-        if name not in DEFECT_NAMES:
-            raise ValueError(f"no defect {name!r}; there are {', '.join(DEFECT_NAMES)}")
-        return np.flatnonzero(self.defects == DEFECT_NAMES.index(name))
-
 
 def with_defects(
     events: EventTable, defects: Defects, num_items: int, rng: np.random.Generator

@@ -10,7 +10,7 @@ from torch import Tensor
 from recsys.layers.chunked_softmax import MAX_SCORES
 from recsys.layers.codes.decoder import CodeBlockConfig
 from recsys.layers.embedding.collection import Backend
-from recsys.models.item_tower import FeatureSizes
+from recsys.models.item_tower import ItemSizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,29 +96,15 @@ class GenerativeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerativeInputs:
+class GenerativeInputs(ItemSizes):
     """Sizes of what the model reads, from the artefacts it is trained on (row 0 included)."""
 
-    num_item_rows: int
     level_sizes: tuple[int, ...]
     """Codes of each level of the semantic IDs."""
     semantic_ids: str
     """Version of the semantic IDs."""
-    content_dim: int = 0
-    """Width of the content embeddings, 0 without."""
-    num_categories: int = 0
     vector_dim: int = 0
     """Width of the items' vectors, 0 without."""
-
-    def tower(self, wanted: bool) -> FeatureSizes:
-        """Give the item tower's sizes; of one row where none is wanted."""
-        if not wanted:
-            return FeatureSizes(num_item_rows=1)
-        return FeatureSizes(
-            num_item_rows=self.num_item_rows,
-            content_dim=self.content_dim,
-            num_categories=self.num_categories,
-        )
 
     def check_version(self, semantic_ids: str) -> None:
         """Refuse semantic IDs of another version.

@@ -41,6 +41,7 @@ from recsys.models.generative.loss import (
 from recsys.models.item_tower import (
     NORM_FLOOR,
     ItemCatalogue,
+    ItemSizes,
     ItemTower,
     RetrievalModel,
     read_settings,
@@ -100,7 +101,9 @@ class GenerativeModel(RetrievalModel):
         if config.items == "codes_vectors":
             self._take_vectors(vectors)
         # Codes alone need no tower; one of one row stands in.
-        self.item_tower = ItemTower(config, inputs.tower(config.reads_items))
+        self.item_tower = ItemTower(
+            config, inputs if config.reads_items else ItemSizes(num_item_rows=1)
+        )
         if item_counts is not None and config.reads_items:
             self.item_tower.item_counts.copy_(item_counts)
 

@@ -25,17 +25,10 @@ CHOICES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankerInputs:
+class RankerInputs(FeatureSizes):
     """Sizes of the ranker's inputs, and the tasks it predicts (row 0 of every id included)."""
 
-    num_item_rows: int
     tasks: tuple[str, ...] = ("click",)
-    content_dim: int = 0
-    num_categories: int = 0
-    user_features: Mapping[str, int] = field(default_factory=dict)
-    """Name to cardinality of each ``user.<name>`` feature of a query."""
-    context_features: Mapping[str, int] = field(default_factory=dict)
-    """Name to cardinality of each ``context.<name>`` feature of a query."""
     query_dense: tuple[str, ...] = ()
     """Names of the dense features of a query."""
     candidate_dense: tuple[str, ...] = ()
@@ -59,14 +52,6 @@ class RankerInputs:
                 f"base_feature must be one of candidate_dense {self.candidate_dense}, got "
                 f"{self.base_feature!r}"
             )
-
-    def item_inputs(self) -> FeatureSizes:
-        """Give the sizes that the item tower reads."""
-        return FeatureSizes(
-            num_item_rows=self.num_item_rows,
-            content_dim=self.content_dim,
-            num_categories=self.num_categories,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

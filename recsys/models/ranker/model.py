@@ -90,7 +90,7 @@ class Ranker(CatalogueModel):
         self.config, self.inputs = config, inputs
         dim, num_tasks = config.embedding_dim, len(inputs.tasks)
         width = num_fields(inputs) * dim
-        self.item_tower = ItemTower(config, inputs.item_inputs())
+        self.item_tower = ItemTower(config, inputs)
         counts = torch.ones(inputs.num_item_rows) if item_counts is None else item_counts
         # At id_dropout 1 every id is unknown.
         self.item_tower.item_counts.copy_(counts * (config.id_dropout < 1))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recsys.data.batch import JaggedBatch
 from recsys.layers.attention.target import ReadableHistory
-from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
+from recsys.layers.embedding.collection import EmbeddingBags
 from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
 from recsys.layers.moe.routing import Routing
 from recsys.layers.wide_linear import WideLinear, wide_product
@@ -55,19 +55,7 @@ class QueryFields(nn.Module):
             )
             if features or (kind == "user" and inputs.query_dense)
         ]
-        tables = [
-            TableConfig(
-                name=f"{kind}_{name}",
-                num_rows=rows,
-                embedding_dim=dim,
-                features=(f"{kind}.{name}",),
-            )
-            for kind, features in (
-                ("user", inputs.user_features),
-                ("context", inputs.context_features),
-            )
-            for name, rows in features.items()
-        ]
+        tables = inputs.query_tables(dim)
         self.tables = EmbeddingBags(tables, config.backend) if tables else None
         self.dense = nn.Linear(len(inputs.query_dense), dim) if inputs.query_dense else None
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in self.kinds)

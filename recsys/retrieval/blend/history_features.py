@@ -9,7 +9,6 @@ features of a candidate.
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import torch
@@ -84,13 +83,6 @@ class HistoryFeatures:
     def num_items(self) -> int:
         """N."""
         return len(self._tables[0])
-
-    def to(self, device: torch.device) -> HistoryFeatures:
-        """Copy to the device of histories, candidates and counts."""
-        moved = copy.copy(self)
-        moved.ease = self.ease.to(device)
-        moved._tables = tuple(table.to(device) for table in self._tables)
-        return moved
 
     def features(self, history: Jagged, candidates: Tensor, item_counts: Tensor) -> Tensor:
         """Compute the features of candidates, [B, k, F] float32; 0 where a list is short.

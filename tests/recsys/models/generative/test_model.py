@@ -21,8 +21,8 @@ from recsys.models.generative.model import GenerativeConfig, GenerativeInputs, G
 from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.semantic_ids.trie import Trie
-from recsys.testing import synthetic
 from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
+from tests.recsys.testing import synthetic
 
 NUM_ITEM_ROWS = 41
 SIZES = (4, 4, 4)

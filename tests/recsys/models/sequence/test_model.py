@@ -14,8 +14,8 @@ from recsys.data.windows import training_windows, window_batch
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel, sampled_items, seen_before
-from recsys.testing import synthetic
 from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
+from tests.recsys.testing import synthetic
 from tests.recsys.testing.tensors import rounding
 
 NUM_ITEM_ROWS = 41
