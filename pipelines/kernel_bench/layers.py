@@ -13,13 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipelines.kernel_bench.workload import NUM_SETS, Prepared, distance, results, worst
+from pipelines.kernel_bench.workload import NUM_SETS, Call, Prepared, distance, results, worst
 from recsys.kernels.hstu_attention.op import hstu_attention
 from recsys.kernels.hstu_attention.reference import reference_attention
 from recsys.kernels.lora.op import Corrections
 from recsys.kernels.lora.reference import add_corrections
 from recsys.kernels.routed_experts.op import routed_experts
 from recsys.layers.moe.experts import loop_over_experts
+
+
+def scaled_normal(generator: torch.Generator, *shape: int) -> Tensor:
+    """Draw normal values over the square root of the last width, where the generator is."""
+    values = torch.randn(shape, generator=generator, device=generator.device)
+    return values / math.sqrt(shape[-1])
 
 
 def prepare_attention(sizes: tuple[int, ...], device: torch.device, *, backward: bool) -> Prepared:
@@ -46,6 +52,10 @@ def prepare_attention(sizes: tuple[int, ...], device: torch.device, *, backward:
     def by_torch(ends: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return reference_attention(q, k, v, ends, length, None, None, None)
 
+    def calls(attend: Callable[..., Tensor]) -> list[Call]:
+        run = partial(results, partial(attend, offsets), backward=backward)
+        return [partial(run, *one) for one in sets]
+
     def error() -> float:
         few = [one[: 2 * length] for one in sets[0]]
         found = results(partial(ours, offsets[:3]), *few, backward=backward)
@@ -53,13 +63,8 @@ def prepare_attention(sizes: tuple[int, ...], device: torch.device, *, backward:
         return worst(found, results(partial(by_torch, offsets[:3]), *truth, backward=backward))
 
     return Prepared(
-        ours=[partial(results, partial(ours, offsets), *one, backward=backward) for one in sets],
-        peers={
-            "torch": [
-                partial(results, partial(by_torch, offsets), *one, backward=backward)
-                for one in sets
-            ]
-        },
+        ours=calls(ours),
+        peers={"torch": calls(by_torch)},
         error=error,
         tolerance=1e-2 if dtype == torch.bfloat16 else 1e-5,
         # Two products over the lower half of L x L, five more backward.
@@ -71,14 +76,11 @@ def prepare_routed_experts(
     sizes: tuple[int, ...], device: torch.device, *, backward: bool
 ) -> Prepared:
     """Rows that visit two of 32 experts each, by their number, width and inner width."""
-    generator = torch.Generator(device).manual_seed(5)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     num_rows, dim, hidden_dim = sizes
     top_k, shapes = 2, [(num_rows, dim), (32, hidden_dim, dim), (32, dim, hidden_dim)]
 
-    def part(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device) / math.sqrt(shape[-1])
-
+    part = partial(scaled_normal, torch.Generator(device).manual_seed(5))
     sets = []
     for _ in range(2):
         experts = part(num_rows, 32).topk(top_k, dim=1).indices
@@ -109,12 +111,9 @@ def prepare_routed_experts(
 
 def prepare_lora(sizes: tuple[int, ...], device: torch.device, *, whole: bool) -> Prepared:
     """Rows of three adapters of rank 8, by their number and the layer's widths."""
-    generator = torch.Generator(device).manual_seed(6)
     num_rows, width_in, width_out = sizes
 
-    def part(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device) / math.sqrt(shape[-1])
-
+    part = partial(scaled_normal, torch.Generator(device).manual_seed(6))
     numbers = torch.arange(num_rows, device=device) // 20 % 3 + 1
     a, b, bias = part(3, 8, width_in), part(3, 8, width_out), part(width_out)
     weight = part(width_out, width_in)

@@ -93,14 +93,9 @@ def chosen_users(
 
 def titles_of(items: Path, rows: Iterable[int]) -> Mapping[int, str]:
     """Read the display texts of some item rows, cut where they are endless."""
-    wanted = pl.Series(sorted(set(rows)), dtype=pl.Int64).implode()
-    frame = (
-        pl.scan_parquet(items)
-        .filter(pl.col("item_row").is_in(wanted))
-        .select("item_row", pl.col("display_text").str.slice(0, MAX_TITLE))
-        .collect()
-    )
-    return dict(zip(frame["item_row"].to_list(), frame["display_text"].to_list(), strict=True))
+    frame = pl.scan_parquet(items).filter(pl.col("item_row").is_in(sorted(set(rows))))
+    title = pl.col("display_text").str.slice(0, MAX_TITLE)
+    return dict(frame.select("item_row", title).collect().iter_rows())
 
 
 def read_examples(
@@ -116,12 +111,12 @@ def read_examples(
     starts = sequences.offsets[:-1]
     lazy = pl.scan_parquet(table)
     chosen = chosen_users(lazy, models, np.asarray(ends - starts))
-    wanted = pl.Series([user for _, user in chosen], dtype=pl.Int64).implode()
-    frame = lazy.filter(pl.col("user_row").is_in(wanted)).collect()
-    parts = {user: frame.filter(pl.col("user_row") == user) for _, user in chosen}
+    users = [user for _, user in chosen]
+    frame = lazy.filter(pl.col("user_row").is_in(users)).collect()
+    parts = {user: frame.filter(pl.col("user_row") == user) for user in users}
     pasts = {
         user: np.asarray(sequences.item_rows[max(starts[user], ends[user] - HISTORY) : ends[user]])
-        for _, user in chosen
+        for user in users
     }
     listed = {
         (user, model): part[f"top_k_{model}"][0].to_list()[:LISTED]

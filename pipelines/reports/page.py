@@ -134,12 +134,12 @@ def measures_of(data: ReportData) -> list[str]:
     models = data.measured("test").models
     every = dict.fromkeys(name for model in data.models for name in models[model].beyond_accuracy)
     known = list(wording.BEYOND_ACCURACY)
-    place = {
-        name: known.index(wording.parted(name)[0])
-        for name in every
-        if wording.parted(name)[0] in known
-    }
-    return sorted(every, key=lambda name: (place.get(name, len(known)), name))
+
+    def place(measure: str) -> tuple[int, str]:
+        name, _ = wording.parted(measure)
+        return (known.index(name) if name in known else len(known)), measure
+
+    return sorted(every, key=place)
 
 
 def figures_of(data: ReportData) -> Mapping[str, list[Figure]]:

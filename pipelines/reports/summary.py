@@ -84,14 +84,12 @@ def verdict_of(data: ReportData, best: str) -> str:
         gain = test.difference if sides[0] == best else -test.difference
         group = (worse if gain > 0 else better) if test.significant else level
         group.append(model_label(other))
-    sentences = []
-    if worse:
-        sentences.append(f"It is significantly better than {listed(worse)}.")
-    if level:
-        sentences.append(f"There is no significant difference from {listed(level)}.")
-    if better:
-        sentences.append(f"On test, {listed(better)} did significantly better.")
-    return " ".join(sentences)
+    sentences = {
+        f"It is significantly better than {listed(worse)}.": worse,
+        f"There is no significant difference from {listed(level)}.": level,
+        f"On test, {listed(better)} did significantly better.": better,
+    }
+    return " ".join(sentence for sentence, others in sentences.items() if others)
 
 
 def headline(data: ReportData) -> Headline:

@@ -6,7 +6,6 @@ base serves the domain; the release stands. Adapters of a challenger are registe
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from pipelines.adapters.adapt import adapt_to
@@ -55,6 +54,6 @@ def adapt_domains(context: StageContext) -> StageRows:
                 "verdicts": [verdict.model_dump() for verdict in found.verdicts],
             }
         )
-    Path(context.output / "adapters.json").write_text(to_json(outcomes))
+    (context.output / "adapters.json").write_text(to_json(outcomes))
     num_served = sum(one["adapter"] is not None for one in outcomes)
     return StageRows(rows_in=len(outcomes), rows_out=num_served)

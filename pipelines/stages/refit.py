@@ -7,9 +7,6 @@ trained weights are continued for so many passes over all events.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, released_order
@@ -46,10 +43,7 @@ def refit_model(context: StageContext, inputs: ModelInputs, fitter: ModelFitter)
     folder = context.output / "trainings" / name
     folder.mkdir(parents=True)
     curve.write(folder / "curve.jsonl")
-    document: Mapping[str, Any] = {
-        "num_steps": fitted.result.num_steps,
-        "num_examples": fitted.num_examples,
-    }
+    document = {"num_steps": fitted.result.num_steps, "num_examples": fitted.num_examples}
     (folder / "training.json").write_text(to_json(document))
     return fitted.result.num_steps
 

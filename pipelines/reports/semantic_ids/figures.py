@@ -250,10 +250,16 @@ def reconstruction_figure(report: SemanticIdReport) -> Figure:
     return replace(figure, rows=rows)
 
 
+def content_prefixes(report: SemanticIdReport) -> list[tuple[str, LevelQuality]]:
+    """Name the prefixes that are shorter than an ID, if there are any, with their quality."""
+    levels, count = content_levels(report), len(report.level_sizes)
+    shown = levels[: count - 1] or levels
+    return [(prefix_name(place, count), level) for place, level in enumerate(shown, start=1)]
+
+
 def neighbour_figure(report: SemanticIdReport) -> Figure:
     """Draw how often nearest neighbours by content share a prefix."""
-    levels, count = content_levels(report), len(report.level_sizes)
-    first = levels[0]
+    first = content_levels(report)[0]
     return gap_figure(
         "neighbours",
         (
@@ -264,12 +270,8 @@ def neighbour_figure(report: SemanticIdReport) -> Figure:
             "Share of nearest neighbours by content with the same prefix, and by chance.",
         ),
         [
-            (
-                prefix_name(place + 1, count),
-                level.neighbour_agreement,
-                level.agreement_by_chance,
-            )
-            for place, level in enumerate(levels[: count - 1] or levels)
+            (name, level.neighbour_agreement, level.agreement_by_chance)
+            for name, level in content_prefixes(report)
         ],
         x_title="share of neighbours",
     )
@@ -277,10 +279,9 @@ def neighbour_figure(report: SemanticIdReport) -> Figure:
 
 def purity_figure(report: SemanticIdReport) -> Figure | None:
     """Draw the category purity of prefixes; None without categories."""
-    levels, count = content_levels(report), len(report.level_sizes)
     rows = [
-        (prefix_name(place + 1, count), level.purity, level.purity_by_chance)
-        for place, level in enumerate(levels[: count - 1] or levels)
+        (name, level.purity, level.purity_by_chance)
+        for name, level in content_prefixes(report)
         if level.purity is not None and level.purity_by_chance is not None
     ]
     if not rows:
