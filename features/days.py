@@ -15,18 +15,9 @@ import polars as pl
 
 from features.encoding import MISSING
 from features.events import MICROS
-from features.ingest import Dictionaries
+from features.ingest import NO_SEQUENCE, NO_SLOT, OPTIONAL_FIELDS, Dictionaries
 from features.parallel import num_cores
-from features.records import (
-    NO_SEQUENCE,
-    NO_SLOT,
-    OPTIONAL_FIELDS,
-    SLICE_RECORDS,
-    RecordFile,
-    Records,
-    Rows,
-    partition,
-)
+from features.records import SLICE_RECORDS, RecordFile, Records, Rows, partition
 from features.schema import EVENT_TIME, EVENT_TYPE, PROPENSITY, SEQUENCE_INDEX, SLOT, VALUE
 
 MICROS_PER_DAY = 86_400 * MICROS

@@ -7,27 +7,36 @@ counted; impressions go to a file of their own. The records stand in the order o
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.encoding import Dictionary
+from features.encoding import MISSING, Dictionary
 from features.events import REASONS, check_types, had_value, reason_code, typed_columns
 from features.quarantine import Quarantine
-from features.records import OPTIONAL_FIELDS, RecordFile, Rows, compressed, record_dtype
+from features.records import RecordFile, Rows, compressed
 from features.scan import batches, naming, renamed, scan_file
 from features.schema import (
+    DOMAIN,
     EVENT_COLUMNS,
     EVENT_TIME,
     EVENT_TYPE,
     ITEM_ID,
+    PROPENSITY,
+    REQUEST_ID,
+    SEQUENCE_INDEX,
+    SESSION_ID,
+    SLOT,
     TEXT_COLUMNS,
     USER_ID,
+    VALUE,
     FilterConfig,
     SourceConfig,
 )
@@ -35,6 +44,39 @@ from features.schema import (
 DEFAULT_TYPE = "event"
 """Type of all events where the files have no such column."""
 SHOWN = "shown, no part of histories"
+
+
+NO_SEQUENCE = np.iinfo(np.int64).min
+"""Stands for a missing sequence index where there is an event time."""
+NO_SLOT = -1
+
+
+class Field(NamedTuple):
+    """How records hold an optional column of the events."""
+
+    column: str
+    dtype: str
+    missing: float
+    """Stands for a missing value; of a text, its code."""
+
+
+OPTIONAL_FIELDS = {
+    "time": Field(EVENT_TIME, "<i8", 0),
+    "sequence": Field(SEQUENCE_INDEX, "<i8", NO_SEQUENCE),
+    "value": Field(VALUE, "<f8", np.nan),
+    "domain": Field(DOMAIN, "<u4", int(MISSING)),
+    "session": Field(SESSION_ID, "<u4", int(MISSING)),
+    "request": Field(REQUEST_ID, "<u4", int(MISSING)),
+    "slot": Field(SLOT, "<i4", NO_SLOT),
+    "propensity": Field(PROPENSITY, "<f8", np.nan),
+}
+
+
+def record_dtype(optional: Collection[str]) -> np.dtype[Any]:
+    """Lay out an event: codes of user, item, type and those of OPTIONAL_FIELDS the data has."""
+    fields: list[tuple[str, str]] = [("user", "<u4"), ("item", "<u4"), ("type", "<u4")]
+    known = [(name, one.dtype) for name, one in OPTIONAL_FIELDS.items() if name in optional]
+    return np.dtype(fields + known)
 
 
 @dataclass

@@ -10,62 +10,20 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from features.encoding import MISSING
 from features.parallel import in_order
-from features.schema import (
-    DOMAIN,
-    EVENT_TIME,
-    PROPENSITY,
-    REQUEST_ID,
-    SEQUENCE_INDEX,
-    SESSION_ID,
-    SLOT,
-    VALUE,
-)
 
 Records = NDArray[Any]
 Rows = NDArray[np.int64]
 
 SLICE_RECORDS = 1_000_000
-NO_SEQUENCE = np.iinfo(np.int64).min
-"""Stands for a missing sequence index where there is an event time."""
-NO_SLOT = -1
-
-
-class Field(NamedTuple):
-    """How records hold an optional column of the events."""
-
-    column: str
-    dtype: str
-    missing: float
-    """Stands for a missing value; of a text, its code."""
-
-
-OPTIONAL_FIELDS = {
-    "time": Field(EVENT_TIME, "<i8", 0),
-    "sequence": Field(SEQUENCE_INDEX, "<i8", NO_SEQUENCE),
-    "value": Field(VALUE, "<f8", np.nan),
-    "domain": Field(DOMAIN, "<u4", int(MISSING)),
-    "session": Field(SESSION_ID, "<u4", int(MISSING)),
-    "request": Field(REQUEST_ID, "<u4", int(MISSING)),
-    "slot": Field(SLOT, "<i4", NO_SLOT),
-    "propensity": Field(PROPENSITY, "<f8", np.nan),
-}
-
-
-def record_dtype(optional: Collection[str]) -> np.dtype[Any]:
-    """Lay out an event: codes of user, item, type and those of OPTIONAL_FIELDS the data has."""
-    fields: list[tuple[str, str]] = [("user", "<u4"), ("item", "<u4"), ("type", "<u4")]
-    known = [(name, one.dtype) for name, one in OPTIONAL_FIELDS.items() if name in optional]
-    return np.dtype(fields + known)
 
 
 def take(records: Records, places: Rows) -> Records:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from features.counts import first_of_duplicates, k_core, latest_of_users
-from features.records import RecordFile, compressed, partition, record_dtype, stable_order, take
+from features.ingest import record_dtype
+from features.records import RecordFile, compressed, partition, stable_order, take
 
 DTYPE = record_dtype(("time", "sequence", "value"))
 
