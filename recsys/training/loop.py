@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,16 +76,9 @@ class TrainConfig:
     checkpoint_seconds: float | None = 300.0
 
     def __post_init__(self) -> None:
-        positive = {
-            "num_steps": self.num_steps,
-            "eval_every": self.eval_every,
-            "max_bad_steps": self.max_bad_steps,
-            "log_every": self.log_every,
-            "max_grad_norm": self.max_grad_norm,
-            "patience": self.patience,
-            "checkpoint_every": self.checkpoint_every,
-        }
-        for name, value in positive.items():
+        limits = ("max_grad_norm", "patience", "checkpoint_every")
+        for name in ("num_steps", "eval_every", "max_bad_steps", "log_every", *limits):
+            value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0, got {value}")
         if self.precision not in ("auto", "float32", "bfloat16"):
@@ -259,9 +252,8 @@ class Run:
         )
 
     def _settings(self) -> dict[str, Any]:
-        names = [item.name for item in fields(self.config) if item.name not in FREE_TO_CHANGE]
         values = asdict(self.config)
-        return {name: values[name] for name in names}
+        return {name: value for name, value in values.items() if name not in FREE_TO_CHANGE}
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
