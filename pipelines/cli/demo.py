@@ -147,7 +147,7 @@ def histories_and_lists(bundle: Path) -> list[Table]:
 
 
 def semantic_id_line(bundle: Path) -> str | None:
-    """Show the most watched item's semantic ID beside the likest popular one; None without IDs."""
+    """Show the semantic IDs of the most watched item and of one that shares most of it."""
     loaded = load_bundle(bundle)
     ids, catalogue = loaded.semantic_ids, loaded.catalogue
     if ids is None or ids.source.num_with_id < 2:
@@ -159,27 +159,27 @@ def semantic_id_line(bundle: Path) -> str | None:
     shared = (codes == codes[shown]).cumprod(axis=1).sum(axis=1)
     shared[ids.id_rows == 0] = -1
     shared[shown] = -1
-    beside = int(np.lexsort((-counts, -shared))[0])
+    similar = int(np.lexsort((-counts, -shared))[0])
     named = [
         f"{shortened(catalogue.display_texts[row], 28)} is {ids.text(row)}"
-        for row in (shown, beside)
+        for row in (shown, similar)
     ]
-    return f"Alike by semantic ID: {named[0]}, {named[1]}."
+    return f"Similar by semantic ID: {named[0]}, {named[1]}."
 
 
-def ranker_line(told: Path) -> str | None:
+def ranker_line(path: Path) -> str | None:
     """Say whose order is served and by how much; None where no ranker was trained."""
-    if not told.exists():
+    if not path.exists():
         return None
-    found = read_json(told)
+    found = read_json(path)
     served = "The ranker's order is served" if found["served"] else "The blend's order is served"
-    return f"{served}, as validation says: {found['reason']}."
+    return f"{served}: on validation, {found['reason']}."
 
 
-def adapter_lines(told: Path) -> list[str]:
+def adapter_lines(path: Path) -> list[str]:
     """Say what became of each domain's adapter."""
     lines = []
-    for one in read_json(told):
+    for one in read_json(path):
         if one["adapter"] is None:
             lines.append(f"Domain {one['domain']}: answered by the base; {one['refused']}")
             continue

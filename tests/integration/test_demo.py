@@ -101,7 +101,7 @@ def test_demo_names_what_is_served_and_why(shop: Path, tmp_path: Path) -> None:
     path = tmp_path / "told.json"
     assert ranker_line(path) is None
     path.write_text('{"served": false, "reason": "it is behind"}')
-    assert ranker_line(path) == "The blend's order is served, as validation says: it is behind."
+    assert ranker_line(path) == "The blend's order is served: on validation, it is behind."
     metric = {"base": {"ndcg@10": 0.1}, "adapter": {"ndcg@10": 0.2}}
     adapters = [
         {"domain": "a", "adapter": "adapter-1", "refused": None, "metrics": metric},

@@ -325,7 +325,7 @@ def _update_long(
             last = head + block_c - 1
             near = tl.load(sorted_keys + last * chunk, mask=last < num_chunks, other=-1)
             while near == own:
-                # All of these chunks are this run's. What ends the loop is asked for ahead.
+                # All of these chunks are this run's. What ends the loop is loaded ahead.
                 last += block_c
                 near = tl.load(sorted_keys + last * chunk, mask=last < num_chunks, other=-1)
                 slots = (2 * c + tl.where(c == head, 1, 0)).to(tl.int64)[:, None]

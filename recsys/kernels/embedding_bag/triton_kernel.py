@@ -1,7 +1,7 @@
 """Triton kernels of the lookup, pooled and unpooled, and of the gradient of sample weights.
 
 Axes: F features, B batch, M ids, D width. Programs handle ``block_b`` bags of one feature;
-``unroll`` rows of each bag are asked for before the first is used.
+``unroll`` rows of each bag are loaded before the first is used.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _tile(dim: int, length: int, element_size: int) -> tuple[str, Config]:
     warps = 1 if length > 4 else 2
     block_b, unroll = max(1, warps * 32 // threads), 1
     if length > 4:
-        # The fewest rows that are asked for in vain, at the mean length.
+        # The fewest rows that are loaded in vain, at the mean length.
         unroll = min((8, 5, 4), key=lambda many: -(-length // many) * many)
     else:
         block_b *= 4

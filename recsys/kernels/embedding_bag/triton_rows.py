@@ -85,7 +85,7 @@ def _update_rows(
 ):
     """Update rows that occur once, ``block_r`` at a time; with ``runs`` those of short runs.
 
-    A run's gradients are added in the order of the ids. The first four ids' are asked for together;
+    A run's gradients are added in the order of the ids. The first four ids' are loaded together;
     the rest, of tiles that have one, in turn.
     """
     stride = stride // 16 * 16
@@ -101,7 +101,7 @@ def _update_rows(
     else:
         i, own, places = _fetch(sorted_keys, work, stride, tl.program_id(0), count, block_r)
     for tile in range(tl.program_id(0), tl.cdiv(count, block_r), tl.num_programs(0)):
-        # Asked for a tile ahead: the rows wait for them.
+        # Loaded a tile ahead: the rows wait for them.
         ahead = tile + tl.num_programs(0)
         if runs:
             next_i, next_own, next_places = _fetch_short(

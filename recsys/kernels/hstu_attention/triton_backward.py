@@ -62,7 +62,7 @@ def _keys_step(
 @triton.jit
 def _backward_keys(
     q_at, k_at, v_at, do_at, dk_out, dv_out, offsets, num_targets, positions, position_stride,
-    time_table, asked_at, known_at, spans, span_stride, scale, inverse_length,
+    time_table, query_at, known_at, spans, span_stride, scale, inverse_length,
     stride_q, stride_k, stride_v, stride_do, stride_dk, stride_dv,
     has_targets: tl.constexpr,
     heads: tl.constexpr, dim_k: tl.constexpr, dim_v: tl.constexpr, block_dk: tl.constexpr,
@@ -71,7 +71,7 @@ def _backward_keys(
 ):  # fmt: skip
     """Gradients of one block of keys and values: all queries from the block on."""
     place = _place(offsets, num_targets, tl.program_id(1), heads, has_targets)
-    bias = (positions, position_stride, time_table, asked_at, known_at, spans, span_stride)
+    bias = (positions, position_stride, time_table, query_at, known_at, spans, span_stride)
     length, history = place[2], place[3]
     begin_n = tl.program_id(0) * block_n
     if begin_n < length:
@@ -134,7 +134,7 @@ def _queries_step(
 @triton.jit
 def _backward_queries(
     q_at, k_at, v_at, do_at, dq_out, offsets, num_targets, positions, position_stride,
-    time_table, asked_at, known_at, spans, span_stride, scale, inverse_length,
+    time_table, query_at, known_at, spans, span_stride, scale, inverse_length,
     stride_q, stride_k, stride_v, stride_do, stride_dq, has_targets: tl.constexpr,
     heads: tl.constexpr, dim_k: tl.constexpr, dim_v: tl.constexpr, block_dk: tl.constexpr,
     block_dv: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, on_gpu: tl.constexpr,
@@ -142,7 +142,7 @@ def _backward_queries(
 ):  # fmt: skip
     """Gradients of one block of queries: all keys up to the block."""
     place = _place(offsets, num_targets, tl.program_id(1), heads, has_targets)
-    bias = (positions, position_stride, time_table, asked_at, known_at, spans, span_stride)
+    bias = (positions, position_stride, time_table, query_at, known_at, spans, span_stride)
     length, history = place[2], place[3]
     begin_m = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m
     if begin_m < length:

@@ -93,20 +93,20 @@ def _time_span(begin_m, block_m: tl.constexpr, begin_n, block_n: tl.constexpr, p
     low, high = 0, 0
     if bias[2] is not None:
         spans = bias[5] + place[4] * bias[6]
-        least_asked, most_asked = _span_ends(spans, begin_m, block_m, 0)
+        least_query, most_query = _span_ends(spans, begin_m, block_m, 0)
         least_known, most_known = _span_ends(spans, begin_n, block_n, 2)
-        low, high = _bucket_of(least_asked - most_known), _bucket_of(most_asked - least_known)
+        low, high = _bucket_of(least_query - most_known), _bucket_of(most_query - least_known)
     return low, high
 
 
 @triton.jit
 def _elapsed(row_at, column_at, rows, columns, place, bias, by_keys: tl.constexpr):
     """1 + seconds between queries and keys of a tile, float64."""
-    asked_at, known_at = bias[3] + place[1], bias[4] + place[1]
+    query_at, known_at = bias[3] + place[1], bias[4] + place[1]
     row, column = row_at + tl.arange(0, rows), column_at + tl.arange(0, columns)
     if by_keys:
-        return tl.load(asked_at + column)[None, :] - tl.load(known_at + row)[:, None]
-    return tl.load(asked_at + row)[:, None] - tl.load(known_at + column)[None, :]
+        return tl.load(query_at + column)[None, :] - tl.load(known_at + row)[:, None]
+    return tl.load(query_at + row)[:, None] - tl.load(known_at + column)[None, :]
 
 
 @triton.jit
@@ -178,7 +178,7 @@ class Bias(NamedTuple):
 
 @triton.jit
 def _lay_out(
-    weights, buckets, time_weights, query_times, key_times, positions, times, asked, known,
+    weights, buckets, time_weights, query_times, key_times, positions, times, query_seconds, known,
     max_length, events, heads: tl.constexpr, num_positions: tl.constexpr, num_times: tl.constexpr,
     block: tl.constexpr,
 ):  # fmt: skip
@@ -197,7 +197,7 @@ def _lay_out(
         tl.store(times + at, bias, mask=there)
         there = at < events
         seconds = tl.load(query_times + at, mask=there, other=0).to(tl.float64) + 1.0
-        tl.store(asked + at, seconds, mask=at < events + 256)
+        tl.store(query_seconds + at, seconds, mask=at < events + 256)
         seconds = tl.load(key_times + at, mask=there, other=0).to(tl.float64)
         tl.store(known + at, seconds, mask=at < events + 256)
 
@@ -208,11 +208,11 @@ def _lay_out_spans(query_times, key_times, offsets, spans):
     first = tl.load(offsets + tl.program_id(1)).to(tl.int64)
     i = first + tl.program_id(0) * 64 + tl.arange(0, 64)
     there = i < tl.load(offsets + tl.program_id(1) + 1)
-    asked = tl.load(query_times + i, mask=there, other=0).to(tl.float64) + 1.0
+    query_seconds = tl.load(query_times + i, mask=there, other=0).to(tl.float64) + 1.0
     known = tl.load(key_times + i, mask=there, other=0).to(tl.float64)
     at = spans + (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)) * 4
-    tl.store(at, tl.min(tl.where(there, asked, float("inf"))))
-    tl.store(at + 1, tl.max(tl.where(there, asked, float("-inf"))))
+    tl.store(at, tl.min(tl.where(there, query_seconds, float("inf"))))
+    tl.store(at + 1, tl.max(tl.where(there, query_seconds, float("-inf"))))
     tl.store(at + 2, tl.min(tl.where(there, known, float("inf"))))
     tl.store(at + 3, tl.max(tl.where(there, known, float("-inf"))))
 
@@ -232,12 +232,12 @@ def lay_out_bias(
     num_positions = 0 if weights is None else weights.shape[1]
     num_times = 0 if time_weights is None else time_weights.shape[1]
     single, double = torch.float32, torch.float64
-    positions = times = asked = known = spans = None
+    positions = times = query_seconds = known = spans = None
     if position is not None:
         positions = q.new_empty(heads, max_length + 2 * PAD, dtype=single)
     if time is not None:
         times = q.new_empty(heads, TIME_ENTRIES, dtype=single)
-        asked, known = q.new_empty(2, events + PAD, dtype=double)
+        query_seconds, known = q.new_empty(2, events + PAD, dtype=double)
         # One more than there are: a block of 128 may begin in the last.
         shape = (triton.cdiv(max_length, SPAN) + 1, len(offsets) - 1)
         spans = q.new_empty(shape[1], shape[0], 4, dtype=double)
@@ -245,10 +245,18 @@ def lay_out_bias(
     entries = max(heads * (max_length + 2 * PAD), events + PAD)
     if position is not None or time is not None:
         _lay_out[(triton.cdiv(entries, 1024),)](
-            weights, buckets, time_weights, query_times, key_times, positions, times, asked, known,
-            max_length, events, heads=heads, num_positions=num_positions, num_times=num_times,
-            block=1024,
+            weights, buckets, time_weights, query_times, key_times, positions, times,
+            query_seconds, known, max_length, events, heads=heads, num_positions=num_positions,
+            num_times=num_times, block=1024,
         )  # fmt: skip
     return Bias(
-        num_targets, positions, buckets, times, asked, known, spans, num_positions, num_times
+        num_targets,
+        positions,
+        buckets,
+        times,
+        query_seconds,
+        known,
+        spans,
+        num_positions,
+        num_times,
     )

@@ -74,14 +74,14 @@ def _add_times(
 @triton.jit
 def _backward_biases(
     q_at, k_at, v_at, do_at, position_parts, time_parts, offsets, num_targets, positions,
-    position_stride, time_table, asked_at, known_at, spans, span_stride, buckets, scale,
+    position_stride, time_table, query_at, known_at, spans, span_stride, buckets, scale,
     inverse_length, stride_q, stride_k, stride_v, stride_do, num_sequences, num_blocks, max_length,
     num_positions: tl.constexpr, num_times: tl.constexpr, has_targets: tl.constexpr,
     heads: tl.constexpr, dim_k: tl.constexpr, dim_v: tl.constexpr, block_dk: tl.constexpr,
     block_dv: tl.constexpr, block: tl.constexpr, block_p: tl.constexpr, block_t: tl.constexpr,
     parts: tl.constexpr, on_gpu: tl.constexpr, exact: tl.constexpr,
 ):  # fmt: skip
-    bias = (positions, position_stride, time_table, asked_at, known_at, spans, span_stride)
+    bias = (positions, position_stride, time_table, query_at, known_at, spans, span_stride)
     diagonal, head = tl.program_id(1), tl.program_id(2)
     by_distance = tl.zeros([block, block], tl.float32)
     run = tl.zeros([block, block], tl.float32)

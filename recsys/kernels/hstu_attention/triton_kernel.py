@@ -117,7 +117,7 @@ def _forward_step(
 
 @triton.jit
 def _forward(
-    q_at, k_at, v_at, out, offsets, num_targets, positions, position_stride, time_table, asked_at,
+    q_at, k_at, v_at, out, offsets, num_targets, positions, position_stride, time_table, query_at,
     known_at, spans, span_stride, scale, inverse_length, stride_q, stride_k, stride_v, stride_o,
     has_targets: tl.constexpr,
     heads: tl.constexpr, dim_k: tl.constexpr, dim_v: tl.constexpr, block_dk: tl.constexpr,
@@ -125,7 +125,7 @@ def _forward(
     exact: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     place = _place(offsets, num_targets, tl.program_id(1), heads, has_targets)
-    bias = (positions, position_stride, time_table, asked_at, known_at, spans, span_stride)
+    bias = (positions, position_stride, time_table, query_at, known_at, spans, span_stride)
     length, history = place[2], place[3]
     # The last blocks have the most keys, so they start first.
     begin_m = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m
