@@ -41,12 +41,13 @@ def movielens_100k() -> RunConfig:
             dropout=0.2,
             content_weight=1.0,
             temperature=0.1,
+            num_uniform_negatives=512,
         ),
         training=TrainingConfig(
             batch_size=512,
-            max_epochs=4.0,
-            epochs_per_evaluation=2.0,
-            schedule=ScheduleConfig(learning_rate=8e-3),
+            max_epochs=3.0,
+            epochs_per_evaluation=1.5,
+            schedule=ScheduleConfig(learning_rate=1.2e-2),
             refit_epochs=1.0,
         ),
         sequence=SequenceConfig(
@@ -72,8 +73,8 @@ def movielens_100k() -> RunConfig:
             dropout=0.1,
             id_dropout=0.95,
         ),
-        # Two passes of four, for the time.
-        ranker_training=RankerTrainingConfig(enabled=True, max_epochs=2.0),
+        # One pass of four over half of the held-back events, for the time.
+        ranker_training=RankerTrainingConfig(enabled=True, max_epochs=1.0, max_held_back=5),
         adapter=AdapterConfig(
             domains=("classics",),
             rank=4,
@@ -81,16 +82,15 @@ def movielens_100k() -> RunConfig:
             max_epochs=2.0,
             schedule=ScheduleConfig(learning_rate=2e-3),
         ),
-        # Generating is the dearest part on two cores: one block and two passes say how it works.
+        # Generating is the dearest part on two cores: one block and one pass say how it works.
         generative=GenerativeConfig(embedding_dim=64, hidden_dim=128, num_layers=1, dropout=0.1),
         generative_training=GenerativeTrainingConfig(
             enabled=True,
-            batch_size=32,
-            max_epochs=2.0,
-            epochs_per_evaluation=1.0,
+            batch_size=16,
+            max_epochs=1.0,
             validation_users=200,
             schedule=ScheduleConfig(learning_rate=4e-3),
-            refit_epochs=1.0,
+            refit_epochs=0.5,
         ),
     )
 
