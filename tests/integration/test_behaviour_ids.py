@@ -163,7 +163,7 @@ def test_page_tells_what_the_codes_group(own: Path, recsys: Recsys) -> None:
     result = recsys("ids", "report", "-w", own, "--out", own / "ids.html")
     assert result.exit_code == 0, result.output
     page = (own / "ids.html").read_text()
-    assert "sequence model's item vectors; new items by content" in page
+    assert "item vectors of the sequence model; new items by content" in page
     assert "other by content" in page
     assert "as encoded" not in page
     numbers = json.loads((own / "ids.json").read_text())

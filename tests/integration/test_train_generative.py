@@ -109,15 +109,15 @@ def test_nothing_is_made_again_when_nothing_changed(
 
 
 def test_the_report_tells_of_both_profiles(shop: Path) -> None:
-    told = {
+    written = {
         profile: json.loads((shop / "fit_blend/given" / FILE).read_text())["profiles"][profile]
         for profile in ("fast", "full")
     }
     numbers = json.loads((report_path(shop).parent / "report.json").read_text())["blends"]
     assert [blend["profile"] for blend in numbers] == ["fast", "full"]
     for blend in numbers:
-        assert blend["weights"] == told[blend["profile"]]["weights"]
+        assert blend["weights"] == written[blend["profile"]]["weights"]
         assert sum(blend["shares"].values()) == pytest.approx(1)
     page = report_path(shop).read_text()
     assert '<section id="blend">' in page
-    assert "What each model adds to the blend" in page
+    assert "Contribution of each model" in page
