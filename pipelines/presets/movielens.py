@@ -58,7 +58,7 @@ def movielens_100k() -> RunConfig:
             batch_size=16,
             max_epochs=4.0,
             schedule=ScheduleConfig(learning_rate=4e-3),
-            refit_epochs=2.0,
+            refit_epochs=1.0,
         ),
         semantic_ids=SemanticIdsConfig(source="sequence"),
         ranker=RankerConfig(
