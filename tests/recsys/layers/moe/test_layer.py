@@ -69,12 +69,12 @@ def test_a_rows_bits_do_not_depend_on_the_other_rows():
 
 def test_a_rows_bits_do_not_depend_on_how_many_rows_its_expert_has():
     torch.manual_seed(7)
-    layer, rows = Experts(8, 128, 48, 128).eval(), torch.randn(320, 128)
-    weights = torch.ones(320, 1)
+    layer, rows = Experts(8, 128, 48, 128).eval(), torch.randn(384, 128)
+    weights = torch.ones(384, 1)
     with torch.no_grad():
-        full = layer(rows, torch.zeros(320, 1, dtype=torch.int64), weights)
+        full = layer(rows, torch.zeros(384, 1, dtype=torch.int64), weights)
         for count in (1, 2, 15, 16, 17, 80, 319):
-            experts = torch.arange(320)[:, None] % 7 + 1
+            experts = torch.arange(384)[:, None] % 7 + 1
             experts[:count] = 0
             assert torch.equal(layer(rows, experts, weights)[:count], full[:count])
 
