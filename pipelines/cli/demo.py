@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.candidates.blends import BLEND, BLEND_FAST
-from pipelines.cli.first_look import first_lists, first_metrics
+from pipelines.cli.first_look import FirstModels, first_lists, first_metrics
 from pipelines.cli.tracking import tracked
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
@@ -25,7 +25,7 @@ from pipelines.engine.console import log, out
 from pipelines.engine.runner import StageOutcome, run_stages
 from pipelines.engine.workspace import bundles_dir
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
-from pipelines.inputs.tensors import read_inputs, released_order
+from pipelines.inputs.tensors import released_order
 from pipelines.presets.resolve import check_places, resolve, with_dataset
 from pipelines.ranking.artefact import FILE, RANKED
 from pipelines.stages.list import STAGES
@@ -224,12 +224,12 @@ def where_things_are(workspace: Path, bundle: Path, seconds: float) -> Panel:
 
 def show_first_look(config: RunConfig, seconds: float) -> None:
     """Print what the first models recommend, long before the run is done."""
-    order = released_order(config.workspace / "build_features")
-    inputs = read_inputs(config.workspace / "build_features", None, order)
+    models = FirstModels.load(config.workspace)
+    users = chosen_users(models.inputs.sequences.offsets)
     out.print()
     title = f"First look after {seconds:.0f} s: baselines and the two-tower, validation"
-    out.print(metric_table(title, first_metrics(config), config.evaluation.primary_metric))
-    for one in first_lists(config, chosen_users(inputs.sequences.offsets), SHOWN_ITEMS):
+    out.print(metric_table(title, first_metrics(models, config), config.evaluation.primary_metric))
+    for one in first_lists(models, config.workspace / "build_features", users, SHOWN_ITEMS):
         out.print(user_table(*one, recommended_by="two-tower alone, before blend and ranker"))
 
 

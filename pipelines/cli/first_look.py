@@ -9,6 +9,7 @@ Axes: B queries, N item rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import read_inputs, released_order, retrieval_settings
 from recsys.data.batch import JaggedBatch
 from recsys.evaluation.ranking import RankingConfig
+from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, measure
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.item_to_item import ItemToItem
@@ -30,8 +32,6 @@ from recsys.retrieval.sources import ScoredSource
 from serving.surfaces import HOME
 
 Score = Callable[[JaggedBatch], Tensor]
-STAGES = ("build_features", "embed_items", "fit_baselines", "train_two_tower")
-"""The stages that have to be done."""
 
 
 class UserList(NamedTuple):
@@ -42,51 +42,57 @@ class UserList(NamedTuple):
     recommended: list[str]
 
 
-def load_scores(config: RunConfig, order: str) -> tuple[dict[str, Score], TwoTower]:
-    """Load the models of a tie order, by name."""
-    workspace = config.workspace
-    inputs = read_inputs(workspace / "build_features", workspace / "embed_items", order)
-    baselines = workspace / "fit_baselines" / order
-    two_tower = TwoTower.load(
-        workspace / "train_two_tower" / order / "two_tower", inputs.catalogue, backend="torch"
-    )
-    scores: dict[str, Score] = {
-        "popularity": Popularity.load(baselines / "popularity").score,
-        "item_to_item": ItemToItem.load(baselines / "item_to_item").score,
-    }
-    if (baselines / "content").exists():
-        scores["content"] = ContentSimilarity.load(baselines / "content").score
-    scores["two_tower"] = two_tower.score
-    return scores, two_tower
+class FirstModels(NamedTuple):
+    """What is fitted once the two-tower is trained, over the released order of tied times."""
+
+    inputs: ModelInputs
+    two_tower: TwoTower
+    scores: dict[str, Score]
+    """By model, the two-tower among them."""
+
+    @classmethod
+    def load(cls, workspace: Path) -> FirstModels:
+        """Read the artefacts of fit_baselines and train_two_tower."""
+        features = workspace / "build_features"
+        order = released_order(features)
+        inputs = read_inputs(features, workspace / "embed_items", order)
+        baselines = workspace / "fit_baselines" / order
+        two_tower = TwoTower.load(
+            workspace / "train_two_tower" / order / "two_tower", inputs.catalogue, backend="torch"
+        )
+        scores: dict[str, Score] = {
+            "popularity": Popularity.load(baselines / "popularity").score,
+            "item_to_item": ItemToItem.load(baselines / "item_to_item").score,
+        }
+        if (baselines / "content").exists():
+            scores["content"] = ContentSimilarity.load(baselines / "content").score
+        return cls(inputs, two_tower, {**scores, "two_tower": two_tower.score})
 
 
-def first_metrics(config: RunConfig) -> dict[str, Mapping[str, float]]:
+def first_metrics(models: FirstModels, config: RunConfig) -> dict[str, Mapping[str, float]]:
     """Rank the full catalogue for (a sample of) the validation users; metrics by model."""
-    workspace = config.workspace
-    order = released_order(workspace / "build_features")
-    inputs = read_inputs(workspace / "build_features", workspace / "embed_items", order)
-    queries = EvaluationQueries.of(inputs, "validation", retrieval_settings(config))
+    queries = EvaluationQueries.of(models.inputs, "validation", retrieval_settings(config))
     queries = queries.sample(config.training.validation_users, config.seed)
-    scores, _ = load_scores(config, order)
     measured = RankingConfig(ks=(10, 50))
-    return {name: measure(ScoredSource(score), queries, measured) for name, score in scores.items()}
+    return {
+        name: measure(ScoredSource(score), queries, measured)
+        for name, score in models.scores.items()
+    }
 
 
 @torch.no_grad()
-def first_lists(config: RunConfig, user_rows: list[int], k: int) -> list[UserList]:
+def first_lists(
+    models: FirstModels, features: Path, user_rows: list[int], k: int
+) -> list[UserList]:
     """Recommend to a few users by the two-tower, what they did in train left out."""
-    features = config.workspace / "build_features"
-    order = released_order(features)
-    inputs = read_inputs(features, config.workspace / "embed_items", order)
-    _, model = load_scores(config, order)
     titles = pl.read_parquet(features / "items.parquet").sort("item_row")["display_text"].to_list()
     users = pl.read_parquet(features / "users.parquet", columns=["user_row", "user_id"])
     user_ids = dict(users.iter_rows())
-    sequences, found = inputs.sequences, []
+    sequences, found = models.inputs.sequences, []
     for row in user_rows:
         first, end = int(sequences.offsets[row]), int(sequences.train_end[row])
-        queries = inputs.queries(np.array([end]), max_history=HOME.max_history)
-        scores = model.score(queries)[0]  # [N]
+        queries = models.inputs.queries(np.array([end]), max_history=HOME.max_history)
+        scores = models.two_tower.score(queries)[0]  # [N]
         history = np.asarray(sequences.item_rows[first:end])
         scores[history.tolist()] = -torch.inf
         best: NDArray[np.int64] = scores.topk(k).indices.numpy()
