@@ -22,6 +22,7 @@ class Curve:
     best_step: int | None
     """None where no validation chose a step."""
     stopped_early: bool
+    stopped_by_time: bool
     loss: list[tuple[int, float]]
     """Step and training loss."""
     validation: list[tuple[int, float]]
@@ -62,6 +63,7 @@ def read_curves(artefact: Path, model: str, metric: str) -> list[Curve]:
                 num_steps=int(ending["num_steps"]),
                 best_step=ending.get("best_step"),
                 stopped_early=bool(ending.get("stopped_early", False)),
+                stopped_by_time=bool(ending.get("stopped_by_time", False)),
                 loss=series(rows, "loss"),
                 validation=series(rows, shown),
                 metric=shown,

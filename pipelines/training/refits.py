@@ -36,4 +36,9 @@ def refit_of(
         whole = folder / "ensemble"
         model = whole if fitter.name == "sequence" and whole.exists() else folder / fitter.name
         weights = load_file(model / f"{fitter.name}.safetensors")
-    return Refit(best_step=result["best_step"], num_examples=num_examples, weights=weights)
+    return Refit(
+        best_step=result["best_step"],
+        num_examples=num_examples,
+        schedule_steps=result["schedule_steps"],
+        weights=weights,
+    )

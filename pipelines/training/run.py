@@ -181,7 +181,7 @@ def train_each_order(
         fitter_for: Chooses what fits a model on the events of an order.
     """
     features = context.inputs["build_features"]
-    num_labels = num_steps = num_items = 0
+    num_labels = num_steps = num_items = cut_short = 0
     for order in tie_orders(features):
         inputs = read_inputs(features, context.inputs.get("embed_items"), order)
         fitter = fitter_for(inputs)
@@ -202,4 +202,6 @@ def train_each_order(
         summary = {**asdict(fitted.result), "num_labels": num_labels}
         (context.output / order / "training.json").write_text(to_json(summary))
         num_steps += fitted.result.num_steps
-    return StageRows(rows_in=num_labels, rows_out=num_items, more={"steps": num_steps})
+        cut_short += fitted.result.stopped_by_time
+    more = {"steps": num_steps, **({"stopped_by_time": cut_short} if cut_short else {})}
+    return StageRows(rows_in=num_labels, rows_out=num_items, more=more)

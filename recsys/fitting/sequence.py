@@ -45,6 +45,12 @@ def member_run(run: TrainingRun, number: int) -> TrainingRun:
     )
 
 
+def member_training(training: TrainingConfig, num_members: int) -> TrainingConfig:
+    """Give a member its share of the time."""
+    limit = training.max_seconds
+    return training if limit is None else replace(training, max_seconds=limit / num_members)
+
+
 def fit_sequence(
     inputs: ModelInputs,
     config: SequenceConfig,
@@ -59,6 +65,7 @@ def fit_sequence(
 
     def fit_one(part: SequenceConfig, number: int | None) -> Trained:
         own = run if number is None else member_run(run, number)
+        steps = training if number is None else member_training(training, config.num_members)
         torch.manual_seed(own.seed)
         counts = inputs.item_counts(split)
         model = SequenceModel(part, inputs.sizes, inputs.catalogue, counts).to(run.device)
@@ -69,7 +76,7 @@ def fit_sequence(
             return model.loss(batch.to(run.device))
 
         source = ScoredSource(model.score)
-        return model, fit_retriever(model, source, loss_at, len(windows), training, own, stop_by)
+        return model, fit_retriever(model, source, loss_at, len(windows), steps, own, stop_by)
 
     model, result = train_members(config, fit_one)
     return Fitted(model, result, len(windows))

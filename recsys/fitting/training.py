@@ -47,6 +47,8 @@ class Refit:
     """Steps that validation chose."""
     num_examples: int
     """Examples of the training for which it chose them."""
+    schedule_steps: int | None = None
+    """Steps of that training's learning-rate schedule; None where time did not shorten it."""
     weights: Mapping[str, Tensor] | None = None
     """Weights that are trained on for ``TrainingConfig.refit_epochs``; None starts anew."""
 
@@ -133,7 +135,7 @@ def fit_retriever(
         return run_training(model, loss_at, training, config, run, None)
     if isinstance(stop_by, Refit):
         examples = (stop_by.num_examples, num_examples)
-        config = training.for_refit(stop_by.best_step, examples)
+        config = training.for_refit(stop_by.best_step, examples, stop_by.schedule_steps)
         return run_training(model, loss_at, training, config, run, None)
     queries = stop_by
 

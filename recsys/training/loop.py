@@ -39,6 +39,7 @@ from recsys.training.optim import (
     optimizer_tensors,
 )
 from recsys.training.progress import Progress, SilentTracker, StderrProgress, Tracker
+from recsys.training.time_limit import Spent, seconds_now, steps_to_skip
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
@@ -68,6 +69,9 @@ class TrainConfig:
     """The validated number that picks the best weights; higher is better."""
     patience: int | None = 5
     """Stop after so many validations in a row without a new best; None never stops early."""
+    max_seconds: float | None = None
+    """Ends the run after so long, validated once more, its learning rate decayed by then; None is
+    no limit."""
     max_bad_steps: int = 5
     """Stop after so many steps in a row whose loss or gradient is not finite."""
     log_every: int = 50
@@ -76,7 +80,7 @@ class TrainConfig:
     checkpoint_seconds: float | None = 300.0
 
     def __post_init__(self) -> None:
-        limits = ("max_grad_norm", "patience", "checkpoint_every")
+        limits = ("max_grad_norm", "patience", "checkpoint_every", "max_seconds")
         for name in ("num_steps", "eval_every", "max_bad_steps", "log_every", *limits):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -87,8 +91,9 @@ class TrainConfig:
             )
 
 
-# Settings that may change between a kill and the resume, because no weight depends on them.
-FREE_TO_CHANGE = {"log_every", "checkpoint_every", "checkpoint_seconds"}
+# Settings that may change between a kill and the resume, because no weight depends on them, or, of
+# the limit, on when the kill came as well.
+FREE_TO_CHANGE = {"log_every", "checkpoint_every", "checkpoint_seconds", "max_seconds"}
 
 
 class TrainingDiverged(RuntimeError):
@@ -108,6 +113,17 @@ class TrainState:
     evaluations_since_best: int = 0
     bad_steps: int = 0
     stopped_early: bool = False
+    skipped_steps: float = 0.0
+    """Steps of the schedule that ``max_seconds`` left no time for."""
+    seconds: float = 0.0
+    """Spent so far; this and what follows is 0 without ``max_seconds``."""
+    first_step_seconds: float = 0.0
+    num_validations: int = 0
+    validation_seconds: float = 0.0
+
+    def place(self) -> float:
+        """Give the place in the schedule, in steps."""
+        return self.step + self.skipped_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +139,11 @@ class TrainResult:
     bad_steps: int
     """Steps skipped because loss or gradient was not finite."""
     stopped_early: bool
+    stopped_by_time: bool = False
+    """Whether ``max_seconds`` left no time for all steps."""
+    schedule_steps: int | None = None
+    """Steps that the learning rate's schedule took, or would have taken where validation stopped
+    the run; what a refit goes by."""
 
 
 class Run:
@@ -139,6 +160,7 @@ class Run:
         self.best: dict[str, Tensor] = {}
         self._saved_at = time.monotonic()
         self._saved_step = 0
+        self._begun_at = seconds_now()
 
     def resume(self) -> None:
         """Load the newest usable checkpoint; without one, stay at the start.
@@ -171,6 +193,7 @@ class Run:
         self.best = dict(checkpoint.tensors["best"])
         self.state = TrainState(**checkpoint.state["counters"])
         self._saved_step = self.state.step
+        self._begun_at = seconds_now() - self.state.seconds
 
     def save(self) -> None:
         """Write a checkpoint, unless this step has one or there is no folder for it."""
@@ -205,10 +228,14 @@ class Run:
         Raises:
             ValueError: If ``evaluate`` does not return the metric of the config.
         """
+        began = seconds_now()
         self.model.eval()
         with torch.no_grad():
             values = dict(evaluate(self.model))
         self.model.train()
+        if self.config.max_seconds is not None:
+            self.state.num_validations += 1
+            self.state.validation_seconds += seconds_now() - began
         if self.config.metric not in values:
             raise ValueError(
                 f"metric {self.config.metric!r} is not among the validated {sorted(values)}"
@@ -226,6 +253,29 @@ class Run:
             patience = self.config.patience
             state.stopped_early = patience is not None and state.evaluations_since_best >= patience
         return values
+
+    def count_step(self, *, validates: bool) -> bool:
+        """Move on along the schedule, faster where time is short; say whether this was the end."""
+        state, limit = self.state, self.config.max_seconds
+        state.step += 1
+        if limit is not None:
+            state.seconds = seconds_now() - self._begun_at
+            if state.step == 1:
+                state.first_step_seconds = state.seconds
+            spent = Spent(
+                num_steps=state.step,
+                seconds=state.seconds,
+                first_step_seconds=state.first_step_seconds,
+                num_validations=state.num_validations,
+                validation_seconds=state.validation_seconds,
+            )
+            every = self.config.eval_every if validates else None
+            remaining = max(0.0, self.config.num_steps - state.place())
+            state.skipped_steps += steps_to_skip(spent, remaining, limit, every)
+        return self.has_ended()
+
+    def has_ended(self) -> bool:
+        return self.state.place() >= self.config.num_steps
 
     def roll_back(self, bad_in_a_row: int) -> TrainingDiverged:
         """Load the last checkpoint into the model; return the error to raise."""
@@ -249,6 +299,8 @@ class Run:
             best_metric=state.best_metric,
             bad_steps=state.bad_steps,
             stopped_early=state.stopped_early,
+            stopped_by_time=state.step < self.config.num_steps and not state.stopped_early,
+            schedule_steps=round(state.step * self.config.num_steps / max(1.0, state.place())),
         )
 
     def _settings(self) -> dict[str, Any]:
@@ -292,7 +344,7 @@ def train(
     progress: Progress | None = None,
     checkpoint_dir: Path | None = None,
 ) -> TrainResult:
-    """Train a model until its steps or its patience run out, resuming from ``checkpoint_dir``.
+    """Train a model until its steps, time or patience run out, resuming from ``checkpoint_dir``.
 
     Args:
         model: On its device, with the weights to start from.
@@ -317,8 +369,8 @@ def train(
 
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
     with reproducible_sums(deterministic):
-        while state.step < config.num_steps and not state.stopped_early:
-            learning_rate = lr_at(state.step, config.schedule, config.num_steps)
+        while not (run.has_ended() or state.stopped_early):
+            learning_rate = lr_at(state.place(), config.schedule, config.num_steps)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
             tables.begin_step(learning_rate)
@@ -343,8 +395,7 @@ def train(
                 if bad_in_a_row >= config.max_bad_steps:
                     raise run.roll_back(bad_in_a_row)
             optimizer.zero_grad(set_to_none=True)
-            state.step += 1
-            last = state.step == config.num_steps
+            last = run.count_step(validates=evaluate is not None)
 
             if state.step % config.log_every == 0 or last:
                 numbers = {"loss": loss.item(), "grad_norm": grad_norm.item()}

@@ -50,10 +50,13 @@ def train_members(
 def mean_result(results: Sequence[TrainResult]) -> TrainResult:
     """Say how the trainings of all members went; a refit gives each as many steps as the mean."""
     metrics = [result.best_metric for result in results if result.best_metric is not None]
+    schedules = [one.schedule_steps for one in results if one.schedule_steps is not None]
     return TrainResult(
         num_steps=max(result.num_steps for result in results),
         best_step=round(sum(result.best_step for result in results) / len(results)),
         best_metric=sum(metrics) / len(metrics) if metrics else None,
         bad_steps=sum(result.bad_steps for result in results),
         stopped_early=any(result.stopped_early for result in results),
+        stopped_by_time=any(result.stopped_by_time for result in results),
+        schedule_steps=round(sum(schedules) / len(schedules)) if schedules else None,
     )

@@ -56,8 +56,14 @@ class ScheduleConfig:
             raise ValueError(f"final_share must be in [0, 1], got {self.final_share}")
 
 
-def lr_at(step: int, schedule: ScheduleConfig, num_steps: int) -> float:
-    """Give the learning rate of a step, counted from 0, of a run of ``num_steps``."""
+def lr_at(step: float, schedule: ScheduleConfig, num_steps: int) -> float:
+    """Give the learning rate of a step, counted from 0, of a run of ``num_steps``.
+
+    Args:
+        step: May lie between two steps, in a run that hurries.
+        schedule: How the rate rises and falls.
+        num_steps: Of the whole run.
+    """
     if step < schedule.warmup_steps:
         return schedule.learning_rate * (step + 1) / schedule.warmup_steps
     end = schedule.decay_steps or num_steps

@@ -25,6 +25,9 @@ class TrainingConfig:
     """Passes over the examples, unless validation stops the run before."""
     max_steps: int | None = None
     """Ends the run earlier on large data."""
+    max_seconds: float | None = None
+    """Ends it after so long, with one more validation and the learning rate decayed by then; None
+    is no limit. Members that are trained apart share it, a refit has it anew."""
     epochs_per_evaluation: float = 1.0
     validation_users: int = 5_000
     """Users, drawn once by the seed, on whom the best step is chosen."""
@@ -50,6 +53,8 @@ class TrainingConfig:
         for name in ("batch_size", "max_epochs", "epochs_per_evaluation", "validation_users"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        if self.max_seconds is not None and self.max_seconds <= 0:
+            raise ValueError(f"max_seconds must be > 0 or left out, got {self.max_seconds}")
         if self.refit_epochs is not None and self.refit_epochs <= 0:
             raise ValueError(f"refit_epochs must be > 0 or left out, got {self.refit_epochs}")
         if self.refit_rate <= 0:
@@ -65,17 +70,20 @@ class TrainingConfig:
             num_steps = min(num_steps, self.max_steps)
         return self.for_steps(num_steps, max(1, round(self.epochs_per_evaluation * per_epoch)))
 
-    def for_refit(self, best_step: int, num_examples: tuple[int, int]) -> TrainConfig:
+    def for_refit(
+        self, best_step: int, num_examples: tuple[int, int], schedule_steps: int | None = None
+    ) -> TrainConfig:
         """Describe a refit of as many passes as were best, with that run's schedule.
 
         Args:
             best_step: Steps that validation chose.
             num_examples: Of the run that it chose, and of the refit.
+            schedule_steps: Steps that the run's schedule took; None where time did not shorten it.
         """
         before, now = num_examples
         growth = now / before
         num_steps = max(1, round(best_step * growth))
-        whole = self.for_examples(before).num_steps
+        whole = schedule_steps or self.for_examples(before).num_steps
         return self.for_steps(num_steps, num_steps, decay_steps=max(1, round(whole * growth)))
 
     def for_continued_refit(self, num_examples: int) -> TrainConfig:
@@ -109,6 +117,7 @@ class TrainingConfig:
             precision=self.precision,
             eval_every=eval_every,
             patience=self.patience,
+            max_seconds=self.max_seconds,
             log_every=max(1, min(50, eval_every)),
             checkpoint_seconds=self.checkpoint_seconds,
         )
