@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from markupsafe import escape
 
 from pipelines.reproduction.cards.card import Card, PublishedRow
+from pipelines.reproduction.inputs import reads
 from pipelines.reproduction.summary import OutOfBand, expected_toml, published_rows
 from recsys.reproduction.recipe import REFITTED
 
@@ -27,6 +28,12 @@ NAMES = {
     "blend_refit": "blend of profile fast, refitted",
 }
 AS_SERVED = "refitted with the validation event, as served"
+RUN_HERE = "other libraries on the same queries"
+PROTOCOL = (
+    "Full catalogue, hits on items; items of the history are left out of every list, as the "
+    "benchmarks of eSASRec and S3-Rec do. Given order: events of one day ascend by item, as in the "
+    "literature's files. Means over users; \u00b1 is the deviation over seeds."
+)
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0}td,th{text-align:left;
 padding:.3rem .7rem;border-bottom:1px solid #8884}
@@ -51,22 +58,25 @@ def tables_of(
     """Lay out one table an order, the literature in the first, and one of goals."""
     tables = []
     literature = published_rows(card, published)
+    peers = published_rows(card, published, run_here=True)
     for order, rows in summary["orders"].items():
         title = f"{summary['split'].capitalize()}, tied times in {order} order"
-        header = ["model", *summary["shown"], "source"]
+        header = ["model", *summary["shown"], "reads", "source"]
         lines = [
-            [model, *written(numbers, len(summary["shown"])), source]
-            for model, source, numbers in literature
+            [row.model, *written(numbers, len(summary["shown"])), row.reads, row.source]
+            for row, numbers in literature
         ]
         faint = [True] * len(lines)
         strict, refitted = (
-            measured(rows, summary["shown"], refitted=refitted) for refitted in (False, True)
+            measured(rows, summary["shown"], card, refitted=refitted) for refitted in (False, True)
         )
         lines += strict
         tables.append(Table(title, header, lines, faint + [False] * len(strict)))
         if refitted:
             tables.append(Table(f"{title}: {AS_SERVED}", header, refitted, [False] * len(refitted)))
-        literature = []
+        if peers:
+            tables.append(peers_table(f"{title}: {RUN_HERE}", summary["shown"], peers))
+        literature = peers = []
     if summary["goals"]:
         lines = [
             [
@@ -83,12 +93,27 @@ def tables_of(
     return tables
 
 
-def measured(rows: Mapping[str, Any], shown: Sequence[str], *, refitted: bool) -> list[list[str]]:
+def peers_table(
+    title: str, shown: Sequence[str], peers: Sequence[tuple[PublishedRow, tuple[float, ...]]]
+) -> Table:
+    """Lay out other libraries, with the events that each was fitted on."""
+    lines = [
+        [row.model, *written(numbers, len(shown)), row.reads, row.fitted_on, row.source]
+        for row, numbers in peers
+    ]
+    header = ["model", *shown, "reads", "fitted on", "source"]
+    return Table(title, header, lines, [True] * len(lines))
+
+
+def measured(
+    rows: Mapping[str, Any], shown: Sequence[str], card: Card, *, refitted: bool
+) -> list[list[str]]:
     """Write what was measured here, either the strict rows or those of refitted models."""
     return [
         [
             NAMES.get(row, row),
             *(with_deviation(metrics[name]) if name in metrics else "" for name in shown),
+            reads(row, card),
             "measured here",
         ]
         for row, metrics in rows.items()
@@ -118,7 +143,7 @@ def facts_of(summary: Mapping[str, Any], wrong: Sequence[OutOfBand]) -> list[str
         f"{summary['recipe']}; seeds {seeds}.",
         f"{'; '.join(summary['device'])}; {total / 60:.1f} minutes of training and evaluation in "
         f"{len(summary['seconds'])} runs, {max(summary['seconds'].values()):.0f} s the longest.",
-        "Full catalogue, hits on items, means over users; \u00b1 is the deviation over seeds.",
+        PROTOCOL,
     ]
     if summary["invalid_ids"] is not None:
         facts.append(
@@ -207,8 +232,8 @@ def write_page(
     document = {
         **summary,
         "published": [
-            {"model": model, "source": source, "numbers": list(numbers)}
-            for model, source, numbers in published_rows(card, published)
+            {"model": row.model, "source": row.source, "reads": row.reads, "numbers": list(numbers)}
+            for row, numbers in published_rows(card, published)
         ],
         "out_of_band": [one.text() for one in wrong],
     }

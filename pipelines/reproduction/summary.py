@@ -161,14 +161,20 @@ def expected_toml(summary: Mapping[str, Any], *, least: float = 0.001, spread: f
 
 
 def published_rows(
-    card: Card, published: Sequence[PublishedRow]
-) -> list[tuple[str, str, tuple[float, ...]]]:
-    """List models, sources and numbers of the card's column of the literature, best last."""
+    card: Card, published: Sequence[PublishedRow], *, run_here: bool = False
+) -> list[tuple[PublishedRow, tuple[float, ...]]]:
+    """List others' models with their numbers in the card's column, best last.
+
+    Args:
+        card: Names the column.
+        published: Of all columns.
+        run_here: Whether to list libraries that were run on our own queries, not the literature.
+    """
     if card.published is None:
         return []
     rows = [
-        (row.model, row.source, row.numbers[card.published])
+        (row, row.numbers[card.published])
         for row in published
-        if card.published in row.numbers
+        if card.published in row.numbers and bool(row.fitted_on) == run_here
     ]
-    return sorted(rows, key=lambda row: row[2][0])
+    return sorted(rows, key=lambda row: row[1][0])

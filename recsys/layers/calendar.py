@@ -1,7 +1,8 @@
 """What time it is, as a vector that changes slowly.
 
 Learned vectors stand at equal distances on the calendar, and a time in between takes the mean of
-its neighbours by nearness. So a model can learn what is on offer and in demand around a time.
+its neighbours by nearness. So a model can learn what is on offer and in demand around a time. The
+sequence model places past events there, never the moment of a query or of its label.
 
 Axes: M times, D width.
 """

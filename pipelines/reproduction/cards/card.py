@@ -62,6 +62,8 @@ class Card:
     minutes: Minutes
     published: str | None = None
     """Column of the published numbers to compare with."""
+    dates: bool = True
+    """Whether its events have times, which models then may read."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """What differs from the preset, as in a run's TOML file."""
     expected: tuple[Band, ...] = ()
@@ -88,11 +90,15 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRow:
-    """A model of the literature: recall@10 and, where it is reported, ndcg@10 by column."""
+    """Another's model: recall@10 and, where it is reported, ndcg@10 by column."""
 
     model: str
     source: str
     numbers: Mapping[str, tuple[float, ...]]
+    reads: str = ""
+    """Of users and items, in a few words; empty where it is not known."""
+    fitted_on: str = ""
+    """Of the events, for another library run on our own queries; empty in the literature."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,8 +41,10 @@ class SequenceConfig:
     time_buckets: int = 0
     """Biases by log2 of elapsed seconds, where events have times; 0 for none."""
     calendar_days: float = 0.0
-    """Days between learned vectors of the calendar, where events have times; 0 for none. They say
-    when each event was, and for what time the next item is queried."""
+    """Days between learned vectors of the calendar, where events have times; 0 for none. One table
+    is added to each event as it is read, one to the state after it, both at that event's own time.
+    A query is placed at the time of its last event; the time of the query itself, and of the
+    next event, is never read."""
     absolute_positions: bool = True
     """Whether an event also carries its place in the sequence."""
     dropout: float = 0.4

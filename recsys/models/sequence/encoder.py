@@ -73,7 +73,7 @@ class Encoder(nn.Module):
         Args:
             inputs: The item tower's input of each event, [M, D].
             history: At most max_length events of each sequence, oldest first.
-            times: [M] unix seconds, where there are times.
+            times: [M] unix seconds of these events, where there are times; no other time is read.
         """
         state, layout = self._read(inputs, history, times)
         for block in self.blocks:
@@ -102,7 +102,7 @@ class Encoder(nn.Module):
         return self.dropout(inputs), layout
 
     def _expected(self, state: Tensor, times: Tensor | None) -> Tensor:
-        """Turn what the last block wrote into unit vectors."""
+        """Turn what the last block wrote into unit vectors, placed at each event's own time."""
         if self.query_at is not None and times is not None:
             state = state + self.query_at(times)
         return functional.normalize(self.output_norm(state).float(), dim=1, eps=NORM_FLOOR)

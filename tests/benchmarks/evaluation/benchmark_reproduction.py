@@ -100,6 +100,13 @@ def add_looks(runs: Path) -> None:
                     file.write(line + "\n")
 
 
+def looks_of(data_set: str) -> str:
+    """Say how often the test split of a data set was looked at, each seed and model set counted."""
+    entries = [json.loads(line) for line in LEDGER.read_text().splitlines()]
+    count = sum(data_set in entry["data_set"].split(", ") and "model" in entry for entry in entries)
+    return f"Lines of {data_set} in the ledger of looks at test, all cards together: {count}."
+
+
 def write_bands(name: str, summary: dict[str, Any]) -> None:
     """Put the numbers of these runs into the card as the bands of later ones."""
     path = FOLDER / f"{name}.toml"
@@ -112,6 +119,7 @@ def main() -> None:
     seconds = {name: float(value) for name, value in (one.split("=") for one in options.seconds)}
     rows, parts = [], []
     devices: set[str] = set()
+    add_looks(options.runs)
     for name in card_names():
         folder = options.runs / name
         results = results_of(folder) if folder.is_dir() else []
@@ -122,7 +130,7 @@ def main() -> None:
         devices |= set(summary["device"])
         if options.bands:
             write_bands(name, summary)
-        facts = facts_of(summary, out_of_band(card, summary))
+        facts = [*facts_of(summary, out_of_band(card, summary)), looks_of(summary["data_set"])]
         tables = tables_of(card, summary, read_published())
         parts.append(markdown_page(card.title, facts, tables).replace("\n#", "\n##"))
         rows += rows_of(name, card, summary)
@@ -137,7 +145,6 @@ def main() -> None:
                     met=None if goal is None else seconds[name] <= goal,
                 )
             )
-    add_looks(options.runs)
     notes = "\n".join(f"#{part}" for part in parts)
     write_results(
         "reproduction", rows, notes=notes, device="; ".join(sorted(devices)), in_page=False

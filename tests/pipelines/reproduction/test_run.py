@@ -22,6 +22,7 @@ from pipelines.reproduction.cards.card import (
     read_card,
     read_published,
 )
+from pipelines.reproduction.inputs import reads
 from pipelines.reproduction.page import facts_of, html_page, markdown_page, tables_of
 from pipelines.reproduction.run import check_data, plan_of
 from pipelines.reproduction.summary import (
@@ -111,7 +112,8 @@ def test_the_page_stands_beside_the_literature_and_escapes_it(card):
     page = html_page(card.title, [], tables)
     assert "better &amp; older" in page
     assert "Walks &lt;test&gt;" in page
-    assert "| sequence model | 0.4250 | 0.2125 | measured here |" in markdown_page("x", [], tables)
+    line = "| sequence model | 0.4250 | 0.2125 | ids, text, dates of past events | measured here |"
+    assert line in markdown_page("x", [], tables)
     assert published_rows(replace(card, published=None), PUBLISHED) == []
 
 
@@ -138,12 +140,45 @@ def test_refitted_rows_stand_apart_and_meet_no_goal(card):
     )
 
 
+def test_libraries_run_on_our_queries_stand_apart_from_the_literature(card):
+    peer = PublishedRow(
+        model="EASE", source="a reader", fitted_on="all", reads="ids", numbers={"walks": (0.5, 0.4)}
+    )
+    summary = summary_of("walks", card, [result("given", 0, 0.4), result("shuffled", 0, 0.3)])
+    first, apart, shuffled, _ = tables_of(card, summary, [*PUBLISHED, peer])
+    assert "EASE" not in [line[0] for line in (*first.rows, *shuffled.rows)]
+    assert apart.title.endswith("other libraries on the same queries")
+    assert apart.rows == [["EASE", "0.5000", "0.4000", "ids", "all", "a reader"]]
+
+
+@pytest.mark.parametrize(
+    ("row", "dates", "named"),
+    [
+        ("popularity", True, "ids, dates of past events"),
+        ("popularity", False, "ids"),
+        ("item_to_item", True, "ids"),
+        ("content", True, "text"),
+        ("sequence_refit", True, "ids, text, dates of past events"),
+        ("generative", False, "ids, text"),
+    ],
+)
+def test_each_row_names_what_it_reads(card, row, dates, named):
+    assert reads(row, replace(card, dates=dates)) == named
+
+
+def test_a_blend_reads_what_its_models_read(card):
+    blend = replace(card, rows=("item_to_item", "content"))
+    assert reads("blend_fast", blend) == "ids, text"
+    assert reads("blend", replace(blend, rows=("item_to_item",))) == "ids"
+
+
 @pytest.mark.parametrize("name", card_names())
 def test_every_card_of_the_package_builds_its_configuration(name):
     card = read_card(name)
     assert card.config(Path("runs/x")).data.dataset == card.data_set()
     if card.published is not None and name != "movielens-1m-cold":
-        assert published_rows(card, read_published())
+        others = (published_rows(card, read_published(), run_here=here) for here in (False, True))
+        assert any(others)
 
 
 def test_an_unknown_card_or_row_is_refused_with_what_there_is():
