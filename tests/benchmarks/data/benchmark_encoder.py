@@ -98,6 +98,13 @@ def main() -> None:
             at_least=0.9 * theirs,
         ),
         Row(
+            name="10,000 such texts at that rate",
+            value=10_000 / ours,
+            unit="s",
+            goal="<= 30 s",
+            at_most=30.0,
+        ),
+        Row(
             name=f"first run, {len(texts):,} texts ({len(set(texts)):,} distinct)",
             value=first,
             unit="s",
@@ -118,7 +125,7 @@ def main() -> None:
     notes = f"""
 {"Amazon Beauty items (mirror)" if mirror else "Texts made of random words"}, {words:.1f} words on
 average. Throughput: best of {options.repeats} alternating runs over {options.sample:,} texts,
-batches of 64.
+batches of equal numbers of tokens; sentence-transformers in batches of 64, its default 32 is slower.
 """
     write_results("encoder", rows, notes=notes)
 

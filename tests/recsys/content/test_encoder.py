@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from recsys.content import encoder as encoder_module
-from recsys.content.encoder import HashEncoder, MiniLMEncoder, packaged_minilm
+from recsys.content.encoder import (
+    FULL_BATCH_TOKENS,
+    HashEncoder,
+    MiniLMEncoder,
+    batches_of_tokens,
+    packaged_minilm,
+)
 
 TEXTS = [
     "rose shampoo for dry hair",
@@ -54,6 +60,23 @@ def test_minilm_gives_the_published_similarities(minilm):
 def test_a_text_has_its_vector_in_any_company(minilm):
     alone = np.concatenate([minilm.encode([text]) for text in TEXTS])
     assert np.allclose(alone, minilm.encode(TEXTS), atol=1e-5)
+
+
+def test_batches_hold_texts_of_equal_length_and_every_text_once():
+    lengths = [7, 30, 7, 12] * 200
+    batches = list(batches_of_tokens(lengths))
+    assert sorted(i for batch in batches for i in batch) == list(range(800))
+    assert all(len({lengths[i] for i in batch}) == 1 for batch in batches)
+    assert all(len(batch) * lengths[batch[0]] < FULL_BATCH_TOKENS + 30 for batch in batches)
+    # Few texts of a length share a batch with shorter ones, the longest first.
+    assert list(batches_of_tokens([5, 9, 7])) == [[1, 2, 0]]
+    assert list(batches_of_tokens([])) == []
+
+
+def test_minilm_agrees_with_padded_batches_of_sentence_transformers(minilm):
+    texts = [" ".join(TEXTS[i % 3].split()[: 1 + i % 5]) + f" {i}" for i in range(60)]
+    padded = minilm._model.encode(texts, batch_size=60, show_progress_bar=False)
+    assert np.allclose(minilm.encode(texts), padded, atol=1e-5)
 
 
 def test_hashing_is_the_same_in_every_process():
