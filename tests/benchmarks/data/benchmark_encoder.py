@@ -125,7 +125,7 @@ def main() -> None:
     notes = f"""
 {"Amazon Beauty items (mirror)" if mirror else "Texts made of random words"}, {words:.1f} words on
 average. Throughput: best of {options.repeats} alternating runs over {options.sample:,} texts,
-batches of equal numbers of tokens; sentence-transformers in batches of 64, its default 32 is slower.
+batches of equal numbers of tokens; sentence-transformers in batches of 64.
 """
     write_results("encoder", rows, notes=notes)
 
