@@ -1,0 +1,277 @@
+"""Run the package on strangers' logs, untuned and in a budget, beside what a team would try first.
+
+Each log is written as CSV under names of its own with every user's last event kept back; `recsys
+data init` and `recsys run` do the rest, and the released bundle is asked. Peers are fitted on the
+same events with one setting chosen on each user's last training event (peers.py, outside_peers.py);
+their numbers are kept, so that they need not be fitted again.
+
+    RECSYS_DATA_MIRROR=... python -m tests.benchmarks.strangers.benchmark_strangers --sets music
+    ... --peers --outside PYTHON          # fit peers, with another Python for implicit and RecTools
+    ... --budget 10m --held-out           # the sets that are run once, at the end
+
+Writes results/strangers/strangers.{json,md}; sets that are not named keep their numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.harness import (
+    LEDGER,
+    RESULTS,
+    ROOT,
+    Row,
+    command_line,
+    current_commit,
+    write_results,
+)
+from tests.benchmarks.strangers.measures import recall_and_ndcg, without
+from tests.benchmarks.strangers.peers import ONLY_REPEATS, SETTINGS, measure, own_peer
+from tests.benchmarks.strangers.sets import SETS, Log, Parted, StrangersSet, parted, write_files
+
+NUMBERS = RESULTS / "strangers" / "measured.json"
+OUTSIDE = ("ALS", "BPR", "SASRec")
+ASKED = 20
+GOAL = 1.2
+KINDS = {"new": "", "next": ", old items too"}
+POLL_S = 0.25
+ASK = """
+import json, sys
+from pathlib import Path
+from serving.recommend import Recommender
+work = Path(sys.argv[1])
+users = json.loads((work / "users.json").read_text())
+recommender = Recommender.load(next(work.glob("runs/*/bundles/current")))
+frame = recommender.recommend(users=users, k=int(sys.argv[2])).sort("user_id", "rank")
+lists = {user: [] for user in users}
+for user, item in frame.select("user_id", "item_id").iter_rows():
+    lists[user].append(item)
+(work / "lists.json").write_text(json.dumps(lists))
+"""
+
+
+def parsed_arguments() -> argparse.Namespace:
+    parser = command_line(__doc__)
+    parser.add_argument("--sets", nargs="*", choices=SETS, help="not all of them")
+    parser.add_argument("--held-out", action="store_true", help="the sets that are run once")
+    parser.add_argument("--budget", help="handed to recsys run, such as 10m")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--peers", nargs="*", help="fit peers instead of running; all, or these")
+    parser.add_argument("--outside", help="Python with implicit and rectools, for their peers")
+    parser.add_argument("--work", type=Path, help="keep the files of the runs in this folder")
+    return parser.parse_args()
+
+
+def targets_of(one: StrangersSet, log: Parted) -> dict[str, dict[str, str]]:
+    """Give the kept-back items by kind: new ones, and where items repeat all of them."""
+    new = {"new": log.new_targets()}
+    return new | {"next": log.target} if one.repeats else new
+
+
+def fit_peers(
+    one: StrangersSet, log: Parted, names: Sequence[str], outside: str | None
+) -> dict[str, dict[str, list[float]]]:
+    """Fit and measure peers; those of other libraries in their own Python."""
+    targets = targets_of(one, log)
+    found = {}
+    for name in names:
+        if name in SETTINGS and (name != ONLY_REPEATS or one.repeats):
+            found[name] = measure(own_peer(name), SETTINGS[name], log.history, targets)
+    theirs = [name for name in names if name in OUTSIDE]
+    if theirs and outside is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            events, out = Path(folder) / "events.json", Path(folder) / "out.json"
+            events.write_text(json.dumps({"history": log.history, "targets": targets}))
+            module = "tests.benchmarks.strangers.outside_peers"
+            command = [outside, "-m", module, str(events), str(out), "--peers", *theirs]
+            subprocess.run(command, cwd=ROOT, check=True)
+            found |= json.loads(out.read_text())
+    return found
+
+
+def recsys(*arguments: str) -> list[str]:
+    """Command line of the package's own program."""
+    return [sys.executable, "-m", "pipelines.cli.main", *arguments]
+
+
+def environment() -> dict[str, str]:
+    """This one, with the checkout's packages first."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def run_package(
+    one: StrangersSet, log: Log, work: Path, budget: str | None, settings: Sequence[str]
+) -> dict[str, Any]:
+    """Write a stranger's files, run the two commands, and time the first bundle and the end."""
+    files = write_files(log, one.names)
+    for name, table in files.items():
+        table.write_csv(work / name)
+    begin = time.monotonic()
+    quiet = {"cwd": work, "env": environment()}
+    subprocess.run(recsys("data", "init", *files), check=True, stdout=subprocess.DEVNULL, **quiet)
+    command = recsys("run", "--config", next(work.glob("*.toml")).name)
+    command += [*(["--budget", budget] if budget else []), *(f"--set={one}" for one in settings)]
+    first = None
+    with (work / "run.log").open("w") as output:
+        run = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, **quiet)
+        while run.poll() is None:
+            time.sleep(POLL_S)
+            if first is None and any(work.glob("runs/*/bundles/current")):
+                first = time.monotonic() - begin
+    total = time.monotonic() - begin
+    if run.returncode:
+        tail = (work / "run.log").read_text()[-2_000:]
+        raise SystemExit(f"recsys run ended with {run.returncode} in {work}:\n{tail}")
+    first = total if first is None else first
+    return {"first_bundle_s": round(first, 1), "total_s": round(total, 1)}
+
+
+def ask_bundle(work: Path, users: Sequence[str]) -> dict[str, list[str]]:
+    """Ask the released bundle for each user's list."""
+    (work / "users.json").write_text(json.dumps(list(users)))
+    command = [sys.executable, "-c", ASK, str(work), str(ASKED)]
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True)
+    lists: dict[str, list[str]] = json.loads((work / "lists.json").read_text())
+    return lists
+
+
+def judged(
+    one: StrangersSet, log: Parted, lists: Mapping[str, Sequence[str]]
+) -> dict[str, list[float]]:
+    """Measure lists as peers' are: without the history for new items, as they are for all."""
+    shown = {"new": without(lists, log.history), "next": lists}
+    return {
+        kind: [round(value, 4) for value in recall_and_ndcg(shown[kind], target)]
+        for kind, target in targets_of(one, log).items()
+    }
+
+
+def note_look(one: StrangersSet, name: str, model: str) -> None:
+    """Note a look at a test split, of sets whose users' last events are the literature's test."""
+    if not one.held_out or one.source == "drawn":
+        return
+    entry = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "data_set": one.source,
+        "tie_order": "given",
+        "model": model,
+        "seed": 0,
+        "config": name,
+        "why": f"stranger's set {name}, users cut out of the registry's set",
+    }
+    with LEDGER.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def rows_of(numbers: Mapping[str, Any]) -> list[Row]:
+    """One row a set and kind of target: our N@10 beside the best peer's."""
+    rows = []
+    for name, found in numbers.items():
+        ours, peers = found.get("ours"), found.get("peers", {})
+        for kind in KINDS:
+            if ours is None or kind not in ours["measured"] or not peers:
+                continue
+            value = ours["measured"][kind][1]
+            best = max(peers, key=lambda peer: peers[peer][kind][1])
+            ratio = value / max(peers[best][kind][1], 1e-9)
+            rows.append(
+                Row(
+                    name=f"{name}{KINDS[kind]}: ndcg@10",
+                    value=value,
+                    peer=f"{best} {peers[best][kind][1]:.4f}",
+                    ratio=round(ratio, 3),
+                    goal=f">= {GOAL}x the best peer",
+                    met=ratio >= GOAL,
+                )
+            )
+    return rows
+
+
+def table_of(numbers: Mapping[str, Any]) -> str:
+    """Lay out sets by line, R@10 / N@10 of all by column."""
+    peers = [*(name for name in SETTINGS), *OUTSIDE]
+    head = ["set", "events", "what it has", "first bundle, s", "all, s", "ours", *peers, "ratio"]
+    lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
+    for name, found in numbers.items():
+        ours = found.get("ours", {})
+        for kind, label in KINDS.items():
+            others = {p: v[kind] for p, v in found.get("peers", {}).items() if kind in v}
+            if not others:
+                continue
+            mine = ours.get("measured", {}).get(kind)
+            best = max(value[1] for value in others.values())
+            cells = [
+                name + label,
+                f"{found['events']:,}",
+                SETS[name].has,
+                *(f"{ours[key]:g}" if ours else "" for key in ("first_bundle_s", "total_s")),
+                pair(mine),
+                *(pair(others.get(peer)) for peer in peers),
+                "" if mine is None else f"{mine[1] / max(best, 1e-9):.2f}",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def pair(value: Sequence[float] | None) -> str:
+    """Write R@10 / N@10 without the leading zeros."""
+    if value is None:
+        return ""
+    return " / ".join(f"{part:.4f}".removeprefix("0") for part in value)
+
+
+def write_numbers(name: str, measured: Mapping[str, Any]) -> None:
+    """Keep what was measured of a set, one line a set and peers beside ours, and write the page."""
+    NUMBERS.parent.mkdir(parents=True, exist_ok=True)
+    numbers = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else {}
+    found = numbers.setdefault(name, {})
+    peers = {**found.get("peers", {}), **measured.get("peers", {})}
+    found |= {**measured, "peers": peers}
+    ordered = {name: numbers[name] for name in SETS if name in numbers}
+    lines = [f"{json.dumps(name)}: {json.dumps(one)}" for name, one in ordered.items()]
+    NUMBERS.write_text("{" + ",\n".join(lines) + "}\n")
+    notes = (
+        "R@10 / N@10 of each user's last event, the history left out of every list; in lines with "
+        '"old items too" it is where validation says so. The ratio is of N@10, ours to the best '
+        "peer's. Held-out sets are of users on whose events nothing was developed.\n\n"
+        + table_of(ordered)
+    )
+    write_results("strangers", rows_of(ordered), notes=notes, in_page=False)
+
+
+def main() -> None:
+    options = parsed_arguments()
+    names = options.sets or [name for name, one in SETS.items() if one.held_out == options.held_out]
+    for name in names:
+        one = SETS[name]
+        log = one.make()
+        apart = parted(log.events)
+        events = {"events": sum(map(len, apart.history.values()))}
+        if options.peers is not None:
+            wanted = options.peers or [*SETTINGS, *OUTSIDE]
+            peers = fit_peers(one, apart, wanted, options.outside)
+            note_look(one, name, ", ".join(wanted))
+            write_numbers(name, events | {"peers": peers})
+            continue
+        work = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=options.work))
+        ours = run_package(one, log, work, options.budget, options.settings)
+        ours["measured"] = judged(one, apart, ask_bundle(work, list(apart.target)))
+        note_look(one, name, "what recsys run releases")
+        ours |= {"commit": current_commit()} | (
+            {"budget": options.budget} if options.budget else {}
+        )
+        write_numbers(name, events | {"ours": ours})
+
+
+if __name__ == "__main__":
+    main()
