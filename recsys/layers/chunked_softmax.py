@@ -19,6 +19,9 @@ from recsys.data.batch import Jagged
 
 MAX_SCORES = 1 << 26
 """Scores that are in memory at a time, 256 MiB in float32."""
+CACHED_SCORES, MIN_POSITIONS = 1 << 20, 96
+"""Scores of a block on a CPU, 4 MiB, so that they are still in its cache when they are read again;
+but no fewer positions, since each block also goes over the gradients of all candidates."""
 
 
 class SoftmaxCandidates(NamedTuple):
@@ -73,6 +76,14 @@ def softmax_loss(
     return cast("Tensor", loss)
 
 
+def positions_of_block(num_candidates: int, max_scores: int, device: str) -> int:
+    """Say how many positions are scored at a time."""
+    most = max(1, max_scores // max(1, num_candidates))
+    if device != "cpu":
+        return most
+    return min(most, max(MIN_POSITIONS, CACHED_SCORES // max(1, num_candidates)))
+
+
 class _LogNormalizer(torch.autograd.Function):
     """The sum of share x log(sum of exp(scores)) over all positions, a block at a time."""
 
@@ -89,23 +100,26 @@ class _LogNormalizer(torch.autograd.Function):
             total: Tensor = share.new_zeros(())
             d_queries = torch.empty_like(queries, dtype=torch.float32) if wanted else None
             d_vectors = torch.zeros_like(vectors, dtype=torch.float32) if wanted else None
-            step = max(1, max_scores // max(1, len(vectors)))
+            step = positions_of_block(len(vectors), max_scores, device)
             for begin in range(0, len(queries), step):
                 part = slice(begin, min(begin + step, len(queries)))
                 scores = (low_queries[part] @ low_vectors.T).float()  # [p, C]
                 _correct(scores, log_inclusion, labels[part])
                 _leave_out(scores, labels[part], columns, offsets, begin)
-                normalizer = torch.logsumexp(scores, dim=1)  # [p]
-                total += (share[part] * normalizer).sum()
+                highest = scores.amax(1, keepdim=True)  # [p, 1]
+                scores = scores.sub_(highest).exp_()
+                sums = scores.sum(1, keepdim=True)  # [p, 1]
+                total += (share[part] * (sums.log() + highest)[:, 0]).sum()
                 if d_queries is None or d_vectors is None:
                     continue
-                gradient = scores.sub_(normalizer[:, None]).exp_().mul_(share[part, None])
-                gradient = gradient.to(dtype)
-                d_queries[part] = gradient @ low_vectors
+                # The softmax is never made: its factor goes to the side with fewer columns.
+                factor, scores = share[part, None] / sums, scores.to(dtype)
+                d_queries[part] = (scores @ low_vectors) * factor
+                weighted = (queries[part] * factor).to(dtype)
                 if dtype == torch.float32:
-                    d_vectors.addmm_(gradient.T, low_queries[part])
+                    d_vectors.addmm_(scores.T, weighted)
                 else:
-                    d_vectors += gradient.T @ low_queries[part]
+                    d_vectors += scores.T @ weighted
         if wanted:
             ctx.save_for_backward(d_queries, d_vectors)
             ctx.dtypes = queries.dtype, vectors.dtype

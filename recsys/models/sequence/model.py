@@ -77,6 +77,20 @@ def seen_before(history: Jagged) -> Jagged:
     return Jagged(history.values[source + torch.arange(len(event), device=event.device)], offsets)
 
 
+def places_among(rows: Tensor, values: Tensor, num_item_rows: int, first: int = 0) -> Tensor:
+    """Find item rows among ascending ones, as ``torch.searchsorted``; quickly where all are there.
+
+    Args:
+        rows: Distinct item rows of at least ``first``, [R].
+        values: Item rows.
+        num_item_rows: N.
+        first: The lowest that may be among ``rows``.
+    """
+    if len(rows) == num_item_rows - first:
+        return (values - first).clamp(min=0)
+    return torch.searchsorted(rows, values)
+
+
 class SequenceModel(RetrievalModel):
     """Encoder of histories and item tower with their catalogue."""
 
@@ -177,10 +191,11 @@ class SequenceModel(RetrievalModel):
         history = Jagged(events.values[kept], functional.pad(lengths.cumsum(0), (1, 0)))
         ranked = self._ranked(labels[kept], softmax_over)
         rows, inputs = self._inputs(ranked, history)
-        # Rows are ascending, so a search finds the place of each.
-        read = functional.embedding(torch.searchsorted(rows, history.values), inputs)  # [P, D]
+        places = places_among(rows, history.values, self.inputs.num_item_rows)
+        read = functional.embedding(places, inputs)  # [P, D]
         encoded = self.encoder(read, history, None if times is None else times[kept])
-        items = functional.embedding(torch.searchsorted(rows, ranked.rows), inputs)  # [C, D]
+        places = places_among(rows, ranked.rows, self.inputs.num_item_rows)
+        items = functional.embedding(places, inputs)  # [C, D]
         return self._softmax(encoded, items, ranked, history, labels[kept])
 
     def _ranked(self, labels: Tensor, softmax_over: Tensor | None) -> Ranked:
@@ -203,13 +218,15 @@ class SequenceModel(RetrievalModel):
         self, encoded: Tensor, items: Tensor, ranked: Ranked, history: Jagged, labels: Tensor
     ) -> Tensor:
         """Rank each position's label, [P], by what was encoded there, [P, D]; items [C, D]."""
-        config = self.config
+        config, num_item_rows = self.config, self.inputs.num_item_rows
         weights = (labels > 0).float()  # an unknown item is no label
-        columns = torch.searchsorted(ranked.rows, labels.clamp(min=ranked.rows[0]))  # [P]
+        labels = labels.clamp(min=ranked.rows[0])
+        columns = places_among(ranked.rows, labels, num_item_rows, first=1)  # [P]
         excluded = None
         if config.leave_out_history:
             seen = seen_before(history)
-            column = torch.searchsorted(ranked.rows, seen.values).clamp(max=len(ranked.rows) - 1)
+            column = places_among(ranked.rows, seen.values, num_item_rows, first=1)
+            column = column.clamp(max=len(ranked.rows) - 1)
             absent = ranked.rows[column] != seen.values
             # What is not ranked needs no leaving out; the label never is.
             column = torch.where(absent, columns[seen.segments()], column)

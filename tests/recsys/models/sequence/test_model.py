@@ -13,7 +13,12 @@ from recsys.data.top_k import top_k_of_scores
 from recsys.data.windows import training_windows, window_batch
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
-from recsys.models.sequence.model import SequenceModel, sampled_items, seen_before
+from recsys.models.sequence.model import (
+    SequenceModel,
+    places_among,
+    sampled_items,
+    seen_before,
+)
 from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
 from tests.recsys.testing import synthetic
 from tests.recsys.testing.tensors import rounding
@@ -380,3 +385,14 @@ def test_mixed_precision_gives_about_the_same_loss(tastes: Sequences) -> None:
     assert losses[1].dtype == torch.float32
     assert float(losses[1]) == pytest.approx(float(losses[0]), rel=0.02)
     assert np.isfinite(float(losses[1]))
+
+
+def test_places_are_those_of_a_search_whatever_rows_are_missing():
+    values = torch.tensor([0, 1, 3, 5])
+    for rows in ([0, 1, 2, 3, 4, 5], [0, 1, 3, 4, 5], [0, 1, 3, 5]):
+        found = places_among(torch.tensor(rows), values, 6)
+        assert [rows[place] for place in found] == values.tolist()
+    for rows in ([1, 2, 3, 4, 5], [1, 3, 5]):
+        found = places_among(torch.tensor(rows), values, 6, first=1)
+        assert [rows[place] for place in found][1:] == [1, 3, 5]
+        assert found[0] == 0
