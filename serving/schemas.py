@@ -20,7 +20,15 @@ MAX_CATEGORIES = 100
 MAX_BATCH = 1_000
 
 Source = Literal[
-    "two_tower", "item_to_item", "content", "sequence", "ensemble", "generative", "popular"
+    "two_tower",
+    "item_to_item",
+    "ease",
+    "item_knn",
+    "content",
+    "sequence",
+    "ensemble",
+    "generative",
+    "popular",
 ]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 

@@ -219,10 +219,8 @@ def sources_of(
         learned_content: Whether content ranks every item, as a learned blend weighs it.
     """
     sources: dict[str, RequestSource] = {"popular": PopularSource(bundle.popularity)}
-    if bundle.item_to_item is not None:
-        sources["item_to_item"] = HistorySource(
-            ScoredSource(bundle.item_to_item.score), for_items=True
-        )
+    for name, model in bundle.item_weights.items():
+        sources[name] = HistorySource(ScoredSource(model.score), for_items=True)
     neighbours = None
     if bundle.retriever is not None:
         sources["two_tower"] = TwoTowerSource(

@@ -40,6 +40,8 @@ HOME = Surface(
     weights={
         "two_tower": 1.0,
         "item_to_item": 1.0,
+        "ease": 1.0,
+        "item_knn": 1.0,
         "sequence": 1.0,
         "ensemble": 1.0,
         "generative": 1.0,

@@ -7,11 +7,11 @@ from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative.model import GenerativeModel
-from recsys.models.item_to_item import ItemToItem
+from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
-from recsys.retrieval.sources import ScoredSource, Source, generated_source
+from recsys.retrieval.sources import ITEM_WEIGHTS, ScoredSource, Source, generated_source
 from serving.surfaces import HOME
 
 READS = (
@@ -37,8 +37,10 @@ def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict
     popularity = Popularity.load(baselines / "popularity")
     sources: dict[str, Source] = {
         "popularity": ScoredSource(popularity.score, needs_history=False),
-        "item_to_item": ScoredSource(ItemToItem.load(baselines / "item_to_item").score),
     }
+    for name in ITEM_WEIGHTS:
+        if (baselines / name).exists():
+            sources[name] = ScoredSource(ItemWeights.load(baselines / name).score)
     if (baselines / "content").exists():
         sources["content"] = ScoredSource(ContentSimilarity.load(baselines / "content").score)
     two_tower = TwoTower.load(context.inputs["train_two_tower"] / order / "two_tower", catalogue)

@@ -40,6 +40,8 @@ METRICS = ("recall@10", "ndcg@10", "recall@50", "mrr@10")
 MODEL_NAMES = {
     "popularity": "popularity",
     "item_to_item": "item-to-item",
+    "ease": "EASE",
+    "item_knn": "item-kNN",
     "content": "content",
     "two_tower": "two-tower",
     "sequence": "sequence",

@@ -25,10 +25,10 @@ from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, measure
 from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.item_to_item import ItemToItem
+from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
 from recsys.models.two_tower import TwoTower
-from recsys.retrieval.sources import ScoredSource
+from recsys.retrieval.sources import ITEM_WEIGHTS, ScoredSource
 from serving.surfaces import HOME
 
 Score = Callable[[JaggedBatch], Tensor]
@@ -62,8 +62,10 @@ class FirstModels(NamedTuple):
         )
         scores: dict[str, Score] = {
             "popularity": Popularity.load(baselines / "popularity").score,
-            "item_to_item": ItemToItem.load(baselines / "item_to_item").score,
         }
+        for name in ITEM_WEIGHTS:
+            if (baselines / name).exists():
+                scores[name] = ItemWeights.load(baselines / name).score
         if (baselines / "content").exists():
             scores["content"] = ContentSimilarity.load(baselines / "content").score
         return cls(inputs, two_tower, {**scores, "two_tower": two_tower.score})

@@ -26,6 +26,8 @@ from recsys.fitting.blend import BlendConfig
 from recsys.models.content_similarity import ContentSimilarityConfig
 from recsys.models.generative.model import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
+from recsys.models.item_weights.ease import EaseWeightsConfig
+from recsys.models.item_weights.item_knn import ItemKnnConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.sequence.config import SequenceConfig
@@ -194,6 +196,8 @@ class RunConfig:
     semantic_ids: SemanticIdsConfig = field(default_factory=SemanticIdsConfig)
     popularity: PopularityConfig = field(default_factory=PopularityConfig)
     item_to_item: ItemToItemConfig = field(default_factory=ItemToItemConfig)
+    ease: EaseWeightsConfig = field(default_factory=EaseWeightsConfig)
+    item_knn: ItemKnnConfig = field(default_factory=ItemKnnConfig)
     content_similarity: ContentSimilarityConfig = field(default_factory=ContentSimilarityConfig)
     two_tower: TwoTowerConfig = field(default_factory=TwoTowerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.config.run import EvaluationConfig, RunConfig, TrainingConfig
+from recsys.models.item_weights.ease import EaseWeightsConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.optim import ScheduleConfig
@@ -16,6 +17,7 @@ def shop() -> RunConfig:
         workspace=Path("runs/shop"),
         evaluation=EvaluationConfig(max_users=100_000),
         popularity=PopularityConfig(half_life_days=60.0),
+        ease=EaseWeightsConfig(enabled=True),
         two_tower=TwoTowerConfig(embedding_dim=64),
         training=TrainingConfig(
             batch_size=256,

@@ -99,9 +99,10 @@ def refitted_sources(
     config = context.config
     # Profile fast, whose candidates are ranked, has only the first member of an ensemble.
     config = replace(config, sequence=of_first(config.sequence))
+    chosen = context.inputs["fit_baselines"] / order
     found: dict[str, Source] = {
         name: ScoredSource(model.score, needs_history=name != "popularity")
-        for name, model in baselines_of(held_back.inputs, config, "all").items()
+        for name, model in baselines_of(held_back.inputs, config, "all", chosen).items()
     }
     for fitter in (two_tower_fitter(config), sequence_fitter(config)):
         if fitter.name not in names:

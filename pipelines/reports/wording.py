@@ -8,6 +8,8 @@ from __future__ import annotations
 MODELS = {
     "popularity": "popularity",
     "item_to_item": "item-to-item",
+    "ease": "EASE",
+    "item_knn": "item-kNN",
     "two_tower": "two-tower",
     "content": "content",
     "sequence": "sequence model",
@@ -20,6 +22,8 @@ MODELS = {
 MODEL_MEANINGS = {
     "popularity": "most popular items, recent events weighted higher; the same list for everyone",
     "item_to_item": "items that co-occur with the user's history",
+    "ease": "linear weights from each item of the history, in closed form",
+    "item_knn": "items that share users with those of the history (BM25, cosine)",
     "two_tower": "a query tower for the history and an item tower, scored by dot product",
     "content": "items whose text is similar to the user's latest items",
     "sequence": "a sequence model of the user's history",

@@ -58,6 +58,8 @@ def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) ->
         sources=tuple(sources),
         popularity=config.popularity,
         item_to_item=config.item_to_item,
+        ease=config.ease,
+        item_knn=config.item_knn,
         content=config.content_similarity,
         two_tower=config.two_tower,
         two_tower_training=only_training(config.training),

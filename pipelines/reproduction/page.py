@@ -17,6 +17,8 @@ from recsys.reproduction.recipe import REFITTED
 NAMES = {
     "popularity": "popularity",
     "item_to_item": "item-to-item",
+    "ease": "EASE",
+    "item_knn": "item-kNN",
     "content": "content similarity",
     "two_tower": "two-tower",
     "sequence": "sequence model",

@@ -25,7 +25,7 @@ from pipelines.stages.train_ranker import train_ranker
 from pipelines.stages.train_sequence import train_sequence
 from pipelines.stages.train_two_tower import train_two_tower
 
-BASELINES = ("popularity", "item_to_item", "content_similarity")
+BASELINES = ("popularity", "item_to_item", "ease", "item_knn", "content_similarity")
 TWO_TOWER = ("two_tower", "training")
 SEQUENCE = ("sequence", "sequence_training")
 GENERATIVE = ("generative", "generative_training")
@@ -62,10 +62,10 @@ STAGES = [
     Stage(
         name="fit_baselines",
         function=fit_baselines,
-        description="Fit popularity, item-to-item and content similarity on the training events",
+        description="Fit the models that have no training: they count, compare or solve",
         reads=("build_features", "embed_items"),
-        writes="popularity, item_to_item, content",
-        sections=BASELINES,
+        writes="popularity, item_to_item, ease, item_knn, content",
+        sections=(*BASELINES, EXCLUDED, "seed"),
     ),
     Stage(
         name="train_two_tower",
@@ -160,11 +160,12 @@ STAGES = [
             "build_features",
             "embed_items",
             "build_semantic_ids",
+            "fit_baselines",
             "train_two_tower",
             "train_sequence",
             "train_generative",
         ),
-        writes="popularity, item_to_item, content, two_tower, sequence, ensemble, generative",
+        writes="the models of fit_baselines, two_tower, sequence, ensemble, generative",
         sections=(*BASELINES, *TWO_TOWER, *SEQUENCE, *GENERATIVE, EXCLUDED, "seed"),
     ),
     Stage(

@@ -52,7 +52,8 @@ def refit(context: StageContext) -> StageRows:
     """Fit every model that was measured on all events, in the first tie order."""
     config, order = context.config, released_order(context.inputs["build_features"])
     inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), order)
-    for name, model in baselines_of(inputs, config, "all").items():
+    chosen = context.inputs["fit_baselines"] / order
+    for name, model in baselines_of(inputs, config, "all", chosen).items():
         model.save(context.output / name)
     item_codes = context.inputs["build_semantic_ids"]
     # The sequence model comes before the generative one, which may learn from it.

@@ -30,6 +30,7 @@ from pipelines.semantic_ids.artefact import read_version
 from pipelines.stages.build_semantic_ids import publish_version, store_of
 from recsys.data.durable import write_durably
 from recsys.fitting.inputs import ModelInputs
+from recsys.retrieval.sources import ITEM_WEIGHTS
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.delta import chain_of
 from serving.bundle.manifest import (
@@ -128,7 +129,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
             times=None if sequences.times is None else np.asarray(sequences.times),
         ),
         popularity=refit / "popularity",
-        item_to_item=refit / "item_to_item",
+        item_weights={name: refit / name for name in ITEM_WEIGHTS if (refit / name).exists()},
         two_tower=TwoTowerParts(
             model=refit / "two_tower",
             index=index / "items.faiss",

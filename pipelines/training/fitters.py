@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipelines.config.run import RunConfig, TrainingConfig
+from pipelines.inputs.tensors import retrieval_settings
 from recsys.data.dataset import FitSplit, Sequences
 from recsys.fitting.baselines import Baseline, fit_content, fit_item_to_item, fit_popularity
 from recsys.fitting.generative import SequenceTeacher, fit_generative
 from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.item_weights import CHOICE_USERS, fit_ease, fit_item_knn
+from recsys.fitting.queries import EvaluationQueries
 from recsys.fitting.sequence import fit_sequence, num_windows
 from recsys.fitting.training import Fitted, StopBy, TrainingRun
 from recsys.fitting.two_tower import fit_two_tower, num_labels
 from recsys.models.generative.model import GenerativeConfig
+from recsys.models.item_weights.model import ItemWeights
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.semantic_ids.codes import ItemCodes
@@ -45,14 +49,51 @@ def generative_settings(config: RunConfig) -> GenerativeConfig:
     return replace(config.generative, leave_out_history=False)
 
 
-def baselines_of(inputs: ModelInputs, config: RunConfig, split: FitSplit) -> dict[str, Baseline]:
-    """Fit the models without a training; content is left out where items have none."""
+def baselines_of(
+    inputs: ModelInputs, config: RunConfig, split: FitSplit, chosen: Path | None = None
+) -> dict[str, Baseline]:
+    """Fit the models without a training that are on; content is left out where items have none.
+
+    Args:
+        inputs: The events.
+        config: The run's.
+        split: What is fitted on.
+        chosen: Folder of these models as they were fitted on train, whose settings are taken; None
+            chooses among a model's settings by validation.
+    """
+    judge = None
+    if chosen is None:
+        judge = EvaluationQueries.of(inputs, "validation", retrieval_settings(config))
+        judge = judge.sample(CHOICE_USERS, config.seed)
+    else:
+        config = with_chosen(config, chosen)
     models: dict[str, Baseline] = {
         "popularity": fit_popularity(inputs, config.popularity, split),
         "item_to_item": fit_item_to_item(inputs, config.item_to_item, split),
     }
+    if config.ease.enabled:
+        models["ease"] = fit_ease(inputs, config.ease, split, judge)
+    if config.item_knn.enabled:
+        models["item_knn"] = fit_item_knn(inputs, config.item_knn, split, judge)
     content = fit_content(inputs, config.content_similarity)
     return models if content is None else {**models, "content": content}
+
+
+def with_chosen(config: RunConfig, folder: Path) -> RunConfig:
+    """Take the settings that validation chose for the models in a folder of fit_baselines."""
+    found: dict[str, Any] = {}
+    for name in ("ease", "item_knn"):
+        if (folder / name).exists():
+            settings = ItemWeights.load(folder / name).settings
+            found[name] = replace(getattr(config, name), **as_tuples(settings))
+    return replace(config, **found)
+
+
+def as_tuples(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the lists of a JSON document what they were."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
+    }
 
 
 def two_tower_fitter(config: RunConfig) -> ModelFitter:

@@ -11,9 +11,10 @@ from recsys.data.dataset import FitSplit
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.content_similarity import ContentSimilarity, ContentSimilarityConfig
 from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
+from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity, PopularityConfig
 
-Baseline = Popularity | ItemToItem | ContentSimilarity
+Baseline = Popularity | ItemWeights | ContentSimilarity
 
 
 def fit_popularity(inputs: ModelInputs, config: PopularityConfig, split: FitSplit) -> Popularity:

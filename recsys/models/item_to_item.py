@@ -5,15 +5,13 @@ direction of time, and ``reverse_weight`` times that in the other direction. Pai
 than ``window`` do not count. A pair's weight is divided by powers of both items' event counts, so
 that bestsellers are neither everyone's neighbour nor drowned by their own many pairs.
 
-Only each item's ``num_neighbours`` strongest pairs are kept, as one ragged (CSR) table.
+Only each item's ``num_neighbours`` strongest pairs are kept (``item_weights.model``).
 
-Axes: E events, V events a model may see, W distances in both directions, P pairs, N item rows,
-B queries, M history values of a batch.
+Axes: E events, V events a model may see, W distances in both directions, P pairs, N item rows.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,12 +20,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import concatenated_ranges
-from recsys.data.top_k import TopK, select_top_k
+from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
 
 Rows = NDArray[np.int64]
 
@@ -59,17 +54,6 @@ class ItemToItemConfig:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if not 0 <= self.reverse_weight <= 1:
             raise ValueError(f"reverse_weight must be in [0, 1], got {self.reverse_weight}")
-
-
-class Neighbours(NamedTuple):
-    """Each item's neighbours, strongest first: item i owns rows[offsets[i]:offsets[i + 1]]."""
-
-    offsets: Tensor
-    """[N + 1] int64."""
-    rows: Tensor
-    """[P] int32."""
-    weights: Tensor
-    """[P] float32, all > 0."""
 
 
 class _Events(NamedTuple):
@@ -154,7 +138,7 @@ def _strongest(
 
 def count_neighbours(
     item_rows: Rows, starts: Rows, ends: Rows, num_item_rows: int, config: ItemToItemConfig
-) -> Neighbours:
+) -> WeightTable:
     """Build the neighbour table; see ItemToItem.fit for the arguments.
 
     Works through the items in blocks, so memory is that of the events plus one block.
@@ -185,29 +169,21 @@ def count_neighbours(
         lengths += np.bincount(source[kept], minlength=num_item_rows)
         rows.append(target[kept].astype(np.int32))
         weights.append(scaled[kept])
-    return Neighbours(
+    return WeightTable(
         offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])),
         rows=torch.from_numpy(np.concatenate(rows)),
         weights=torch.from_numpy(np.concatenate(weights)),
     )
 
 
-class ItemToItem:
+class ItemToItem(ItemWeights):
     """Scores items by their co-occurrence with the user's latest items."""
 
-    def __init__(self, config: ItemToItemConfig, neighbours: Neighbours) -> None:
-        num_pairs = int(neighbours.offsets[-1])
-        if not num_pairs == len(neighbours.rows) == len(neighbours.weights):
-            raise ValueError(
-                f"{len(neighbours.rows)} neighbours and {len(neighbours.weights)} weights do not "
-                f"fit offsets that end at {num_pairs}; fit the model again"
-            )
+    def __init__(self, config: ItemToItemConfig, table: WeightTable) -> None:
+        """Wrap each item's neighbours, all of whose weights are > 0."""
+        history = HistoryWeights(power=config.history_power, max_events=config.max_history)
+        super().__init__(table, history, asdict(config))
         self.config = config
-        self.neighbours = neighbours
-        # Looked up, not computed per query: torch's powers differ in the last bit by where in a
-        # tensor they stand. By recency, 1 is the latest; [max_history + 1].
-        recency = torch.arange(config.max_history + 1, device="cpu").clamp(min=1)
-        self._weights = recency.float() ** -config.history_power
 
     @classmethod
     def fit(
@@ -229,69 +205,7 @@ class ItemToItem:
         """
         return cls(config, count_neighbours(item_rows, starts, ends, num_item_rows, config))
 
-    @property
-    def num_item_rows(self) -> int:
-        return len(self.neighbours.offsets) - 1
-
-    def score(self, queries: JaggedBatch) -> Tensor:
-        """Score every item for each query, [B, N].
-
-        -inf means no evidence: the item is no neighbour of any item in the history. Row 0 and
-        rows the model was not fitted on have no neighbours, so they are as good as absent.
-        """
-        history = queries["history"]
-        if queries.batch_size == 1 and history.values.device.type == "cpu":
-            return self._score_one(history.values)
-        query = history.segments()  # [M]
-        place = torch.arange(len(query), device=query.device)
-        recency = history.offsets[1:][query] - place  # 1 is the latest
-        known = (history.values < self.num_item_rows) & (recency <= self.config.max_history)
-        weight = self._weights.to(recency.device)[recency[known]]
-        return self._sum_neighbours(queries.batch_size, query[known], history.values[known], weight)
-
-    def _score_one(self, history: Tensor) -> Tensor:
-        """Score every item for one history [M]: the same sums in half of the time, [1, N]."""
-        latest = history[-self.config.max_history :]
-        weight = self._weights[1 : len(latest) + 1].flip(0).numpy()
-        offsets, others, amounts = (part.numpy() for part in self.neighbours)
-        known = latest.numpy() < self.num_item_rows
-        row, weight = latest.numpy()[known], weight[known]
-        begin, end = offsets[row], offsets[row + 1]
-        pair = concatenated_ranges(begin, end)
-        scores = np.zeros(self.num_item_rows, np.float32)
-        np.add.at(scores, others[pair], np.repeat(weight, end - begin) * amounts[pair])
-        scores[scores == 0] = -np.inf
-        return torch.from_numpy(scores)[None]
-
-    def similar(self, item_row: int, k: int) -> TopK:
-        """List the strongest neighbours of one item: a batch of one list, [1, k]."""
-        if not 0 <= item_row < self.num_item_rows:
-            raise ValueError(f"item_row must be in [0, {self.num_item_rows}), got {item_row}")
-        row = torch.tensor([item_row])
-        return select_top_k(self._sum_neighbours(1, torch.zeros_like(row), row, torch.ones(1)), k)
-
-    def _sum_neighbours(
-        self, num_queries: int, query: Tensor, row: Tensor, weight: Tensor
-    ) -> Tensor:
-        """Add up weight x neighbour weight of [M] (query, item row) pairs, [B, N]."""
-        offsets = self.neighbours.offsets
-        begin, lengths = offsets[row], offsets[row + 1] - offsets[row]  # [M]
-        before = lengths.cumsum(0) - lengths
-        places = torch.arange(int(lengths.sum()), device=lengths.device)
-        pair = places + torch.repeat_interleave(begin - before, lengths)
-        cell = torch.repeat_interleave(query * self.num_item_rows, lengths)
-        cell += self.neighbours.rows[pair]
-        amount = torch.repeat_interleave(weight, lengths) * self.neighbours.weights[pair]
-        scores = torch.zeros(num_queries * self.num_item_rows, device=weight.device)
-        scores.index_add_(0, cell, amount)
-        return scores.masked_fill_(scores == 0, -torch.inf).view(num_queries, self.num_item_rows)
-
-    def save(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        save_file(self.neighbours._asdict(), directory / "item_to_item.safetensors")
-        (directory / "config.json").write_text(json.dumps(asdict(self.config), indent=2) + "\n")
-
     @classmethod
     def load(cls, directory: Path) -> ItemToItem:
-        config = ItemToItemConfig(**json.loads((directory / "config.json").read_text()))
-        return cls(config, Neighbours(**load_file(directory / "item_to_item.safetensors")))
+        weights = ItemWeights.load(directory)
+        return cls(ItemToItemConfig(**weights.settings), weights.table)

@@ -17,12 +17,14 @@ from recsys.data.dataset import Sequences, Split
 from recsys.fitting.baselines import fit_item_to_item, fit_popularity
 from recsys.fitting.generative import SequenceTeacher, fit_generative
 from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.item_weights import fit_ease, fit_item_knn
 from recsys.fitting.queries import EvaluationQueries
 from recsys.fitting.sequence import fit_sequence, num_windows
 from recsys.fitting.training import Fitted, Refit, StopBy, TrainingRun
 from recsys.fitting.two_tower import fit_two_tower, num_labels
 from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.item_to_item import ItemToItem, Neighbours
+from recsys.models.item_weights.ease import EaseWeightsConfig
+from recsys.models.item_weights.item_knn import ItemKnnConfig
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import of_first
@@ -123,8 +125,29 @@ def popularity_source(experiment: Experiment) -> FittedSource:
 def item_to_item_source(experiment: Experiment) -> FittedSource:
     """Count co-occurrence."""
     model = fit_item_to_item(experiment.fitted_on, experiment.recipe.item_to_item, "train")
-    neighbours = Neighbours(*(part.to(experiment.device) for part in model.neighbours))
-    return FittedSource(ScoredSource(ItemToItem(model.config, neighbours).score))
+    return FittedSource(ScoredSource(model.to(experiment.device).score))
+
+
+def ease_source(experiment: Experiment) -> FittedSource:
+    """Regress every item on all others; a refit takes the settings that validation chose."""
+    judge: EvaluationQueries | None = experiment.queries("validation")
+    config = experiment.recipe.ease
+    if experiment.chosen_steps is not None:
+        first = fit_ease(experiment.inputs, config, "train", judge)
+        config, judge = EaseWeightsConfig(**first.settings), None
+    model = fit_ease(experiment.fitted_on, config, "train", judge)
+    return FittedSource(ScoredSource(model.to(experiment.device).score))
+
+
+def item_knn_source(experiment: Experiment) -> FittedSource:
+    """Compare items by their users; a refit takes the settings that validation chose."""
+    judge: EvaluationQueries | None = experiment.queries("validation")
+    config = experiment.recipe.item_knn
+    if experiment.chosen_steps is not None:
+        first = fit_item_knn(experiment.inputs, config, "train", judge)
+        config, judge = ItemKnnConfig(**first.settings), None
+    model = fit_item_knn(experiment.fitted_on, config, "train", judge)
+    return FittedSource(ScoredSource(model.to(experiment.device).score))
 
 
 def content_source(experiment: Experiment) -> FittedSource:
@@ -241,6 +264,8 @@ def generative_source(experiment: Experiment) -> FittedSource:
 FITTERS: Mapping[str, Callable[[Experiment], FittedSource]] = {
     "popularity": popularity_source,
     "item_to_item": item_to_item_source,
+    "ease": ease_source,
+    "item_knn": item_knn_source,
     "content": content_source,
     "two_tower": two_tower_source,
     "sequence": sequence_source,

@@ -20,6 +20,8 @@ from recsys.fitting.queries import RetrievalSettings
 from recsys.models.content_similarity import ContentSimilarityConfig
 from recsys.models.generative.config import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
+from recsys.models.item_weights.ease import EaseWeightsConfig
+from recsys.models.item_weights.item_knn import ItemKnnConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
@@ -50,6 +52,8 @@ class Recipe:
     """What a blend merges, shown or not."""
     popularity: PopularityConfig = field(default_factory=PopularityConfig)
     item_to_item: ItemToItemConfig = field(default_factory=ItemToItemConfig)
+    ease: EaseWeightsConfig = field(default_factory=EaseWeightsConfig)
+    item_knn: ItemKnnConfig = field(default_factory=ItemKnnConfig)
     content: ContentSimilarityConfig = field(default_factory=ContentSimilarityConfig)
     two_tower: TwoTowerConfig = field(default_factory=TwoTowerConfig)
     two_tower_training: TrainingConfig = field(default_factory=TrainingConfig)

@@ -30,6 +30,8 @@ Score = Callable[[JaggedBatch], Tensor]
 MODELS = (
     "popularity",
     "item_to_item",
+    "ease",
+    "item_knn",
     "content",
     "two_tower",
     "sequence",
@@ -38,6 +40,8 @@ MODELS = (
 )
 """Retrieval models, in the order of their rows in a table. Where a sequence model has
 ``fast_members``, these are ``sequence`` and all of its members are ``ensemble``."""
+ITEM_WEIGHTS = ("item_to_item", "ease", "item_knn")
+"""Models that are one table of weights between items, ``recsys.models.item_weights``."""
 SLOW_MODELS = ("ensemble", "generative")
 """Left out of profile ``fast``."""
 

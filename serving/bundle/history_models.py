@@ -1,5 +1,7 @@
 """Models of a bundle that read a history and rank everything, and the blends of their lists.
 
+    item_to_item/, ease/, item_knn/
+                          settings, table of weights     recsys/models/item_weights/model.py
     content_similarity/   settings, mean of the content      recsys/models/content_similarity.py
     sequence/             settings, weights                  recsys/models/sequence/model.py
     ensemble/             the same with all members
@@ -26,8 +28,10 @@ from safetensors.torch import load_file, save_file
 from recsys.models.content_similarity import ContentSimilarity, Whitening
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_tower import ItemCatalogue
+from recsys.models.item_weights.model import ItemWeights
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.blend.learned import LearnedBlend
+from recsys.retrieval.sources import ITEM_WEIGHTS
 from recsys.semantic_ids.trie import Trie
 from serving.bundle.arrays import reading
 from serving.bundle.manifest import BundleManifest, Profile
@@ -40,9 +44,9 @@ ENSEMBLE = "ensemble"
 GENERATIVE = "generative"
 BLENDS: Mapping[Profile, str] = {profile: f"blend_{profile}" for profile in get_args(Profile)}
 """Folder of the blend of each profile."""
-SOURCE_OF_MODEL = {
+SOURCE_OF_MODEL: Mapping[str, str] = {
     "popularity": "popular",
-    "item_to_item": "item_to_item",
+    **{name: name for name in ITEM_WEIGHTS},
     "two_tower": "two_tower",
     CONTENT_SIMILARITY: "content",
     SEQUENCE: "sequence",
@@ -52,6 +56,28 @@ SOURCE_OF_MODEL = {
 """Candidate source by the part of a bundle that it needs."""
 SLOW = {ENSEMBLE, GENERATIVE}
 """Sources of profile ``full`` alone."""
+
+
+def load_item_weights(
+    directory: Path, manifest: BundleManifest, num_item_rows: int
+) -> dict[str, ItemWeights]:
+    """Load the tables of weights that there are, by source; rows that a delta adds have none.
+
+    Raises:
+        ValueError: Names the table and what is wrong with it.
+    """
+    found: dict[str, ItemWeights] = {}
+    for name in ITEM_WEIGHTS:
+        if name not in manifest.models:
+            continue
+        path = directory / name
+        with reading(path):
+            model = ItemWeights.load(path)
+            model.table.check()
+        check_rows(path, (model.num_item_rows,), (manifest.dimensions.num_item_rows,))
+        grown = model.table.grown(num_item_rows)
+        found[name] = ItemWeights(grown, model.history, model.settings)
+    return found
 
 
 def drop_item_vectors(directory: Path) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from features.point_in_time import FEATURES
 from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.item_to_item import ItemToItem, Neighbours
 from recsys.models.item_tower import ItemCatalogue
+from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.blend.learned import LearnedBlend
@@ -27,6 +27,7 @@ from serving.bundle.history_models import (
     load_blends,
     load_content_similarity,
     load_generation,
+    load_item_weights,
     load_sequence,
 )
 from serving.bundle.manifest import BundleManifest, Profile, verify_files, vocabulary_digests
@@ -47,7 +48,8 @@ class Bundle:
     catalogue: Catalogue
     users: Users
     popularity: Popularity
-    item_to_item: ItemToItem | None
+    item_weights: Mapping[str, ItemWeights]
+    """Item-to-item, EASE and item-kNN, by source; those that the bundle has."""
     retriever: Retriever | None
     semantic_ids: ItemSemanticIds | None
     content_similarity: ContentSimilarity | None
@@ -115,7 +117,7 @@ def load_bundle(path: Path) -> Bundle:
         catalogue=catalogue,
         users=users,
         popularity=_load_popularity(base.directory, base.manifest, catalogue.num_item_rows),
-        item_to_item=_load_item_to_item(base.directory, base.manifest, catalogue.num_item_rows),
+        item_weights=load_item_weights(base.directory, base.manifest, catalogue.num_item_rows),
         retriever=retriever,
         semantic_ids=semantic_ids,
         content_similarity=load_content_similarity(base.directory, base.manifest, items),
@@ -154,29 +156,6 @@ def _load_popularity(directory: Path, manifest: BundleManifest, num_item_rows: i
         raise ValueError(f"{path} holds NaN; fit the baselines and release the bundle again")
     added = torch.zeros(num_item_rows - model.num_item_rows)
     return Popularity(model.config, torch.cat([model.item_scores, added]))
-
-
-def _load_item_to_item(
-    directory: Path, manifest: BundleManifest, num_item_rows: int
-) -> ItemToItem | None:
-    """Load the neighbours; rows that a delta adds have none."""
-    if "item_to_item" not in manifest.models:
-        return None
-    path = directory / "item_to_item"
-    with reading(path):
-        model = ItemToItem.load(path)
-        offsets, rows, weights = model.neighbours
-        cut = offsets[0] == 0 and bool((offsets.diff() >= 0).all())
-        if not cut or not int(offsets[-1]) == len(rows) == len(weights):
-            raise ValueError("its offsets do not cut its neighbours; release the bundle again")
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < model.num_item_rows:
-            raise ValueError(
-                f"it names item rows {int(rows.min())} to {int(rows.max())} of "
-                f"{model.num_item_rows}; release the bundle again"
-            )
-    check_rows(path, (model.num_item_rows,), (manifest.dimensions.num_item_rows,))
-    added = offsets[-1:].expand(num_item_rows - model.num_item_rows)
-    return ItemToItem(model.config, Neighbours(torch.cat([offsets, added]), rows, weights))
 
 
 def check_context_features(path: Path, cardinalities: Mapping[str, int]) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recsys.data.durable import digest_of_file, replace_link
 
-SCHEMA_VERSION: Literal[2] = 2
+SCHEMA_VERSION: Literal[3] = 3
 MANIFEST = "manifest.json"
 CURRENT = "current"
 MAX_MANIFEST_BYTES = 16 << 20
@@ -28,6 +28,8 @@ Profile = Literal["fast", "full"]
 Model = Literal[
     "popularity",
     "item_to_item",
+    "ease",
+    "item_knn",
     "two_tower",
     "content_similarity",
     "sequence",
@@ -134,7 +136,7 @@ class Dimensions(_Strict):
 class BundleManifest(_Strict):
     """What is in a bundle or a delta."""
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     kind: Literal["bundle", "delta"]
     version: Version
     parent: Parent | None = None

@@ -41,8 +41,8 @@ class BundleParts:
     users: Users
     popularity: Path
     """Directory that Popularity.save wrote."""
-    item_to_item: Path | None = None
-    """Directory that ItemToItem.save wrote."""
+    item_weights: Mapping[str, Path] = field(default_factory=dict)
+    """Directories that ItemWeights.save wrote, by model."""
     two_tower: TwoTowerParts | None = None
     semantic_ids: SemanticIdParts | None = None
     content_similarity: Path | None = None
@@ -116,7 +116,7 @@ def _write_models(parts: BundleParts, directory: Path) -> list[str]:
     """Copy fitted models into a bundle that is being written; return the parts' names."""
     saved = {
         "popularity": parts.popularity,
-        "item_to_item": parts.item_to_item,
+        **parts.item_weights,
         "two_tower": None if parts.two_tower is None else parts.two_tower.model,
         CONTENT_SIMILARITY: parts.content_similarity,
         SEQUENCE: parts.sequence,

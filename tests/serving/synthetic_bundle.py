@@ -24,6 +24,13 @@ from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems
+from recsys.models.item_weights.ease import (
+    EaseWeightsConfig,
+    ease_model,
+    most_frequent,
+    shared_users,
+)
 from recsys.models.popularity import Popularity, PopularityConfig
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
@@ -97,7 +104,7 @@ def synthetic_parts(scratch: Path, size: SyntheticSize) -> BundleParts:
         catalogue=catalogue,
         users=users,
         popularity=scratch / "popularity",
-        item_to_item=scratch / "item_to_item",
+        item_weights={"item_to_item": scratch / "item_to_item"},
         two_tower=two_tower,
         semantic_ids=_semantic_ids(scratch, two_tower.content) if size.semantic_ids else None,
         user_features={"age": NUM_AGE_ROWS},
@@ -214,7 +221,19 @@ def _with_history_models(parts: BundleParts, scratch: Path, size: SyntheticSize)
     dim, hidden = size.embedding_dim, 2 * size.embedding_dim
     sequence = SequenceConfig(embedding_dim=dim, hidden_dim=hidden, time_buckets=8, backend="torch")
     SequenceModel(sequence, inputs, items, counts).save(scratch / "sequence")
-    sources = ["popular", "item_to_item", "two_tower", "content", "sequence"]
+    users = UserItems.of(
+        parts.users.item_rows,
+        parts.users.offsets[:-1],
+        parts.users.offsets[1:],
+        None,
+        size.num_items + 1,
+        100,
+    )
+    pairs = CoOccurrence(users)
+    exact = most_frequent(pairs, size.num_items // 2)
+    linear = EaseWeightsConfig(enabled=True, exact_items=len(exact))
+    ease_model(pairs, exact, shared_users(pairs, exact), linear).save(scratch / "ease")
+    sources = ["popular", "item_to_item", "ease", "two_tower", "content", "sequence"]
     blends: dict[Profile, Path] = {"fast": _blend(scratch / "blend_fast", sources)}
     generative = None
     if parts.semantic_ids is not None:
@@ -222,6 +241,7 @@ def _with_history_models(parts: BundleParts, scratch: Path, size: SyntheticSize)
         blends["full"] = _blend(scratch / "blend_full", [*sources, "generative"])
     return replace(
         parts,
+        item_weights={**parts.item_weights, "ease": scratch / "ease"},
         content_similarity=scratch / "content_similarity",
         sequence=scratch / "sequence",
         generative=generative,

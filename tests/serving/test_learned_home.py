@@ -89,7 +89,7 @@ def offline_sources(bundle, names):
     )
     every = {
         "popular": ScoredSource(bundle.popularity.score, needs_history=False),
-        "item_to_item": ScoredSource(bundle.item_to_item.score),
+        **{name: ScoredSource(one.score) for name, one in bundle.item_weights.items()},
         "two_tower": ScoredSource(bundle.retriever.model.score),
         "content": ScoredSource(bundle.content_similarity.score),
         "sequence": ScoredSource(bundle.sequence.score),

@@ -64,7 +64,7 @@ def test_scores_are_the_fusion_of_exact_rankings(recommender):
         with torch.no_grad():
             tables = (
                 (bundle.retriever.model.score(query), 1.0),
-                (bundle.item_to_item.score(query), 1.0),
+                (bundle.item_weights["item_to_item"].score(query), 1.0),
                 (bundle.popularity.score(query), FILL),
             )
         for scores, weight in tables:
@@ -223,9 +223,9 @@ def test_similar_to_an_unknown_item_is_an_error_that_names_it(recommender):
 
 def test_reasons_name_the_strongest_item_of_the_history(recommender):
     reply = ask(recommender, user_id="user-2", k=30, explain=True)
-    offsets, rows, weights = recommender.bundle.item_to_item.neighbours
+    offsets, rows, weights = recommender.bundle.item_weights["item_to_item"].table
     history = recommender.bundle.users.history(2)[::-1].tolist()
-    power = recommender.bundle.item_to_item.config.history_power
+    power = recommender.bundle.item_weights["item_to_item"].history.power
     checked = 0
     for item in reply.items:
         if item.source != "item_to_item":
@@ -267,7 +267,7 @@ def test_timings_cover_every_stage(recommender):
 def test_bundle_without_two_tower_answers_from_the_rest(recommender, bundles_dir):
     from dataclasses import replace
 
-    alone = Recommender(replace(recommender.bundle, retriever=None, item_to_item=None))
+    alone = Recommender(replace(recommender.bundle, retriever=None, item_weights={}))
     reply = ask(alone, user_id="user-1", k=3)
     assert reply.fallback == "popular"
     assert reply.served_by.index is None

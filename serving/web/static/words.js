@@ -6,6 +6,8 @@ export const SOURCES = {
   generative: { label: "generated", title: "generative model: predicts the next semantic ID" },
   two_tower: { label: "two-tower", title: "two-tower model: fits the user's history" },
   item_to_item: { label: "co-occurs", title: "item-to-item: often in the same histories" },
+  ease: { label: "goes with", title: "EASE: linear weights from the items of the history" },
+  item_knn: { label: "same users", title: "item-kNN: items that share users" },
   content: { label: "similar", title: "similar content" },
   popular: { label: "popular", title: "popular with all users" },
 };

@@ -91,7 +91,9 @@ def test_deltas_follow_each_other(bundles_dir):
     assert bundle.num_item_rows == 44
     assert bundle.catalogue.num_category_rows == 5
     assert bundle.catalogue.rows_in_categories([4]).tolist() == [41, 42, 43]
-    assert bundle.item_to_item.num_item_rows == bundle.popularity.num_item_rows == 44
+    assert (
+        bundle.item_weights["item_to_item"].num_item_rows == bundle.popularity.num_item_rows == 44
+    )
     assert bundle.retriever.index.num_item_rows == 44
 
 

@@ -46,10 +46,10 @@ def test_equal_parts_give_an_equal_digest(tmp_path):
 
 def test_bundle_without_two_tower_and_neighbours_loads(parts, tmp_path):
     bundle = load_bundle(
-        write_bundle(tmp_path, replace(parts, two_tower=None, item_to_item=None), version="v1")
+        write_bundle(tmp_path, replace(parts, two_tower=None, item_weights={}), version="v1")
     )
     assert bundle.retriever is None
-    assert bundle.item_to_item is None
+    assert bundle.item_weights == {}
 
 
 def test_released_version_is_never_overwritten(parts, tmp_path):
@@ -75,7 +75,7 @@ def test_parts_of_different_runs_are_refused_and_leave_nothing(parts, tmp_path):
     other = other_rows(parts, tmp_path)
     mixtures = {
         "popularity is 51": {"popularity": other.popularity},
-        "item_to_item is 51": {"item_to_item": other.item_to_item},
+        "item_to_item is 51": {"item_weights": other.item_weights},
         "item_categories has offsets": {
             "catalogue": replace(
                 parts.catalogue,

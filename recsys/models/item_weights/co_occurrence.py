@@ -1,0 +1,150 @@
+"""How often two items have the same users, counted row by row of the items' matrix.
+
+Each user's item counts once, where it occurs last, by a value such as its age; each user by a
+weight such as the inverse of the history's length.
+
+Axes: E events, U users, P distinct items of all users, N item rows, S items of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsys.data.dataset import concatenated_ranges
+
+Rows = NDArray[np.int64]
+Values = NDArray[np.float32]
+MAX_CELLS = 1 << 22
+"""Cells of a block of rows, and pairs that are in memory at a time, about 200 MiB."""
+
+
+@dataclass(frozen=True)
+class UserItems:
+    """The distinct items of each user, users one after the other."""
+
+    rows: Rows
+    """[P]"""
+    offsets: Rows
+    """[U + 1]"""
+    times: Rows | None
+    """[P] of each item's last event; None without times."""
+    num_item_rows: int
+
+    @classmethod
+    def of(
+        cls,
+        item_rows: Rows,
+        starts: Rows,
+        ends: Rows,
+        times: Rows | None,
+        num_item_rows: int,
+        max_events: int,
+    ) -> UserItems:
+        """Take the latest events of each user that a model may see.
+
+        Args:
+            item_rows: All users' events, oldest first within a user, [E]; row 0 is no item.
+            starts: Where each user's visible events begin, [U].
+            ends: Where they end (exclusive), [U].
+            times: Unix seconds of each event, [E].
+            num_item_rows: Of the catalogue.
+            max_events: Of a user, so that one with very many costs no more than its square.
+        """
+        starts = np.maximum(starts, ends - max_events)
+        places = concatenated_ranges(starts, ends)
+        users = np.repeat(np.arange(len(starts)), ends - starts)
+        rows = np.asarray(item_rows[places])
+        if len(rows) and not 0 <= rows.min() <= rows.max() < num_item_rows:
+            raise ValueError(
+                f"item rows must be in [0, {num_item_rows}), got {rows.min()} to {rows.max()}; "
+                "were the events and the catalogue built by different runs?"
+            )
+        # From the back, np.unique finds each item's last event.
+        codes, first = np.unique((users * num_item_rows + rows)[::-1], return_index=True)
+        kept = codes % num_item_rows != 0
+        codes, last = codes[kept], len(rows) - 1 - first[kept]
+        counts = np.bincount(codes // num_item_rows, minlength=len(starts))
+        return cls(
+            rows=codes % num_item_rows,
+            offsets=np.concatenate([[0], np.cumsum(counts)]),
+            times=None if times is None else np.asarray(times[places[last]]),
+            num_item_rows=num_item_rows,
+        )
+
+    def lengths(self) -> Rows:
+        """Count each user's items, [U]."""
+        return np.diff(self.offsets)
+
+    def counts(self) -> Rows:
+        """Count each item's users, [N]."""
+        return np.bincount(self.rows, minlength=self.num_item_rows)
+
+
+class CoOccurrence:
+    """Rows of the weighted matrix of users that items share."""
+
+    def __init__(
+        self, items: UserItems, values: Values | None = None, user_weights: Values | None = None
+    ) -> None:
+        """Prepare the counting.
+
+        Args:
+            items: Of each user.
+            values: Of each of them, [P]; a pair counts their product. 1 by default.
+            user_weights: Of each user, [U]; 1 by default.
+        """
+        self.items = items
+        size = len(items.rows)
+        self.values = np.ones(size, np.float32) if values is None else values
+        users = np.repeat(np.arange(len(items.offsets) - 1), items.lengths())
+        own = self.values if user_weights is None else self.values * user_weights[users]
+        order = np.argsort(items.rows, kind="stable")
+        ends = np.cumsum(items.counts())
+        self._ends, self._begins = ends, ends - items.counts()
+        self._users, self._own = users[order], own[order]
+
+    @property
+    def num_item_rows(self) -> int:
+        return self.items.num_item_rows
+
+    def diagonal(self) -> Values:
+        """Weigh each item with itself, without the users' weights, [N]."""
+        squares = self.values.astype(np.float64) ** 2
+        found = np.bincount(self.items.rows, weights=squares, minlength=self.num_item_rows)
+        return found.astype(np.float32)
+
+    def blocks(self, item_rows: Rows) -> Iterator[tuple[Rows, Values]]:
+        """Cut items into blocks that fit into memory: their rows and their counts [S, N]."""
+        size = max(1, MAX_CELLS // self.num_item_rows)
+        for begin in range(0, len(item_rows), size):
+            block = item_rows[begin : begin + size]
+            yield block, self.rows_of(block)
+
+    def rows_of(self, item_rows: Rows) -> Values:
+        """Count how much each item shares with every item, itself included, [S, N]."""
+        begins, ends = self._begins[item_rows], self._ends[item_rows]
+        entries = concatenated_ranges(begins, ends)
+        source = np.repeat(np.arange(len(item_rows)), ends - begins)
+        users = self._users[entries]
+        lengths = self.items.lengths()[users]
+        cells = len(item_rows) * self.num_item_rows
+        found = np.zeros(cells)
+        before = np.cumsum(lengths) - lengths
+        cuts = np.searchsorted(before, np.arange(0, int(lengths.sum()) + 1, MAX_CELLS))
+        bounds = [*cuts.tolist(), len(entries)]
+        for first, end in pairwise(bounds):
+            if first == end:
+                continue
+            some = users[first:end]
+            pairs = concatenated_ranges(self.items.offsets[some], self.items.offsets[some + 1])
+            code = np.repeat(source[first:end] * self.num_item_rows, lengths[first:end])
+            code += self.items.rows[pairs]
+            amount = np.repeat(self._own[entries[first:end]], lengths[first:end])
+            amount *= self.values[pairs]
+            found += np.bincount(code, weights=amount, minlength=cells)
+        return found.astype(np.float32).reshape(len(item_rows), self.num_item_rows)

@@ -1,0 +1,173 @@
+"""EASE: a ridge regression of every item on all others, in closed form (Steck, arXiv:1905.03375).
+
+A correlation through a third item is not counted twice, as it is by co-occurrence. With a power of
+the recency a history's late items count more, which plain EASE lacks.
+
+The regression is exact among the ``exact_items`` items with the most users. Others are regressed
+on one item at a time: few users say little of what explains what.
+
+Axes: N item rows, K items of the exact regression, S items of a block, M kept weights of an item.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recsys.models.item_weights.co_occurrence import MAX_CELLS, CoOccurrence
+from recsys.models.item_weights.inverse import invert_in_place
+from recsys.models.item_weights.model import HistoryWeights, ItemWeights
+from recsys.models.item_weights.strongest import Strongest, WeightBlock
+
+Rows = NDArray[np.int64]
+BYTES_PER_CELL = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class EaseWeightsConfig:
+    """Whether EASE is a source of candidates, and its settings."""
+
+    enabled: bool = False
+    l2: tuple[float, ...] = (100.0, 30.0, 300.0)
+    """L2 penalties, in users of an item, of which validation chooses."""
+    history_power: tuple[float, ...] = (0.6, 0.0, 0.3, 1.0)
+    """The r-th latest event of the history counts r ** -history_power, of which validation
+    chooses; 0 is plain EASE."""
+    num_weights: int = 100
+    """Strongest weights of each item, by absolute value, that are kept."""
+    exact_items: int = 12_500
+    """Items of the exact regression, those with the most users. Memory grows with the square, time
+    with the cube: 0.6 GiB and 10 s on two cores at 12,500, 10 GiB and 15 minutes at 50,000."""
+    choice_items: int = 3_000
+    """Items of the regressions that ``l2`` is chosen by, where there are several."""
+    max_events: int = 500
+    """Latest events of a user that are read."""
+    max_history: int = 200
+
+    def __post_init__(self) -> None:
+        if not self.l2 or not all(0 < l2 < float("inf") for l2 in self.l2):
+            raise ValueError(f"l2 must be penalties > 0 and finite, got {self.l2}")
+        check_powers(self.history_power)
+        for name in ("num_weights", "exact_items", "choice_items", "max_events", "max_history"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+
+
+def check_powers(powers: tuple[float, ...]) -> None:
+    """Refuse powers of the recency that are none."""
+    if not powers or not all(0 <= power < float("inf") for power in powers):
+        raise ValueError(f"history_power must be powers >= 0 and finite, got {powers}")
+
+
+def ease_bytes(num_items: int) -> int:
+    """Estimate the memory that an exact regression of so many items takes."""
+    # The matrix, blocks of its rows while it is swept, and counts of a block.
+    return BYTES_PER_CELL * num_items * (num_items + 2_400) + (200 << 20)
+
+
+def ease_seconds(num_items: int, operations_per_second: float = 1e11) -> float:
+    """Estimate the time of an exact regression; 1e11 was measured on two cores of a server."""
+    return num_items**3 / operations_per_second
+
+
+def check_memory(num_items: int) -> None:
+    """Refuse an exact regression that this machine has no memory for.
+
+    Raises:
+        ValueError: Names both sizes and how many items fit.
+    """
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if ease_bytes(num_items) <= there:
+        return
+    fits = int((there / BYTES_PER_CELL) ** 0.5 * 0.8)
+    raise ValueError(
+        f"EASE over {num_items:,} items takes {ease_bytes(num_items) / 2**30:.1f} GiB of memory, "
+        f"this machine has {there / 2**30:.1f}; set ease.exact_items to at most {fits}, others "
+        "are then regressed on one item at a time"
+    )
+
+
+def most_frequent(co_occurrence: CoOccurrence, limit: int) -> Rows:
+    """List the items with the most users, ascending, [K]."""
+    counts = co_occurrence.items.counts()
+    counts[0] = 0
+    order = np.lexsort((np.arange(len(counts)), -counts))[:limit]
+    found: Rows = np.sort(order[counts[order] > 0])
+    return found
+
+
+def shared_users(co_occurrence: CoOccurrence, item_rows: Rows) -> Tensor:
+    """Count the users that items share with each other, [K, K] float32."""
+    matrix = torch.empty(len(item_rows), len(item_rows))
+    done = 0
+    for rows, shared in co_occurrence.blocks(item_rows):
+        matrix[done : done + len(rows)] = torch.from_numpy(shared[:, item_rows])
+        done += len(rows)
+    return matrix
+
+
+def regress(matrix: Tensor, l2: float) -> Tensor:
+    """Regress every item on all others in the memory of the matrix [K, K], and return it.
+
+    Raises:
+        ValueError: ``l2`` is too small for the precision.
+    """
+    matrix.diagonal().add_(l2)
+    inverse = invert_in_place(matrix)
+    inverse /= -inverse.diagonal().clone()
+    inverse.fill_diagonal_(0)
+    return inverse
+
+
+def ease_model(
+    co_occurrence: CoOccurrence, exact: Rows, shared: Tensor, config: EaseWeightsConfig
+) -> ItemWeights:
+    """Regress by the first of each setting and keep the strongest weights.
+
+    Args:
+        co_occurrence: Of all items.
+        exact: Items that are regressed on all others of them, ascending, [K].
+        shared: Their users in common, [K, K] float32; its memory is used up.
+        config: Its tuples' first values are taken.
+
+    Raises:
+        ValueError: ``l2`` is too small for the precision.
+    """
+    kept = Strongest(co_occurrence.num_item_rows, config.num_weights)
+    for block in _weights(co_occurrence, exact, regress(shared, config.l2[0]), config.l2[0]):
+        kept.add(block)
+    history = HistoryWeights(
+        power=config.history_power[0], max_events=config.max_history, distinct=True
+    )
+    return ItemWeights(kept.table(), history, asdict(config))
+
+
+def _weights(
+    co_occurrence: CoOccurrence, exact: Rows, among_exact: Tensor, l2: float
+) -> Iterator[WeightBlock]:
+    """Weigh the items by blocks: from an exact one to an exact one, and all other pairs."""
+    num_rows = co_occurrence.num_item_rows
+    every = most_frequent(co_occurrence, num_rows)
+    if len(exact) == len(every):
+        columns = torch.from_numpy(exact)
+        size = max(1, MAX_CELLS // max(1, len(exact)))
+        for begin in range(0, len(exact), size):
+            end = begin + size
+            yield WeightBlock(exact[begin:end], columns, among_exact[begin:end])
+        return
+    place = np.full(num_rows, -1)
+    place[exact] = np.arange(len(exact))
+    diagonal = torch.from_numpy(co_occurrence.diagonal())
+    for rows, shared in co_occurrence.blocks(every):
+        own = torch.from_numpy(rows)
+        weights = torch.from_numpy(shared) / (diagonal[own, None] + l2)
+        weights[torch.arange(len(own)), own] = 0
+        among = np.flatnonzero(place[rows] >= 0)
+        weights[among[:, None], exact[None]] = among_exact[place[rows[among]]]
+        yield WeightBlock(rows, torch.arange(num_rows), weights)

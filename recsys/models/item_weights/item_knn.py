@@ -1,0 +1,93 @@
+"""Item-kNN: items that share users, by BM25's weights and the cosine (Robertson et al., 1994).
+
+A user with many items says less of each pair, a rare item of the history more: a pair counts
+1 / (1 + length_weight * length / mean length) for each common user, times the idf of the history's
+item, over the root of both items' users. An event that is ``age`` days older than the newest one
+counts 2 ** (-age / half_life_days).
+
+Axes: P distinct items of all users, U users, N item rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+
+from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems, Values
+from recsys.models.item_weights.ease import check_powers
+from recsys.models.item_weights.model import HistoryWeights, ItemWeights
+from recsys.models.item_weights.strongest import Strongest, WeightBlock
+
+SECONDS_PER_DAY = 86_400
+NO_DECAY = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemKnnConfig:
+    """Whether item-kNN is a source of candidates, and its settings."""
+
+    enabled: bool = False
+    length_weight: tuple[float, ...] = (0.0, 0.7)
+    """How much a user's number of items takes from each pair, of which validation chooses."""
+    half_life_days: tuple[float, ...] = (NO_DECAY, 365.0)
+    """Ages at which an event counts half, of which validation chooses; 0 counts every event once,
+    as where events have no times."""
+    history_power: tuple[float, ...] = (0.6, 0.0, 0.3, 1.0)
+    """The r-th latest event of the history counts r ** -history_power, of which validation
+    chooses."""
+    num_neighbours: int = 200
+    max_events: int = 500
+    """Latest events of a user that are read."""
+    max_history: int = 200
+
+    def __post_init__(self) -> None:
+        for name in ("length_weight", "half_life_days"):
+            values = getattr(self, name)
+            if not values or not all(0 <= value < float("inf") for value in values):
+                raise ValueError(f"{name} must be numbers >= 0 and finite, got {values}")
+        check_powers(self.history_power)
+        for name in ("num_neighbours", "max_events", "max_history"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+
+
+def item_knn_model(items: UserItems, config: ItemKnnConfig) -> ItemWeights:
+    """Weigh each item's neighbours by the first of each setting.
+
+    Args:
+        items: Of each user, as a model may see them.
+        config: Its tuples' first values are taken.
+    """
+    values = _values(items, config.half_life_days[0])
+    lengths = items.lengths()
+    mean = max(1.0, float(lengths[lengths > 0].mean()) if lengths.any() else 1.0)
+    user_weights = 1 / (1 + config.length_weight[0] * lengths / mean)
+    pairs = CoOccurrence(items, values, user_weights.astype(np.float32))
+    counts = items.counts()
+    num_users = int((lengths > 0).sum())
+    idf = np.log((num_users - counts + 0.5) / (counts + 0.5) + 1)
+    root = np.sqrt(np.maximum(pairs.diagonal(), 1e-12))
+    source, target = torch.from_numpy((idf / root).astype(np.float32)), torch.from_numpy(1 / root)
+    kept = Strongest(items.num_item_rows, config.num_neighbours)
+    every = torch.arange(items.num_item_rows)
+    counted = np.flatnonzero(counts)
+    for rows, shared in pairs.blocks(counted[counted > 0]):
+        own = torch.from_numpy(rows)
+        weights = torch.from_numpy(shared) * source[own, None] * target
+        weights[torch.arange(len(own)), own] = 0
+        kept.add(WeightBlock(rows, every, weights))
+    history = HistoryWeights(
+        power=config.history_power[0], max_events=config.max_history, distinct=True
+    )
+    return ItemWeights(kept.table(), history, asdict(config))
+
+
+def _values(items: UserItems, half_life_days: float) -> Values | None:
+    """Weigh events by their age, so that a pair of two counts by the mean of both, [P]."""
+    if items.times is None or half_life_days == NO_DECAY or not len(items.times):
+        return None
+    age_days = (items.times.max() - items.times) / SECONDS_PER_DAY
+    values: Values = np.exp2(-age_days / half_life_days / 2).astype(np.float32)
+    return values

@@ -1,0 +1,235 @@
+"""A ragged table of weights between items, and the scores that a history has by it.
+
+An item's score is the sum of its weights from the items of the history, each by how late it is
+there. Tables hold each item's strongest weights alone, so a query costs by its history and not by
+the catalogue's square.
+
+Axes: P weights, N item rows, B queries, M history values of a batch, k list length.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from recsys.data.batch import JaggedBatch
+from recsys.data.dataset import concatenated_ranges
+from recsys.data.top_k import TopK, select_top_k
+
+Rows = NDArray[np.int64]
+FILE = "weights.safetensors"
+
+
+class WeightTable(NamedTuple):
+    """Each item's weights, strongest first: item i owns rows[offsets[i]:offsets[i + 1]]."""
+
+    offsets: Tensor
+    """[N + 1] int64."""
+    rows: Tensor
+    """[P] int32, the items that get the weights."""
+    weights: Tensor
+    """[P] float32, none 0."""
+
+    def check(self) -> None:
+        """Refuse a table whose parts do not fit each other.
+
+        Raises:
+            ValueError: Names what does not fit.
+        """
+        offsets, rows, weights = self
+        cut = offsets[0] == 0 and bool((offsets.diff() >= 0).all())
+        if not cut or not int(offsets[-1]) == len(rows) == len(weights):
+            raise ValueError("its offsets do not cut its weights; release the bundle again")
+        num_rows = len(offsets) - 1
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < num_rows:
+            raise ValueError(
+                f"it names item rows {int(rows.min())} to {int(rows.max())} of {num_rows}; "
+                "release the bundle again"
+            )
+        if not bool(weights.isfinite().all()):
+            raise ValueError("its weights are not finite; fit it and release the bundle again")
+
+    def grown(self, num_item_rows: int) -> WeightTable:
+        """Give rows that were appended no weights."""
+        added = self.offsets[-1:].expand(num_item_rows - len(self.offsets) + 1)
+        return self._replace(offsets=torch.cat([self.offsets, added]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryWeights:
+    """How much each event of a history counts."""
+
+    power: float = 0.0
+    """The r-th latest event counts r ** -power."""
+    max_events: int = 200
+    """Latest events that count at all."""
+    distinct: bool = False
+    """Whether an item counts once, where it occurs last; else each time."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.power < float("inf"):
+            raise ValueError(f"history_power must be >= 0 and finite, got {self.power}")
+        if self.max_events < 1:
+            raise ValueError(f"max_history must be >= 1, got {self.max_events}")
+
+
+@dataclass(frozen=True)
+class _Seeds:
+    """Events of histories that count."""
+
+    query: Tensor
+    """[M] int64."""
+    row: Tensor
+    """[M] int64."""
+    weight: Tensor
+    """[M] float32."""
+
+
+class ItemWeights:
+    """Scores items by the weights from a user's latest items."""
+
+    def __init__(
+        self,
+        table: WeightTable,
+        history: HistoryWeights,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Wrap fitted weights.
+
+        Args:
+            table: From each item of a history.
+            history: How its events count.
+            settings: Of the fitter, the chosen ones; kept with the model.
+        """
+        num_pairs = int(table.offsets[-1])
+        if not num_pairs == len(table.rows) == len(table.weights):
+            raise ValueError(
+                f"{len(table.rows)} items and {len(table.weights)} weights do not fit offsets "
+                f"that end at {num_pairs}; fit the model again"
+            )
+        self.table, self.history, self.settings = table, history, dict(settings or {})
+        # Looked up, not computed per query: torch's powers differ in the last bit by where in a
+        # tensor they stand. By recency, 1 is the latest; [max_events + 1].
+        recency = torch.arange(history.max_events + 1, device="cpu").clamp(min=1)
+        self._weights = recency.float() ** -history.power
+
+    @property
+    def num_item_rows(self) -> int:
+        return len(self.table.offsets) - 1
+
+    def to(self, device: torch.device | str) -> ItemWeights:
+        """Hold the table on a device."""
+        table = WeightTable(*(part.to(device) for part in self.table))
+        return ItemWeights(table, self.history, self.settings)
+
+    def score(self, queries: JaggedBatch) -> Tensor:
+        """Score every item for each query, [B, N].
+
+        -inf means no evidence: no item of the history has a weight for the item. Row 0 and rows
+        the model was not fitted on have no weights, so they are as good as absent.
+        """
+        history = queries["history"]
+        if queries.batch_size == 1 and history.values.device.type == "cpu":
+            return self._score_one(history.values)
+        query = history.segments()  # [M]
+        place = torch.arange(len(query), device=query.device)
+        recency = history.offsets[1:][query] - place  # 1 is the latest
+        known = (history.values < self.num_item_rows) & (recency <= self.history.max_events)
+        if self.history.distinct:
+            known &= self._is_last(query, history.values)
+        weight = self._weights.to(recency.device)[recency[known]]
+        return self._sum(queries.batch_size, _Seeds(query[known], history.values[known], weight))
+
+    def similar(self, item_row: int, k: int) -> TopK:
+        """List the items with the largest weights from one item: a batch of one list, [1, k]."""
+        if not 0 <= item_row < self.num_item_rows:
+            raise ValueError(f"item_row must be in [0, {self.num_item_rows}), got {item_row}")
+        row = torch.tensor([item_row])
+        seeds = _Seeds(torch.zeros_like(row), row, torch.ones(1))
+        return select_top_k(self._sum(1, seeds), k)
+
+    def strongest_seeds(self, item_rows: Rows, history: Rows) -> Rows:
+        """Find the event of the history that adds most to each item's score, [k]; 0 if none does.
+
+        Args:
+            item_rows: Distinct items, [k].
+            history: Item rows, oldest first.
+        """
+        offsets, rows, weights = (tensor.numpy() for tensor in self.table)
+        best, seeds = np.zeros(len(item_rows)), np.zeros(len(item_rows), np.int64)
+        if len(item_rows) == 0:
+            return seeds
+        order = np.argsort(item_rows)
+        latest = history[-self.history.max_events :][::-1]
+        for recency, seed in enumerate(latest.tolist(), start=1):
+            if seed >= self.num_item_rows:
+                continue
+            own = slice(offsets[seed], offsets[seed + 1])
+            place = order[np.searchsorted(item_rows, rows[own], sorter=order) % len(order)]
+            listed = item_rows[place] == rows[own]
+            place, weight = place[listed], weights[own][listed] * recency**-self.history.power
+            stronger = weight > best[place]
+            best[place[stronger]], seeds[place[stronger]] = weight[stronger], seed
+        return seeds
+
+    def save(self, directory: Path) -> None:
+        """Write the table and the settings."""
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(self.table._asdict(), directory / FILE)
+        document = {"history": asdict(self.history), "settings": self.settings}
+        (directory / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, directory: Path) -> ItemWeights:
+        """Read what ``save`` wrote."""
+        document = json.loads((directory / "config.json").read_text())
+        table = WeightTable(**load_file(directory / FILE))
+        return ItemWeights(table, HistoryWeights(**document["history"]), document["settings"])
+
+    def _score_one(self, history: Tensor) -> Tensor:
+        """Score every item for one history [M]: the same sums in half of the time, [1, N]."""
+        latest = history[-self.history.max_events :].numpy()
+        weight = self._weights[1 : len(latest) + 1].flip(0).numpy()
+        offsets, others, amounts = (part.numpy() for part in self.table)
+        known = latest < self.num_item_rows
+        if self.history.distinct:
+            last = len(latest) - 1 - np.unique(latest[::-1], return_index=True)[1]
+            known &= np.isin(np.arange(len(latest)), last)
+        row, weight = latest[known], weight[known]
+        begin, end = offsets[row], offsets[row + 1]
+        pair = concatenated_ranges(begin, end)
+        scores = np.zeros(self.num_item_rows, np.float32)
+        np.add.at(scores, others[pair], np.repeat(weight, end - begin) * amounts[pair])
+        scores[scores == 0] = -np.inf
+        return torch.from_numpy(scores)[None]
+
+    def _is_last(self, query: Tensor, row: Tensor) -> Tensor:
+        """Mark each item's last occurrence in its history, [M] bool."""
+        code = query * (int(row.max()) + 1 if len(row) else 1) + row
+        found, group = torch.unique(code, return_inverse=True)
+        place = torch.arange(len(code), device=code.device)
+        last = torch.zeros_like(found).scatter_reduce_(0, group, place, "amax")
+        return place == last[group]
+
+    def _sum(self, num_queries: int, seeds: _Seeds) -> Tensor:
+        """Add up weight x table weight of the seeds, [B, N]."""
+        offsets = self.table.offsets
+        begin, lengths = offsets[seeds.row], offsets[seeds.row + 1] - offsets[seeds.row]  # [M]
+        before = lengths.cumsum(0) - lengths
+        places = torch.arange(int(lengths.sum()), device=lengths.device)
+        pair = places + torch.repeat_interleave(begin - before, lengths)
+        cell = torch.repeat_interleave(seeds.query * self.num_item_rows, lengths)
+        cell += self.table.rows[pair]
+        amount = torch.repeat_interleave(seeds.weight, lengths) * self.table.weights[pair]
+        scores = torch.zeros(num_queries * self.num_item_rows, device=seeds.weight.device)
+        scores.index_add_(0, cell, amount)
+        return scores.masked_fill_(scores == 0, -torch.inf).view(num_queries, self.num_item_rows)

@@ -1,0 +1,51 @@
+"""Keep each item's strongest weights of blocks that are computed one after the other.
+
+Axes: N item rows, S items of a block, C columns, M kept weights of an item.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recsys.models.item_weights.model import WeightTable
+
+
+class WeightBlock(NamedTuple):
+    """The weights from some items."""
+
+    rows: NDArray[np.int64]
+    """[S] item rows, ascending, each in one block alone."""
+    columns: Tensor
+    """[C] item rows that get the weights."""
+    weights: Tensor
+    """[S, C] float32; 0 is none."""
+
+
+class Strongest:
+    """Collects blocks in ascending order of their items."""
+
+    def __init__(self, num_item_rows: int, limit: int) -> None:
+        self._limit = limit
+        self._lengths = torch.zeros(num_item_rows, dtype=torch.int64)
+        self._rows: list[Tensor] = [torch.empty(0, dtype=torch.int32)]
+        self._weights: list[Tensor] = [torch.empty(0)]
+
+    def add(self, block: WeightBlock) -> None:
+        """Keep the strongest of a block, by absolute value."""
+        limit = min(self._limit, block.weights.shape[1])
+        found = block.weights.abs().topk(limit, dim=1).indices  # [S, M]
+        weights = block.weights.gather(1, found)
+        present = (weights != 0) & (block.columns[found] != 0)
+        self._lengths[torch.from_numpy(block.rows)] = present.sum(1)
+        self._rows.append(block.columns[found][present].to(torch.int32))
+        self._weights.append(weights[present])
+
+    def table(self) -> WeightTable:
+        """Join what was kept."""
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), self._lengths.cumsum(0)])
+        return WeightTable(offsets, torch.cat(self._rows), torch.cat(self._weights))
