@@ -19,6 +19,7 @@ from recsys.fitting.queries import RetrievalSettings
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_to_item import ItemToItem
+from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
@@ -40,6 +41,7 @@ from tests.recsys.testing.synthetic import World
 MEASURED = {
     "popularity",
     "item_to_item",
+    "ease",
     "content",
     "two_tower",
     "sequence",
@@ -109,13 +111,14 @@ def test_the_measured_blend_is_the_served_one(shop: Path, profile: Profile) -> N
     sources: dict[str, Source] = {
         "popularity": ScoredSource(popularity.score, needs_history=False),
         "item_to_item": ScoredSource(ItemToItem.load(refit / "item_to_item").score),
+        "ease": ScoredSource(ItemWeights.load(refit / "ease").score),
         "content": ScoredSource(ContentSimilarity.load(refit / "content").score),
         "two_tower": ScoredSource(two_tower.score),
         "sequence": ScoredSource(sequence.score),
         "generative": generated_source(generative, codes, HOME.beam_width),
     }
     blend = load_blends(shop / "fit_blend/given")[profile]
-    weighed = {"popular", "item_to_item", "content", "two_tower", "sequence"}
+    weighed = {"popular", "item_to_item", "ease", "content", "two_tower", "sequence"}
     expected = weighed | {"generative"} if profile == "full" else weighed
     assert set(recommender.bundle.blends[profile].sources) == expected
     ends = np.asarray(inputs.sequences.offsets[1:])
