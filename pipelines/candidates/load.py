@@ -43,8 +43,9 @@ def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict
             sources[name] = ScoredSource(ItemWeights.load(baselines / name).score)
     if (baselines / "content").exists():
         sources["content"] = ScoredSource(ContentSimilarity.load(baselines / "content").score)
-    two_tower = TwoTower.load(context.inputs["train_two_tower"] / order / "two_tower", catalogue)
-    sources["two_tower"] = ScoredSource(two_tower.score)
+    trained = context.inputs["train_two_tower"] / order / "two_tower"
+    if trained.exists():
+        sources["two_tower"] = ScoredSource(TwoTower.load(trained, catalogue).score)
     trained = context.inputs["train_sequence"] / order / "sequence"
     if trained.exists():
         sequence = SequenceModel.load(trained, catalogue)

@@ -13,6 +13,8 @@ from features.schema import SourceConfig, TimeUnit
 
 FIRST_SECOND, LAST_SECOND = 631_152_000, 4_102_444_800  # 1990 to 2100
 READABLE_SHARE = 0.99
+SIX_DIGITS = r"^\s*\d(?:\D*\d){5}"
+"""What every date begins with or holds; of texts without, no format has to be tried."""
 DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y%m%d")
 CLOCKS = ("", " %H:%M:%S", " %H:%M", " %I:%M %p", " %I:%M:%S %p")
 FORMATS = (*(day + clock for day in DAYS for clock in CLOCKS), "%Y-%m-%d %H:%M:%S UTC")
@@ -46,6 +48,8 @@ def guess_time(column: pl.Series) -> TimeGuess | None:
     if known.dtype.is_float() or not (known.dtype == pl.String or known.dtype.is_integer()):
         return None
     texts = known.cast(pl.String)
+    if int(texts.str.contains(SIX_DIGITS).sum()) < READABLE_SHARE * len(texts):
+        return None
     if numbers.null_count() and _readable(texts, None):
         zone = texts.str.contains(r"(Z|[+-]\d\d:?\d\d)$").mean() == 1
         return TimeGuess(why=f"{texts[0]!r} is an ISO time", has_zone=zone)

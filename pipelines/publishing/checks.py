@@ -45,16 +45,32 @@ def served_row(metrics: Metrics) -> str:
     return next(name for name in (RANKED, BLEND_FAST, BLEND) if name in metrics or name == BLEND)
 
 
+def unmeasured(champion: Metrics | None) -> Verdict:
+    """Let pass what no held-out event could judge, unless it would replace what was measured."""
+    why = "no user has a held-out event, so nothing was measured"
+    replaces = f"{why}; the published bundle was measured, and goes on serving"
+    return verdict("held-out events", 0, 1 if champion else 0, replaces if champion else why)
+
+
 def release_verdicts(
     metrics: Metrics, index_recall: float, champion: Metrics | None, config: ReleaseConfig
 ) -> list[Verdict]:
     """Check the challenger.
 
     Args:
-        metrics: Test metrics by model, of a ranker where it is served.
+        metrics: Test metrics by model, of a ranker where it is served; none where no user has a
+            held-out event.
         index_recall: Share of the exact top list that the index finds.
         champion: Test metrics of the published bundle, None where there is none.
     """
+    index = verdict(
+        "index recall",
+        index_recall,
+        config.min_index_recall,
+        "share of the exact nearest items that the index finds",
+    )
+    if not metrics:
+        return [unmeasured(champion), index]
     served = served_row(metrics)
     blend = value_of(metrics, served, config.metric)
     popularity = value_of(metrics, "popularity", config.metric)
@@ -65,12 +81,7 @@ def release_verdicts(
             popularity * (1 + config.min_gain_over_popularity),
             f"the served list against popularity's {popularity:.4f}",
         ),
-        verdict(
-            "index recall",
-            index_recall,
-            config.min_index_recall,
-            "share of the exact nearest items that the index finds",
-        ),
+        index,
     ]
     before_row = "" if champion is None else served_row(champion)
     if champion is not None and config.metric in champion.get(before_row, {}):

@@ -5,7 +5,8 @@ weights of the other half; on test everyone by what is served.
 
 Writes per tie order and split: metrics of each model, their analysis (analysis.json), and one
 Parquet file with a row for each user and held-out item: its rank by each model, and each model's
-list. A look at a test split goes into the workspace's ledger.
+list. A look at a test split goes into the workspace's ledger. A split in which no user has a
+held-out event has no metrics and no file, and then there is no analysis.
 
 Axes: B queries of a batch, N item rows.
 """
@@ -29,6 +30,7 @@ from pipelines.candidates.load import load_sources
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain
 from pipelines.engine.artifacts import Manifest, digest_of_json, to_json
+from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.evaluation.analyse import Background, analyse_split, best_single
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
@@ -48,6 +50,11 @@ from serving.bundle.ranker import LoadedRanker
 
 SPLITS: tuple[Literal["validation", "test"], ...] = ("validation", "test")
 GENERATIVE = "generative"
+NO_HELD_OUT = (
+    "no user has a held-out event, so nothing is measured; users need 3 or more events for "
+    "leave_one_out, and global_time needs events after its cut (build_features/report.json says "
+    "what was filtered out)"
+)
 
 
 class Blending(NamedTuple):
@@ -136,11 +143,7 @@ def evaluate_split(
     if config.evaluation.max_users is not None:
         queries = queries.sample(config.evaluation.max_users, config.seed)
     if len(queries) == 0:
-        raise ValueError(
-            f"no user has a held-out event in the {split} split; users need 3 or more events "
-            "for leave_one_out, and global_time needs events after its cut. Look at "
-            "build_features/report.json for what was filtered out"
-        )
+        raise ValueError(f"{split}: {NO_HELD_OUT}")
     targets, seen = queries.held_out.targets, queries.held_out.seen
     parts: dict[str, list[RankingResult]] = defaultdict(list)
     for batch in queries.batches():
@@ -189,6 +192,10 @@ def evaluate(context: StageContext) -> StageRows:
         baseline = ""
         metrics[order], analyses[order] = {}, {}
         for split in SPLITS:
+            if not len(evaluation_queries(inputs, split, config)):
+                log.print(f"{split} ({order}): {NO_HELD_OUT}", style="yellow", soft_wrap=True)
+                metrics[order][split] = {}
+                continue
             blending = Blending.of(profiles, inputs, split, config.seed, ranker)
             results = evaluate_split(sources, inputs, split, config, blending)
             metrics[order][split] = {name: dict(result.metrics) for name, result in results.items()}
@@ -212,9 +219,12 @@ def evaluate(context: StageContext) -> StageRows:
                     baseline=baseline,
                     seed=config.seed,
                 )
-        note_test_look(context, order, metrics[order]["test"])
+        if metrics[order]["test"]:
+            note_test_look(context, order, metrics[order]["test"])
     (context.output / "metrics.json").write_text(to_json(metrics))
-    if config.evaluation.num_resamples:
+    if config.evaluation.num_resamples and all(
+        len(one) == len(SPLITS) for one in analyses.values()
+    ):
         Analysis(
             orders=analyses,
             data_digest=data_digest,

@@ -1,10 +1,13 @@
 """Stage fit_blend: learn on validation how the lists of all sources become the one that is served.
 
 Where reciprocal rank fusion or one source alone is better than learned weights by more than noise,
-that is served, and blends.json says so.
+that is served, and blends.json says so; and the former where no user has a held-out event.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -14,7 +17,18 @@ from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, tie_orders
 from recsys.fitting.blend import fit_blend as fit_profile
+from recsys.fitting.blend import unjudged_blend
+from recsys.retrieval.sources import source_name
 from serving.surfaces import HOME
+
+
+def save_unjudged(folder: Path, models: Mapping[str, object]) -> None:
+    """Write the surface's weights for each profile, since nothing can be learned or judged."""
+    profiles = {}
+    for profile, names in profiles_of({source_name(model): None for model in models}).items():
+        blend, profiles[profile] = unjudged_blend(names, HOME.weights)
+        blend.save(folder, profile)
+    (folder / FILE).write_text(to_json({"profiles": profiles}))
 
 
 def fit_blend(context: StageContext) -> StageRows:
@@ -23,7 +37,12 @@ def fit_blend(context: StageContext) -> StageRows:
     num_users = num_sources = 0
     for order in tie_orders(features):
         inputs = read_inputs(features, context.inputs.get("embed_items"), order)
-        examples = validation_lists(load_sources(context, inputs, order), inputs, config)
+        sources_of_order = load_sources(context, inputs, order)
+        if not len(inputs.sequences.label_positions("validation")):
+            save_unjudged(context.output / order, sources_of_order)
+            num_sources = len(sources_of_order)
+            continue
+        examples = validation_lists(sources_of_order, inputs, config)
         everyone = torch.arange(len(examples))
         profiles = {}
         for profile, sources in profiles_of(examples.lists).items():

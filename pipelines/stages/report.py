@@ -32,6 +32,9 @@ WITHOUT_ANALYSIS = (
 )
 
 
+NO_HELD_OUT = "there is no report, because no user has a held-out event to measure lists by"
+
+
 def settings_of(config: RunConfig) -> str:
     """Write the settings that the metrics depend on as TOML, without paths."""
     sections = {name for name in SECTIONS if "." not in name}
@@ -55,7 +58,8 @@ def report(context: StageContext) -> StageRows:
 
     config, inputs = context.config, context.inputs
     if not (inputs["evaluate"] / ANALYSIS).exists():
-        (context.output / NUMBERS).write_text(to_json({"absent": WITHOUT_ANALYSIS}))
+        why = NO_HELD_OUT if config.evaluation.num_resamples else WITHOUT_ANALYSIS
+        (context.output / NUMBERS).write_text(to_json({"absent": why}))
         return StageRows(rows_in=0, rows_out=0)
     built, measured = (Manifest.load(inputs[name]) for name in ("build_features", "evaluate"))
     data = read_report_data(

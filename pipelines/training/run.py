@@ -28,6 +28,10 @@ from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.training.loop import TrainingDiverged
 
+NOTHING_TO_TRAIN_ON = (
+    "left out, because no training event follows another of its user; build_features/report.json "
+    "says what was filtered out"
+)
 Model = TwoTower | SequenceModel | GenerativeModel | Ranker
 
 
@@ -187,6 +191,10 @@ def train_each_order(
         fitter = fitter_for(inputs)
         num_labels = len(inputs.sequences.label_positions("train"))
         num_items = inputs.sizes.num_item_rows - 1
+        if not fitter.num_examples(inputs.sequences, "train"):
+            name = fitter.name.replace("_", "-")
+            log.print(f"{name} ({order}): {NOTHING_TO_TRAIN_ON}", style="yellow", soft_wrap=True)
+            continue
         with training_run(
             context,
             order,

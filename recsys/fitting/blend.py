@@ -355,6 +355,20 @@ def fit_blend(
     return FittedBlend(served, {**document, **weights_and_shares(served.served, examples, device)})
 
 
+def unjudged_blend(sources: Sequence[str], fusion_weights: Mapping[str, float]) -> FittedBlend:
+    """Choose the surface's weights where no user has a held-out event to judge others by."""
+    fusion = fusion_of(tuple(sources), fusion_weights)
+    document = {
+        "sources": list(sources),
+        "num_queries": 0,
+        "num_found": 0,
+        "served": FUSION,
+        "reason": "no user has a held-out event in the validation split, so nothing was learned",
+        "validation": {},
+    }
+    return FittedBlend(ProfileBlend.unlearned(fusion), document)
+
+
 def measured_source(
     examples: SourceLists, source: str, metric: str, device: torch.device = CPU
 ) -> Tensor:

@@ -27,7 +27,7 @@ from tests.benchmarks.strangers.measures import K
 from tests.benchmarks.strangers.peers import Fit, History, Lists, Matrix, measure
 
 FACTORS = (32.0, 128.0)
-PASSES = {2_000: (10.0, 30.0, 80.0), 1_000_000_000: (5.0, 15.0)}
+PASSES = {2_000: (10.0, 30.0), 1_000_000_000: (4.0, 10.0)}
 """By the number of users up to which they hold."""
 
 

@@ -56,3 +56,13 @@ def test_a_served_ranker_is_what_is_checked() -> None:
     verdicts = release_verdicts(ranked, 1.0, metrics(0.19), ReleaseConfig())
     assert not passed(verdicts)["ndcg@10 above popularity"]
     assert not passed(verdicts)["ndcg@10 against the champion"]
+
+
+def test_what_no_held_out_event_could_judge_passes_unless_it_replaces_what_was_measured() -> None:
+    alone = release_verdicts({}, 1.0, None, ReleaseConfig())
+    assert passed(alone) == {"held-out events": True, "index recall": True}
+    assert passed(release_verdicts({}, 1.0, {}, ReleaseConfig()))["held-out events"]
+    after = release_verdicts({}, 1.0, metrics(0.2), ReleaseConfig())
+    assert passed(after) == {"held-out events": False, "index recall": True}
+    assert "goes on serving" in after[0].reason
+    assert release_verdicts(metrics(0.2), 1.0, {}, ReleaseConfig())[0].passed

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pipelines.candidates.blends import FILE, load_blends, profiles_of, row_names, served_blends
+from pipelines.stages.fit_blend import save_unjudged
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import list_ranks
@@ -195,3 +196,13 @@ def test_profiles_are_one_without_generation() -> None:
     assert row_names(profiles_of(every)) == {"fast": "blend_fast", "full": "blend"}
     del every["generative"]
     assert row_names(profiles_of(every)) == {"fast": "blend"}
+
+
+def test_without_validation_the_surfaces_weights_serve_and_say_why(tmp_path: Path) -> None:
+    save_unjudged(tmp_path, {"popularity": None, "item_to_item": None, "content": None})
+    assert served_blends(tmp_path) == {}
+    profiles = json.loads((tmp_path / FILE).read_text())["profiles"]
+    assert profiles["fast"]["served"] == FUSION
+    assert "no user has a held-out event" in profiles["fast"]["reason"]
+    loaded = load_blends(tmp_path)["fast"].served
+    assert loaded.sources == ("popular", "item_to_item")

@@ -1,0 +1,151 @@
+"""Logs that are hardly logs: each is served, or refused before work starts with what is wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from serving.recommend import Recommender
+
+START = datetime(2026, 1, 1, 12, tzinfo=UTC)
+TINY = (
+    "content.encoder=hash",
+    "training.max_epochs=1.0",
+    "training.device=cpu",
+    "tracking.enabled=false",
+    "release.min_gain_over_popularity=-1",
+)
+TEXTS = (
+    "Zitronentee", "thé au citron", "лимонный чай", "柠檬茶", "レモンティー", "레몬차",
+    "شاي بالليمون", "תה לימון", "Τσάι με λεμόνι", "नींबू की चाय",
+)  # fmt: skip
+Row = tuple[object, ...]
+
+
+def drawn(num_events: int, step: timedelta, *, users: int = 10, items: int = 12) -> list[Row]:
+    """Events of users in turn, of items at random."""
+    chance = random.Random(0)
+    return [
+        (f"u{n % users}", f"i{chance.randrange(items)}", START + n * step)
+        for n in range(num_events)
+    ]
+
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+SERVED: dict[str, list[Row]] = {
+    "one time": drawn(80, timedelta(0)),
+    "one day": drawn(80, timedelta(minutes=1)),
+    "ten events": [(f"u{n % 4}", f"i{n % 5}", START + n * DAY) for n in range(10)],
+    "repeats only": [(f"u{n % 10}", f"i{n % 10}", START + n * HOUR) for n in range(100)],
+}
+UNMEASURED: dict[str, list[Row]] = {
+    "an event a user": drawn(80, HOUR, users=80),
+    "nothing in common": [(f"u{n}", f"i{n}", START + n * DAY) for n in range(10)],
+}
+REFUSED: dict[str, tuple[list[Row], str]] = {
+    "one user": ([("u0", f"i{n}", START + n * DAY) for n in range(8)], "8 events are of one user"),
+    "one item": ([(f"u{n % 6}", "i0", START + n * DAY) for n in range(18)], "of one item"),
+    "one event": ([("u0", "i0", START)], "all 1 events are of one user"),
+}  # fmt: skip
+
+
+def write(path: Path, header: Sequence[str], rows: Sequence[Row]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
+    return path
+
+
+def write_log(folder: Path, rows: Sequence[Row]) -> Path:
+    columns = ["customer", "sku", "ts", *(f"c{n}" for n in range(len(rows[0]) - 3))]
+    return write(folder / "log.csv", columns, rows)
+
+
+@pytest.fixture
+def served(recsys: Callable[..., Result], tmp_path: Path) -> Callable[..., Result]:
+    """Run the user's two commands on files, into the folder ``run`` beside them."""
+
+    def run(*files: Path, options: Sequence[object] = ()) -> Result:
+        target = tmp_path / "shop.toml"
+        result = recsys("data", "init", *files, "--out", target)
+        assert result.exit_code == 0, result.output
+        settings = [part for one in TINY for part in ("--set", one)]
+        return recsys("run", "-c", target, "-w", tmp_path / "run", "-q", *settings, *options)
+
+    return run
+
+
+def lists_of(folder: Path, users: Sequence[str] = ("u0", "nobody")) -> dict[str, list[str]]:
+    """Ask what was released for five items of each user."""
+    found = Recommender.load(folder / "run" / "bundles" / "current").recommend(list(users), k=5)
+    return {user: found.filter(found["user_id"] == user)["item_id"].to_list() for user in users}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_log_of_little_information_is_served(
+    name: str, served: Callable[..., Result], tmp_path: Path
+) -> None:
+    result = served(write_log(tmp_path, SERVED[name]))
+    assert result.exit_code == 0, result.output
+    lists = lists_of(tmp_path)
+    assert len(lists["nobody"]) == 5
+    assert lists["u0"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_learned_from_is_refused_before_anything_is_trained(
+    name: str, served: Callable[..., Result], tmp_path: Path
+) -> None:
+    rows, why = REFUSED[name]
+    result = served(write_log(tmp_path, rows))
+    assert result.exit_code == 2
+    assert why in " ".join(result.output.split())
+    assert not (tmp_path / "run" / "train_two_tower").exists()
+
+
+@pytest.mark.parametrize("name", UNMEASURED)
+def test_without_a_held_out_event_nothing_is_measured_and_the_run_says_so(
+    name: str, served: Callable[..., Result], tmp_path: Path
+) -> None:
+    result = served(write_log(tmp_path, UNMEASURED[name]), options=["--until", "report"])
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert "two-tower (given): left out" in said
+    assert "test (given): no user has a held-out event" in said
+    metrics = json.loads((tmp_path / "run" / "evaluate" / "metrics.json").read_text())
+    assert metrics == {"given": {"validation": {}, "test": {}}}
+    blends = json.loads((tmp_path / "run" / "fit_blend" / "given" / "blends.json").read_text())
+    assert blends["profiles"]["fast"]["served"] == "reciprocal_rank_fusion"
+    assert "no user has a held-out event" in json.dumps(
+        json.loads((tmp_path / "run" / "report" / "report.json").read_text())
+    )
+
+
+def test_a_thousand_columns_are_looked_through(
+    served: Callable[..., Result], tmp_path: Path
+) -> None:
+    wide = [(*row, *range(997)) for row in drawn(80, HOUR)]
+    result = served(write_log(tmp_path, wide), options=["--until", "build_features"])
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "run" / "build_features" / "report.json").read_text())
+    assert report["rows_in"] == 80
+
+
+def test_texts_in_ten_languages_come_back_as_they_were_written(
+    served: Callable[..., Result], tmp_path: Path
+) -> None:
+    log = write_log(tmp_path, drawn(80, HOUR, items=len(TEXTS)))
+    titles = [(f"i{n}", text) for n, text in enumerate(TEXTS)]
+    result = served(log, write(tmp_path / "items.csv", ["sku", "title"], titles))
+    assert result.exit_code == 0, result.output
+    found = Recommender.load(tmp_path / "run/bundles/current").recommend(["u0", "nobody"], k=10)
+    assert set(found["display_text"]) <= set(TEXTS)
+    assert len(set(found["display_text"])) == len(TEXTS)
