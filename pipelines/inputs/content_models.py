@@ -12,7 +12,6 @@ from pipelines.engine.artifacts import files_under
 from recsys.content.encoder import (
     Encoder,
     HashEncoder,
-    MiniLMEncoder,
     SentenceTransformerEncoder,
     WordEncoder,
 )
@@ -25,6 +24,7 @@ from recsys.content.language_model import (
     model_digest,
     packaged_smollm2,
 )
+from recsys.content.minilm import MiniLMEncoder
 from recsys.content.prompt import LanguageModel
 from recsys.content.text import item_text
 from recsys.content.transformer_encoder import TransformerEncoder

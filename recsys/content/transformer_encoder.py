@@ -62,7 +62,9 @@ class TransformerEncoder:
     ) -> Vectors:
         texts = encodable(texts)
         batches = batches_of_size([len(text) for text in texts], self._batch_size)
-        return encoded_in_batches(texts, self.dim, batches, self._pooled, progress)
+        return encoded_in_batches(
+            texts, self.dim, batches, lambda rows: self._pooled([texts[i] for i in rows]), progress
+        )
 
     def _pooled(self, texts: list[str]) -> Vectors:
         """Encode some texts at once, [B, D], lengths as the model gives them."""

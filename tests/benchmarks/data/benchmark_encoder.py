@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from recsys.content.embedding_cache import encode_cached
-from recsys.content.encoder import HashEncoder, MiniLMEncoder
+from recsys.content.encoder import HashEncoder
+from recsys.content.minilm import MiniLMEncoder, packaged_minilm
 from recsys.content.text import item_text
 from tests.benchmarks.harness import Row, command_line, write_results
 
@@ -45,8 +46,6 @@ def parsed_arguments() -> argparse.Namespace:
 def texts_per_second(options: argparse.Namespace, texts: list[str]) -> tuple[float, float]:
     """Best of several alternating runs: (ours, sentence-transformers)."""
     from sentence_transformers import SentenceTransformer
-
-    from recsys.content.encoder import packaged_minilm
 
     ours = MiniLMEncoder(device="cpu")
     theirs = SentenceTransformer(str(packaged_minilm()), device="cpu", local_files_only=True)

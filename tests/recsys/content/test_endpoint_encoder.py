@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from recsys.content.embedding_cache import encode_cached
-from recsys.content.encoder import HashEncoder, MiniLMEncoder
+from recsys.content.encoder import HashEncoder
 from recsys.content.endpoint import Endpoint
 from recsys.content.endpoint_encoder import EmbeddingEndpointConfig, EndpointEncoder
+from recsys.content.minilm import MiniLMEncoder
 from recsys.content.prompt import EndpointError
 from tests.recsys.content.openai_server import Reply, Request, embeddings_reply, openai_server
 

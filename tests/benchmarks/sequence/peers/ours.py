@@ -21,8 +21,8 @@ from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.training.optim import AdamWConfig, adamw
 
-BATCH = 64
-LEARNING_RATE = 2e-3
+BATCH = 32
+LEARNING_RATE = 4e-3
 
 
 def main() -> None:
@@ -43,7 +43,8 @@ def main() -> None:
             num_heads=heads,
             hidden_dim=dim,
             max_length=length,
-            dropout=0.2,
+            dropout=0.3,
+            label_smoothing=0.1,
             backend="torch",
         ),
         FeatureSizes(num_item_rows=histories.num_items + 1, content_dim=0),
