@@ -33,7 +33,7 @@ from serving.ranking import FILLER, Ranked, by_reciprocal_rank, filled_up
 from serving.schemas import Context, RecommendedItem, Reply, Request, ServedBy
 from serving.settings import ServingOptions
 from serving.sources import LateError, sources_of
-from serving.surfaces import SURFACES
+from serving.surfaces import surfaces_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -71,6 +71,8 @@ class Recommender:
         if bundle.generative is None and bundle.ensemble is None:
             options = replace(options, profile="fast")
         self.bundle, self.adapters, self._options = bundle, adapters, options
+        excluded = options.exclude_history
+        self._surfaces = surfaces_of(bundle.exclude_history if excluded is None else excluded)
         self._blends = {
             name: OneQueryBlend(blend, bundle.item_counts) for name, blend in bundle.blends.items()
         }
@@ -121,7 +123,7 @@ class Recommender:
         Raises:
             UnknownItemError: The item of surface ``similar`` is not in the catalogue.
         """
-        surface, clock = SURFACES[request.surface], _Stopwatch()
+        surface, clock = self._surfaces[request.surface], _Stopwatch()
         with torch.inference_mode():
             query = hydrate(request, self.bundle, surface)
             clock.lap("hydrate")

@@ -22,6 +22,9 @@ class ServingOptions:
     """``full`` also queries slower models, such as a generative one, where the bundle has any."""
     beam_timeout_ms: float | None = None
     """Lists omit generated items that take longer, and say so; None waits for them."""
+    exclude_history: bool | None = None
+    """Whether lists of surface ``home`` leave out what the user already interacted with; None
+    does as the bundle was evaluated."""
     ranker_timeout_ms: float | None = None
     """Lists keep the blend's order where ranking takes longer, and say so; None waits for it."""
 

@@ -226,10 +226,10 @@ def sources_of(
         sources["two_tower"] = TwoTowerSource(
             bundle.retriever, adapters.retrievers.get("two_tower")
         )
-        if bundle.semantic_ids is not None:
-            neighbours = ContentNeighbours(
-                bundle.semantic_ids, bundle.retriever.content, bundle.num_released_rows
-            )
+    if bundle.semantic_ids is not None and bundle.items.content.shape[1]:
+        neighbours = ContentNeighbours(
+            bundle.semantic_ids, bundle.items.content, bundle.num_released_rows
+        )
     if bundle.sequence is not None:
         adapted = adapters.retrievers.get("sequence")
         sources["sequence"] = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recsys.retrieval.blend.fusion import FILL
 
@@ -57,4 +57,9 @@ SIMILAR = Surface(
     weights={"item_to_item": 1.0, "two_tower": 1.0, "content": 0.75, "popular": FILL},
     exclude_seen=False,
 )
-SURFACES = {surface.name: surface for surface in (HOME, SIMILAR)}
+
+
+def surfaces_of(exclude_history: bool) -> dict[str, Surface]:
+    """Return the surfaces by name; ``home`` leaves out the history where it says so."""
+    home = replace(HOME, exclude_seen=exclude_history)
+    return {surface.name: surface for surface in (home, SIMILAR)}

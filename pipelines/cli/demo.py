@@ -284,7 +284,8 @@ def run_demo(
 
     def after(outcome: StageOutcome) -> None:
         finished(outcome)
-        if outcome.stage == FIRST_LOOK_AFTER and not outcome.skipped:
+        looks = config.training.enabled and outcome.stage == FIRST_LOOK_AFTER
+        if looks and not outcome.skipped:
             show_first_look(config, time.perf_counter() - begin)
 
     with tracked(config) as recorder:

@@ -39,6 +39,14 @@ from recsys.training.passes import TrainingConfig as TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
+class TwoTowerTrainingConfig(TrainingConfig):
+    """Whether and how the two-tower is trained; its examples are single labels."""
+
+    enabled: bool = True
+    """Whether it is trained, measured beside the others, indexed and served."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SequenceTrainingConfig(TrainingConfig):
     """Whether and how the sequence model is trained; its examples are windows of a user's events.
 
@@ -78,7 +86,8 @@ class EvaluationConfig(RankingConfig):
     """What is measured on the held-out events, over the full catalogue."""
 
     exclude_history: bool = True
-    """Whether a user's history is left out of the lists, as in serving."""
+    """Whether a user's history is left out of the lists. A bundle is served as it was evaluated,
+    unless the deployment says otherwise."""
     max_users: int | None = None
     """Measure on at most so many users, drawn once by the seed; None takes all."""
     max_scores: int = 1 << 24
@@ -200,7 +209,7 @@ class RunConfig:
     item_knn: ItemKnnConfig = field(default_factory=ItemKnnConfig)
     content_similarity: ContentSimilarityConfig = field(default_factory=ContentSimilarityConfig)
     two_tower: TwoTowerConfig = field(default_factory=TwoTowerConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
+    training: TwoTowerTrainingConfig = field(default_factory=TwoTowerTrainingConfig)
     sequence: SequenceConfig = field(default_factory=SequenceConfig)
     sequence_training: SequenceTrainingConfig = field(default_factory=SequenceTrainingConfig)
     generative: GenerativeConfig = field(default_factory=GenerativeConfig)

@@ -12,7 +12,7 @@ from pipelines.config.run import (
     GenerativeTrainingConfig,
     RunConfig,
     SequenceTrainingConfig,
-    TrainingConfig,
+    TwoTowerTrainingConfig,
 )
 from pipelines.presets.shop import shop
 from recsys.fitting.blend import BlendConfig
@@ -44,7 +44,9 @@ def amazon_beauty() -> RunConfig:
         two_tower=TwoTowerConfig(),
         # Two members of the width that one has by default.
         sequence=SequenceConfig(embedding_dim=256, num_members=2, calendar_days=140.0),
-        training=TrainingConfig(max_epochs=12.0, schedule=ScheduleConfig(learning_rate=2e-3)),
+        training=TwoTowerTrainingConfig(
+            max_epochs=12.0, schedule=ScheduleConfig(learning_rate=2e-3)
+        ),
         sequence_training=SequenceTrainingConfig(enabled=True),
         # Items by their number of events; new ones at four times the odds, so that they are found.
         blend=BlendConfig(item_bounds=(5.0, 20.0), new_item_odds=4.0),

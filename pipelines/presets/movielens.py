@@ -14,7 +14,7 @@ from pipelines.config.run import (
     GenerativeTrainingConfig,
     RunConfig,
     SequenceTrainingConfig,
-    TrainingConfig,
+    TwoTowerTrainingConfig,
 )
 from pipelines.presets.shop import shop
 from recsys.models.generative.model import GenerativeConfig
@@ -43,7 +43,7 @@ def movielens_100k() -> RunConfig:
             temperature=0.1,
             num_uniform_negatives=512,
         ),
-        training=TrainingConfig(
+        training=TwoTowerTrainingConfig(
             batch_size=512,
             max_epochs=3.0,
             epochs_per_evaluation=1.5,
@@ -115,7 +115,7 @@ def movielens_1m() -> RunConfig:
             target_power=0.3,
             history_power=1.0,
         ),
-        training=TrainingConfig(
+        training=TwoTowerTrainingConfig(
             batch_size=1024, max_epochs=20.0, schedule=ScheduleConfig(learning_rate=2e-3)
         ),
         # Six networks of 256, attention and HSTU in turn; profile fast queries the first alone.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.config.run import EvaluationConfig, RunConfig, TrainingConfig
+from pipelines.config.run import EvaluationConfig, RunConfig, TwoTowerTrainingConfig
 from recsys.models.item_weights.ease import EaseWeightsConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.two_tower import TwoTowerConfig
@@ -19,7 +19,7 @@ def shop() -> RunConfig:
         popularity=PopularityConfig(half_life_days=60.0),
         ease=EaseWeightsConfig(enabled=True),
         two_tower=TwoTowerConfig(embedding_dim=64),
-        training=TrainingConfig(
+        training=TwoTowerTrainingConfig(
             batch_size=256,
             max_epochs=20.0,
             max_steps=20_000,

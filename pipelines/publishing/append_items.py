@@ -71,10 +71,13 @@ def content_config(bundle: Bundle, directory: Path) -> ContentConfig:
     """Return how the bundle's items were encoded.
 
     Raises:
-        ValueError: If the bundle does not record it, or has no two-tower.
+        ValueError: If the bundle does not record it, or nothing in it would find new items.
     """
-    if bundle.retriever is None:
-        raise ValueError(f"{directory} has no two-tower, so new items have no vectors in it")
+    if bundle.retriever is None and not bundle.items.content.shape[1]:
+        raise ValueError(
+            f"{directory} has neither a two-tower nor content embeddings, so nothing in it would "
+            "find new items; run the pipeline again with the new items in the catalogue"
+        )
     made = bundle.manifest.content
     if made is None:
         raise ValueError(
@@ -160,8 +163,8 @@ def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, in
         The delta's directory and its number of items.
 
     Raises:
-        ValueError: If the file is at fault, an item is known already, the bundle has no two-tower
-            to place new items with, or another bundle was published meanwhile.
+        ValueError: If the file is at fault, an item is known already, nothing in the bundle would
+            find new items, or another bundle was published meanwhile.
     """
     items = read_items(path)
     directory = bundle_path.resolve()
@@ -212,9 +215,13 @@ def served_in(bundles: Path) -> str | None:
     return link.readlink().name if link.is_symlink() else None
 
 
-def item_vectors(bundle: Bundle, items: list[NewItem], content: Vectors) -> Vectors:
-    """Encode new items by content and the categories that the model knows, [R, D]."""
-    assert bundle.retriever is not None
+def item_vectors(bundle: Bundle, items: list[NewItem], content: Vectors) -> Vectors | None:
+    """Encode new items by content and the categories that the two-tower knows, [R, D].
+
+    None without a two-tower.
+    """
+    if bundle.retriever is None:
+        return None
     names = bundle.catalogue.category_names
     trained = bundle.retriever.model.inputs.num_categories
     found = [[names.row_of(name) or 0 for name in item.categories] for item in items]

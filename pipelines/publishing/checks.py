@@ -52,25 +52,30 @@ def unmeasured(champion: Metrics | None) -> Verdict:
     return verdict("held-out events", 0, 1 if champion else 0, replaces if champion else why)
 
 
+def found_by_index(recall: float, config: ReleaseConfig) -> Verdict:
+    """Check the share of the exact nearest items that the index finds."""
+    return verdict(
+        "index recall",
+        recall,
+        config.min_index_recall,
+        "share of the exact nearest items that the index finds",
+    )
+
+
 def release_verdicts(
-    metrics: Metrics, index_recall: float, champion: Metrics | None, config: ReleaseConfig
+    metrics: Metrics, index_recall: float | None, champion: Metrics | None, config: ReleaseConfig
 ) -> list[Verdict]:
     """Check the challenger.
 
     Args:
         metrics: Test metrics by model, of a ranker where it is served; none where no user has a
             held-out event.
-        index_recall: Share of the exact top list that the index finds.
+        index_recall: Share of the exact top list that the index finds; None without an index.
         champion: Test metrics of the published bundle, None where there is none.
     """
-    index = verdict(
-        "index recall",
-        index_recall,
-        config.min_index_recall,
-        "share of the exact nearest items that the index finds",
-    )
+    index = [] if index_recall is None else [found_by_index(index_recall, config)]
     if not metrics:
-        return [unmeasured(champion), index]
+        return [unmeasured(champion), *index]
     served = served_row(metrics)
     blend = value_of(metrics, served, config.metric)
     popularity = value_of(metrics, "popularity", config.metric)
@@ -81,7 +86,7 @@ def release_verdicts(
             popularity * (1 + config.min_gain_over_popularity),
             f"the served list against popularity's {popularity:.4f}",
         ),
-        index,
+        *index,
     ]
     before_row = "" if champion is None else served_row(champion)
     if champion is not None and config.metric in champion.get(before_row, {}):

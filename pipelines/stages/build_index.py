@@ -18,14 +18,20 @@ RECALL_QUERIES = 1_000
 
 
 def build_index(context: StageContext) -> StageRows:
-    """Index all items and compare the index with exact search on real users' queries."""
-    config = context.config
+    """Index all items and compare the index with exact search on real users' queries.
+
+    Without a two-tower there is nothing to index.
+    """
+    config, trained = context.config, context.inputs["refit"] / "two_tower"
+    if not trained.exists():
+        (context.output / "recall.json").write_text(to_json({"recall": None}))
+        return StageRows(rows_in=0, rows_out=0)
     inputs = read_inputs(
         context.inputs["build_features"],
         context.inputs.get("embed_items"),
         released_order(context.inputs["build_features"]),
     )
-    model = TwoTower.load(context.inputs["refit"] / "two_tower", inputs.catalogue)
+    model = TwoTower.load(trained, inputs.catalogue)
     with torch.no_grad():
         vectors = model.all_item_vectors().contiguous()  # [N, D]
         vectors[0] = 0

@@ -70,7 +70,7 @@ STAGES = [
     Stage(
         name="train_two_tower",
         function=train_two_tower,
-        description="Train the two-tower model; validation picks its best step",
+        description="Train the two-tower where it is enabled; validation picks its best step",
         reads=("build_features", "embed_items"),
         writes="two_tower, training curve",
         sections=(*TWO_TOWER, EXCLUDED, "seed"),
@@ -191,7 +191,7 @@ STAGES = [
             "build_index",
         ),
         writes="verdicts, and bundles/bundle-<version> with the link bundles/current",
-        sections=("release", "content", "enrichment"),
+        sections=("release", "content", "enrichment", EXCLUDED),
         outputs_exist=is_published,
     ),
     Stage(

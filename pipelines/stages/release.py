@@ -130,13 +130,15 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         ),
         popularity=refit / "popularity",
         item_weights={name: refit / name for name in ITEM_WEIGHTS if (refit / name).exists()},
+        content=inputs.catalogue.content.numpy(),
+        content_source=content_source(context),
         two_tower=TwoTowerParts(
             model=refit / "two_tower",
             index=index / "items.faiss",
-            content=inputs.catalogue.content.numpy(),
             item_vectors=np.load(index / "item_vectors.npy", allow_pickle=False),
-            content_source=content_source(context),
-        ),
+        )
+        if (refit / "two_tower").exists()
+        else None,
         semantic_ids=SemanticIdParts(directory=semantic_ids)
         if read_version(semantic_ids)
         else None,
@@ -148,6 +150,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         ranker=served_ranker(context.inputs["train_ranker"] / order),
         user_features=inputs.sizes.user_features,
         context_features=inputs.sizes.context_features,
+        exclude_history=context.config.evaluation.exclude_history,
     )
 
 

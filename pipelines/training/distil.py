@@ -143,7 +143,7 @@ def _distilled(
         for name, one in {
             teacher: sources[teacher],
             "student": source,
-            "two_tower": sources["two_tower"],
+            **{name: one for name, one in sources.items() if name == "two_tower"},
         }.items()
     }
     num_parameters = sum(one.numel() for one in student.parameters())

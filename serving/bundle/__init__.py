@@ -5,8 +5,10 @@
         users/          user ids, categorical features                serving/bundle/users.py
         histories/      what each user did, oldest first
         popularity/     the fallback                                  recsys/models/popularity.py
-        item_to_item/   neighbours (may be absent)                    recsys/models/item_to_item.py
-        two_tower/      model, content.npy, item_vectors.npy          serving/bundle/retriever.py
+        item_to_item/, ease/, item_knn/
+                        weights between items (may be absent)         recsys/models/item_weights
+        content/        content.npy                                   serving/bundle/items.py
+        two_tower/      model, item_vectors.npy                       serving/bundle/retriever.py
         index/          items.faiss and its description (both may be absent)
         semantic_ids/   codes, id rows (may be absent, with quantizer/)
         quantizer/      gives new items their IDs                     serving/bundle/semantic_ids.py

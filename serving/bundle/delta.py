@@ -32,6 +32,7 @@ from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, check_source
 
 Vectors = NDArray[np.float32]
 MAX_CHAIN = 1_000
+TWO_TOWER = "two_tower"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,17 +120,22 @@ class Delta:
     content: Vectors
     """[R, F]."""
     item_vectors: Vectors
-    """[R, D]."""
+    """[R, D]; D = 0 without a two-tower."""
 
     @classmethod
     def load(cls, link: Link) -> Delta:
-        folder = link.directory / "two_tower"
+        added = Catalogue.load(link.directory)
+        vectors = np.zeros((added.num_item_rows - 1, 0), np.float32)
+        if TWO_TOWER in link.manifest.models:
+            path = link.directory / TWO_TOWER / "item_vectors.npy"
+            vectors = load_array(path, np.float32, 2).view(np.float32)
+        content = load_array(link.directory / "content" / "content.npy", np.float32, 2)
         return cls(
             directory=link.directory,
             dimensions=link.manifest.dimensions,
-            added=Catalogue.load(link.directory),
-            content=load_array(folder / "content.npy", np.float32, 2).view(np.float32),
-            item_vectors=load_array(folder / "item_vectors.npy", np.float32, 2).view(np.float32),
+            added=added,
+            content=content.view(np.float32),
+            item_vectors=vectors,
         )
 
     @property
@@ -160,7 +166,7 @@ def write_delta(
     items: Sequence[NewItem],
     *,
     content: Vectors,
-    item_vectors: Vectors,
+    item_vectors: Vectors | None,
     semantic_ids: NewIds | None = None,
 ) -> Path:
     """Write the delta that follows a bundle or a delta.
@@ -168,7 +174,8 @@ def write_delta(
     Args:
         items: At least one, with ids that the parent does not have.
         content: Content embeddings of the new items, [R, F].
-        item_vectors: TwoTower.item_vectors of the new items (item row 0), [R, D].
+        item_vectors: TwoTower.item_vectors of the new items (item row 0), [R, D]; None where the
+            bundle has no two-tower.
 
     Returns:
         The delta's directory, ``bundle-<v>+<n>``.
@@ -180,16 +187,7 @@ def write_delta(
         raise ValueError("a delta needs at least one new item")
     chain = chain_of(bundle_directory(bundles_dir, parent_version).resolve())
     newest = chain[-1]
-    if "two_tower" not in newest.manifest.models:
-        raise ValueError(
-            f"bundle {parent_version} has no two_tower, so nothing would find new items; release "
-            "a whole bundle with them instead"
-        )
-    for name, vectors in (("content", content), ("item_vectors", item_vectors)):
-        path = chain[0].directory / "two_tower" / f"{name}.npy"
-        expected = (len(items), load_array(path, np.float32, 2).shape[1])
-        if vectors.shape != expected:
-            raise ValueError(f"{name} of the new items must be {expected}, got {vectors.shape}")
+    vectors = _vectors_of(chain, len(items), content, item_vectors)
     ids = _extended(semantic_ids_of(chain), semantic_ids, parent_version)
     parent = Catalogue.load(chain[0].directory)
     for link in chain[1:]:
@@ -208,9 +206,9 @@ def write_delta(
     )
     with new_directory(final) as directory:
         added.save(directory)
-        (directory / "two_tower").mkdir()
-        np.save(directory / "two_tower" / "content.npy", np.asarray(content, np.float32))
-        np.save(directory / "two_tower" / "item_vectors.npy", np.asarray(item_vectors, np.float32))
+        for path, array in vectors.items():
+            (directory / path).parent.mkdir()
+            np.save(directory / path, np.asarray(array, np.float32))
         if semantic_ids is not None:
             semantic_ids.save(directory)
         manifest = seal(
@@ -225,6 +223,35 @@ def write_delta(
         )
         Delta.load(Link(directory, manifest, "")).extend(parent)
     return final
+
+
+def _vectors_of(
+    chain: Sequence[Link], num_new: int, content: Vectors, item_vectors: Vectors | None
+) -> dict[str, Vectors]:
+    """Hold the new items' vectors against the bundle's, and name their files.
+
+    Raises:
+        ValueError: Shapes that do not fit, or nothing of the bundle would find new items.
+    """
+    base = chain[0]
+    found = {"content/content.npy": content}
+    if TWO_TOWER in base.manifest.models:
+        if item_vectors is None:
+            raise ValueError("the bundle has a two-tower: give the new items' item_vectors")
+        found[f"{TWO_TOWER}/item_vectors.npy"] = item_vectors
+    for path, array in found.items():
+        width = load_array(base.directory / path, np.float32, 2).shape[1]
+        if array.shape != (num_new, width):
+            name = path.rpartition("/")[2].removesuffix(".npy")
+            raise ValueError(
+                f"{name} of the new items must be {(num_new, width)}, got {array.shape}"
+            )
+    if TWO_TOWER not in base.manifest.models and not content.shape[1]:
+        raise ValueError(
+            f"bundle {base.manifest.version} has neither a two-tower nor content embeddings, so "
+            "nothing would find new items; release a whole bundle with them instead"
+        )
+    return found
 
 
 def _extended(

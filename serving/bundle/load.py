@@ -30,10 +30,11 @@ from serving.bundle.history_models import (
     load_item_weights,
     load_sequence,
 )
+from serving.bundle.items import load_items
 from serving.bundle.manifest import BundleManifest, Profile, verify_files, vocabulary_digests
 from serving.bundle.model_files import check_rows
 from serving.bundle.ranker import LoadedRanker, load_ranker
-from serving.bundle.retriever import Retriever, known_categories, load_retriever
+from serving.bundle.retriever import Retriever, load_retriever
 from serving.bundle.semantic_ids import ItemSemanticIds
 from serving.bundle.users import Users
 
@@ -50,6 +51,8 @@ class Bundle:
     popularity: Popularity
     item_weights: Mapping[str, ItemWeights]
     """Item-to-item, EASE and item-kNN, by source; those that the bundle has."""
+    items: ItemCatalogue
+    """Content embeddings and categories of every item row."""
     retriever: Retriever | None
     semantic_ids: ItemSemanticIds | None
     content_similarity: ContentSimilarity | None
@@ -59,6 +62,8 @@ class Bundle:
     blends: Mapping[Profile, LearnedBlend]
     ranker: LoadedRanker | None
     context_features: Mapping[str, int]
+    exclude_history: bool
+    """Whether lists leave out the history where the deployment does not say otherwise."""
     num_released_rows: int
     """Item rows that models were fitted with; those behind were appended by deltas."""
 
@@ -107,8 +112,8 @@ def load_bundle(path: Path) -> Bundle:
     users.check(base.directory, base.manifest.dimensions.num_item_rows, base.manifest.user_features)
     _check_count(base.directory, "user", users.num_user_rows, base.manifest)
 
-    retriever = load_retriever(base.directory, base.manifest, catalogue, deltas)
-    items = _items_of(catalogue, base.manifest) if retriever is None else retriever.items
+    items = load_items(base.directory, base.manifest, catalogue, deltas)
+    retriever = load_retriever(base.directory, base.manifest, items, deltas)
     semantic_ids = semantic_ids_of(chain)
     blends = load_blends(base.directory, base.manifest)
     return Bundle(
@@ -118,6 +123,7 @@ def load_bundle(path: Path) -> Bundle:
         users=users,
         popularity=_load_popularity(base.directory, base.manifest, catalogue.num_item_rows),
         item_weights=load_item_weights(base.directory, base.manifest, catalogue.num_item_rows),
+        items=items,
         retriever=retriever,
         semantic_ids=semantic_ids,
         content_similarity=load_content_similarity(base.directory, base.manifest, items),
@@ -127,14 +133,9 @@ def load_bundle(path: Path) -> Bundle:
         blends=blends,
         ranker=load_ranker(base.directory, base.manifest, items, blends),
         context_features=base.manifest.context_features,
+        exclude_history=base.manifest.exclude_history,
         num_released_rows=base.manifest.dimensions.num_item_rows,
     )
-
-
-def _items_of(catalogue: Catalogue, manifest: BundleManifest) -> ItemCatalogue:
-    """Know the items of a bundle without content."""
-    known = known_categories(catalogue, manifest.dimensions.num_category_rows)
-    return ItemCatalogue(torch.empty(catalogue.num_item_rows, 0), known)
 
 
 def _check_count(directory: Path, name: str, found: int, manifest: BundleManifest) -> None:

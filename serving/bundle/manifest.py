@@ -43,7 +43,7 @@ Model = Literal[
 _TENSORS = frozenset([".json", ".safetensors"])
 FILES_ALLOWED: dict[str, frozenset[str]] = {
     **dict.fromkeys([*get_args(Model), "quantizer"], _TENSORS),
-    **dict.fromkeys(["catalogue", "users", "histories"], frozenset([".npy"])),
+    **dict.fromkeys(["catalogue", "users", "histories", "content"], frozenset([".npy"])),
     **dict.fromkeys(["two_tower", "semantic_ids"], _TENSORS | {".npy"}),
     "index": frozenset([".json", ".faiss"]),
 }
@@ -157,6 +157,9 @@ class BundleManifest(_Strict):
     """What the content embeddings were made from; needed to append items."""
     semantic_ids: SemanticIdSource | None = None
     """None where items have no semantic IDs."""
+    exclude_history: bool = True
+    """Whether lists were evaluated without what a user already interacted with, which is how they
+    are served unless the deployment says otherwise."""
     files: dict[str, FileEntry]
 
 

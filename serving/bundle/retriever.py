@@ -1,10 +1,10 @@
 """The two-tower of a bundle with its index: how it is written, verified and grown by deltas.
 
     two_tower/   config.json, two_tower.safetensors     recsys/models/two_tower.py
-                 content.npy [N, F], item_vectors.npy [N, D]
+                 item_vectors.npy [N, D]
     index/       items.faiss and its description         recsys/retrieval/faiss_index.py
 
-Axes: N item rows, D width of item vectors, F width of content embeddings.
+Axes: N item rows, D width of item vectors.
 """
 
 from __future__ import annotations
@@ -17,22 +17,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from recsys.data.batch import Jagged
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.retrieval.index_file import meta_path
 from serving.bundle.arrays import load_array, reading
-from serving.bundle.catalogue import Catalogue
 from serving.bundle.delta import Delta
-from serving.bundle.manifest import BundleManifest, ContentSource
+from serving.bundle.manifest import BundleManifest
 from serving.bundle.model_files import check_inputs, check_rows, encode_items
 
 Vectors = NDArray[np.float32]
 INDEX_FILE = Path("index") / "items.faiss"
-CONTENT = Path("two_tower") / "content.npy"
 ITEM_VECTORS = Path("two_tower") / "item_vectors.npy"
 
 
@@ -44,12 +40,8 @@ class TwoTowerParts:
     """Directory that TwoTower.save wrote."""
     index: Path
     """File that FaissIndex.save wrote, its JSON beside it."""
-    content: Vectors
-    """[N, F] content embeddings, F = 0 without; the history's items are encoded from them."""
     item_vectors: Vectors
     """[N, D]; row 0 is not read."""
-    content_source: ContentSource | None = None
-    """How the content was made; without it no items can be appended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,25 +50,18 @@ class Retriever:
 
     model: TwoTower
     index: FaissIndex
-    items: ItemCatalogue
-
-    @property
-    def content(self) -> Tensor:
-        """Content embeddings of all items, [N, F]; F = 0 without."""
-        return self.items.content
 
 
 def write_two_tower(parts: TwoTowerParts, directory: Path) -> None:
-    """Add both arrays and the index to a bundle that holds the copied model."""
+    """Add the vectors and the index to a bundle that holds the copied model."""
     (directory / INDEX_FILE).parent.mkdir()
     shutil.copyfile(parts.index, directory / INDEX_FILE)
     shutil.copyfile(meta_path(parts.index), meta_path(directory / INDEX_FILE))
-    np.save(directory / CONTENT, np.asarray(parts.content, np.float32))
     np.save(directory / ITEM_VECTORS, np.asarray(parts.item_vectors, np.float32))
 
 
 def load_retriever(
-    directory: Path, manifest: BundleManifest, catalogue: Catalogue, deltas: Sequence[Delta]
+    directory: Path, manifest: BundleManifest, items: ItemCatalogue, deltas: Sequence[Delta]
 ) -> Retriever | None:
     """Load the two-tower and its index, and append what deltas add to both; None without.
 
@@ -93,34 +78,20 @@ def load_retriever(
         sha256 = manifest.files[INDEX_FILE.as_posix()].sha256
         index = FaissIndex.load(path, sha256=sha256, num_threads=1)
     check_rows(path, (index.num_item_rows, index.dim), (num_rows, dim))
-    content = load_array(directory / CONTENT, np.float32, 2)
-    num_features = content.shape[1]
     features = {
         "user_features": manifest.user_features,
         "context_features": manifest.context_features,
     }
-    check_inputs(directory / "two_tower" / "config.json", manifest, num_features, features)
-    check_rows(directory / CONTENT, content.shape, (num_rows, num_features))
+    check_inputs(
+        directory / "two_tower" / "config.json", manifest, items.content.shape[1], features
+    )
     for delta in deltas:
         check_rows(delta.directory, delta.item_vectors.shape, (delta.num_new_items, dim))
-        check_rows(delta.directory, delta.content.shape, (delta.num_new_items, num_features))
         index.add(torch.from_numpy(delta.item_vectors))
 
-    contents = [torch.from_numpy(part) for part in (content, *(delta.content for delta in deltas))]
     with reading(directory / "two_tower"), torch.no_grad():
-        known = known_categories(catalogue, manifest.dimensions.num_category_rows)
-        items = ItemCatalogue(torch.cat(contents) if deltas else contents[0], known)
         model = TwoTower.load(directory / "two_tower", items, backend="torch")
         encode_items(model)
     if model.config.embedding_dim != dim:
         check_rows(directory / "two_tower", (model.config.embedding_dim,), (dim,))
-    return Retriever(model=model, index=index, items=items)
-
-
-def known_categories(catalogue: Catalogue, num_category_rows: int) -> Jagged:
-    """Each item's categories, without those that a delta added after training."""
-    values = torch.from_numpy(np.asarray(catalogue.category_values))
-    offsets = torch.from_numpy(np.asarray(catalogue.category_offsets))
-    known = values < num_category_rows
-    before = torch.cat([torch.zeros(1, dtype=torch.int64), known.cumsum(0)])
-    return Jagged(values[known], before[offsets])
+    return Retriever(model=model, index=index)

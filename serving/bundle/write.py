@@ -17,9 +17,11 @@ from serving.bundle.history_models import (
     SEQUENCE,
     drop_item_vectors,
 )
+from serving.bundle.items import Vectors, write_content
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import (
     VERSION_PATTERN,
+    ContentSource,
     Dimensions,
     Profile,
     Verdict,
@@ -43,12 +45,16 @@ class BundleParts:
     """Directory that Popularity.save wrote."""
     item_weights: Mapping[str, Path] = field(default_factory=dict)
     """Directories that ItemWeights.save wrote, by model."""
+    content: Vectors | None = None
+    """Content embeddings, [N, F]; None for none. Every model reads them from here."""
+    content_source: ContentSource | None = None
+    """How the content was made; without it no items can be appended."""
     two_tower: TwoTowerParts | None = None
     semantic_ids: SemanticIdParts | None = None
     content_similarity: Path | None = None
-    """Directory that ContentSimilarity.save wrote, of the two-tower's content."""
+    """Directory that ContentSimilarity.save wrote, of ``content``."""
     sequence: Path | None = None
-    """Directory that SequenceModel.save wrote, over the two-tower's content and the catalogue."""
+    """Directory that SequenceModel.save wrote, over ``content`` and the catalogue."""
     ensemble: Path | None = None
     """The same with all members, where profile ``fast`` queries the first ones alone."""
     generative: Path | None = None
@@ -60,6 +66,8 @@ class BundleParts:
     user_features: Mapping[str, int] = field(default_factory=dict)
     """Cardinality of each of users.features."""
     context_features: Mapping[str, int] = field(default_factory=dict)
+    exclude_history: bool = True
+    """Whether lists were evaluated without the history, and so are served."""
 
 
 def write_bundle(
@@ -90,6 +98,7 @@ def write_bundle(
     with new_directory(final) as directory:
         parts.catalogue.save(directory)
         parts.users.save(directory)
+        write_content(parts.content, parts.catalogue.num_item_rows, directory)
         models = _write_models(parts, directory)
         if parts.semantic_ids is not None:
             parts.semantic_ids.copy_to(directory)
@@ -105,7 +114,8 @@ def write_bundle(
             metrics={name: dict(values) for name, values in (metrics or {}).items()},
             verdicts=list(verdicts),
             config_digest=config_digest,
-            content=parts.two_tower.content_source if parts.two_tower else None,
+            content=parts.content_source,
+            exclude_history=parts.exclude_history,
             semantic_ids=ItemSemanticIds.load(directory).source if parts.semantic_ids else None,
         )
         load_bundle(directory)

@@ -145,7 +145,7 @@ def test_an_appended_twin_finds_its_original_by_content(own: Path, recsys: Recsy
     assert bundle.semantic_ids is not None
     assert bundle.retriever is not None
     neighbours = ContentNeighbours(
-        bundle.semantic_ids, bundle.retriever.content, bundle.num_released_rows
+        bundle.semantic_ids, bundle.items.content, bundle.num_released_rows
     )
     mask = ItemMask.all(bundle.num_item_rows)
     for item_id in items["item_id"][:6]:

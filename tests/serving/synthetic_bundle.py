@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from features.point_in_time import FEATURES
 from recsys.data.batch import Jagged
@@ -99,14 +100,16 @@ def synthetic_parts(scratch: Path, size: SyntheticSize) -> BundleParts:
     popularity.save(scratch / "popularity")
     neighbours = ItemToItem.fit(users.item_rows, starts, ends, num_item_rows, ItemToItemConfig())
     neighbours.save(scratch / "item_to_item")
-    two_tower = _two_tower(scratch, catalogue, size)
+    content = _content(size)
+    two_tower = _two_tower(scratch, catalogue, content, size)
     parts = BundleParts(
         catalogue=catalogue,
         users=users,
         popularity=scratch / "popularity",
         item_weights={"item_to_item": scratch / "item_to_item"},
+        content=content.numpy(),
         two_tower=two_tower,
-        semantic_ids=_semantic_ids(scratch, two_tower.content) if size.semantic_ids else None,
+        semantic_ids=_semantic_ids(scratch, content.numpy()) if size.semantic_ids else None,
         user_features={"age": NUM_AGE_ROWS},
         context_features=_cardinalities(size),
     )
@@ -155,9 +158,15 @@ def _categories(catalogue: Catalogue) -> Jagged:
     )
 
 
-def _two_tower(scratch: Path, catalogue: Catalogue, size: SyntheticSize) -> TwoTowerParts:
+def _content(size: SyntheticSize) -> Tensor:
     content = torch.randn(size.num_items + 1, size.content_dim)
     content[0] = 0
+    return content
+
+
+def _two_tower(
+    scratch: Path, catalogue: Catalogue, content: Tensor, size: SyntheticSize
+) -> TwoTowerParts:
     config = TwoTowerConfig(
         embedding_dim=size.embedding_dim, hidden_dim=2 * size.embedding_dim, backend="torch"
     )
@@ -179,7 +188,6 @@ def _two_tower(scratch: Path, catalogue: Catalogue, size: SyntheticSize) -> TwoT
     return TwoTowerParts(
         model=scratch / "two_tower",
         index=scratch / "items.faiss",
-        content=content.numpy(),
         item_vectors=vectors.numpy(),
     )
 
@@ -208,8 +216,8 @@ def _semantic_ids(scratch: Path, content: NDArray[np.float32]) -> SemanticIdPart
 
 def _with_history_models(parts: BundleParts, scratch: Path, size: SyntheticSize) -> BundleParts:
     """Add content similarity, a sequence model and, with semantic IDs, a generative one."""
-    assert parts.two_tower is not None
-    items = ItemCatalogue(torch.from_numpy(parts.two_tower.content), _categories(parts.catalogue))
+    assert parts.content is not None
+    items = ItemCatalogue(torch.from_numpy(parts.content), _categories(parts.catalogue))
     counts = torch.ones(size.num_items + 1, dtype=torch.int64)
     inputs = FeatureSizes(
         num_item_rows=size.num_items + 1,

@@ -45,8 +45,7 @@ def release(folder: Path, version: str, enrichment: EnrichmentSource | None = No
         name=HashEncoder().name,
         enrichment=enrichment,
     )
-    two_tower = replace(parts.two_tower, content_source=source)
-    write_bundle(folder / "bundles", replace(parts, two_tower=two_tower), version=version)
+    write_bundle(folder / "bundles", replace(parts, content_source=source), version=version)
     publish(folder / "bundles", version)
     return folder / "bundles"
 
@@ -68,9 +67,7 @@ def write_items(folder: Path, *lines: str) -> Path:
 
 
 def vectors(*like: int, bundles: Path) -> np.ndarray:
-    retriever = load_bundle(bundles / "current").retriever
-    assert retriever is not None
-    return retriever.content[list(like)].numpy()
+    return load_bundle(bundles / "current").items.content[list(like)].numpy()
 
 
 def test_appended_items_have_the_ids_of_the_library_and_the_store_keeps_them(
@@ -90,7 +87,7 @@ def test_appended_items_have_the_ids_of_the_library_and_the_store_keeps_them(
     expected = lifecycle.append(
         before.ids,
         before.quantizer,
-        load_bundle(directory).retriever.content[[41, 43]],  # type: ignore[union-attr]
+        load_bundle(directory).items.content[[41, 43]],  # type: ignore[union-attr]
     )
     assert own.version == expected.version
     assert texts == [expected.text(41), None, expected.text(42)]
@@ -262,9 +259,8 @@ def test_items_are_described_like_the_bundles_before_they_are_encoded(
         directory, _ = append(path, bundles / "current", publish_it=True)
     told = "red shoe. footwear. A red shoe. shoe, red shoe, buy shoe"
     expected = HashEncoder().encode([told, "unspeakable"])
-    retriever = load_bundle(directory).retriever
-    assert retriever is not None
-    np.testing.assert_allclose(retriever.content[41:], expected, atol=1e-3)
+    content = load_bundle(directory).items.content
+    np.testing.assert_allclose(content[41:], expected, atol=1e-3)
     assert "1 of 2 items are not described" in " ".join(capsys.readouterr().err.split())
     # A delta says it too, so that the next one is made alike.
     assert load_bundle(directory).manifest.content.enrichment is not None  # type: ignore[union-attr]

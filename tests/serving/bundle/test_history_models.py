@@ -58,7 +58,7 @@ def test_parts_come_back_as_they_were_fitted(made, parts):
     bundle = load_bundle(made / "bundle-full-1")
     assert bundle.manifest.profile == "full"
     assert set(NEW_PARTS) < set(bundle.manifest.models)
-    items = bundle.retriever.items
+    items = bundle.items
     queries = JaggedBatch({"history": Jagged.from_lists([[3, 5, 8], [40]])})
     sequence = SequenceModel.load(parts.sequence, items)
     assert torch.equal(bundle.sequence.score(queries), sequence.score(queries))
@@ -80,7 +80,7 @@ def test_parts_come_back_as_they_were_fitted(made, parts):
 def test_content_lies_in_a_bundle_once(made, parts):
     bundle = load_bundle(made / "bundle-full-1")
     path = made / "bundle-full-1/content_similarity/content_similarity.safetensors"
-    assert path.stat().st_size < bundle.retriever.content.nbytes
+    assert path.stat().st_size < bundle.items.content.nbytes
     queries = JaggedBatch({"history": Jagged.from_lists([[3, 5, 8]])})
     saved = type(bundle.content_similarity).load(parts.content_similarity)
     torch.testing.assert_close(bundle.content_similarity.score(queries), saved.score(queries))
@@ -108,6 +108,7 @@ def test_bundle_without_them_is_as_before(released):
         "config_digest",
         "content",
         "semantic_ids",
+        "exclude_history",
         "files",
     }
     bundle = load_bundle(released / "bundle-v1")
@@ -198,7 +199,7 @@ def grown(made, tmp_path_factory):
     behind = product(*(range(size) for size in sizes[1:]))
     free = next((first, *codes) for codes in behind if (first, *codes) not in taken)
     codes = torch.tensor([free, [NO_CODE] * len(sizes)], dtype=torch.int32)
-    content = bundle.retriever.content[[6, 6]].numpy()
+    content = bundle.items.content[[6, 6]].numpy()
     vectors = bundle.retriever.index.vectors(torch.tensor([6, 6])).numpy()
     write_delta(
         folder,
@@ -252,7 +253,7 @@ def test_appended_item_is_placed_by_its_content(grown):
         {"item": Jagged.from_lists([[0]]), "item.categories": Jagged.from_lists([[2]])}
     )
     with torch.no_grad():
-        expected = after.sequence.item_vectors(items, after.retriever.content[[6]])
+        expected = after.sequence.item_vectors(items, after.items.content[[6]])
     torch.testing.assert_close(vectors[41], expected[0])
     torch.testing.assert_close(vectors[42], expected[0])
 

@@ -199,7 +199,7 @@ def test_appended_items_are_ranked_and_old_ones_keep_their_scores(parts, tmp_pat
         tmp_path,
         "v1",
         [NewItem(item_id="item-41", display_text="Fresh", categories=["odd"])],
-        content=retriever.content[[6]].numpy(),
+        content=before.items.content[[6]].numpy(),
         item_vectors=retriever.index.vectors(torch.tensor([6])).numpy(),
     )
     after = load_bundle(tmp_path / "bundle-v1+1")

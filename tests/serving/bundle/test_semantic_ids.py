@@ -48,7 +48,7 @@ def add_fresh(bundles_dir, *, with_ids=True, parent="v1", items=FRESH, like=3):
     """Append items with the content of item 3, and 4, ..."""
     bundle = load_bundle(bundles_dir / f"bundle-{parent}")
     rows = torch.arange(like, like + len(items))
-    content = bundle.retriever.content[rows].numpy()
+    content = bundle.items.content[rows].numpy()
     new, child = new_ids(bundle.semantic_ids, content)
     directory = write_delta(
         bundles_dir,
@@ -131,7 +131,7 @@ def test_quantizer_is_read_only_when_it_is_needed(bundles_dir):
 
 def test_content_neighbours_are_the_slow_truth(bundle):
     """Of the items behind the longest prefix that has k, the nearest by cosine."""
-    content = bundle.retriever.content
+    content = bundle.items.content
     codes = bundle.semantic_ids.codes
     neighbours = ContentNeighbours(bundle.semantic_ids, content, 41)
     allowed = np.ones(41, bool)
@@ -174,7 +174,7 @@ def test_new_item_finds_its_like_and_is_found_by_it(bundles_dir):
 def test_visitor_gets_the_new_item_that_is_like_the_latest_ones(bundles_dir):
     add_fresh(bundles_dir)
     after = load_bundle(bundles_dir / "bundle-v1+1")
-    neighbours = ContentNeighbours(after.semantic_ids, after.retriever.content, 41)
+    neighbours = ContentNeighbours(after.semantic_ids, after.items.content, 41)
     codes, everything = after.semantic_ids.codes, ItemMask.all(43)
     # Fresh 1 is item 3 again, fresh 2 item 4.
 
@@ -199,7 +199,7 @@ def test_visitor_gets_the_new_item_that_is_like_the_latest_ones(bundles_dir):
 
 
 def test_lists_of_a_bundle_as_released_take_nothing_from_content(bundle):
-    neighbours = ContentNeighbours(bundle.semantic_ids, bundle.retriever.content, 41)
+    neighbours = ContentNeighbours(bundle.semantic_ids, bundle.items.content, 41)
     assert neighbours.appended_like(np.array([3]), 5, ItemMask.all(41)) is None
     items = Recommender(bundle).answer(Request(session=["item-3"], k=39)).items
     assert "content" not in {item.source for item in items}
@@ -257,7 +257,7 @@ def test_item_that_comes_back_has_its_old_id(parts, tmp_path):
 
 def test_new_ids_that_do_not_fit_are_refused(bundle):
     own = bundle.semantic_ids
-    new, _ = new_ids(own, bundle.retriever.content[3:5].numpy())
+    new, _ = new_ids(own, bundle.items.content[3:5].numpy())
     faults = {
         r"codes \(2, 2\)": NewIds(new.codes[:, :2], new.id_rows),
         "an id row without an ID": NewIds(torch.full_like(new.codes, -1), new.id_rows),
@@ -340,7 +340,7 @@ def test_id_rows_that_do_not_fit_are_refused(parts, tmp_path, id_rows, message):
 
 
 def test_quantizer_of_another_digest_is_refused(parts, tmp_path):
-    content = torch.from_numpy(parts.two_tower.content[1:])
+    content = torch.from_numpy(parts.content[1:])
     other = ResidualKMeans.fit(content, ResidualKMeansConfig(level_sizes=(5, 5, 5), seed=7))
     made_by = SemanticIds.load(parts.semantic_ids.directory).quantizer_digest
     other.save(parts.semantic_ids.directory / "quantizer")

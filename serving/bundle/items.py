@@ -1,0 +1,63 @@
+"""What a bundle knows of its items besides their events: content embeddings and categories.
+
+    content/   content.npy [N, F], F = 0 without
+
+Models read them for items that a delta appended too. Axes: N item rows, F width of content
+embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recsys.data.batch import Jagged
+from recsys.models.item_tower import ItemCatalogue
+from serving.bundle.arrays import load_array
+from serving.bundle.catalogue import Catalogue
+from serving.bundle.delta import Delta
+from serving.bundle.manifest import BundleManifest
+from serving.bundle.model_files import check_rows
+
+Vectors = NDArray[np.float32]
+CONTENT = Path("content") / "content.npy"
+
+
+def write_content(content: Vectors | None, num_item_rows: int, directory: Path) -> None:
+    """Add the content embeddings [N, F] to a bundle; None has none."""
+    (directory / CONTENT).parent.mkdir()
+    vectors = np.zeros((num_item_rows, 0), np.float32) if content is None else content
+    np.save(directory / CONTENT, np.asarray(vectors, np.float32))
+
+
+def load_items(
+    directory: Path, manifest: BundleManifest, catalogue: Catalogue, deltas: Sequence[Delta]
+) -> ItemCatalogue:
+    """Load content and categories of all items, those that deltas append included.
+
+    Raises:
+        ValueError: Names the file or the two numbers that do not fit.
+    """
+    content = load_array(directory / CONTENT, np.float32, 2)
+    num_features = content.shape[1]
+    check_rows(
+        directory / CONTENT, content.shape, (manifest.dimensions.num_item_rows, num_features)
+    )
+    for delta in deltas:
+        check_rows(delta.directory, delta.content.shape, (delta.num_new_items, num_features))
+    parts = [torch.from_numpy(part) for part in (content, *(delta.content for delta in deltas))]
+    known = known_categories(catalogue, manifest.dimensions.num_category_rows)
+    return ItemCatalogue(torch.cat(parts) if deltas else parts[0], known)
+
+
+def known_categories(catalogue: Catalogue, num_category_rows: int) -> Jagged:
+    """Each item's categories, without those that a delta added after training."""
+    values = torch.from_numpy(np.asarray(catalogue.category_values))
+    offsets = torch.from_numpy(np.asarray(catalogue.category_offsets))
+    known = values < num_category_rows
+    before = torch.cat([torch.zeros(1, dtype=torch.int64), known.cumsum(0)])
+    return Jagged(values[known], before[offsets])
