@@ -53,6 +53,22 @@ def test_events_alone_are_enough(shop: Path, recsys: Recsys, tmp_path: Path) -> 
     assert bundle.catalogue.display_texts[1] == bundle.catalogue.item_ids[1]
 
 
+def test_models_without_training_are_served_alone(
+    shop: Path, recsys: Recsys, tmp_path: Path
+) -> None:
+    off = {"enabled": False}
+    names = ("training", "sequence_training", "generative_training", "ranker_training")
+    changes = {**dict.fromkeys(names, off), "evaluation": {"exclude_history": False}}
+    changes["semantic_ids"] = {"source": "content"}
+    workspace = finished(recsys, configured(shop, tmp_path / "shop", changes))
+    bundle = Recommender.load(workspace / "bundles/current").bundle
+    assert bundle.retriever is None
+    assert not bundle.exclude_history
+    assert set(bundle.blends["fast"].sources) == {"popular", "item_to_item", "ease", "content"}
+    metrics = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]["test"]
+    assert "two_tower" not in metrics
+
+
 def test_an_order_without_times_is_enough(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
     config = configured(shop, tmp_path / "shop", {})
     path = config.parent / "events.csv"

@@ -23,7 +23,7 @@ from serving.bundle.manifest import (
 from serving.hot_swap import BundleWatcher
 from serving.settings import Settings
 from serving.web.app import create_app
-from tests.serving.synthetic_bundle import write_synthetic_bundle
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -84,3 +84,9 @@ def server(bundles_dir: Path) -> Iterator[tuple[str, BundleWatcher]]:
     yield f"http://127.0.0.1:{listener.getsockname()[1]}", app.state.watcher
     server.should_exit = True
     thread.join()
+
+
+@pytest.fixture
+def parts(tmp_path_factory):
+    """What a small bundle is made of."""
+    return synthetic_parts(tmp_path_factory.mktemp("parts"), SyntheticSize())

@@ -1,5 +1,7 @@
 """Known answers: in the synthetic bundle, user-<even> took even items only."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -10,9 +12,11 @@ from hypothesis import strategies as st
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.retrieval.blend.fusion import FILL
 from serving.bundle.load import load_bundle
+from serving.bundle.write import write_bundle
 from serving.query import UnknownItemError
 from serving.recommend import Recommender
 from serving.schemas import Request
+from serving.settings import ServingOptions
 
 pytestmark = pytest.mark.numerics
 
@@ -264,9 +268,19 @@ def test_timings_cover_every_stage(recommender):
     assert timings["total"] >= max(timings["retrieve"], timings["rank"])
 
 
-def test_bundle_without_two_tower_answers_from_the_rest(recommender, bundles_dir):
-    from dataclasses import replace
+def test_lists_leave_out_the_history_as_evaluated_unless_the_deployment_says(parts, tmp_path):
+    for name, evaluated in (("without", True), ("with", False)):
+        write_bundle(tmp_path, replace(parts, exclude_history=evaluated), version=name)
+        bundle = load_bundle(tmp_path / f"bundle-{name}")
+        assert bundle.exclude_history is evaluated
+        for option in (None, True, False):
+            served = Recommender(bundle, ServingOptions(exclude_history=option))
+            repeats = seen_by(served, "user-2") & set(ids(ask(served, user_id="user-2", k=40)))
+            excluded = evaluated if option is None else option
+            assert bool(repeats) is not excluded
 
+
+def test_bundle_without_two_tower_answers_from_the_rest(recommender, bundles_dir):
     alone = Recommender(replace(recommender.bundle, retriever=None, item_weights={}))
     reply = ask(alone, user_id="user-1", k=3)
     assert reply.fallback == "popular"

@@ -59,6 +59,8 @@ def test_a_served_ranker_is_what_is_checked() -> None:
 
 
 def test_what_no_held_out_event_could_judge_passes_unless_it_replaces_what_was_measured() -> None:
+    no_index = release_verdicts(metrics(0.2), None, None, ReleaseConfig())
+    assert [one.name for one in no_index] == ["ndcg@10 above popularity"]
     alone = release_verdicts({}, 1.0, None, ReleaseConfig())
     assert passed(alone) == {"held-out events": True, "index recall": True}
     assert passed(release_verdicts({}, 1.0, {}, ReleaseConfig()))["held-out events"]

@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import MANIFEST, publish
+from serving.bundle.write import write_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
@@ -58,6 +60,26 @@ def test_new_items_are_served_and_old_rows_do_not_change(bundles_dir):
     old = before.answer(Request(user_id="user-1", k=5, exclude=["fresh-1", "fresh-2"])).items
     new = after.answer(Request(user_id="user-1", k=5, exclude=["fresh-1", "fresh-2"])).items
     assert old == new
+
+
+def test_without_a_two_tower_new_items_are_found_by_content(parts, tmp_path):
+    write_bundle(tmp_path, replace(parts, two_tower=None), version="v1")
+    content = load_bundle(tmp_path / "bundle-v1").items.content[[2, 2]].numpy()
+    write_delta(tmp_path, "v1", NEW, content=content, item_vectors=None)
+    bundle = load_bundle(tmp_path / "bundle-v1+1")
+    assert bundle.retriever is None
+    assert bundle.num_item_rows == 43
+    torch.testing.assert_close(bundle.items.content[41:], torch.from_numpy(content))
+    with pytest.raises(ValueError, match=r"content .* \(2, 4\), got \(2, 3\)"):
+        write_delta(tmp_path, "v1+1", NEW, content=content[:, :3], item_vectors=None)
+
+
+def test_without_two_tower_and_content_new_items_are_refused(parts, tmp_path):
+    bare = replace(parts, two_tower=None, content=None, semantic_ids=None)
+    write_bundle(tmp_path, bare, version="v1")
+    with pytest.raises(ValueError, match="neither a two-tower nor content embeddings"):
+        write_delta(tmp_path, "v1", NEW, content=np.zeros((2, 0)), item_vectors=None)
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle-v1"]
 
 
 def test_new_category_filters_new_items(bundles_dir):
