@@ -13,6 +13,7 @@ import pytest
 from click.testing import Result
 
 from serving.recommend import Recommender
+from serving.schemas import Request
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TINY = (
@@ -115,7 +116,7 @@ def test_what_cannot_be_learned_from_is_refused_before_anything_is_trained(
 def test_without_a_held_out_event_nothing_is_measured_and_the_run_says_so(
     name: str, served: Callable[..., Result], tmp_path: Path
 ) -> None:
-    result = served(write_log(tmp_path, UNMEASURED[name]), options=["--until", "report"])
+    result = served(write_log(tmp_path, UNMEASURED[name]))
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
     assert "two-tower (given): left out" in said
@@ -124,9 +125,9 @@ def test_without_a_held_out_event_nothing_is_measured_and_the_run_says_so(
     assert metrics == {"given": {"validation": {}, "test": {}}}
     blends = json.loads((tmp_path / "run" / "fit_blend" / "given" / "blends.json").read_text())
     assert blends["profiles"]["fast"]["served"] == "reciprocal_rank_fusion"
-    assert "no user has a held-out event" in json.dumps(
-        json.loads((tmp_path / "run" / "report" / "report.json").read_text())
-    )
+    assert "no user has a held-out event" in (tmp_path / "run/report/report.json").read_text()
+    lists = lists_of(tmp_path)
+    assert len(lists["u0"]) == len(lists["nobody"]) == 5
 
 
 def test_a_thousand_columns_are_looked_through(
@@ -149,3 +150,15 @@ def test_texts_in_ten_languages_come_back_as_they_were_written(
     found = Recommender.load(tmp_path / "run/bundles/current").recommend(["u0", "nobody"], k=10)
     assert set(found["display_text"]) <= set(TEXTS)
     assert len(set(found["display_text"])) == len(TEXTS)
+
+
+def test_texts_alone_make_similar_items_where_no_event_follows_another(
+    served: Callable[..., Result], tmp_path: Path
+) -> None:
+    log = write_log(tmp_path, drawn(80, HOUR, users=80, items=len(TEXTS)))
+    titles = [(f"i{n}", text) for n, text in enumerate(TEXTS)]
+    result = served(log, write(tmp_path / "items.csv", ["sku", "title"], titles))
+    assert result.exit_code == 0, result.output
+    recommender = Recommender.load(tmp_path / "run" / "bundles" / "current")
+    reply = recommender.answer(Request(surface="similar", item_id="i0", k=3))
+    assert "content" in {item.source for item in reply.items}
