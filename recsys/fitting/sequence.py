@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +15,25 @@ from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
+from recsys.models.sequence.neighbours import ItemNeighbours
 from recsys.retrieval.sources import ScoredSource
 from recsys.training.members import Trained, member_seed, train_members
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import Tracker
+
+
+def near_items(inputs: ModelInputs, split: FitSplit, num_neighbours: int) -> ItemNeighbours | None:
+    """Find the items that occur most near each item in the events of a split; None for none."""
+    if not num_neighbours:
+        return None
+    events = inputs.sequences
+    return ItemNeighbours.count(
+        np.asarray(events.item_rows),
+        np.asarray(events.offsets[:-1]),
+        np.asarray(events.visible_end(split)),
+        inputs.sizes.num_item_rows,
+        num_neighbours,
+    )
 
 
 class MemberCurve:
@@ -62,13 +78,15 @@ def fit_sequence(
 ) -> Fitted[SequenceModel]:
     """Train a model, or its members one by one where ``config.trained_apart``."""
     windows = training_windows(inputs.sequences, split, config.max_length)
+    neighbours = near_items(inputs, split, config.num_neighbours)
 
     def fit_one(part: SequenceConfig, number: int | None) -> Trained:
         own = run if number is None else member_run(run, number)
         steps = training if number is None else member_training(training, config.num_members)
         torch.manual_seed(own.seed)
         counts = inputs.item_counts(split)
-        model = SequenceModel(part, inputs.sizes, inputs.catalogue, counts).to(run.device)
+        model = SequenceModel(part, inputs.sizes, inputs.catalogue, counts, neighbours)
+        model = model.to(run.device)
         order = BatchOrder(len(windows), training.batch_size, own.seed)
 
         def loss_at(step: int) -> Tensor:

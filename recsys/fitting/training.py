@@ -23,8 +23,8 @@ from recsys.training.progress import Progress, SilentProgress, SilentTracker, Tr
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 CPU = torch.device("cpu")
-ITEM_COUNTS = "item_counts"
-"""Buffer of events by item, which grows with what a model is fitted on."""
+OF_EVENTS = ("item_counts", "neighbours", "neighbour_shares")
+"""Buffers that are counted in the events that a model is fitted on, not trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +94,13 @@ def run_training(
 
 
 def load_trained(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load trained weights into a model of the same settings, which keeps its counts of items.
+    """Load trained weights into a model of the same settings; it keeps what its own events counted.
 
     Raises:
         ValueError: The weights are of another model.
     """
-    trained = {name: value for name, value in weights.items() if not name.endswith(ITEM_COUNTS)}
-    own = {name for name in model.state_dict() if not name.endswith(ITEM_COUNTS)}
+    trained = {name: value for name, value in weights.items() if not name.endswith(OF_EVENTS)}
+    own = {name for name in model.state_dict() if not name.endswith(OF_EVENTS)}
     if own != trained.keys():
         raise ValueError(
             f"the trained weights lack {sorted(own - trained.keys())} and have "

@@ -4,7 +4,11 @@ Item tower: id embedding + projected content embedding + mean of the category em
 that training never met (row 0, a row added later, a row without events) takes the learned
 "unknown" id instead; ids are dropped at random in training, so content carries such items.
 
-Axes: R distinct items, N item rows, D width.
+An item may also read the ids of its neighbours, the items that occur near it in histories: their
+weighted mean is added to its own id. Where items have few events this is what graph convolution
+does for LightGCN (He et al. 2020, arXiv:2002.02126), with one layer over a graph of items.
+
+Axes: R distinct items, N item rows, K neighbours of an item, D width.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from recsys.layers.embedding.collection import Backend, EmbeddingBags, TableConf
 
 Config = TypeVar("Config")
 Inputs = TypeVar("Inputs")
+NEIGHBOURS = "item.neighbours"
+"""Feature by which the tower looks up the ids of neighbours."""
 NORM_FLOOR = 1e-6
 """Smallest length a vector is divided by when it is normalised."""
 
@@ -98,13 +104,31 @@ class ItemTowerConfig(Protocol):
 class ItemTower(nn.Module):
     """Turns an item's id, content and categories into one vector."""
 
-    def __init__(self, config: ItemTowerConfig, inputs: ItemSizes) -> None:
+    def __init__(
+        self,
+        config: ItemTowerConfig,
+        inputs: ItemSizes,
+        *,
+        num_neighbours: int = 0,
+        neighbour_weight: float = 1.0,
+    ) -> None:
+        """Build the tower.
+
+        Args:
+            config: Width and how parts are weighed.
+            inputs: Sizes of what is read.
+            num_neighbours: K; 0 for items that read their own ids alone.
+            neighbour_weight: Of the mean of the neighbours' ids beside the item's own.
+        """
         super().__init__()
         self.config, self.inputs = config, inputs
         dim = config.embedding_dim
         tables = [
             TableConfig(
-                name="item", num_rows=inputs.num_item_rows, embedding_dim=dim, features=("item",)
+                name="item",
+                num_rows=inputs.num_item_rows,
+                embedding_dim=dim,
+                features=("item", NEIGHBOURS) if num_neighbours else ("item",),
             )
         ]
         if inputs.num_categories:
@@ -125,6 +149,13 @@ class ItemTower(nn.Module):
         )
         self.item_counts: Tensor
         self.register_buffer("item_counts", torch.zeros(inputs.num_item_rows, dtype=torch.int64))
+        self.num_neighbours, self.neighbour_weight = num_neighbours, neighbour_weight
+        self.neighbours: Tensor
+        self.neighbour_shares: Tensor
+        if num_neighbours:
+            shape = (inputs.num_item_rows, num_neighbours)
+            self.register_buffer("neighbours", torch.zeros(shape, dtype=torch.int64))
+            self.register_buffer("neighbour_shares", torch.zeros(shape))
 
     def forward(self, items: JaggedBatch, content: Tensor) -> Tensor:
         """Encode items, not normalised: the history reads them so, [R, D].
@@ -136,14 +167,25 @@ class ItemTower(nn.Module):
         rows = items["item"].values
         met = rows < self.inputs.num_item_rows
         met = met & (self.item_counts[torch.where(met, rows, 0)] > 0)
+        features = dict(items.features)
+        if self.num_neighbours:
+            features[NEIGHBOURS] = self._neighbours_of(torch.where(met, rows, 0))
         if self.training and self.config.id_dropout > 0:
             met = met & (torch.rand(len(rows), device=rows.device) >= self.config.id_dropout)
-        known = items["item"]._replace(values=torch.where(met, rows, 0))
-        pooled = self.tables(JaggedBatch({**items.features, "item": known}))
+        features["item"] = items["item"]._replace(values=torch.where(met, rows, 0))
+        pooled = self.tables(JaggedBatch(features))
+        if self.num_neighbours:
+            pooled[NEIGHBOURS] = self.neighbour_weight * pooled[NEIGHBOURS]
         vectors: Tensor = sum(pooled.values())
         if self.content is not None:
             vectors = vectors + self.config.content_weight * self.content(content)
         return vectors
+
+    def _neighbours_of(self, rows: Tensor) -> Jagged:
+        """Look up the neighbours of items with events, R ragged rows; row 0 has none."""
+        offsets = torch.arange(len(rows) + 1, device=rows.device) * self.num_neighbours
+        shares = self.neighbour_shares[rows].flatten()
+        return Jagged(self.neighbours[rows].flatten(), offsets, shares)
 
 
 def _forget_catalogue(model: nn.Module, _: object) -> None:

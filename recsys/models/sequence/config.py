@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from recsys.layers.attention.softmax import BlockConfig
@@ -51,6 +52,11 @@ class SequenceConfig:
     id_dropout: float = 0.1
     """Share of items whose id is hidden in a training step, so that content learns to stand in."""
     content_weight: float = 3.0
+    num_neighbours: int = 0
+    """Items whose ids an item also reads: those that occur most near it in the events that the
+    model is fitted on (models/sequence/neighbours.py). 0 for none."""
+    neighbour_weight: float = 1.0
+    """Of the mean of the neighbours' ids beside the item's own id."""
     id_init_scale: float = 0.3
     temperature: float = 0.07
     """Divides the cosine before the softmax."""
@@ -74,6 +80,13 @@ class SequenceConfig:
         if self.calendar_days and not 1 <= self.calendar_days <= LAST_DAY:
             raise ValueError(
                 f"calendar_days must be 0 or in [1, {LAST_DAY}], got {self.calendar_days}"
+            )
+        if self.num_neighbours < 0:
+            raise ValueError(f"num_neighbours must be >= 0, got {self.num_neighbours}")
+        if not 0 < self.neighbour_weight < math.inf:
+            raise ValueError(
+                f"neighbour_weight must be > 0 and finite, got {self.neighbour_weight}; "
+                "num_neighbours = 0 leaves neighbours out"
             )
         for name in ("num_blocks", "max_scores"):
             if getattr(self, name) < 1:

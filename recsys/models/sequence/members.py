@@ -21,7 +21,10 @@ from recsys.models.sequence.model import SequenceModel
 
 ENCODER = "encoder.members."
 CONTENT = "item_tower.content."
-COUNTS = "item_tower.item_counts"
+OF_EVENTS = frozenset(
+    f"item_tower.{name}" for name in ("item_counts", "neighbours", "neighbour_shares")
+)
+"""What is counted in the events, the same for every member."""
 
 
 def alone(config: SequenceConfig, number: int) -> SequenceConfig:
@@ -73,7 +76,7 @@ def side_by_side(config: SequenceConfig, members: Sequence[SequenceModel]) -> Se
         if name.startswith(ENCODER):
             number, rest = name.removeprefix(ENCODER).split(".", 1)
             return states[int(number)][f"{ENCODER}0.{rest}"]
-        if name == COUNTS:
+        if name in OF_EVENTS:
             return states[0][name]
         return torch.cat([state[name] for state in states], dim=width_of(name))
 
@@ -90,7 +93,7 @@ def first_members(model: SequenceModel) -> SequenceModel:
     state: dict[str, Tensor] = model.state_dict()
 
     def tensor_of(name: str) -> Tensor:
-        if name.startswith(ENCODER) or name == COUNTS:
+        if name.startswith(ENCODER) or name in OF_EVENTS:
             return state[name]
         return state[name].narrow(width_of(name), 0, config.embedding_dim)
 

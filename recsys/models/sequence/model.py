@@ -38,6 +38,7 @@ from recsys.models.item_tower import (
 )
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.encoder import Encoders, unit_shares
+from recsys.models.sequence.neighbours import ItemNeighbours
 
 
 class Ranked(NamedTuple):
@@ -104,6 +105,7 @@ class SequenceModel(RetrievalModel):
         inputs: FeatureSizes,
         catalogue: ItemCatalogue,
         item_counts: Tensor | None = None,
+        neighbours: ItemNeighbours | None = None,
     ) -> None:
         """Build the model.
 
@@ -113,18 +115,28 @@ class SequenceModel(RetrievalModel):
             catalogue: Content and categories of every item row.
             item_counts: Training events of each item, [num_item_rows]: samples are corrected by
                 them, and items without events count as never met. A loaded model has its own.
+            neighbours: Of each item, where ``config.num_neighbours`` asks for them; a loaded model
+                has its own.
         """
         super().__init__(catalogue)
         self.config = config
         self.inputs = replace(inputs, user_features={}, context_features={})
         self.encoder = Encoders(config)
-        self.item_tower = ItemTower(config, self.inputs)
+        self.item_tower = ItemTower(
+            config,
+            self.inputs,
+            num_neighbours=config.num_neighbours,
+            neighbour_weight=config.neighbour_weight,
+        )
         with torch.no_grad():
             # Each member's share starts as a table of that width alone would.
             for weight in self.item_tower.tables.parameters():
                 weight.mul_(math.sqrt(config.num_members))
         if item_counts is not None:
             self.item_tower.item_counts.copy_(item_counts)
+        if neighbours is not None:
+            self.item_tower.neighbours.copy_(neighbours.rows)
+            self.item_tower.neighbour_shares.copy_(neighbours.shares)
 
     def _read(self, batch: JaggedBatch, limit: int) -> tuple[Jagged, Tensor | None]:
         """Take the latest events, rows that are no items as the unknown item, and their times."""
