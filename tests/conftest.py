@@ -25,6 +25,7 @@ ON_A_GPU = "those marked gpu (needs a CUDA device: .venv/bin/python -m pytest -m
 
 TINY_SHOP = """
 preset = "shop"
+auto.enabled = false
 [data]
 events = "events.csv"
 items = "items.csv"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -88,13 +89,21 @@ def run(
         list[str] | None,
         typer.Option(help="Rerun this stage even if unchanged (repeatable)."),
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Time of an automatic run, such as 90s, 10m or 1h (default 15m)."),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Run the stages from raw events to a released bundle.
 
+    Preset auto, the default, looks at the data and the machine, prints its plan, serves a first
+    bundle within a minute and better ones while its budget lasts. Other presets run as written.
     A stage whose inputs, settings and code are unchanged is skipped; a killed run resumes.
 
     [bold]Examples[/]
+
+      recsys run --config shop.toml --budget 10m
 
       recsys run --preset movielens_100k
 
@@ -102,8 +111,9 @@ def run(
 
       recsys run -c shop.toml --until evaluate
     """
+    from pipelines.cli.automatic import run_automatically
     from pipelines.engine.runner import pick_stages, run_stages
-    from pipelines.presets.resolve import check_places, resolve, with_dataset
+    from pipelines.presets.resolve import ConfigSources, check_places, resolve, with_dataset
     from pipelines.stages.list import STAGES
     from pipelines.stages.report import report_path
 
@@ -111,21 +121,33 @@ def run(
         raise ValueError(
             "name a configuration: --config shop.toml for your own data, or --preset movielens_100k"
         )
+    begin = time.perf_counter()
     chosen = pick_stages(STAGES, stage or [], until)
     pick_stages(STAGES, force or [], None)
-    settings = resolve(config, preset=preset, assignments=assignments or [], workspace=workspace)
+    assigned = [*(assignments or []), *([f'auto.budget="{budget}"'] if budget else [])]
+    settings = resolve(config, preset=preset, assignments=assigned, workspace=workspace)
+    if budget and not settings.auto.enabled:
+        raise ValueError(
+            f"--budget {budget} is for automatic runs; this preset's settings are fixed. Leave "
+            'it out, or take preset = "auto"'
+        )
     check_places(settings)
     settings = with_dataset(settings)
-    begin = time.perf_counter()
     with tracking.tracked(settings) as recorder:
-        outcomes = run_stages(
-            chosen,
-            settings,
+        run_them = partial(
+            run_stages,
             force=force or [],
             show_progress=not quiet,
             recorder=recorder,
             finished=report_stage,
         )
+        if settings.auto.enabled:
+            sources = ConfigSources(
+                path=config, preset=preset, assignments=assigned, workspace=workspace
+            )
+            outcomes = run_automatically(sources, chosen, run_them, begin)
+        else:
+            outcomes = run_them(chosen, settings)
     skipped = sum(outcome.skipped for outcome in outcomes)
     log.print(
         f"{len(outcomes) - skipped} stages run, {skipped} skipped, "

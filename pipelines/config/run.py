@@ -1,6 +1,6 @@
 """The configuration of one run: the rooms' own configurations in one tree.
 
-    preset = "shop"
+    preset = "auto"
     workspace = "runs/my-shop"
 
     [data]
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from features.schema import FeatureChoice, FileFormat, FilterConfig, SplitConfig
 from pipelines.config.adapter import AdapterConfig
+from pipelines.config.auto import AutoConfig
 from pipelines.config.content import ContentConfig, EnrichItemsConfig, SemanticIdsConfig
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.config.tracking import TrackingConfig
@@ -196,6 +197,7 @@ class RunConfig:
 
     workspace: Path
     seed: int = 0
+    auto: AutoConfig = field(default_factory=AutoConfig)
     data: DataConfig = field(default_factory=DataConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)
     splits: SplitConfig = field(default_factory=SplitConfig)

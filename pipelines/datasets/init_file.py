@@ -172,7 +172,10 @@ def column_lines(guess: Guess) -> list[str]:
 
 def written(plan: Plan, target: Path) -> str:
     """Write the TOML: what was guessed, why, and what else it could be."""
-    lines = ["# Written by recsys data init; every line may be changed.", 'preset = "shop"']
+    lines = [
+        "# Written by recsys data init; every line may be changed.",
+        'preset = "auto"   # the data, the machine and a budget decide what is trained',
+    ]
     lines += [f'workspace = "runs/{target.stem}"', "", "[data]"]
     for name, guess in plan.guesses().items():
         place = os.path.relpath(guess.table.path.resolve(), target.resolve().parent)

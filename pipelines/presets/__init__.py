@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from pipelines.config.run import RunConfig
 from pipelines.presets.amazon import amazon_beauty, amazon_sports, amazon_toys
+from pipelines.presets.automatic import automatic
 from pipelines.presets.movielens import movielens_1m, movielens_100k
-from pipelines.presets.shop import shop
 
 PRESETS: dict[str, Callable[[], RunConfig]] = {
-    "shop": shop,
+    "auto": automatic,
+    "shop": automatic,
     "movielens_100k": movielens_100k,
     "movielens_1m": movielens_1m,
     "amazon_beauty": amazon_beauty,

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import merge, parse_assignment, plain, read_toml, validate
+from pipelines.config.toml import Table, merge, parse_assignment, plain, read_toml, validate
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.workspace import check_writable
 from pipelines.presets import PRESETS
 
-DEFAULT_PRESET = "shop"
+DEFAULT_PRESET = "auto"
+PLAN = "plan.json"
+"""In a workspace: what an automatic run does, and why."""
 FILE_KEYS = {"data": ("events", "items", "users")}
 MODEL_KEYS = {"content": "encoder", "enrichment": "model"}
 
@@ -58,6 +61,57 @@ def moved_to(folder: Path, value: object) -> object:
     return str(folder / value) if isinstance(value, str) else value
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConfigSources:
+    """Where the configuration of one run comes from; later ones win."""
+
+    path: Path | None = None
+    """A TOML file: ``preset = "..."`` and overrides."""
+    preset: str | None = None
+    """Wins over the file's."""
+    assignments: Sequence[str] = ()
+    """Of ``--set``."""
+    workspace: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.path) if self.path else f"preset {self.preset or DEFAULT_PRESET}"
+
+    def below(self) -> Table:
+        """Return the preset's values."""
+        name = self._file().get("preset", DEFAULT_PRESET)
+        return cast(Table, plain(preset_named(self.preset or name, self.name)))
+
+    def own(self) -> Table:
+        """Return what the file and ``--set`` say, over any preset."""
+        table = self._file()
+        table.pop("preset", None)
+        for assignment in self.assignments:
+            table = merge(table, parse_assignment(assignment))
+        return table
+
+    def config(self, choices: Table | None = None) -> RunConfig:
+        """Build the configuration.
+
+        Args:
+            choices: Values over the preset's and below the user's.
+
+        Raises:
+            ValueError: Names the file, key, value and what is allowed.
+        """
+        below = merge(self.below(), choices or {})
+        file = self._file()
+        file.pop("preset", None)
+        config = validate(RunConfig, merge(below, file), self.name)
+        if self.assignments:
+            source = f"{self.name} with --set {' --set '.join(self.assignments)}"
+            config = validate(RunConfig, merge(below, self.own()), source)
+        return replace(config, workspace=self.workspace) if self.workspace else config
+
+    def _file(self) -> Table:
+        return relative_to(read_toml(self.path), self.path.parent) if self.path else {}
+
+
 def resolve(
     path: Path | None = None,
     *,
@@ -65,7 +119,7 @@ def resolve(
     assignments: Sequence[str] = (),
     workspace: Path | None = None,
 ) -> RunConfig:
-    """Build the configuration of one run; later sources win.
+    """Build the configuration of one run; an automatic one has the choices of its latest plan.
 
     Args:
         path: A TOML file: ``preset = "..."`` and overrides.
@@ -74,17 +128,21 @@ def resolve(
     Raises:
         ValueError: Names the file, key, value and what is allowed.
     """
-    source = str(path) if path else f"preset {preset or DEFAULT_PRESET}"
-    table = relative_to(read_toml(path), path.parent) if path else {}
-    name = table.pop("preset", DEFAULT_PRESET)
-    below = plain(preset_named(preset or name, source))
-    table = merge(below, table)
-    config = validate(RunConfig, table, source)
-    for assignment in assignments:
-        table = merge(table, parse_assignment(assignment))
-    if assignments:
-        config = validate(RunConfig, table, f"{source} with --set {' --set '.join(assignments)}")
-    return replace(config, workspace=workspace) if workspace else config
+    sources = ConfigSources(path=path, preset=preset, assignments=assignments, workspace=workspace)
+    config = sources.config()
+    if not config.auto.enabled:
+        return config
+    choices = saved_choices(config.workspace)
+    return sources.config(choices) if choices else config
+
+
+def saved_choices(workspace: Path) -> Table | None:
+    """Read what the plan of a workspace chose for its latest round; None without a plan."""
+    path = workspace / PLAN
+    if not path.exists():
+        return None
+    choices: Table = json.loads(path.read_text(encoding="utf-8"))["choices"]
+    return choices
 
 
 def check_places(config: RunConfig) -> None:

@@ -1,4 +1,4 @@
-"""A stranger's own events: defaults that hold from hundreds of users to millions."""
+"""What other presets and automatic plans start from: defaults for any size of data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recsys.training.optim import ScheduleConfig
 
 
 def shop() -> RunConfig:
-    """Start here for data of one's own; name the files in [data]."""
+    """Popularity, item-to-item, content and the two-tower."""
     return RunConfig(
         workspace=Path("runs/shop"),
         evaluation=EvaluationConfig(max_users=100_000),

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -39,11 +38,11 @@ from pipelines.ranking.artefact import RANKED, measured_ranker
 from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Sequences
-from recsys.data.top_k import TopK
-from recsys.evaluation.ranking import RankingResult, evaluate_ranking, joined_results
+from recsys.data.top_k import TopK, select_top_k
+from recsys.evaluation.ranking import RankingResult, evaluate_lists, joined_results
 from recsys.fitting.blend import ProfileBlend, fold_of_users
 from recsys.fitting.inputs import ModelInputs
-from recsys.retrieval.sources import Source, dense, lists_of, rank_by_all
+from recsys.retrieval.sources import Source, eligible_scores, lists_of, rank_by_all
 from recsys.semantic_ids.quality import invalid_share
 from serving.bundle.manifest import Profile
 from serving.bundle.ranker import LoadedRanker
@@ -82,8 +81,8 @@ class Blending(NamedTuple):
         halves = fold_of_users(inputs.sequences.num_user_rows, seed)
         return cls(profiles, counts, halves if split == "validation" else None, ranker)
 
-    def scores(self, queries: JaggedBatch, lists: dict[str, TopK]) -> dict[str, Tensor]:
-        """Score every item by each list that could be served, by row of the metrics, [B, N]."""
+    def merged(self, queries: JaggedBatch, lists: dict[str, TopK]) -> dict[str, TopK]:
+        """Make each list that could be served, by row of the metrics."""
         names = row_names(self.profiles)
         folds = None if self.folds is None else self.folds[queries["user"].values]
         lengths = queries["history"].lengths()
@@ -93,7 +92,7 @@ class Blending(NamedTuple):
         }
         if self.ranker is not None:
             tops[RANKED] = self.ranker.reranked(lists, queries, self.item_counts)
-        return {name: dense(top, len(self.item_counts)) for name, top in tops.items()}
+        return tops
 
 
 def per_user_table(results: Mapping[str, RankingResult], listed: int, run: str) -> pl.DataFrame:
@@ -144,35 +143,22 @@ def evaluate_split(
         queries = queries.sample(config.evaluation.max_users, config.seed)
     if len(queries) == 0:
         raise ValueError(f"{split}: {NO_HELD_OUT}")
-    targets, seen = queries.held_out.targets, queries.held_out.seen
+    measured, length = config.evaluation, max(config.evaluation.ks)
     parts: dict[str, list[RankingResult]] = defaultdict(list)
     for batch in queries.batches():
+        targets = queries.held_out.targets.take(batch.rows)
         rankings = rank_by_all(sources, batch.queries, batch.allowed, queries.list_length)
-        scores = {
-            name: dense(ranking.lists, queries.num_item_rows)
-            if ranking.scores is None
-            else ranking.scores
-            for name, ranking in rankings.items()
-        }
-        if blending is not None:
-            scores |= blending.scores(batch.queries, lists_of(rankings))
-        excluded = seen.take(batch.rows) if config.evaluation.exclude_history else None
-        for name, values in scores.items():
-            parts[name].append(
-                evaluate_ranking(
-                    partial(ready, values),
-                    [batch.queries],
-                    targets.take(batch.rows),
-                    config.evaluation,
-                    exclude=excluded,
-                )
-            )
-    return {name: joined_results(found, config.evaluation) for name, found in parts.items()}
-
-
-def ready(scores: Tensor, _: JaggedBatch) -> Tensor:
-    """Return scores that were made before."""
-    return scores
+        is_empty = bool((batch.queries["history"].lengths() == 0).any())
+        for name, (lists, scores) in rankings.items():
+            known = None if scores is None else eligible_scores(scores, batch.allowed)
+            # Sources list nothing for an empty history, but what they score is measured.
+            if known is not None and is_empty:
+                lists = select_top_k(known, length)
+            parts[name].append(evaluate_lists(lists, known, batch.queries, targets, measured))
+        merged = {} if blending is None else blending.merged(batch.queries, lists_of(rankings))
+        for name, lists in merged.items():
+            parts[name].append(evaluate_lists(lists, None, batch.queries, targets, measured))
+    return {name: joined_results(found, measured) for name, found in parts.items()}
 
 
 def evaluate(context: StageContext) -> StageRows:

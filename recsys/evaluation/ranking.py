@@ -18,9 +18,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, offsets_of
-from recsys.data.top_k import TopK, select_top_k
+from recsys.data.top_k import NO_ROW, TopK, select_top_k
 
 UNRANKED = 0
 """Rank of a target that cannot be recommended: excluded, or outside the catalogue."""
@@ -239,8 +240,57 @@ def evaluate_ranking(
     )
 
 
+def evaluate_lists(
+    lists: TopK,
+    scores: Tensor | None,
+    queries: JaggedBatch,
+    targets: Jagged,
+    config: RankingConfig,
+) -> RankingResult:
+    """Compare lists that were made before with the held-out targets of their queries.
+
+    Args:
+        lists: Best first, [B, k].
+        scores: Of every eligible item, [B, N], -inf for others, by which targets beyond the lists
+            rank; None where the lists hold all that is known.
+        queries: With a "user" feature.
+        targets: As of ``evaluate_ranking``, of these queries.
+        config: Lengths of the metrics.
+
+    Raises:
+        ValueError: A score is NaN.
+    """
+    targets = distinct_targets(targets)
+    if scores is None:
+        ranks = list_ranks(lists.item_rows, targets)
+    else:
+        _check_scores(scores, queries)
+        ranks = Jagged(target_ranks(scores, targets), targets.offsets)
+    return RankingResult(
+        metrics={},
+        num_users=int((targets.lengths() > 0).sum()),
+        user_rows=queries["user"].values,
+        targets=targets,
+        ranks=ranks,
+        top_k=_cut(lists, max(config.ks)),
+    )
+
+
+def _cut(lists: TopK, k: int) -> TopK:
+    """Bring lists to a length, with holes at the end of shorter ones."""
+    missing = max(0, k - lists.item_rows.shape[1])
+    return TopK(
+        functional.pad(lists.scores[:, :k], (0, missing), value=-torch.inf),
+        functional.pad(lists.item_rows[:, :k], (0, missing), value=NO_ROW),
+    )
+
+
 def joined_results(parts: Sequence[RankingResult], config: RankingConfig) -> RankingResult:
-    """Join the results of consecutive queries, as if they had been evaluated together."""
+    """Join the results of consecutive queries, as if they had been evaluated together.
+
+    Raises:
+        ValueError: No query has a target.
+    """
     targets, ranks = _joined([p.targets for p in parts]), _joined([p.ranks for p in parts])
     return RankingResult(
         metrics=mean_metrics(ranks, config),

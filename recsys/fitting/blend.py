@@ -38,6 +38,8 @@ BLOCK = 512
 """Queries blended at a time."""
 SHARED_PLACES = 10
 """First places of the list, of whose scores each source's share is reported."""
+SHARED_QUERIES = 1_024
+"""Queries of whose lists it is, the first ones."""
 CPU = torch.device("cpu")
 
 
@@ -211,6 +213,7 @@ class ProfileBlend:
         history_lengths: Tensor,
         item_counts: Tensor,
         folds: Tensor | None = None,
+        length: int | None = None,
     ) -> TopK:
         """Merge lists as they are served, or each query by the weights of its half.
 
@@ -219,9 +222,10 @@ class ProfileBlend:
             history_lengths: [B].
             item_counts: Events of each item that the sources were fitted on, [N].
             folds: Half of each query's user, [B]; None takes what is served.
+            length: Places that are kept; None keeps every item of any list.
         """
         chosen = {name: lists[name] for name in self.served.sources}
-        length = sum(top.item_rows.shape[1] for top in chosen.values())
+        length = length or sum(top.item_rows.shape[1] for top in chosen.values())
         if folds is None:
             found = blended_lists(self.served, chosen, history_lengths, item_counts, length)
             return TopK(found.scores, found.item_rows)
@@ -235,9 +239,9 @@ class ProfileBlend:
         return merged
 
     def blocks(
-        self, examples: SourceLists, *, by_half: bool, device: torch.device = CPU
+        self, examples: SourceLists, length: int, *, by_half: bool, device: torch.device = CPU
     ) -> Iterator[tuple[SourceLists, TopK]]:
-        """Merge so many queries at a time, those with their merged lists, on the device."""
+        """Merge so many queries at a time, those with their first places, on the device."""
         there = ProfileBlend(
             served=self.served.to(device), folds=tuple(fold.to(device) for fold in self.folds)
         )
@@ -246,7 +250,7 @@ class ProfileBlend:
             part = replace(examples.of(rows, self.served.sources), item_counts=counts).to(device)
             with default_device(device):
                 folds = part.folds if by_half else None
-                yield part, there.lists(part.lists, part.history_lengths, counts, folds)
+                yield part, there.lists(part.lists, part.history_lengths, counts, folds, length)
 
     def merged(
         self,
@@ -260,7 +264,7 @@ class ProfileBlend:
         return joined_lists(
             [
                 TopK(*(part[:, :length].cpu() for part in top))
-                for _, top in self.blocks(examples, by_half=by_half, device=device)
+                for _, top in self.blocks(examples, length, by_half=by_half, device=device)
             ]
         )
 
@@ -273,9 +277,10 @@ class ProfileBlend:
         device: torch.device = CPU,
     ) -> Tensor:
         """Measure merged lists for every query, [U] float64; NaN without a target."""
+        length = length_of(metric)
         ranks = [
             list_ranks(top.item_rows, part.targets).values.cpu()
-            for part, top in self.blocks(examples, by_half=by_half, device=device)
+            for part, top in self.blocks(examples, length, by_half=by_half, device=device)
         ]
         return per_user_metric(Jagged(torch.cat(ranks), examples.targets.offsets), metric)
 
@@ -376,12 +381,20 @@ def measured_source(
 
     Lists shorter than the metric's k are filled up by the other sources, as in serving.
     """
-    rows = examples.lists[source].item_rows
-    k = int(metric.partition("@")[2])
-    if rows.shape[1] < k or bool((rows[:, :k] < 1).any()):
+    rows, k = examples.lists[source].item_rows, length_of(metric)
+    values = per_user_metric(list_ranks(rows, examples.targets), metric)
+    is_short = (rows[:, :k] < 1).any(1) if rows.shape[1] >= k else torch.ones(len(rows)) > 0
+    short = is_short.nonzero()[:, 0]
+    if len(short):
         blend = ProfileBlend.unlearned(single_of(tuple(examples.lists), source))
-        return blend.measured(examples, metric, device=device)
-    return per_user_metric(list_ranks(rows, examples.targets), metric)
+        part = examples.of(short, tuple(examples.lists))
+        values[short] = blend.measured(part, metric, device=device)
+    return values
+
+
+def length_of(metric: str) -> int:
+    """Read the list length of a metric such as ``ndcg@10``."""
+    return int(metric.partition("@")[2])
 
 
 def why_not_learned(config: BlendConfig) -> str:
@@ -417,7 +430,7 @@ def weights_and_shares(
 ) -> dict[str, Any]:
     """Report the weights of all users and items, and each source's share of the first places."""
     there, totals = blend.to(device), torch.zeros(len(blend.sources), dtype=torch.float64)
-    for rows in torch.split(torch.arange(len(examples)), BLOCK):
+    for rows in torch.split(torch.arange(min(len(examples), SHARED_QUERIES)), BLOCK):
         part = examples.of(rows, blend.sources).to(device)
         with default_device(device):
             found = blended_lists(

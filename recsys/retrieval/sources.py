@@ -213,15 +213,6 @@ def with_history(found: TopK, queries: JaggedBatch) -> TopK:
     )
 
 
-def dense(top: TopK, num_item_rows: int) -> Tensor:
-    """Write lists as scores of every item, -inf outside them, [B, N]."""
-    scores = torch.full((len(top.scores), num_item_rows), -torch.inf)
-    # Holes (-1) go to row 0, which is no item.
-    scores.scatter_(1, top.item_rows.clamp(min=0), top.scores)
-    scores[:, 0] = -torch.inf
-    return scores
-
-
 def lists_of_rows(top: TopK, rows: Tensor) -> TopK:
     """Take the lists of some queries."""
     return TopK(top.scores[rows], top.item_rows[rows])

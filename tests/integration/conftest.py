@@ -10,6 +10,7 @@ from tests.recsys.testing.synthetic import World, markov_world, write_csv
 
 SETTINGS = """
 preset = "shop"
+auto.enabled = false
 
 [data]
 events = "events.csv"

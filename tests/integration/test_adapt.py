@@ -20,6 +20,7 @@ Recsys = Callable[..., Result]
 BOOKS, TOYS = list(DOMAINS)[:2]
 SETTINGS = """
 preset = "shop"
+auto.enabled = false
 
 [data]
 events = "events.csv"

@@ -61,7 +61,7 @@ def toml(tmp_path: Path) -> Callable[[str], Path]:
 
     def write(more: str) -> Path:
         path = tmp_path / "shop.toml"
-        head = f'preset = "shop"\nworkspace = "{tmp_path}/run"\n[data]\n'
+        head = f'preset = "shop"\nauto.enabled = false\nworkspace = "{tmp_path}/run"\n[data]\n'
         path.write_text(f'{head}events = "events.csv"\nitems = "items.csv"\n{more}')
         return path
 

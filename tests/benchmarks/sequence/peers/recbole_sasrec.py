@@ -83,10 +83,10 @@ def main() -> None:
 
     def train_epoch() -> float:
         nonlocal epoch
-        begin = time.process_time()
+        begin = time.perf_counter()
         trainer._train_epoch(train_data, epoch)
         epoch += 1
-        return time.process_time() - begin
+        return time.perf_counter() - begin
 
     def lists() -> Rows:
         model.eval()

@@ -1,0 +1,89 @@
+"""The machine that a plan has to fit: processors, memory, and how fast it multiplies."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pipelines.doctor.machine import read_number, usable_cpus
+
+SIZE = 1_024
+"""Rows and columns of the matrices that are multiplied."""
+SECONDS = 0.2
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What trainings run on."""
+
+    device: str
+    """``cpu``, or the name of a GPU."""
+    num_cpus: int
+    memory_bytes: int
+    """What this process may still take."""
+    flops: float
+    """Floating-point operations a second of a float32 matrix product, measured."""
+
+    @property
+    def has_gpu(self) -> bool:
+        return self.device != "cpu"
+
+    def words(self) -> str:
+        """Say it in a line."""
+        parts = [f"{self.num_cpus} CPUs", f"{self.memory_bytes / GIB:.1f} GiB of free memory"]
+        if self.has_gpu:
+            parts.insert(0, self.device)
+        return ", ".join([*parts, f"{self.flops / 1e9:,.0f} GFLOP/s measured"])
+
+
+def this_machine(device: str = "auto") -> Machine:
+    """Look at this machine; takes a quarter of a second.
+
+    Args:
+        device: As ``training.device``.
+    """
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    place = torch.device("cuda" if on_gpu and device == "auto" else device if on_gpu else "cpu")
+    return Machine(
+        device=torch.cuda.get_device_name(place) if on_gpu else "cpu",
+        num_cpus=usable_cpus(),
+        memory_bytes=free_memory(),
+        flops=measured_flops(place),
+    )
+
+
+def free_memory() -> int:
+    """Count the bytes that this process may still take: the machine's, or a container's rest."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    try:
+        with Path("/proc/meminfo").open(encoding="ascii") as file:
+            found = (line.split() for line in file)
+            free = next(int(line[1]) << 10 for line in found if line[0] == "MemAvailable:")
+    except (OSError, StopIteration):
+        pass
+    limit = read_number("/sys/fs/cgroup/memory.max")
+    used = read_number("/sys/fs/cgroup/memory.current")
+    return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def measured_flops(device: torch.device) -> float:
+    """Multiply matrices for a fifth of a second."""
+    left = torch.randn(SIZE, SIZE, device=device)
+    right = left.T.contiguous()
+
+    def multiply() -> None:
+        torch.mm(left, right)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    multiply()
+    begin, times = time.perf_counter(), 0
+    while (passed := time.perf_counter() - begin) < SECONDS:
+        multiply()
+        times += 1
+    return 2 * SIZE**3 * times / passed

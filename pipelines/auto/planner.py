@@ -1,0 +1,371 @@
+"""Choose what an automatic run trains for its data, its machine and the time that is left.
+
+The rules and what they were chosen by: docs/decisions/automatic-preset.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipelines.auto.costs import Costs
+from pipelines.auto.machine import GIB, Machine
+from pipelines.auto.plan import FIRST, Part, Plan, Round, following, without_time
+from pipelines.auto.recipe import SequenceRecipe, sequence_recipe
+from pipelines.auto.shape import DataShape
+from pipelines.config.run import TwoTowerTrainingConfig
+from pipelines.config.toml import Table, merge, plain
+from recsys.models.two_tower import TwoTowerConfig
+from recsys.training.optim import ScheduleConfig
+
+REPEATS_FROM = 0.1
+"""Share of held-out events that repeat an item, from which on lists may repeat the history."""
+MIN_HELD_OUT = 30
+"""Users with a held-out event, below which nothing can be chosen by validation."""
+MIN_TRAINED_EVENTS = 500
+"""Events below which a trained model has nothing to learn from."""
+POPULAR_ONLY = 15.0
+"""Seconds below which only popularity and item-to-item are fitted."""
+HASTY_USERS = 200
+"""Users that are measured then."""
+SAFETY = 0.85
+"""Share of the time that is left which plans fill."""
+FIRST_SECONDS = 24.0
+"""What EASE may take in the first round."""
+EVALUATED_USERS = 2_000
+"""Users whose held-out events are measured, at most: 0.003 of N@10 is then one standard error."""
+BLEND_USERS = 4_000
+"""Users that the blend's weights are learned from, at most."""
+MIN_TRAINED_SECONDS = 15.0
+"""Seconds left below which no training is considered."""
+FEW_ITEMS = 4_000
+"""Up to which validation chooses among settings of EASE and item-kNN; more take the usual ones."""
+MIN_EXACT_ITEMS = 500
+"""Of EASE; fewer are not worth it."""
+MEMORY_SHARE = 0.5
+"""Of the free memory, that one part may take."""
+MIN_PASSES = 3.0
+"""Of the sequence model; fewer are not worth a bundle."""
+ENCODING_SHARE = 0.2
+"""Of the time left, that the encoder of texts may take."""
+HASH_SECONDS = 1e-4
+"""To hash the words of a text."""
+MEANING = 384
+"""Columns of MiniLM's vectors; hashed words follow them."""
+
+TimePass = Callable[[SequenceRecipe], float]
+"""Measures the seconds of one pass of a recipe on the data."""
+
+
+@dataclass
+class Planner:
+    """Collects rounds while time is left."""
+
+    shape: DataShape
+    costs: Costs
+    user: Table
+    """What the configuration sets itself, by section; it wins over any choice."""
+    left: float
+    """Seconds to the end of the budget."""
+    rounds: list[Round] = field(default_factory=list)
+    left_out: list[Part] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def machine(self) -> Machine:
+        return self.costs.machine
+
+    def add(self, one: Round) -> None:
+        self.rounds.append(one)
+        self.left -= one.seconds
+
+    def is_off(self, part: Part, key: str) -> bool:
+        """Whether the configuration says no to a part, which is then listed as left out."""
+        if set_value(self.user, key) is not False:
+            return False
+        self.left_out.append(Part(**{**vars(part), "why": f"{key} = false is set"}))
+        return True
+
+    def plan(self) -> Plan:
+        return Plan(
+            rounds=tuple(self.rounds), left_out=tuple(self.left_out), notes=tuple(self.notes)
+        )
+
+
+def set_value(table: Table, key: str) -> Any:
+    """Look a dotted key up; None where it is not set."""
+    found: Any = table
+    for part in key.split("."):
+        if not isinstance(found, dict) or part not in found:
+            return None
+        found = found[part]
+    return found
+
+
+def make_plan(
+    shape: DataShape, machine: Machine, user: Table, left: float, time_pass: TimePass
+) -> Plan:
+    """Plan the rounds of a run.
+
+    Args:
+        shape: Of the data.
+        machine: That trains.
+        user: What the configuration sets itself.
+        left: Seconds to the end of the budget.
+        time_pass: Measures a pass of the sequence model.
+
+    Raises:
+        ValueError: The machine has too little memory for any plan.
+    """
+    planner = Planner(shape, Costs(shape, machine), user, left)
+    check_memory(planner)
+    plan_first(planner)
+    if planner.left > MIN_TRAINED_SECONDS and can_train(planner):
+        plan_sequence(planner, time_pass)
+        plan_two_tower(planner)
+        plan_late(planner)
+    return planner.plan()
+
+
+def check_memory(planner: Planner) -> None:
+    """Refuse a machine that no plan fits, before any work.
+
+    Raises:
+        ValueError: Names what is free and what is needed.
+    """
+    needed, free = planner.costs.bytes_needed(num_sources=4), planner.machine.memory_bytes
+    if needed > free:
+        raise ValueError(
+            f"{free / GIB:.1f} GiB of memory are free and {needed / GIB:.1f} GiB are needed for "
+            f"{planner.shape.num_events:,} events; free some, take a larger machine, or keep fewer "
+            "events (filters.max_user_events, filters.min_item_events)"
+        )
+
+
+def can_train(planner: Planner) -> bool:
+    """Whether there is anything that a trained model could learn from; notes why not."""
+    shape = planner.shape
+    if shape.num_events >= MIN_TRAINED_EVENTS and shape.num_held_out >= MIN_HELD_OUT:
+        return True
+    planner.notes.append(
+        f"Nothing is trained: {shape.num_events:,} events of which {shape.num_held_out} users have "
+        f"some to hold out; from {MIN_TRAINED_EVENTS} events and {MIN_HELD_OUT} such users on, "
+        "models are"
+    )
+    return False
+
+
+def plan_first(planner: Planner) -> None:
+    """Plan what is served within a minute: models that count, or solve in closed form."""
+    shape, costs = planner.shape, planner.costs
+    repeats = shape.repeat_share >= REPEATS_FROM
+    planner.notes.append(
+        f"Lists {'may repeat' if repeats else 'leave out'} the history: {shape.repeat_share:.0%} "
+        "of the held-out events repeat an item (evaluation.exclude_history)"
+    )
+    choices: Table = {
+        "evaluation": {
+            "exclude_history": not repeats,
+            "num_resamples": 0,
+            "max_users": EVALUATED_USERS,
+        },
+        "blend": {"max_queries": BLEND_USERS},
+        "content": {"encoder": "none"},
+        "semantic_ids": {"method": "none"},
+        "training": {"enabled": False},
+        "sequence_training": {"enabled": False},
+        "generative_training": {"enabled": False},
+        "ranker_training": {"enabled": False},
+        "ease": {"enabled": False},
+        "item_knn": {"enabled": False},
+    }
+    parts = [Part(name="popularity", what="", why="for users nothing is known of", seconds=1.0)]
+    if planner.left < POPULAR_ONLY:
+        planner.notes.append(
+            f"{planner.left:,.0f} s are left, so only what is popular, and what occurs together, "
+            f"is served; from {POPULAR_ONLY:.0f} s on there is more"
+        )
+        choices["blend"] = {"enabled": False}
+        choices["evaluation"]["max_users"] = HASTY_USERS
+        planner.add(Round(name=FIRST, choices=choices, parts=tuple(parts)))
+        planner.left = 0.0
+        return
+    parts.append(
+        Part(
+            name="item-to-item, item k-nearest neighbours",
+            what="what occurs together",
+            why=f"{shape.num_events:,} events",
+            seconds=costs.counting(),
+        )
+    )
+    choices["item_knn"] = {"enabled": True}
+    if shape.num_items > FEW_ITEMS:
+        choices["item_knn"] |= {"length_weight": [0.7], "half_life_days": [0.0]}
+    if repeats:
+        choices["repeats"] = {"enabled": True}
+        choices["next_basket"] = {"enabled": shape.has_times}
+        parts.append(
+            Part(
+                name="repeats, next basket",
+                what="what a user takes again",
+                why=f"{shape.repeat_share:.0%} of the events do",
+                seconds=costs.counting(),
+            )
+        )
+    number, ease = ease_part(planner)
+    if not planner.is_off(ease, "ease.enabled"):
+        if number:
+            parts.append(ease)
+            choices["ease"] = {"enabled": True, "exact_items": number}
+            if shape.num_items > FEW_ITEMS:
+                choices["ease"] |= {"l2": [100.0]}
+        else:
+            planner.left_out.append(without_time(ease, planner.left))
+    num_sources = 3 + 2 * repeats
+    measuring = costs.measuring(num_sources, EVALUATED_USERS)
+    parts.append(
+        Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=measuring)
+    )
+    planner.add(Round(name=FIRST, choices=choices, parts=tuple(parts)))
+
+
+def ease_part(planner: Planner) -> tuple[int, Part]:
+    """Size EASE: exact on as many items as memory and time allow, the others one at a time."""
+    costs, shape = planner.costs, planner.shape
+    room = planner.machine.memory_bytes - costs.bytes_needed(num_sources=4)
+    number = min(shape.num_items, costs.largest_ease(MEMORY_SHARE * room))
+    seconds = min(FIRST_SECONDS, planner.left / 3)
+    while number > 0 and costs.ease(number) > seconds:
+        number = int(number * 0.8) if number > MIN_EXACT_ITEMS else 0
+    of = "" if number == shape.num_items else f" of {shape.num_items:,}"
+    part = Part(
+        name="EASE",
+        what=f"exact on {number:,} items{of}",
+        why="the strongest model without training",
+        seconds=costs.ease(number or min(shape.num_items, MIN_EXACT_ITEMS)),
+    )
+    return number, part
+
+
+def plan_sequence(planner: Planner, time_pass: TimePass) -> None:
+    """Plan the round of the sequence model, with texts where items have any."""
+    shape, costs = planner.shape, planner.costs
+    texts, content = content_part(planner)
+    measuring = costs.measuring(6, EVALUATED_USERS)
+    recipe = sequence_recipe(shape)
+    room = SAFETY * planner.left - measuring - (texts.seconds if texts else 0.0)
+    part = Part(name="sequence model", what="", why=recipe.why, seconds=0.0)
+    if planner.is_off(part, "sequence_training.enabled"):
+        return
+    pass_seconds = time_pass(recipe)
+    refit = recipe.training.refit_epochs or recipe.training.max_epochs
+    whole = (recipe.training.max_epochs + refit) * pass_seconds
+    passes = recipe.training.max_epochs * min(1.0, room / whole)
+    if passes < MIN_PASSES:
+        needed = replace(part, seconds=(MIN_PASSES + refit) * pass_seconds + measuring)
+        planner.left_out.append(without_time(needed, planner.left))
+        return
+    share = recipe.training.max_epochs / (recipe.training.max_epochs + refit)
+    training = replace(
+        recipe.training, max_epochs=round(passes, 1), max_seconds=round(share * room, 1)
+    )
+    seconds = (training.max_epochs + refit) * pass_seconds
+    part = replace(
+        part,
+        what=f"width {recipe.model.embedding_dim}, {training.max_epochs:.0f} passes of "
+        f"{pass_seconds:.1f} s, then a refit",
+        seconds=seconds,
+    )
+    choices = merge(content, {"evaluation": {"num_resamples": 1000}})
+    choices = merge(
+        choices,
+        {
+            "sequence": plain(recipe.model),
+            "sequence_training": plain(training),
+            "semantic_ids": {
+                "method": "rq_kmeans",
+                "source": "content" if shape.has_text else "sequence",
+            },
+        },
+    )
+    parts = [texts, part] if texts else [part]
+    ends = Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=measuring)
+    planner.add(following(planner.rounds[-1], "sequence model", choices, *parts, ends))
+
+
+def content_part(planner: Planner) -> tuple[Part | None, Table]:
+    """Choose the encoder of texts."""
+    shape = planner.shape
+    if not shape.has_text:
+        return None, {}
+    seconds = planner.costs.encoding()
+    number = round(shape.text_share * shape.num_items)
+    what = f"{number:,} texts of {shape.text_characters:.0f} characters"
+    if seconds <= ENCODING_SHARE * planner.left:
+        part = Part(
+            name="content",
+            what=f"{what}, MiniLM and words",
+            why="items have texts",
+            seconds=seconds,
+        )
+        return part, {
+            "content": {"encoder": "minilm+words"},
+            "content_similarity": {"columns": MEANING},
+        }
+    part = Part(
+        name="content",
+        what=f"{what}, words alone",
+        why=f"MiniLM needs {seconds:,.0f} s",
+        seconds=HASH_SECONDS * number,
+    )
+    return part, {"content": {"encoder": "hash"}}
+
+
+def plan_two_tower(planner: Planner) -> None:
+    """Plan the round of the two-tower."""
+    if not planner.rounds[1:]:
+        return
+    settings = TwoTowerConfig(embedding_dim=64)
+    training = TwoTowerTrainingConfig(
+        batch_size=512,
+        max_epochs=6.0,
+        max_steps=2_000,
+        schedule=ScheduleConfig(learning_rate=4e-3),
+    )
+    steps = min(2_000, int(training.max_epochs * planner.shape.num_events / training.batch_size))
+    candidates = min(planner.shape.num_items, settings.num_uniform_negatives)
+    seconds = planner.costs.two_tower(
+        steps, training.batch_size, candidates + training.batch_size, settings.embedding_dim
+    )
+    part = Part(
+        name="two-tower",
+        what=f"width {settings.embedding_dim}, {steps:,} steps, an index",
+        why="a further view, and vectors for FAISS",
+        seconds=seconds,
+    )
+    if planner.is_off(part, "training.enabled"):
+        return
+    measuring = planner.costs.measuring(7, EVALUATED_USERS)
+    if seconds + measuring > SAFETY * planner.left:
+        planner.left_out.append(
+            without_time(replace(part, seconds=seconds + measuring), planner.left)
+        )
+        return
+    choices: Table = {"two_tower": plain(settings), "training": plain(training)}
+    ends = Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=measuring)
+    planner.add(following(planner.rounds[-1], "two-tower", choices, part, ends))
+
+
+def plan_late(planner: Planner) -> None:
+    """Leave out what has not paid for its time at such budgets, and say how to have it."""
+    for name, key in (("generation", "generative_training"), ("ranker", "ranker_training")):
+        if set_value(planner.user, f"{key}.enabled") is None:
+            planner.left_out.append(
+                Part(
+                    name=name,
+                    what="",
+                    why=f"improves lists little for its time; {key}.enabled = true trains it",
+                    seconds=0.0,
+                )
+            )

@@ -1,0 +1,111 @@
+"""What a log of events is like: the facts that a plan is made from.
+
+Axes: E events, U user rows.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from pipelines.config.content import ContentConfig
+from pipelines.inputs.content_models import text_of
+from pipelines.inputs.tensors import released_order
+from recsys.data.dataset import Rows, Sequences
+
+DAY = 86_400
+TEXTS_READ = 2_000
+"""Items whose texts are read to estimate how long the others are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataShape:
+    """Counts of one features artefact."""
+
+    num_events: int
+    num_users: int
+    num_items: int
+    mean_length: float
+    """Events of a user."""
+    long_length: int
+    """Events that nine users in ten do not exceed."""
+    num_held_out: int
+    """Users with a validation event: what models are chosen and weighted by."""
+    repeat_share: float
+    """Share of the held-out events whose item the user had before."""
+    text_share: float
+    """Share of the items with a text."""
+    text_characters: float
+    """Of a text, the mean."""
+    num_categories: int
+    num_days: int
+    """Days with an event; 0 where events have no times."""
+
+    @property
+    def has_times(self) -> bool:
+        return self.num_days > 0
+
+    @property
+    def has_text(self) -> bool:
+        return self.text_share > 0
+
+    def table(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def shape_of(features: Path, content: ContentConfig) -> DataShape:
+    """Count what the artefact of build_features holds."""
+    sequences = Sequences.load(features / "sequences" / released_order(features))
+    described = json.loads((features / "features.json").read_text(encoding="utf-8"))
+    lengths = np.diff(sequences.offsets)
+    lengths = lengths[lengths > 0]
+    share, characters = texts_of(features / "items.parquet", content)
+    times = sequences.times
+    return DataShape(
+        num_events=sequences.num_events,
+        num_users=len(lengths),
+        num_items=described["num_item_rows"] - 1,
+        mean_length=float(lengths.mean()) if len(lengths) else 0.0,
+        long_length=int(np.quantile(lengths, 0.9)) if len(lengths) else 0,
+        num_held_out=int((sequences.validation_end > sequences.train_end).sum()),
+        repeat_share=repeat_share(sequences),
+        text_share=share,
+        text_characters=characters,
+        num_categories=max(0, described["num_categories"] - 1),
+        num_days=0 if times is None else len(np.unique(np.asarray(times) // DAY)),
+    )
+
+
+def repeat_share(sequences: Sequences) -> float:
+    """Share of the held-out events whose item its user had before; 0 without any."""
+    held_out = np.concatenate(
+        [sequences.label_positions("validation"), sequences.label_positions("test")]
+    )
+    return float(is_repeat(sequences)[held_out].mean()) if len(held_out) else 0.0
+
+
+def is_repeat(sequences: Sequences) -> NDArray[np.bool_]:
+    """Say of each event whether its user had the item before, [E]."""
+    positions: Rows = np.arange(sequences.num_events)
+    items = np.asarray(sequences.item_rows)
+    pairs = sequences.users_of(positions) * (int(items.max(initial=0)) + 1) + items
+    repeats = np.ones(len(items), dtype=bool)
+    repeats[np.unique(pairs, return_index=True)[1]] = False
+    return repeats
+
+
+def texts_of(items: Path, content: ContentConfig) -> tuple[float, float]:
+    """Return the share of items with a text and the mean length of one, from a sample."""
+    table = pl.read_parquet(items)
+    step = max(1, table.height // TEXTS_READ)
+    texts = [text_of(item, content) for item in table.gather_every(step).iter_rows(named=True)]
+    lengths = [len(text) for text in texts if text]
+    if not lengths:
+        return 0.0, 0.0
+    return len(lengths) / len(texts), sum(lengths) / len(lengths)

@@ -1,0 +1,116 @@
+import time
+from pathlib import Path
+
+import pytest
+
+from pipelines.auto.machine import GIB, Machine
+from pipelines.auto.plan import Part, Plan, Round
+from pipelines.auto.run import Automatic, Planned, lines_of
+from pipelines.config.run import RunConfig
+from pipelines.engine.errors import RefusedError
+from pipelines.engine.runner import StageOutcome
+from pipelines.presets.resolve import ConfigSources, resolve
+from tests.pipelines.auto.test_planner import SHOP
+
+MACHINE = Machine(device="cpu", num_cpus=2, memory_bytes=16 * GIB, flops=60e9)
+
+
+def round_of(name: str, epochs: float, seconds: float = 1.0) -> Round:
+    part = Part(name="part", what="", why="", seconds=seconds)
+    return Round(name=name, choices={"training": {"max_epochs": epochs}}, parts=(part,))
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> ConfigSources:
+    (tmp_path / "events.csv").write_text("user_id,item_id\na,b\n")
+    (tmp_path / "shop.toml").write_text(
+        'preset = "auto"\nseed = 3\n[data]\nevents = "events.csv"\n'
+    )
+    (tmp_path / "run").mkdir()
+    return ConfigSources(path=tmp_path / "shop.toml", workspace=tmp_path / "run")
+
+
+def planned(*rounds: Round, finished: int = 0) -> Planned:
+    plan = Plan(rounds=rounds, left_out=(), notes=("a note",))
+    return Planned(key="k", plan=plan, finished=finished, shape=SHOP, machine=MACHINE)
+
+
+class Runs:
+    """Stands in for the stages: notes what was run, and refuses some."""
+
+    def __init__(self, refused: float = -1.0) -> None:
+        self.epochs: list[float] = []
+        self._refused = refused
+
+    def __call__(self, config: RunConfig) -> list[StageOutcome]:
+        self.epochs.append(config.training.max_epochs)
+        if config.training.max_epochs == self._refused:
+            raise RefusedError("worse than what is served")
+        return []
+
+
+def automatic(sources: ConfigSources, said: list[str], ago: float = 0.0) -> Automatic:
+    return Automatic(sources, time.perf_counter() - ago, said.append)
+
+
+def test_rounds_run_in_order_and_the_plan_is_kept(sources: ConfigSources) -> None:
+    said: list[str] = []
+    runs = Runs()
+    automatic(sources, said).run(planned(round_of("a", 1.0), round_of("b", 2.0)), runs)
+    assert runs.epochs == [1.0, 2.0]
+    assert [line.split(":")[0] for line in said] == ["round 1 of 2", "a", "round 2 of 2", "b"]
+    # Other commands on this run have the choices of its last round, below what the user sets.
+    config = resolve(sources.path, workspace=sources.workspace)
+    assert (config.training.max_epochs, config.seed) == (2.0, 3)
+
+
+def test_a_finished_run_goes_through_its_last_round_alone(sources: ConfigSources) -> None:
+    runs = Runs()
+    automatic(sources, []).run(planned(round_of("a", 1.0), round_of("b", 2.0), finished=2), runs)
+    assert runs.epochs == [2.0]
+
+
+def test_a_killed_run_goes_on_where_it_was(sources: ConfigSources) -> None:
+    runs = Runs()
+    rounds = (round_of("a", 1.0), round_of("b", 2.0), round_of("c", 3.0))
+    automatic(sources, []).run(planned(*rounds, finished=1), runs)
+    assert runs.epochs == [1.0, 2.0, 3.0]
+
+
+def test_a_round_without_time_is_left_out_and_the_first_never(sources: ConfigSources) -> None:
+    said: list[str] = []
+    runs = Runs()
+    late = automatic(sources, said, ago=10_000.0)
+    late.run(planned(round_of("a", 1.0), round_of("b", 2.0, seconds=60.0)), runs)
+    assert runs.epochs == [1.0]
+    assert "b: left out, 60 s are needed and 0 s are left; what is served stays" in said
+
+
+def test_a_refused_later_round_leaves_what_is_served(sources: ConfigSources) -> None:
+    said: list[str] = []
+    runs = Runs(refused=2.0)
+    rounds = (round_of("a", 1.0), round_of("b", 2.0), round_of("c", 3.0))
+    automatic(sources, said).run(planned(*rounds), runs)
+    assert runs.epochs == [1.0, 2.0, 3.0]
+    assert "b: worse than what is served" in said
+
+
+def test_a_refused_first_round_is_an_error(sources: ConfigSources) -> None:
+    with pytest.raises(RefusedError):
+        automatic(sources, []).run(planned(round_of("a", 1.0)), Runs(refused=1.0))
+
+
+def test_what_the_user_sets_wins_over_the_plan(sources: ConfigSources) -> None:
+    fixed = ConfigSources(
+        path=sources.path, workspace=sources.workspace, assignments=["training.max_epochs=9.0"]
+    )
+    runs = Runs()
+    automatic(fixed, []).run(planned(round_of("a", 1.0)), runs)
+    assert runs.epochs == [9.0]
+
+
+def test_the_plan_says_what_the_data_are_like() -> None:
+    text = "\n".join(lines_of(planned(round_of("a", 1.0)), "10m"))
+    assert "100,000 events of 12,000 users and 10,000 items, 8.3 a user" in text
+    assert "budget 10m" in text
+    assert "a note" in text
