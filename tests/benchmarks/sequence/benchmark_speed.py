@@ -3,8 +3,9 @@
 All three have the same size (width, blocks, heads, events read), rank the whole catalogue in their
 loss, and keep their own defaults otherwise, ours those for long histories. They fit on all but the
 last two events of each user and are measured by NDCG@10 of the second last, full catalogue,
-history left out; the last event, the test's, is not read. Epochs alternate, one of each in turn, so
-that whatever else the machine does slows all of them; a model rests while another trains.
+history left out; the last event, the test's, is not read. Seconds are of the CPU, one thread each,
+so that what else the machine does counts little; epochs alternate, one of each in turn, so that it
+slows all of them alike.
 
 Each peer has an environment of its own with what its metadata pins:
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -120,6 +122,7 @@ def started(options: argparse.Namespace, data: Path) -> list[Trainee]:
             stderr=subprocess.DEVNULL,
             text=True,
             cwd=data.parent,  # RecBole writes logs where it stands
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         )
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
@@ -178,7 +181,8 @@ def main() -> None:
             f"{options.preset}, {options.share:.0%} of its users with three events or more: "
             f"{len(arrays['offsets']) - 1} users, {len(arrays['item_rows'])} events, "
             f"{arrays['num_items']} items; width {options.dim}, {options.blocks} blocks, "
-            f"{options.heads} heads, {options.length} events read, all with a full softmax. "
+            f"{options.heads} heads, {options.length} events read, all with a full softmax; "
+            "CPU seconds of one thread. "
             "An epoch of RecTools reads only the latest events of a long history, one of ours and "
             "of RecBole all of them."
         ),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.sequence import member_training
 from recsys.fitting.training import Refit, TrainingRun, load_trained
 from recsys.fitting.two_tower import fit_two_tower, untrained_two_tower
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
@@ -57,3 +58,9 @@ def test_weights_of_another_model_are_refused(inputs: ModelInputs) -> None:
     model = untrained_two_tower(inputs, CONFIG, TrainingRun(seed=0))
     with pytest.raises(ValueError, match=r"the trained weights lack .*output_norm"):
         load_trained(model, {"other": torch.zeros(1)})
+
+
+def test_members_that_are_trained_apart_share_the_time() -> None:
+    limited = replace(TRAINING, max_seconds=90.0)
+    assert member_training(limited, 3) == replace(TRAINING, max_seconds=30.0)
+    assert member_training(TRAINING, 3) == TRAINING

@@ -62,7 +62,7 @@ def main() -> None:
     def train_epoch() -> float:
         nonlocal done
         model.train()
-        begin = time.perf_counter()
+        begin = time.process_time()
         for step in range(done, done + steps):
             chosen = order.indices(step)
             loss = model.loss(window_batch(sequences, windows.starts[chosen], windows.ends[chosen]))
@@ -70,7 +70,7 @@ def main() -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         done += steps
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     def lists() -> Rows:
         model.eval()

@@ -74,7 +74,7 @@ def serve(train_epoch: Callable[[], float], lists: Callable[[], Rows], held_out:
     """Train an epoch for each line of standard input, and say its seconds and NDCG.
 
     Args:
-        train_epoch: Trains, and returns the seconds that training alone took.
+        train_epoch: Trains, and returns the CPU seconds that training alone took.
         lists: Recommends K items to each user, [U, K].
     """
     answers = sys.stdout

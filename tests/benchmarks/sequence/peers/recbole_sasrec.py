@@ -83,10 +83,10 @@ def main() -> None:
 
     def train_epoch() -> float:
         nonlocal epoch
-        begin = time.perf_counter()
+        begin = time.process_time()
         trainer._train_epoch(train_data, epoch)
         epoch += 1
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     def lists() -> Rows:
         model.eval()

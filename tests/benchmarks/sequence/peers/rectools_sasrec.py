@@ -31,10 +31,10 @@ class Stopwatch(Callback):
     _begin = 0.0
 
     def on_train_epoch_start(self, *_: Any) -> None:
-        Stopwatch._begin = time.perf_counter()
+        Stopwatch._begin = time.process_time()
 
     def on_train_epoch_end(self, *_: Any) -> None:
-        Stopwatch.seconds = time.perf_counter() - Stopwatch._begin
+        Stopwatch.seconds = time.process_time() - Stopwatch._begin
 
 
 def make_trainer(**settings: Any) -> Trainer:
