@@ -27,7 +27,7 @@ def near_items(inputs: ModelInputs, split: FitSplit, num_neighbours: int) -> Ite
     if not num_neighbours:
         return None
     events = inputs.sequences
-    return ItemNeighbours.count(
+    return ItemNeighbours.counted(
         np.asarray(events.item_rows),
         np.asarray(events.offsets[:-1]),
         np.asarray(events.visible_end(split)),

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recsys.models.item_to_item import ItemToItemConfig, Neighbours, Rows, count_neighbours
+from recsys.models.item_to_item import ItemToItemConfig, Rows, count_neighbours
+from recsys.models.item_weights.model import WeightTable
 
 WINDOW = 20
 """Largest distance between two events that make their items neighbours, chosen on validation."""
@@ -29,7 +30,7 @@ class ItemNeighbours(NamedTuple):
     """[N, K] float32, of an item they sum to 1, or to 0 where it has none."""
 
     @classmethod
-    def count(
+    def counted(
         cls, item_rows: Rows, starts: Rows, ends: Rows, num_item_rows: int, num_neighbours: int
     ) -> ItemNeighbours:
         """Count which items occur near each other, either way; near ones count more.
@@ -54,7 +55,7 @@ class ItemNeighbours(NamedTuple):
         return cls.of(counted, num_neighbours)
 
     @classmethod
-    def of(cls, neighbours: Neighbours, num_neighbours: int) -> ItemNeighbours:
+    def of(cls, neighbours: WeightTable, num_neighbours: int) -> ItemNeighbours:
         """Keep at most so many others of each item, with the shares of their weights."""
         lengths = neighbours.offsets.diff()
         item = torch.repeat_interleave(torch.arange(len(lengths)), lengths)

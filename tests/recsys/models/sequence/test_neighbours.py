@@ -29,7 +29,7 @@ CONFIG = SequenceConfig(
 
 def counted(events: list[int], num_neighbours: int) -> ItemNeighbours:
     """Count one user's events."""
-    return ItemNeighbours.count(
+    return ItemNeighbours.counted(
         np.array(events), np.array([0]), np.array([len(events)]), ROWS, num_neighbours
     )
 
