@@ -1,8 +1,8 @@
 """What each part of a run costs in seconds on a machine, before it is run.
 
-Every estimate is the part's arithmetic over the measured rate of this machine, divided by the share
-of that rate which such code reaches (docs/decisions/automatic-preset.md has estimates beside what
-the parts took); the sequence model's passes are timed on the data themselves (probe.py).
+Each estimate was measured once on a machine whose matrix products ran at ``REFERENCE``, and is
+scaled by the rate that is measured now; arithmetic of matrix products is divided by that rate
+(docs/decisions/automatic-preset.md has estimates beside what the parts took).
 """
 
 from __future__ import annotations
@@ -11,23 +11,38 @@ from dataclasses import dataclass
 
 from pipelines.auto.machine import GIB, Machine
 from pipelines.auto.shape import DataShape
-from recsys.models.item_weights.ease import EaseWeightsConfig, ease_bytes, ease_seconds
+from recsys.models.item_weights.ease import ease_bytes, ease_seconds
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.two_tower import TwoTowerConfig
+from recsys.training.passes import TrainingConfig
 
-FACTORIZATION_RATE = 1.0
-"""Cubed items a second that an inverse gets through, for each operation of a matrix product."""
+REFERENCE = 1.1e11
+"""Operations a second of the machine that the seconds below were measured on: two cores."""
 EASE_START = 2.0
 """Seconds to count which items share users, and to measure."""
-ENCODER_SHARE = 0.35
-TOWER_SHARE = 0.12
-ENCODER_PARAMETERS = 10.6e6
-"""Of MiniLM without its table of words."""
+ENCODER_SHARE = 0.8
+"""Of the measured rate, that an encoder reaches."""
+ENCODER_OPERATIONS = 21e6
+"""Of MiniLM, a token."""
 CHARACTERS_PER_TOKEN = 4.5
-ENCODER_START = 6.0
-"""Seconds to import and load an encoder."""
+ENCODER_START = 2.0
+"""Seconds to load an encoder."""
 EVENT_SECONDS = 2.5e-5
-"""Of one event in the counting models, on one thread."""
-PLACE_SECONDS = 2.5e-9
-"""Of one score of one source of one query that is measured, on one thread."""
+"""Of one event in the counting models."""
+LABEL_SECONDS = 1.0e-4
+"""Of one label in the two-tower, for short histories."""
+SOFTMAX_SHARE = 0.75
+"""Of the measured rate, that the scores of the sequence model's softmax reach."""
+SCORE_SECONDS = 2.0e-9
+"""Of one such score besides: exponentials, masks."""
+BLOCK_SECONDS = 1.7e-5
+"""Of one event in one block of width 64."""
+VALIDATION_SECONDS = 2.0
+"""Of one of a training's validations, over 10,000 items."""
+PLACE_SECONDS = 1.5e-8
+"""Of one score of one source of one query that is measured."""
+LIST_SECONDS = 4e-4
+"""Of merging the list of one source of one query."""
 STAGE_SECONDS = 0.4
 """Of a stage that has little to do."""
 PROCESS_BYTES = 1.2 * GIB
@@ -44,44 +59,64 @@ class Costs:
     shape: DataShape
     machine: Machine
 
+    @property
+    def slower(self) -> float:
+        """Times that this machine takes the seconds of the reference."""
+        return REFERENCE / self.machine.flops
+
     def counting(self) -> float:
-        """Popularity and item-to-item, fitted on train and on everything."""
-        return 2 * (0.5 + EVENT_SECONDS * self.shape.num_events)
+        """Popularity, item-to-item and item-kNN, fitted on train and on everything."""
+        return self.slower * 2 * (2.0 + EVENT_SECONDS * self.shape.num_events)
 
     def ease(self, num_items: int) -> float:
         """EASE regressed exactly on so many items, for train and for everything."""
-        choosing = 3 * ease_seconds(min(num_items, EaseWeightsConfig().choice_items), self._sweeps)
-        return choosing + 2 * (EASE_START + ease_seconds(num_items, self._sweeps))
-
-    @property
-    def _sweeps(self) -> float:
-        return FACTORIZATION_RATE * self.machine.flops
-
-    def encoding(self) -> float:
-        """MiniLM over every text."""
-        texts = self.shape.text_share * self.shape.num_items
-        tokens = texts * (2 + self.shape.text_characters / CHARACTERS_PER_TOKEN)
-        arithmetic = 2 * ENCODER_PARAMETERS * tokens
-        return ENCODER_START + arithmetic / (ENCODER_SHARE * self.machine.flops)
-
-    def two_tower(self, num_steps: int, batch_size: int, num_candidates: int, dim: int) -> float:
-        """Train a two-tower for so many steps, and refit it for as many."""
-        history = min(self.shape.mean_length, 50.0)
-        row = 2 * dim * (num_candidates + 4 * dim) + 8 * history * dim
-        arithmetic = 3 * float(row) * batch_size * num_steps
-        return 2 * (3.0 + arithmetic / (TOWER_SHARE * self.machine.flops))
-
-    def measuring(self, num_sources: int, num_queries: int) -> float:
-        """Blend, evaluate, refit what counts, check and write a bundle."""
-        queries = min(self.shape.num_held_out, num_queries)
-        places = 3.0 * queries * self.shape.num_items * (num_sources + 2)
-        lists = 3.0 * queries * (num_sources + 2) * 3e-4
-        return 8 * STAGE_SECONDS + PLACE_SECONDS * places + lists
+        return 2 * (self.slower * EASE_START + ease_seconds(num_items, self.machine.flops))
 
     def largest_ease(self, memory: float) -> int:
         """Return how many items EASE can regress exactly on in so many bytes."""
         fits = [number for number in range(0, 51_000, 500) if ease_bytes(number) <= memory]
         return fits[-1] if fits else 0
+
+    def encoding(self) -> float:
+        """MiniLM over every text."""
+        texts = self.shape.text_share * self.shape.num_items
+        tokens = texts * (2 + self.shape.text_characters / CHARACTERS_PER_TOKEN)
+        rate = ENCODER_SHARE * self.machine.flops
+        return self.slower * ENCODER_START + ENCODER_OPERATIONS * tokens / rate
+
+    def sequence_pass(self, config: SequenceConfig) -> float:
+        """One pass of the sequence model over all events, each of which is a label."""
+        ranked = min(self.shape.num_items, config.num_uniform_negatives or self.shape.num_items)
+        arithmetic = 6.0 * ranked * config.embedding_dim / (SOFTMAX_SHARE * self.machine.flops)
+        scores = SCORE_SECONDS * ranked * config.num_members
+        blocks = BLOCK_SECONDS * config.num_blocks * config.embedding_dim / 64
+        return self.shape.num_events * (arithmetic + self.slower * (scores + blocks))
+
+    def validations(self, training: TrainingConfig) -> float:
+        """All validations of a training."""
+        users = min(self.shape.num_held_out, training.validation_users) / 5_000
+        one = VALIDATION_SECONDS * users * max(0.1, self.shape.num_items / 10_000)
+        return self.slower * one * training.max_epochs / training.epochs_per_evaluation
+
+    def two_tower(self, config: TwoTowerConfig, training: TrainingConfig) -> float:
+        """Train a two-tower and refit it."""
+        history = min(self.shape.mean_length, config.max_history) / 20
+        label = LABEL_SECONDS * max(1.0, history)
+        one = self.slower * label * self.shape.num_events * training.max_epochs
+        return 2 * min(one, training.max_seconds or one)
+
+    def measuring(self, num_sources: int, num_measured: int, num_blended: int) -> float:
+        """Blend, evaluate, refit what counts, check and write a bundle.
+
+        Args:
+            num_sources: Lists that are merged.
+            num_measured: Users of each split, at most.
+            num_blended: Users that the blend is learned from, at most.
+        """
+        held_out = self.shape.num_held_out
+        queries = 2 * min(held_out, num_measured) + 2 * min(held_out, num_blended)
+        each = PLACE_SECONDS * self.shape.num_items + LIST_SECONDS
+        return self.slower * (10 * STAGE_SECONDS + queries * num_sources * each)
 
     def bytes_needed(self, num_sources: int) -> float:
         """What the process needs whatever is trained."""

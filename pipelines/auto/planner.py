@@ -5,17 +5,16 @@ The rules and what they were chosen by: docs/decisions/automatic-preset.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipelines.auto.costs import Costs
 from pipelines.auto.machine import GIB, Machine
 from pipelines.auto.plan import FIRST, Part, Plan, Round, following, without_time
-from pipelines.auto.recipe import SequenceRecipe, sequence_recipe
 from pipelines.auto.shape import DataShape
-from pipelines.config.run import TwoTowerTrainingConfig
-from pipelines.config.toml import Table, merge, plain
+from pipelines.config.run import SequenceTrainingConfig, TwoTowerTrainingConfig
+from pipelines.config.toml import Table, plain
+from pipelines.presets import sequence_recipe as recipes
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.optim import ScheduleConfig
 
@@ -45,17 +44,20 @@ MIN_EXACT_ITEMS = 500
 """Of EASE; fewer are not worth it."""
 MEMORY_SHARE = 0.5
 """Of the free memory, that one part may take."""
-MIN_PASSES = 3.0
-"""Of the sequence model; fewer are not worth a bundle."""
+MIN_SHARE = 0.3
+"""Of the sequence model's passes; fewer are not worth a bundle."""
+MAX_MEMBERS = 3
+REFIT_PASSES = 2.0
+"""Over all events, that continue the weights of a model of long histories."""
+LIMIT = 0.8
+"""Of a training's seconds with its refit, that the training may take at most."""
+TWO_TOWER_SECONDS = 60.0
 ENCODING_SHARE = 0.2
 """Of the time left, that the encoder of texts may take."""
 HASH_SECONDS = 1e-4
 """To hash the words of a text."""
 MEANING = 384
 """Columns of MiniLM's vectors; hashed words follow them."""
-
-TimePass = Callable[[SequenceRecipe], float]
-"""Measures the seconds of one pass of a recipe on the data."""
 
 
 @dataclass
@@ -103,9 +105,7 @@ def set_value(table: Table, key: str) -> Any:
     return found
 
 
-def make_plan(
-    shape: DataShape, machine: Machine, user: Table, left: float, time_pass: TimePass
-) -> Plan:
+def make_plan(shape: DataShape, machine: Machine, user: Table, left: float) -> Plan:
     """Plan the rounds of a run.
 
     Args:
@@ -113,7 +113,6 @@ def make_plan(
         machine: That trains.
         user: What the configuration sets itself.
         left: Seconds to the end of the budget.
-        time_pass: Measures a pass of the sequence model.
 
     Raises:
         ValueError: The machine has too little memory for any plan.
@@ -122,7 +121,7 @@ def make_plan(
     check_memory(planner)
     plan_first(planner)
     if planner.left > MIN_TRAINED_SECONDS and can_train(planner):
-        plan_sequence(planner, time_pass)
+        plan_sequence(planner)
         plan_two_tower(planner)
         plan_late(planner)
     return planner.plan()
@@ -223,7 +222,7 @@ def plan_first(planner: Planner) -> None:
         else:
             planner.left_out.append(without_time(ease, planner.left))
     num_sources = 3 + 2 * repeats
-    measuring = costs.measuring(num_sources, EVALUATED_USERS)
+    measuring = costs.measuring(num_sources, EVALUATED_USERS, BLEND_USERS)
     parts.append(
         Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=measuring)
     )
@@ -248,50 +247,98 @@ def ease_part(planner: Planner) -> tuple[int, Part]:
     return number, part
 
 
-def plan_sequence(planner: Planner, time_pass: TimePass) -> None:
+def plan_sequence(planner: Planner) -> None:
     """Plan the round of the sequence model, with texts where items have any."""
     shape, costs = planner.shape, planner.costs
     texts, content = content_part(planner)
-    measuring = costs.measuring(6, EVALUATED_USERS)
-    recipe = sequence_recipe(shape)
+    measuring = costs.measuring(6, EVALUATED_USERS, BLEND_USERS)
     room = SAFETY * planner.left - measuring - (texts.seconds if texts else 0.0)
-    part = Part(name="sequence model", what="", why=recipe.why, seconds=0.0)
+    trained = [trained_in(planner, number, room) for number in range(1, MAX_MEMBERS + 1)]
+    whole = [one for one in trained if one.share == 1.0]
+    # A first further member is worth 3 to 5%, less than a whole training.
+    best = whole[-1] if whole else trained[0]
+    part = Part(
+        name="sequence model",
+        what=best.words(),
+        why="histories are long" if shape.mean_length >= recipes.LONG_HISTORY else "order tells",
+        seconds=best.seconds,
+    )
     if planner.is_off(part, "sequence_training.enabled"):
         return
-    pass_seconds = time_pass(recipe)
-    refit = recipe.training.refit_epochs or recipe.training.max_epochs
-    whole = (recipe.training.max_epochs + refit) * pass_seconds
-    passes = recipe.training.max_epochs * min(1.0, room / whole)
-    if passes < MIN_PASSES:
-        needed = replace(part, seconds=(MIN_PASSES + refit) * pass_seconds + measuring)
+    if best.share < MIN_SHARE:
+        needed = replace(part, what="", seconds=best.whole * MIN_SHARE + measuring)
         planner.left_out.append(without_time(needed, planner.left))
         return
-    share = recipe.training.max_epochs / (recipe.training.max_epochs + refit)
-    training = replace(
-        recipe.training, max_epochs=round(passes, 1), max_seconds=round(share * room, 1)
-    )
-    seconds = (training.max_epochs + refit) * pass_seconds
-    part = replace(
-        part,
-        what=f"width {recipe.model.embedding_dim}, {training.max_epochs:.0f} passes of "
-        f"{pass_seconds:.1f} s, then a refit",
-        seconds=seconds,
-    )
-    choices = merge(content, {"evaluation": {"num_resamples": 1000}})
-    choices = merge(
-        choices,
-        {
-            "sequence": plain(recipe.model),
-            "sequence_training": plain(training),
-            "semantic_ids": {
-                "method": "rq_kmeans",
-                "source": "content" if shape.has_text else "sequence",
-            },
-        },
-    )
+    semantic_ids = {
+        "method": "rq_kmeans",
+        "source": "content" if shape.has_text else "sequence",
+        "content_columns": content.get("content_similarity", {}).get("columns"),
+    }
+    choices: Table = {
+        **content,
+        "evaluation": {"num_resamples": 1000},
+        "sequence": plain(best.recipe.model),
+        "sequence_training": plain(best.training()),
+        "semantic_ids": semantic_ids,
+    }
     parts = [texts, part] if texts else [part]
     ends = Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=measuring)
     planner.add(following(planner.rounds[-1], "sequence model", choices, *parts, ends))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedIn:
+    """A training of the sequence model in the time there is."""
+
+    recipe: recipes.SequenceRecipe
+    whole: float
+    """Seconds of all of its passes and of the refit."""
+    pass_seconds: float
+    share: float
+    """Of its passes, that are made."""
+
+    @property
+    def seconds(self) -> float:
+        return self.share * self.whole
+
+    def training(self) -> SequenceTrainingConfig:
+        """Shorten the passes, and limit the seconds in case the estimate is wrong."""
+        training = self.recipe.training
+        return replace(
+            training,
+            max_epochs=round(self.share * training.max_epochs, 2),
+            epochs_per_evaluation=round(self.share * training.epochs_per_evaluation, 2),
+            max_seconds=round(max(10.0, LIMIT * self.seconds), 1),
+        )
+
+    def words(self) -> str:
+        model = self.recipe.model
+        members = f"{model.num_members} members of " if model.num_members > 1 else ""
+        width = model.embedding_dim // model.num_members
+        passes = self.share * self.recipe.training.max_epochs
+        return f"{members}width {width}, {passes:.0f} passes of {self.pass_seconds:.1f} s, a refit"
+
+
+def trained_in(planner: Planner, num_members: int, room: float) -> TrainedIn:
+    """Say how much of a training fits into so many seconds."""
+    shape, costs = planner.shape, planner.costs
+    known = recipes.DataShape(
+        num_users=max(1, shape.num_users),
+        num_items=max(1, shape.num_items),
+        num_events=max(1, shape.num_events),
+        has_text=shape.has_text,
+        has_times=shape.has_times,
+    )
+    recipe = recipes.sequence_recipe(known, num_members=num_members)
+    if known.has_long_histories:
+        # Trained weights that are continued are as good there.
+        recipe = recipe._replace(training=replace(recipe.training, refit_epochs=REFIT_PASSES))
+    one, passes = costs.sequence_pass(recipe.model), recipe.training.max_epochs
+    refit = recipe.training.refit_epochs or passes
+    whole = (passes + refit) * one + costs.validations(recipe.training)
+    return TrainedIn(
+        recipe=recipe, whole=whole, pass_seconds=one, share=min(1.0, max(0.0, room / whole))
+    )
 
 
 def content_part(planner: Planner) -> tuple[Part | None, Table]:
@@ -326,27 +373,25 @@ def plan_two_tower(planner: Planner) -> None:
     """Plan the round of the two-tower."""
     if not planner.rounds[1:]:
         return
-    settings = TwoTowerConfig(embedding_dim=64)
+    long = planner.shape.mean_length >= recipes.LONG_HISTORY
+    settings = TwoTowerConfig(embedding_dim=64, max_history=20 if long else 50)
     training = TwoTowerTrainingConfig(
-        batch_size=512,
-        max_epochs=6.0,
-        max_steps=2_000,
-        schedule=ScheduleConfig(learning_rate=4e-3),
+        batch_size=512 if long else 256,
+        max_epochs=5.0 if long else 12.0,
+        patience=2 if long else 4,
+        max_seconds=TWO_TOWER_SECONDS,
+        schedule=ScheduleConfig(learning_rate=3e-3 if long else 2e-3),
     )
-    steps = min(2_000, int(training.max_epochs * planner.shape.num_events / training.batch_size))
-    candidates = min(planner.shape.num_items, settings.num_uniform_negatives)
-    seconds = planner.costs.two_tower(
-        steps, training.batch_size, candidates + training.batch_size, settings.embedding_dim
-    )
+    seconds = planner.costs.two_tower(settings, training)
     part = Part(
         name="two-tower",
-        what=f"width {settings.embedding_dim}, {steps:,} steps, an index",
+        what=f"width {settings.embedding_dim}, {training.max_epochs:.0f} passes, an index",
         why="a further view, and vectors for FAISS",
         seconds=seconds,
     )
     if planner.is_off(part, "training.enabled"):
         return
-    measuring = planner.costs.measuring(7, EVALUATED_USERS)
+    measuring = planner.costs.measuring(7, EVALUATED_USERS, BLEND_USERS)
     if seconds + measuring > SAFETY * planner.left:
         planner.left_out.append(
             without_time(replace(part, seconds=seconds + measuring), planner.left)

@@ -15,7 +15,6 @@ from typing import Any
 from pipelines.auto.machine import Machine, this_machine
 from pipelines.auto.plan import Plan, Round
 from pipelines.auto.planner import make_plan
-from pipelines.auto.probe import pass_seconds
 from pipelines.auto.shape import DataShape, shape_of
 from pipelines.config.auto import budget_seconds
 from pipelines.config.run import RunConfig
@@ -94,13 +93,7 @@ def planned_for(
             return Planned(
                 key=key, plan=plan, finished=known["finished"], shape=shape, machine=machine
             )
-    plan = make_plan(
-        shape,
-        machine,
-        sources.own(),
-        seconds_left(),
-        lambda recipe: pass_seconds(features, recipe, config.seed),
-    )
+    plan = make_plan(shape, machine, sources.own(), seconds_left())
     return Planned(key=key, plan=plan, shape=shape, machine=machine)
 
 

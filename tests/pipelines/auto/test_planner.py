@@ -6,7 +6,6 @@ import pytest
 from pipelines.auto.machine import GIB, Machine
 from pipelines.auto.plan import Plan
 from pipelines.auto.planner import make_plan
-from pipelines.auto.recipe import SequenceRecipe
 from pipelines.auto.shape import DataShape
 
 MACHINE = Machine(device="cpu", num_cpus=2, memory_bytes=16 * GIB, flops=60e9)
@@ -26,11 +25,7 @@ SHOP = DataShape(
 
 
 def plan_of(shape: DataShape = SHOP, left: float = 600.0, **settings: Any) -> Plan:
-    def time_pass(_: SequenceRecipe) -> float:
-        return settings.get("pass_seconds", 4.0)
-
-    machine = settings.get("machine", MACHINE)
-    return make_plan(shape, machine, settings.get("user", {}), left, time_pass)
+    return make_plan(shape, settings.get("machine", MACHINE), settings.get("user", {}), left)
 
 
 def test_the_first_round_trains_nothing_and_is_short() -> None:
@@ -54,10 +49,10 @@ def test_a_plan_fits_into_the_time_that_is_left(left: float) -> None:
 
 def test_less_time_means_fewer_passes_then_no_training() -> None:
     def passes(left: float) -> float:
-        rounds = plan_of(left=left, pass_seconds=12.0).rounds
+        rounds = plan_of(left=left).rounds
         return rounds[1].choices["sequence_training"]["max_epochs"] if len(rounds) > 1 else 0.0
 
-    assert passes(1_000.0) > passes(150.0) > passes(60.0) == 0.0
+    assert passes(1_000.0) > passes(200.0) > passes(70.0) == 0.0
 
 
 def test_almost_no_time_serves_what_is_popular_and_says_so() -> None:
