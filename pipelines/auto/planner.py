@@ -34,8 +34,14 @@ FIRST_SECONDS = 24.0
 """What EASE may take in the first round."""
 EVALUATED_USERS = 2_000
 """Users whose held-out events are measured, at most: 0.003 of N@10 is then one standard error."""
-BLEND_USERS = 4_000
-"""Users that the blend's weights are learned from, at most."""
+BLENDED_FOR_EACH = 2
+"""Users that the blend's weights are learned from, for each that is measured."""
+BLEND_USERS = BLENDED_FOR_EACH * EVALUATED_USERS
+MEASURED_SHARE = 0.3
+"""Of the time left, that blending and measuring may take in the first round."""
+MEASURED_SECONDS = 18.0
+NUM_FIRST = 4
+"""Sources of the first round."""
 MIN_TRAINED_SECONDS = 15.0
 """Seconds left below which no training is considered."""
 FEW_ITEMS = 4_000
@@ -155,6 +161,15 @@ def can_train(planner: Planner) -> bool:
     return False
 
 
+def users_measured(planner: Planner) -> int:
+    """Say how many users of a split are measured so that it takes a share of the time left."""
+    for number in (EVALUATED_USERS, 1_000, 500):
+        seconds = planner.costs.measuring(NUM_FIRST, number, BLENDED_FOR_EACH * number)
+        if seconds <= min(MEASURED_SECONDS, MEASURED_SHARE * planner.left):
+            return number
+    return HASTY_USERS
+
+
 def plan_first(planner: Planner) -> None:
     """Plan what is served within a minute: models that count, or solve in closed form."""
     shape, costs = planner.shape, planner.costs
@@ -163,13 +178,14 @@ def plan_first(planner: Planner) -> None:
         f"Lists {'may repeat' if repeats else 'leave out'} the history: {shape.repeat_share:.0%} "
         "of the held-out events repeat an item (evaluation.exclude_history)"
     )
+    users = users_measured(planner)
     choices: Table = {
         "evaluation": {
             "exclude_history": not repeats,
             "num_resamples": 0,
-            "max_users": EVALUATED_USERS,
+            "max_users": users,
         },
-        "blend": {"max_queries": BLEND_USERS},
+        "blend": {"max_queries": BLENDED_FOR_EACH * users},
         "content": {"encoder": "none"},
         "semantic_ids": {"method": "none"},
         "training": {"enabled": False},
@@ -186,7 +202,6 @@ def plan_first(planner: Planner) -> None:
             f"is served; from {POPULAR_ONLY:.0f} s on there is more"
         )
         choices["blend"] = {"enabled": False}
-        choices["evaluation"]["max_users"] = HASTY_USERS
         planner.add(Round(name=FIRST, choices=choices, parts=tuple(parts)))
         planner.left = 0.0
         return
@@ -221,8 +236,7 @@ def plan_first(planner: Planner) -> None:
                 choices["ease"] |= {"l2": [100.0]}
         else:
             planner.left_out.append(without_time(ease, planner.left))
-    num_sources = 3 + 2 * repeats
-    measuring = costs.measuring(num_sources, EVALUATED_USERS, BLEND_USERS)
+    measuring = costs.measuring(NUM_FIRST + 2 * repeats, users, BLENDED_FOR_EACH * users)
     parts.append(
         Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=measuring)
     )
@@ -276,7 +290,8 @@ def plan_sequence(planner: Planner) -> None:
     }
     choices: Table = {
         **content,
-        "evaluation": {"num_resamples": 1000},
+        "evaluation": {"num_resamples": 1000, "max_users": EVALUATED_USERS},
+        "blend": {"max_queries": BLEND_USERS},
         "sequence": plain(best.recipe.model),
         "sequence_training": plain(best.training()),
         "semantic_ids": semantic_ids,
