@@ -172,29 +172,8 @@ def users_measured(planner: Planner) -> int:
 
 def plan_first(planner: Planner) -> None:
     """Plan what is served within a minute: models that count, or solve in closed form."""
-    shape, costs = planner.shape, planner.costs
-    repeats = shape.repeat_share >= REPEATS_FROM
-    planner.notes.append(
-        f"Lists {'may repeat' if repeats else 'leave out'} the history: {shape.repeat_share:.0%} "
-        "of the held-out events repeat an item (evaluation.exclude_history)"
-    )
     users = users_measured(planner)
-    choices: Table = {
-        "evaluation": {
-            "exclude_history": not repeats,
-            "num_resamples": 0,
-            "max_users": users,
-        },
-        "blend": {"max_queries": BLENDED_FOR_EACH * users},
-        "content": {"encoder": "none"},
-        "semantic_ids": {"method": "none"},
-        "training": {"enabled": False},
-        "sequence_training": {"enabled": False},
-        "generative_training": {"enabled": False},
-        "ranker_training": {"enabled": False},
-        "ease": {"enabled": False},
-        "item_knn": {"enabled": False},
-    }
+    choices = first_choices(planner, users)
     parts = [Part(name="popularity", what="", why="for users nothing is known of", seconds=1.0)]
     if planner.left < POPULAR_ONLY:
         planner.notes.append(
@@ -205,60 +184,92 @@ def plan_first(planner: Planner) -> None:
         planner.add(Round(name=FIRST, choices=choices, parts=tuple(parts)))
         planner.left = 0.0
         return
-    parts.append(
-        Part(
-            name="item-to-item, item k-nearest neighbours",
-            what="what occurs together",
-            why=f"{shape.num_events:,} events",
-            seconds=costs.counting(),
-        )
-    )
-    choices["item_knn"] = {"enabled": True}
-    if shape.num_items > FEW_ITEMS:
-        choices["item_knn"] |= {"length_weight": [0.7], "half_life_days": [0.0]}
-    if repeats:
-        choices["repeats"] = {"enabled": True}
-        choices["next_basket"] = {"enabled": shape.has_times}
-        parts.append(
-            Part(
-                name="repeats, next basket",
-                what="what a user takes again",
-                why=f"{shape.repeat_share:.0%} of the events do",
-                seconds=costs.counting(),
-            )
-        )
-    number, ease = ease_part(planner)
-    if not planner.is_off(ease, "ease.enabled"):
-        if number:
-            parts.append(ease)
-            choices["ease"] = {"enabled": True, "exact_items": number}
-            if shape.num_items > FEW_ITEMS:
-                choices["ease"] |= {"l2": [100.0]}
+    for part, chosen in (knn_part(planner), repeats_part(planner), ease_part(planner)):
+        section = next(iter(chosen), "")
+        if not section or planner.is_off(part, f"{section}.enabled"):
+            continue
+        if chosen[section]["enabled"]:
+            parts.append(part)
+            choices |= chosen
         else:
-            planner.left_out.append(without_time(ease, planner.left))
-    measuring = costs.measuring(NUM_FIRST + 2 * repeats, users, BLENDED_FOR_EACH * users)
+            planner.left_out.append(without_time(part, planner.left))
+    measuring = planner.costs.measuring(len(parts) + 1, users, BLENDED_FOR_EACH * users)
     parts.append(
         Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=measuring)
     )
     planner.add(Round(name=FIRST, choices=choices, parts=tuple(parts)))
 
 
-def ease_part(planner: Planner) -> tuple[int, Part]:
+def first_choices(planner: Planner, users: int) -> Table:
+    """Decide on the history, and switch all that is trained off."""
+    share = planner.shape.repeat_share
+    repeats = share >= REPEATS_FROM
+    planner.notes.append(
+        f"Lists {'may repeat' if repeats else 'leave out'} the history: {share:.0%} of the "
+        "held-out events repeat an item (evaluation.exclude_history)"
+    )
+    off: Table = {"enabled": False}
+    measured = {"exclude_history": not repeats, "num_resamples": 0, "max_users": users}
+    trained = ("training", "sequence_training", "generative_training", "ranker_training")
+    return {
+        "evaluation": measured,
+        "blend": {"max_queries": BLENDED_FOR_EACH * users},
+        "content": {"encoder": "none"},
+        "semantic_ids": {"method": "none"},
+        **dict.fromkeys((*trained, "ease", "item_knn", "repeats", "next_basket"), off),
+    }
+
+
+def knn_part(planner: Planner) -> tuple[Part, Table]:
+    """Describe the models that count what occurs together."""
+    chosen: Table = {"enabled": True}
+    if planner.shape.num_items > FEW_ITEMS:
+        chosen |= {"length_weight": [0.7], "half_life_days": [0.0]}
+    part = Part(
+        name="item-to-item, item k-nearest neighbours",
+        what="what occurs together",
+        why=f"{planner.shape.num_events:,} events",
+        seconds=planner.costs.counting(),
+    )
+    return part, {"item_knn": chosen}
+
+
+def repeats_part(planner: Planner) -> tuple[Part, Table]:
+    """Describe the models of what is taken again, where anything is."""
+    shape = planner.shape
+    part = Part(
+        name="repeats, next basket",
+        what="what a user takes again",
+        why=f"{shape.repeat_share:.0%} of the held-out events do",
+        seconds=planner.costs.counting(),
+    )
+    if shape.repeat_share < REPEATS_FROM:
+        return part, {}
+    return part, {"repeats": {"enabled": True}, "next_basket": {"enabled": shape.has_times}}
+
+
+def ease_part(planner: Planner) -> tuple[Part, Table]:
     """Size EASE: exact on as many items as memory and time allow, the others one at a time."""
     costs, shape = planner.costs, planner.shape
     room = planner.machine.memory_bytes - costs.bytes_needed(num_sources=4)
     number = min(shape.num_items, costs.largest_ease(MEMORY_SHARE * room))
     seconds = min(FIRST_SECONDS, planner.left / 3)
-    while number > 0 and costs.ease(number) > seconds:
-        number = int(number * 0.8) if number > MIN_EXACT_ITEMS else 0
+    least = min(MIN_EXACT_ITEMS, number)
+    while number > least and costs.ease(number) > seconds:
+        number = max(least, int(number * 0.8))
     of = "" if number == shape.num_items else f" of {shape.num_items:,}"
     part = Part(
         name="EASE",
         what=f"exact on {number:,} items{of}",
         why="the strongest model without training",
-        seconds=costs.ease(number or min(shape.num_items, MIN_EXACT_ITEMS)),
+        seconds=costs.ease(number),
     )
-    return number, part
+    if number == 0 or part.seconds > seconds:
+        return part, {"ease": {"enabled": False}}
+    chosen: Table = {"enabled": True, "exact_items": number}
+    if shape.num_items > FEW_ITEMS:
+        chosen["l2"] = [100.0]
+    return part, {"ease": chosen}
 
 
 def plan_sequence(planner: Planner) -> None:
@@ -283,22 +294,25 @@ def plan_sequence(planner: Planner) -> None:
         needed = replace(part, what="", seconds=best.whole * MIN_SHARE + measuring)
         planner.left_out.append(without_time(needed, planner.left))
         return
-    semantic_ids = {
-        "method": "rq_kmeans",
-        "source": "content" if shape.has_text else "sequence",
-        "content_columns": content.get("content_similarity", {}).get("columns"),
-    }
-    choices: Table = {
-        **content,
+    choices = content | sequence_choices(shape, best, content)
+    parts = [texts, part] if texts else [part]
+    ends = Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=measuring)
+    planner.add(following(planner.rounds[-1], "sequence model", choices, *parts, ends))
+
+
+def sequence_choices(shape: DataShape, best: TrainedIn, content: Table) -> Table:
+    """Write a training down, with semantic IDs of texts or else of behaviour."""
+    return {
         "evaluation": {"num_resamples": 1000, "max_users": EVALUATED_USERS},
         "blend": {"max_queries": BLEND_USERS},
         "sequence": plain(best.recipe.model),
         "sequence_training": plain(best.training()),
-        "semantic_ids": semantic_ids,
+        "semantic_ids": {
+            "method": "rq_kmeans",
+            "source": "content" if shape.has_text else "sequence",
+            "content_columns": content.get("content_similarity", {}).get("columns"),
+        },
     }
-    parts = [texts, part] if texts else [part]
-    ends = Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=measuring)
-    planner.add(following(planner.rounds[-1], "sequence model", choices, *parts, ends))
 
 
 @dataclass(frozen=True, kw_only=True)

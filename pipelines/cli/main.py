@@ -28,6 +28,9 @@ from pipelines.doctor.doctor import doctor
 from pipelines.engine.console import PlainErrors, log, out
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from pipelines.engine.runner import StageOutcome
     from pipelines.engine.stage import Stage
 
@@ -115,7 +118,6 @@ def run(
     from pipelines.engine.runner import pick_stages, run_stages
     from pipelines.presets.resolve import ConfigSources, check_places, resolve, with_dataset
     from pipelines.stages.list import STAGES
-    from pipelines.stages.report import report_path
 
     if config is None and preset is None:
         raise ValueError(
@@ -148,13 +150,20 @@ def run(
             outcomes = run_automatically(sources, chosen, run_them, begin)
         else:
             outcomes = run_them(chosen, settings)
+    report_run(outcomes, settings.workspace, time.perf_counter() - begin)
+
+
+def report_run(outcomes: Sequence[StageOutcome], workspace: Path, seconds: float) -> None:
+    """Print what was run and where its report lies."""
+    from pipelines.stages.report import report_path
+
     skipped = sum(outcome.skipped for outcome in outcomes)
     log.print(
-        f"{len(outcomes) - skipped} stages run, {skipped} skipped, "
-        f"{time.perf_counter() - begin:.1f} s; artefacts in {settings.workspace}",
+        f"{len(outcomes) - skipped} stages run, {skipped} skipped, {seconds:.1f} s; artefacts in "
+        f"{workspace}",
         soft_wrap=True,
     )
-    path = report_path(settings.workspace)
+    path = report_path(workspace)
     if path.exists() and any(outcome.stage == "report" for outcome in outcomes):
         log.print(f"report: {path}", markup=False, soft_wrap=True)
 
