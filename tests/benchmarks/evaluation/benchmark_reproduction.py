@@ -33,6 +33,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("runs", type=Path, help="folder with a folder for each card")
     parser.add_argument("--seconds", nargs="*", default=[], metavar="CARD=S", help="wall time")
+    parser.add_argument("--page", default="reproduction", help="name of the page of results")
     parser.add_argument("--bands", action="store_true", help="write bands into the cards")
     return parser.parse_args()
 
@@ -146,9 +147,7 @@ def main() -> None:
                 )
             )
     notes = "\n".join(f"#{part}" for part in parts)
-    write_results(
-        "reproduction", rows, notes=notes, device="; ".join(sorted(devices)), in_page=False
-    )
+    write_results(options.page, rows, notes=notes, device="; ".join(sorted(devices)), in_page=False)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ def test_long_histories_get_more_blocks_and_windows_that_hold_them() -> None:
 
 
 def test_texts_need_fewer_passes_and_less_of_the_neighbours() -> None:
-    ids, text = sequence_recipe(SHORT), sequence_recipe(replace(SHORT, has_text=True))
+    many = replace(SHORT, num_users=50_000, num_events=400_000)
+    ids, text = sequence_recipe(many), sequence_recipe(replace(many, has_text=True))
     assert text.training.max_epochs < ids.training.max_epochs
     assert 0 < text.model.neighbour_weight < ids.model.neighbour_weight
 
