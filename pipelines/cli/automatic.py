@@ -109,9 +109,12 @@ def show_outcome(config: RunConfig) -> None:
         return
     order = released_order(config.workspace / FEATURES)
     metrics = read_json(path)[order]["test"]
-    has_ranker = load_bundle(current).ranker is not None
-    title = "Last event of each user, full catalogue (test)"
-    served = served_model(metrics, has_ranker=has_ranker)
-    log.print(metric_table(title, metrics, config.evaluation.primary_metric, served=served))
+    if metrics:
+        has_ranker = load_bundle(current).ranker is not None
+        title = "Last event of each user, full catalogue (test)"
+        served = served_model(metrics, has_ranker=has_ranker)
+        log.print(metric_table(title, metrics, config.evaluation.primary_metric, served=served))
+    else:
+        log.print("nothing was measured, because no user has a held-out event")
     log.print(f"ask it:   recsys recommend --bundle {current} --user <id>", markup=False)
     log.print(f"serve it: recsys serve --bundles {current.parent}", markup=False)

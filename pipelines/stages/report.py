@@ -58,7 +58,9 @@ def report(context: StageContext) -> StageRows:
 
     config, inputs = context.config, context.inputs
     if not (inputs["evaluate"] / ANALYSIS).exists():
-        why = NO_HELD_OUT if config.evaluation.num_resamples else WITHOUT_ANALYSIS
+        measured_of = read_json(inputs["evaluate"] / "metrics.json").values()
+        complete = all(metrics for splits in measured_of for metrics in splits.values())
+        why = WITHOUT_ANALYSIS if complete else NO_HELD_OUT
         (context.output / NUMBERS).write_text(to_json({"absent": why}))
         return StageRows(rows_in=0, rows_out=0)
     built, measured = (Manifest.load(inputs[name]) for name in ("build_features", "evaluate"))

@@ -119,7 +119,7 @@ def test_without_a_held_out_event_nothing_is_measured_and_the_run_says_so(
     result = served(write_log(tmp_path, UNMEASURED[name]))
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
-    assert "two-tower (given): left out" in said
+    assert "nothing was measured" in said
     assert "test (given): no user has a held-out event" in said
     metrics = json.loads((tmp_path / "run" / "evaluate" / "metrics.json").read_text())
     assert metrics == {"given": {"validation": {}, "test": {}}}
@@ -157,8 +157,50 @@ def test_texts_alone_make_similar_items_where_no_event_follows_another(
 ) -> None:
     log = write_log(tmp_path, drawn(80, HOUR, users=80, items=len(TEXTS)))
     titles = [(f"i{n}", text) for n, text in enumerate(TEXTS)]
-    result = served(log, write(tmp_path / "items.csv", ["sku", "title"], titles))
+    items = write(tmp_path / "items.csv", ["sku", "title"], titles)
+    result = served(log, items, options=["--set", "auto.enabled=false"])
     assert result.exit_code == 0, result.output
+    assert "two-tower (given): left out" in " ".join(result.output.split())
     recommender = Recommender.load(tmp_path / "run" / "bundles" / "current")
     reply = recommender.answer(Request(surface="similar", item_id="i0", k=3))
     assert "content" in {item.source for item in reply.items}
+
+
+def test_ten_seconds_serve_what_is_popular_and_say_so(
+    served: Callable[..., Result], tmp_path: Path
+) -> None:
+    result = served(write_log(tmp_path, drawn(80, HOUR)), options=["--budget", "10s"])
+    assert result.exit_code == 0, result.output
+    assert "only what is popular" in " ".join(result.output.split())
+    assert len(lists_of(tmp_path)["u0"]) == 5
+
+
+@pytest.mark.parametrize("budget", ["0", "0m", "soon"])
+def test_no_budget_is_refused_before_work_starts(
+    budget: str, served: Callable[..., Result], tmp_path: Path
+) -> None:
+    result = served(write_log(tmp_path, drawn(80, HOUR)), options=["--budget", budget])
+    assert result.exit_code == 2
+    assert "budget" in result.output
+    assert not (tmp_path / "run" / "build_features").exists()
+
+
+def test_two_gibibytes_are_planned_for(
+    served: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.auto.machine.free_memory", lambda: 2 << 30)
+    options = ["--budget", "20s"]
+    result = served(write_log(tmp_path, drawn(80, HOUR)), options=options)
+    assert result.exit_code == 0, result.output
+    assert "2.0 GiB of free memory" in " ".join(result.output.split())
+    assert len(lists_of(tmp_path)["u0"]) > 0
+
+
+def test_too_little_memory_is_refused_before_anything_is_fitted(
+    served: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.auto.machine.free_memory", lambda: 50 << 20)
+    result = served(write_log(tmp_path, drawn(80, HOUR)))
+    assert result.exit_code == 2
+    assert "GiB of memory are free" in " ".join(result.output.split())
+    assert not (tmp_path / "run" / "fit_baselines").exists()
