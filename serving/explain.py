@@ -19,6 +19,8 @@ FOR_A_HISTORY = {
     "item_to_item": "goes with the history",
     "ease": "goes with the history",
     "item_knn": "goes with the history",
+    "repeats": "was taken before",
+    "next_basket": "follows the history",
     "two_tower": "fits the history",
     "sequence": "comes next after the history",
     "ensemble": "comes next after the history",
@@ -53,7 +55,9 @@ def reasons(
     found = []
     for place, (row, source) in enumerate(zip(item_rows, sources, strict=True)):
         seed = int(seeds.get(source, nothing)[place])
-        if seed:
+        if seed == row:
+            found.append("was taken before")
+        elif seed:
             named = names_history or seed in sent
             found.append(f"goes with {texts[seed] if named else 'the history'}")
         elif source == "content":

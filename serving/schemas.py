@@ -24,6 +24,8 @@ Source = Literal[
     "item_to_item",
     "ease",
     "item_knn",
+    "repeats",
+    "next_basket",
     "content",
     "sequence",
     "ensemble",

@@ -42,6 +42,8 @@ HOME = Surface(
         "item_to_item": 1.0,
         "ease": 1.0,
         "item_knn": 1.0,
+        "repeats": 1.0,
+        "next_basket": 1.0,
         "sequence": 1.0,
         "ensemble": 1.0,
         "generative": 1.0,

@@ -42,6 +42,8 @@ MODEL_NAMES = {
     "item_to_item": "item-to-item",
     "ease": "EASE",
     "item_knn": "item-kNN",
+    "repeats": "repeats",
+    "next_basket": "next basket",
     "content": "content",
     "two_tower": "two-tower",
     "sequence": "sequence",

@@ -29,6 +29,8 @@ from recsys.models.generative.model import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.item_weights.ease import EaseWeightsConfig
 from recsys.models.item_weights.item_knn import ItemKnnConfig
+from recsys.models.item_weights.next_basket import NextBasketConfig
+from recsys.models.item_weights.repeats import RepeatsConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.sequence.config import SequenceConfig
@@ -209,6 +211,8 @@ class RunConfig:
     item_to_item: ItemToItemConfig = field(default_factory=ItemToItemConfig)
     ease: EaseWeightsConfig = field(default_factory=EaseWeightsConfig)
     item_knn: ItemKnnConfig = field(default_factory=ItemKnnConfig)
+    repeats: RepeatsConfig = field(default_factory=RepeatsConfig)
+    next_basket: NextBasketConfig = field(default_factory=NextBasketConfig)
     content_similarity: ContentSimilarityConfig = field(default_factory=ContentSimilarityConfig)
     two_tower: TwoTowerConfig = field(default_factory=TwoTowerConfig)
     training: TwoTowerTrainingConfig = field(default_factory=TwoTowerTrainingConfig)

@@ -19,6 +19,8 @@ NAMES = {
     "item_to_item": "item-to-item",
     "ease": "EASE",
     "item_knn": "item-kNN",
+    "repeats": "repeats",
+    "next_basket": "next basket",
     "content": "content similarity",
     "two_tower": "two-tower",
     "sequence": "sequence model",

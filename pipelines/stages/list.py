@@ -25,7 +25,15 @@ from pipelines.stages.train_ranker import train_ranker
 from pipelines.stages.train_sequence import train_sequence
 from pipelines.stages.train_two_tower import train_two_tower
 
-BASELINES = ("popularity", "item_to_item", "ease", "item_knn", "content_similarity")
+BASELINES = (
+    "popularity",
+    "item_to_item",
+    "ease",
+    "item_knn",
+    "repeats",
+    "next_basket",
+    "content_similarity",
+)
 TWO_TOWER = ("two_tower", "training")
 SEQUENCE = ("sequence", "sequence_training")
 GENERATIVE = ("generative", "generative_training")
@@ -64,7 +72,7 @@ STAGES = [
         function=fit_baselines,
         description="Fit the models that have no training: they count, compare or solve",
         reads=("build_features", "embed_items"),
-        writes="popularity, item_to_item, ease, item_knn, content",
+        writes="popularity, item_to_item, ease, item_knn, repeats, next_basket, content",
         sections=(*BASELINES, EXCLUDED, "seed"),
     ),
     Stage(

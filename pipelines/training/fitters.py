@@ -13,7 +13,13 @@ from recsys.data.dataset import FitSplit, Sequences
 from recsys.fitting.baselines import Baseline, fit_content, fit_item_to_item, fit_popularity
 from recsys.fitting.generative import SequenceTeacher, fit_generative
 from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.item_weights import CHOICE_USERS, fit_ease, fit_item_knn
+from recsys.fitting.item_weights import (
+    CHOICE_USERS,
+    fit_ease,
+    fit_item_knn,
+    fit_next_basket,
+    fit_repeats,
+)
 from recsys.fitting.queries import EvaluationQueries
 from recsys.fitting.sequence import fit_sequence, num_windows
 from recsys.fitting.training import Fitted, StopBy, TrainingRun
@@ -23,6 +29,9 @@ from recsys.models.item_weights.model import ItemWeights
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.semantic_ids.codes import ItemCodes
+
+CHOOSING = ("ease", "item_knn", "repeats", "next_basket")
+"""Models among whose settings validation chooses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +84,28 @@ def baselines_of(
         models["ease"] = fit_ease(inputs, config.ease, split, judge)
     if config.item_knn.enabled:
         models["item_knn"] = fit_item_knn(inputs, config.item_knn, split, judge)
+    if not config.evaluation.exclude_history:
+        models |= fit_repeating(inputs, config, split, judge)
     content = fit_content(inputs, config.content_similarity)
     return models if content is None else {**models, "content": content}
+
+
+def fit_repeating(
+    inputs: ModelInputs, config: RunConfig, split: FitSplit, judge: EvaluationQueries | None
+) -> dict[str, Baseline]:
+    """Fit the models for lists that may hold the history; baskets need times."""
+    models: dict[str, Baseline] = {}
+    if config.repeats.enabled:
+        models["repeats"] = fit_repeats(inputs, config.repeats, judge)
+    if config.next_basket.enabled and inputs.sequences.times is not None:
+        models["next_basket"] = fit_next_basket(inputs, config.next_basket, split, judge)
+    return models
 
 
 def with_chosen(config: RunConfig, folder: Path) -> RunConfig:
     """Take the settings that validation chose for the models in a folder of fit_baselines."""
     found: dict[str, Any] = {}
-    for name in ("ease", "item_knn"):
+    for name in CHOOSING:
         if (folder / name).exists():
             settings = ItemWeights.load(folder / name).settings
             found[name] = replace(getattr(config, name), **as_tuples(settings))

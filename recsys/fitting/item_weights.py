@@ -30,6 +30,8 @@ from recsys.models.item_weights.ease import (
 )
 from recsys.models.item_weights.item_knn import NO_DECAY, ItemKnnConfig, item_knn_model
 from recsys.models.item_weights.model import ItemWeights
+from recsys.models.item_weights.next_basket import Baskets, NextBasketConfig, next_basket_model
+from recsys.models.item_weights.repeats import RepeatsConfig, repeats_model
 from recsys.retrieval.sources import ScoredSource
 
 ConfigT = TypeVar("ConfigT", EaseWeightsConfig, ItemKnnConfig)
@@ -86,6 +88,35 @@ def fit_item_knn(
         config = replace(config, half_life_days=(NO_DECAY,))
     each = _each(config, "length_weight", "half_life_days")
     model = _best((item_knn_model(items, one) for one in each), judge)
+    return _best(_by_recency(model), judge)
+
+
+def fit_repeats(
+    inputs: ModelInputs, config: RepeatsConfig, judge: EvaluationQueries | None
+) -> ItemWeights:
+    """Choose how fast what a user took before is forgotten; nothing is counted."""
+    return _best(_by_recency(repeats_model(inputs.sizes.num_item_rows, config)), judge)
+
+
+def fit_next_basket(
+    inputs: ModelInputs, config: NextBasketConfig, split: FitSplit, judge: EvaluationQueries | None
+) -> ItemWeights:
+    """Count what follows each item's baskets; the arguments are those of ``fit_ease``.
+
+    Raises:
+        ValueError: Events have no times.
+    """
+    sequences = inputs.sequences
+    if sequences.times is None:
+        raise ValueError("baskets are events of one time, and these events have none")
+    baskets = Baskets.of(
+        np.asarray(sequences.item_rows),
+        np.asarray(sequences.times),
+        np.asarray(sequences.offsets[:-1]),
+        np.asarray(sequences.visible_end(split)),
+        config.max_basket,
+    )
+    model = next_basket_model(baskets, inputs.sizes.num_item_rows, config)
     return _best(_by_recency(model), judge)
 
 

@@ -20,9 +20,8 @@ from typing import Any
 from recsys.reproduction.cold_run import SETTINGS, run_cold
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking_run import REFIT, run_once
-from recsys.reproduction.recipe import REFITTED, ROWS, Recipe, config_of
+from recsys.reproduction.recipe import FITTED, REFITTED, ROWS, Recipe, config_of
 from recsys.reproduction.run import RunSettings
-from recsys.retrieval.sources import MODELS
 
 PROTOCOLS = ("ranking", "cold")
 
@@ -41,7 +40,7 @@ def parsed_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespa
         "--only",
         nargs="*",
         default=[],
-        choices=(*ROWS, *REFITTED, *(name + REFIT for name in MODELS)),
+        choices=(*ROWS, *REFITTED, *(name + REFIT for name in FITTED)),
         help="make these of the recipe's rows and leave the others, and the result, to other calls",
     )
     parser.add_argument("--protocol", choices=PROTOCOLS, default="ranking")

@@ -25,13 +25,15 @@ from recsys.models.item_weights.item_knn import ItemKnnConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
-from recsys.retrieval.sources import MODELS, SLOW_MODELS
+from recsys.retrieval.sources import MODELS, REPEATING, SLOW_MODELS
 from recsys.training.code_distillation import TeachingConfig
 from recsys.training.passes import TrainingConfig
 
 Config = TypeVar("Config")
 
-ROWS = (*MODELS, "blend_fast", "blend")
+FITTED = tuple(model for model in MODELS if model not in REPEATING)
+"""Models of the literature's protocol, whose lists leave out the history."""
+ROWS = (*FITTED, "blend_fast", "blend")
 """Names of what is measured; ``blend_fast`` merges all but the lists of ``SLOW_MODELS``. Without
 ``fast_members`` of a sequence model there is no row ``ensemble``."""
 REFITTED = ("sequence_refit", "blend_refit")
@@ -48,7 +50,7 @@ class Recipe:
 
     rows: tuple[str, ...] = ROWS
     """What is shown."""
-    sources: tuple[str, ...] = MODELS
+    sources: tuple[str, ...] = FITTED
     """What a blend merges, shown or not."""
     popularity: PopularityConfig = field(default_factory=PopularityConfig)
     item_to_item: ItemToItemConfig = field(default_factory=ItemToItemConfig)
@@ -79,7 +81,7 @@ class Recipe:
             raise ValueError(
                 f"generative_ids is 'content' or 'sequence', got {self.generative_ids!r}"
             )
-        for name, allowed in (("rows", (*ROWS, *REFITTED)), ("sources", MODELS)):
+        for name, allowed in (("rows", (*ROWS, *REFITTED)), ("sources", FITTED)):
             named = getattr(self, name)
             if not named or set(named) - set(allowed):
                 raise ValueError(f"{name} must be some of {', '.join(allowed)}, got {list(named)}")

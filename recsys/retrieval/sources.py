@@ -32,6 +32,8 @@ MODELS = (
     "item_to_item",
     "ease",
     "item_knn",
+    "repeats",
+    "next_basket",
     "content",
     "two_tower",
     "sequence",
@@ -40,7 +42,9 @@ MODELS = (
 )
 """Retrieval models, in the order of their rows in a table. Where a sequence model has
 ``fast_members``, these are ``sequence`` and all of its members are ``ensemble``."""
-ITEM_WEIGHTS = ("item_to_item", "ease", "item_knn")
+REPEATING = ("repeats", "next_basket")
+"""Models for lists that may hold the history."""
+ITEM_WEIGHTS = ("item_to_item", "ease", "item_knn", *REPEATING)
 """Models that are one table of weights between items, ``recsys.models.item_weights``."""
 SLOW_MODELS = ("ensemble", "generative")
 """Left out of profile ``fast``."""

@@ -30,6 +30,8 @@ Model = Literal[
     "item_to_item",
     "ease",
     "item_knn",
+    "repeats",
+    "next_basket",
     "two_tower",
     "content_similarity",
     "sequence",

@@ -3,16 +3,22 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
-from recsys.data.batch import Jagged
+from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
+from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.item_weights import fit_ease, fit_item_knn
-from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
+from recsys.fitting.item_weights import fit_ease, fit_item_knn, fit_next_basket, fit_repeats
+from recsys.fitting.queries import EvaluationQueries, RetrievalSettings, measure
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.item_weights.ease import EaseWeightsConfig
 from recsys.models.item_weights.item_knn import ItemKnnConfig
+from recsys.models.item_weights.model import ItemWeights
+from recsys.models.item_weights.next_basket import NextBasketConfig
+from recsys.models.item_weights.repeats import RepeatsConfig
+from recsys.retrieval.sources import ScoredSource
 
 NUM_ROWS = 41
 
@@ -80,3 +86,53 @@ def test_without_validation_or_times_the_first_settings_are_taken() -> None:
     )
     model = fit_ease(nobody, EaseWeightsConfig(l2=(7.0, 8.0)), "train", judge_of(nobody))
     assert model.settings["l2"] == (7.0,)
+
+
+def inputs_of_weekly_baskets() -> ModelInputs:
+    """Each user buys most of three own items every week, now and then another; bread, then jam."""
+    rng = np.random.default_rng(1)
+    num_users, num_weeks = 80, 6
+    bread, jam = 39, 40
+    rows, times, lengths = [], [], []
+    for _ in range(num_users):
+        own, events = rng.choice(np.arange(1, 30), 3, replace=False), 0
+        first = int(rng.integers(0, num_weeks - 1))
+        for week in range(num_weeks):
+            basket = [*own[rng.random(3) < 0.7], *rng.integers(30, 39, 1)]
+            basket += [bread] * (week == first) + [jam] * (week == first + 1)
+            rows += basket
+            times += [week * 7 * 86_400] * len(basket)
+            events += len(basket)
+        lengths.append((events, len(basket)))
+    ends = np.cumsum([one for one, _ in lengths])
+    train_end = ends - np.array([last for _, last in lengths])
+    sequences = Sequences(
+        item_rows=np.array(rows),
+        offsets=np.concatenate([[0], ends]),
+        train_end=train_end,
+        validation_end=ends,
+        times=np.array(times),
+    )
+    return replace(inputs_where_the_latest_item_decides(), sequences=sequences)
+
+
+def recall_of(model: ItemWeights, judge: EvaluationQueries) -> float:
+    return measure(ScoredSource(model.score), judge, RankingConfig(ks=(5,)))["recall@5"]
+
+
+def test_where_users_take_again_what_they_took_repeats_find_it() -> None:
+    inputs = inputs_of_weekly_baskets()
+    judge = judge_of(inputs)
+    again = fit_repeats(inputs, RepeatsConfig(), judge)
+    ease = fit_ease(inputs, EaseWeightsConfig(), "train", judge)
+    assert recall_of(again, judge) > 0.5 > recall_of(ease, judge) + 0.1
+    follow = fit_next_basket(inputs, NextBasketConfig(), "train", judge)
+    assert recall_of(follow, judge) > 0.5
+    scores = follow.score(JaggedBatch({"history": Jagged.from_lists([[39]])}))
+    assert int(scores.argmax()) == 40
+
+
+def test_baskets_need_times() -> None:
+    inputs = inputs_where_the_latest_item_decides(times=False)
+    with pytest.raises(ValueError, match="these events have none"):
+        fit_next_basket(inputs, NextBasketConfig(), "train", None)
