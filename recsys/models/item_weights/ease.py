@@ -3,10 +3,12 @@
 A correlation through a third item is not counted twice, as it is by co-occurrence. With a power of
 the recency a history's late items count more, which plain EASE lacks.
 
-The regression is exact among the ``exact_items`` items with the most users. Others are regressed
-on one item at a time: few users say little of what explains what.
+The regression is exact among the ``exact_items`` items with the most users. For the others its
+inverse is extended by one item at a time, or two for a weight between two (Schur's complement), as
+if all further ones had no users in common.
 
-Axes: N item rows, K items of the exact regression, S items of a block, M kept weights of an item.
+Axes: N item rows, K items of the exact regression, R others, S items of a block,
+M kept weights of an item.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ def check_memory(num_items: int) -> None:
     raise ValueError(
         f"EASE over {num_items:,} items takes {ease_bytes(num_items) / 2**30:.1f} GiB of memory, "
         f"this machine has {there / 2**30:.1f}; set ease.exact_items to at most {fits}, others "
-        "are then regressed on one item at a time"
+        "then extend its regression one at a time"
     )
 
 
@@ -112,19 +114,6 @@ def shared_users(co_occurrence: CoOccurrence, item_rows: Rows) -> Tensor:
     return matrix
 
 
-def regress(matrix: Tensor, l2: float) -> Tensor:
-    """Regress every item on all others in the memory of the matrix [K, K], and return it.
-
-    Raises:
-        ValueError: ``l2`` is too small for the precision.
-    """
-    matrix.diagonal().add_(l2)
-    inverse = invert_in_place(matrix)
-    inverse /= -inverse.diagonal().clone()
-    inverse.fill_diagonal_(0)
-    return inverse
-
-
 def ease_model(
     co_occurrence: CoOccurrence, exact: Rows, shared: Tensor, config: EaseWeightsConfig
 ) -> ItemWeights:
@@ -140,7 +129,9 @@ def ease_model(
         ValueError: ``l2`` is too small for the precision.
     """
     kept = Strongest(co_occurrence.num_item_rows, config.num_weights)
-    for block in _weights(co_occurrence, exact, regress(shared, config.l2[0]), config.l2[0]):
+    shared.diagonal().add_(config.l2[0])
+    inverse = invert_in_place(shared)
+    for block in _weights(co_occurrence, exact, inverse, config.l2[0]):
         kept.add(block)
     history = HistoryWeights(
         power=config.history_power[0], max_events=config.max_history, distinct=True
@@ -149,25 +140,41 @@ def ease_model(
 
 
 def _weights(
-    co_occurrence: CoOccurrence, exact: Rows, among_exact: Tensor, l2: float
+    co_occurrence: CoOccurrence, exact: Rows, inverse: Tensor, l2: float
 ) -> Iterator[WeightBlock]:
-    """Weigh the items by blocks: from an exact one to an exact one, and all other pairs."""
-    num_rows = co_occurrence.num_item_rows
-    every = most_frequent(co_occurrence, num_rows)
-    if len(exact) == len(every):
-        columns = torch.from_numpy(exact)
-        size = max(1, MAX_CELLS // max(1, len(exact)))
-        for begin in range(0, len(exact), size):
-            end = begin + size
-            yield WeightBlock(exact[begin:end], columns, among_exact[begin:end])
-        return
-    place = np.full(num_rows, -1)
-    place[exact] = np.arange(len(exact))
-    diagonal = torch.from_numpy(co_occurrence.diagonal())
-    for rows, shared in co_occurrence.blocks(every):
-        own = torch.from_numpy(rows)
-        weights = torch.from_numpy(shared) / (diagonal[own, None] + l2)
-        weights[torch.arange(len(own)), own] = 0
-        among = np.flatnonzero(place[rows] >= 0)
-        weights[among[:, None], exact[None]] = among_exact[place[rows[among]]]
-        yield WeightBlock(rows, torch.arange(num_rows), weights)
+    """Weigh the items by blocks, first from exact ones, then from others.
+
+    Args:
+        exact: [K].
+        inverse: Of their matrix with ``l2``, [K, K].
+    """
+    others = np.setdiff1d(most_frequent(co_occurrence, co_occurrence.num_item_rows), exact)
+    shared = _shared_with(co_occurrence, others, exact)  # [R, K]
+    columns = torch.from_numpy(np.concatenate([exact, others]))
+    diagonal = inverse.diagonal()
+    size = max(1, MAX_CELLS // max(1, len(columns)))
+    for begin in range(0, len(exact), size):
+        rows = inverse[begin : begin + size]  # [S, K]
+        weights = torch.cat([-rows / diagonal, torch.sparse.mm(shared, rows.T).T], dim=1)
+        weights[torch.arange(len(rows)), begin + torch.arange(len(rows))] = 0
+        yield WeightBlock(exact[begin : begin + size], columns, weights)
+    own = torch.from_numpy(co_occurrence.diagonal())
+    for rows_of_block, counts in co_occurrence.blocks(others):
+        count = torch.from_numpy(counts)
+        to_exact = count[:, torch.from_numpy(exact)]
+        explained = torch.sparse.mm(to_exact.to_sparse(), inverse)  # [S, K]
+        rest = own[rows_of_block] + l2 - (explained * to_exact).sum(1)  # [S]
+        rest = rest.clamp(min=l2 * 0.5)[:, None]
+        exactly = explained / rest / (diagonal + explained.square() / rest)
+        between = count[:, torch.from_numpy(others)] - torch.sparse.mm(shared, explained.T).T
+        between[torch.arange(len(count)), np.searchsorted(others, rows_of_block)] = 0
+        weights = torch.cat([exactly, between / rest], dim=1)
+        yield WeightBlock(rows_of_block, columns, weights)
+
+
+def _shared_with(co_occurrence: CoOccurrence, others: Rows, exact: Rows) -> Tensor:
+    """Count the users that other items share with exact ones, [R, K] sparse."""
+    parts = [torch.empty(0, len(exact)).to_sparse()]
+    for _, counts in co_occurrence.blocks(others):
+        parts.append(torch.from_numpy(counts[:, exact]).to_sparse())
+    return torch.cat(parts).coalesce()

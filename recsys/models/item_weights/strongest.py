@@ -19,7 +19,7 @@ class WeightBlock(NamedTuple):
     """The weights from some items."""
 
     rows: NDArray[np.int64]
-    """[S] item rows, ascending, each in one block alone."""
+    """[S] item rows, each in one block alone."""
     columns: Tensor
     """[C] item rows that get the weights."""
     weights: Tensor
@@ -27,11 +27,12 @@ class WeightBlock(NamedTuple):
 
 
 class Strongest:
-    """Collects blocks in ascending order of their items."""
+    """Collects blocks, in any order of their items."""
 
     def __init__(self, num_item_rows: int, limit: int) -> None:
         self._limit = limit
-        self._lengths = torch.zeros(num_item_rows, dtype=torch.int64)
+        self._num_item_rows = num_item_rows
+        self._sources = [torch.empty(0, dtype=torch.int64)]
         self._rows: list[Tensor] = [torch.empty(0, dtype=torch.int32)]
         self._weights: list[Tensor] = [torch.empty(0)]
 
@@ -41,11 +42,17 @@ class Strongest:
         found = block.weights.abs().topk(limit, dim=1).indices  # [S, M]
         weights = block.weights.gather(1, found)
         present = (weights != 0) & (block.columns[found] != 0)
-        self._lengths[torch.from_numpy(block.rows)] = present.sum(1)
+        source = torch.from_numpy(block.rows)[:, None].expand_as(present)
+        self._sources.append(source[present])
         self._rows.append(block.columns[found][present].to(torch.int32))
         self._weights.append(weights[present])
 
     def table(self) -> WeightTable:
         """Join what was kept."""
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), self._lengths.cumsum(0)])
-        return WeightTable(offsets, torch.cat(self._rows), torch.cat(self._weights))
+        sources, order = torch.cat(self._sources).sort(stable=True)
+        lengths = torch.bincount(sources, minlength=self._num_item_rows)
+        return WeightTable(
+            torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
+            torch.cat(self._rows)[order],
+            torch.cat(self._weights)[order],
+        )

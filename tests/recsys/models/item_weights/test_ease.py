@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from recsys.models.item_weights import ease
 from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems
 from recsys.models.item_weights.ease import (
     EaseWeightsConfig,
@@ -54,20 +55,29 @@ def test_weights_are_the_ridge_regression_of_each_item_on_the_others() -> None:
         assert found[item, item] == 0
 
 
-def test_rarer_items_are_regressed_on_one_item_at_a_time() -> None:
+def ridge(taken: np.ndarray, items: list[int], l2: float) -> np.ndarray:
+    """EASE among a few items, as rows of all."""
+    x = taken[:, items]
+    inverse = np.linalg.inv(x.T @ x + l2 * np.eye(len(items)))
+    found = np.zeros((NUM_ROWS, NUM_ROWS))
+    found[np.ix_(items, items)] = -inverse / np.diag(inverse)
+    return found
+
+
+@pytest.mark.parametrize("cells", [1, 1 << 22])
+def test_rarer_items_extend_the_exact_regression_one_at_a_time(
+    cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ease, "MAX_CELLS", cells)
     pairs, taken = pairs_of()
-    exact = most_frequent(pairs, 3)
+    exact = most_frequent(pairs, 3).tolist()
     found = dense(fitted(pairs, EaseWeightsConfig(l2=(5.0,), exact_items=3)))
-    whole = dense(
-        ease_model(pairs, exact, shared_users(pairs, exact), EaseWeightsConfig(l2=(5.0,)))
-    )
-    np.testing.assert_array_equal(found[np.ix_(exact, exact)], whole[np.ix_(exact, exact)])
-    shared = taken.T @ taken
     for source in range(1, NUM_ROWS):
         for target in range(1, NUM_ROWS):
-            if source != target and not {source, target} <= set(exact.tolist()):
-                wanted = shared[source, target] / (shared[source, source] + 5.0)
-                assert found[source, target] == pytest.approx(wanted, rel=1e-6)
+            if source != target:
+                among = sorted({*exact, source, target})
+                wanted = ridge(taken, among, 5.0)[source, target]
+                assert found[source, target] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_the_strongest_weights_are_kept_whatever_their_sign() -> None:
