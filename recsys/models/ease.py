@@ -10,7 +10,6 @@ Axes: E events, N item rows, K items with weights, B queries, k candidates of a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged
+from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems
+from recsys.models.item_weights.ease import shared_users
 
 FILE = "ease.safetensors"
-MAX_SPARSE = 64
-"""Items of a user up to which pairs are counted one by one; above, by matrix products."""
 Rows = NDArray[np.int64]
 
 
@@ -91,12 +90,12 @@ class Ease:
         counts[0] = 0
         order = np.lexsort((np.arange(num_item_rows), -counts))[: config.max_items]
         kept = np.sort(order[counts[order] > 0])
-        place = np.full(num_item_rows, -1)
-        place[kept] = np.arange(len(kept))
-        known = place[item_rows] >= 0
-        users = np.unique(user_rows[known], return_inverse=True)[1]
-        pairs = np.unique(users * np.int64(max(1, len(kept))) + place[item_rows[known]])
-        gram = _gram(torch.from_numpy(pairs).to(device or "cpu"), len(kept))
+        by_user = np.argsort(user_rows, kind="stable")
+        ends = np.cumsum(np.unique(user_rows, return_counts=True)[1])
+        starts = np.concatenate([[0], ends])[:-1].astype(np.int64)
+        taken = UserItems.of(item_rows[by_user], starts, ends, None, num_item_rows, len(by_user))
+        # Counts are exact in float32.
+        gram = shared_users(CoOccurrence(taken), kept).to(device or "cpu").double()
         gram.diagonal().add_(config.l2)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
         weights = -inverse / inverse.diagonal()[None, :]
@@ -138,39 +137,3 @@ class Ease:
         """Read what ``save`` wrote."""
         state = load_file(directory / FILE)
         return cls(state["item_rows"], state["weights"], int(state["num_item_rows"]))
-
-
-def _gram(pairs: Tensor, num_items: int) -> Tensor:
-    """Count users of each pair of items, [K, K] float64.
-
-    Args:
-        pairs: ``user * K + place`` of each user's items, ascending.
-    """
-    users, places = pairs // max(1, num_items), pairs % max(1, num_items)
-    gram = torch.zeros(num_items, num_items, device=pairs.device)
-    lengths = torch.bincount(users)
-    few = lengths[users] <= MAX_SPARSE
-    _add_pairs(gram, users[few], places[few])
-    # Blocks of users, so that memory is that of the weights.
-    users, places, size = torch.unique(users[~few], return_inverse=True)[1], places[~few], 1024
-    last = int(users[-1]) if len(users) else -1
-    blocks = torch.arange(0, last + 1 + size, size, device=pairs.device)
-    bounds = torch.searchsorted(users, blocks).tolist()
-    for block, (begin, end) in enumerate(pairwise(bounds)):
-        taken = torch.zeros(size, num_items, device=pairs.device)
-        taken[users[begin:end] - block * size, places[begin:end]] = 1
-        gram += taken.T @ taken
-    # Counts are exact in float32.
-    return gram.double()
-
-
-def _add_pairs(gram: Tensor, users: Tensor, places: Tensor) -> None:
-    """Count the pairs of users with few items one by one, users [P] ascending."""
-    lengths = torch.bincount(users)
-    ends = lengths.cumsum(0)
-    times = lengths[users]  # [P], as often as each event is the first of a pair
-    before = times.cumsum(0) - times
-    place = torch.arange(int(times.sum()), device=users.device)
-    second = place + ((ends - lengths)[users] - before).repeat_interleave(times)
-    codes = places.repeat_interleave(times) * len(gram) + places[second]
-    gram.view(-1).index_add_(0, codes, torch.ones(len(codes), device=users.device))

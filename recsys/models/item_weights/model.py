@@ -4,7 +4,7 @@ An item's score is the sum of its weights from the items of the history, each by
 there. Tables hold each item's strongest weights alone, so a query costs by its history and not by
 the catalogue's square.
 
-Axes: P weights, N item rows, B queries, M history values of a batch, k list length.
+Axes: P weights, N item rows, B queries, M history values of a batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import concatenated_ranges
-from recsys.data.top_k import TopK, select_top_k
 
 Rows = NDArray[np.int64]
 FILE = "weights.safetensors"
@@ -148,14 +147,6 @@ class ItemWeights:
             known &= self._is_last(query, history.values)
         weight = self._weights.to(recency.device)[recency[known]]
         return self._sum(queries.batch_size, _Seeds(query[known], history.values[known], weight))
-
-    def similar(self, item_row: int, k: int) -> TopK:
-        """List the items with the largest weights from one item: a batch of one list, [1, k]."""
-        if not 0 <= item_row < self.num_item_rows:
-            raise ValueError(f"item_row must be in [0, {self.num_item_rows}), got {item_row}")
-        row = torch.tensor([item_row])
-        seeds = _Seeds(torch.zeros_like(row), row, torch.ones(1))
-        return select_top_k(self._sum(1, seeds), k)
 
     def strongest_seeds(self, item_rows: Rows, history: Rows) -> Rows:
         """Find the event of the history that adds most to each item's score, [k]; 0 if none does.

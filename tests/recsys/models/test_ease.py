@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged
-from recsys.models import ease
 from recsys.models.ease import Ease, EaseConfig
 
 pytestmark = pytest.mark.numerics
@@ -22,12 +21,7 @@ def events(num_users: int = 1500) -> tuple[np.ndarray, np.ndarray]:
     return users, rng.integers(1, NUM_ITEMS, len(users)) * (rng.random(len(users)) < 0.9)
 
 
-@pytest.mark.parametrize("few", [ease.MAX_SPARSE, 2, 0])
-def test_weights_are_the_ridge_regression_of_each_item_on_the_others(
-    few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Users with more items than that are counted another way.
-    monkeypatch.setattr(ease, "MAX_SPARSE", few)
+def test_weights_are_the_ridge_regression_of_each_item_on_the_others() -> None:
     users, items = events()
     model = Ease.fit(users, items, NUM_ITEMS, EaseConfig(l2=3.0))
     taken = np.zeros((users.max() + 1, NUM_ITEMS))

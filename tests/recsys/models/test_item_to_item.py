@@ -95,9 +95,9 @@ def test_only_the_visible_part_of_a_sequence_counts() -> None:
 def test_the_strongest_neighbours_are_kept_and_ties_go_to_the_lower_row() -> None:
     sequences = [[1, 5], [1, 5], [1, 4], [1, 3], [1, 2]]
     model = fit(sequences, replace(PLAIN, num_neighbours=3), 6)
-    similar = model.similar(1, k=4)
-    assert similar.item_rows.tolist() == [[5, 2, 3, -1]]
-    assert similar.scores.tolist() == [[2.0, 1.0, 1.0, -torch.inf]]
+    offsets, rows, weights = model.table
+    assert rows[offsets[1] : offsets[2]].tolist() == [5, 2, 3]
+    assert weights[offsets[1] : offsets[2]].tolist() == [2.0, 1.0, 1.0]
 
 
 def test_the_latest_item_weighs_most() -> None:
@@ -117,7 +117,6 @@ def test_unknown_items_and_empty_histories_give_no_evidence() -> None:
 def test_no_events_at_all_is_a_model_without_neighbours() -> None:
     model = fit([[]], PLAIN, 4)
     assert (model.score(histories([1, 2])) == -torch.inf).all()
-    assert model.similar(1, k=2).item_rows.tolist() == [[-1, -1]]
 
 
 def test_saved_and_loaded_scores_are_equal(tmp_path: Path, tastes: Sequences) -> None:
@@ -143,8 +142,6 @@ def test_users_get_their_own_taste(tastes: Sequences) -> None:
 def test_a_row_outside_the_catalogue_is_refused() -> None:
     with pytest.raises(ValueError, match=r"item rows must be in \[0, 4\), got 1 to 9"):
         fit([[1, 9]], PLAIN, 4)
-    with pytest.raises(ValueError, match=r"item_row must be in \[0, 4\), got 4"):
-        fit([[1, 2]], PLAIN, 4).similar(4, k=1)
 
 
 @settings(max_examples=50, deadline=None)
