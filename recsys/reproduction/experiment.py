@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,6 @@ from recsys.fitting.sequence import fit_sequence, num_windows
 from recsys.fitting.training import Fitted, Refit, StopBy, TrainingRun
 from recsys.fitting.two_tower import fit_two_tower, num_labels
 from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.item_weights.ease import EaseWeightsConfig
-from recsys.models.item_weights.item_knn import ItemKnnConfig
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import of_first
@@ -128,26 +127,16 @@ def item_to_item_source(experiment: Experiment) -> FittedSource:
     return FittedSource(ScoredSource(model.to(experiment.device).score))
 
 
-def ease_source(experiment: Experiment) -> FittedSource:
-    """Regress every item on all others; a refit takes the settings that validation chose."""
-    judge: EvaluationQueries | None = experiment.queries("validation")
-    config = experiment.recipe.ease
-    if experiment.chosen_steps is not None:
-        first = fit_ease(experiment.inputs, config, "train", judge)
-        config, judge = EaseWeightsConfig(**first.settings), None
-    model = fit_ease(experiment.fitted_on, config, "train", judge)
-    return FittedSource(ScoredSource(model.to(experiment.device).score))
-
-
-def item_knn_source(experiment: Experiment) -> FittedSource:
-    """Compare items by their users; a refit takes the settings that validation chose."""
-    judge: EvaluationQueries | None = experiment.queries("validation")
-    config = experiment.recipe.item_knn
-    if experiment.chosen_steps is not None:
-        first = fit_item_knn(experiment.inputs, config, "train", judge)
-        config, judge = ItemKnnConfig(**first.settings), None
-    model = fit_item_knn(experiment.fitted_on, config, "train", judge)
-    return FittedSource(ScoredSource(model.to(experiment.device).score))
+def linear_source(experiment: Experiment, model: Literal["ease", "item_knn"]) -> FittedSource:
+    """Fit EASE or item-kNN; a refit takes the settings that validation chose."""
+    fit: Any = fit_ease if model == "ease" else fit_item_knn
+    config, judge = getattr(experiment.recipe, model), experiment.queries("validation")
+    refits = experiment.chosen_steps is not None
+    fitted = fit(experiment.inputs if refits else experiment.fitted_on, config, "train", judge)
+    if refits:
+        chosen = type(config)(**fitted.settings)
+        fitted = fit(experiment.fitted_on, chosen, "train", None)
+    return FittedSource(ScoredSource(fitted.to(experiment.device).score))
 
 
 def content_source(experiment: Experiment) -> FittedSource:
@@ -264,8 +253,8 @@ def generative_source(experiment: Experiment) -> FittedSource:
 FITTERS: Mapping[str, Callable[[Experiment], FittedSource]] = {
     "popularity": popularity_source,
     "item_to_item": item_to_item_source,
-    "ease": ease_source,
-    "item_knn": item_knn_source,
+    "ease": partial(linear_source, model="ease"),
+    "item_knn": partial(linear_source, model="item_knn"),
     "content": content_source,
     "two_tower": two_tower_source,
     "sequence": sequence_source,

@@ -109,12 +109,6 @@ class ItemWeights:
             history: How its events count.
             settings: Of the fitter, the chosen ones; kept with the model.
         """
-        num_pairs = int(table.offsets[-1])
-        if not num_pairs == len(table.rows) == len(table.weights):
-            raise ValueError(
-                f"{len(table.rows)} items and {len(table.weights)} weights do not fit offsets "
-                f"that end at {num_pairs}; fit the model again"
-            )
         self.table, self.history, self.settings = table, history, dict(settings or {})
         # Looked up, not computed per query: torch's powers differ in the last bit by where in a
         # tensor they stand. By recency, 1 is the latest; [max_events + 1].
