@@ -16,9 +16,7 @@ from serving.schemas import Source
 
 Rows = NDArray[np.int64]
 FOR_A_HISTORY = {
-    "item_to_item": "goes with the history",
-    "ease": "goes with the history",
-    "item_knn": "goes with the history",
+    **dict.fromkeys(("item_to_item", "ease", "item_knn"), "goes with the history"),
     "repeats": "was taken before",
     "next_basket": "follows the history",
     "two_tower": "fits the history",
@@ -49,12 +47,11 @@ def reasons(
         for name, model in bundle.item_weights.items()
         if name in sources
     }
-    nothing = np.zeros(len(rows), np.int64)
     texts = bundle.catalogue.display_texts
     sent = set(query.sent.tolist())
     found = []
     for place, (row, source) in enumerate(zip(item_rows, sources, strict=True)):
-        seed = int(seeds.get(source, nothing)[place])
+        seed = int(seeds[source][place]) if source in seeds else 0
         if seed == row:
             found.append("was taken before")
         elif seed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -108,15 +108,8 @@ def with_chosen(config: RunConfig, folder: Path) -> RunConfig:
     for name in CHOOSING:
         if (folder / name).exists():
             settings = ItemWeights.load(folder / name).settings
-            found[name] = replace(getattr(config, name), **as_tuples(settings))
+            found[name] = replace(getattr(config, name), **settings)
     return replace(config, **found)
-
-
-def as_tuples(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the lists of a JSON document what they were."""
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
-    }
 
 
 def two_tower_fitter(config: RunConfig) -> ModelFitter:

@@ -81,16 +81,12 @@ class HistoryWeights:
             raise ValueError(f"max_history must be >= 1, got {self.max_events}")
 
 
-@dataclass(frozen=True)
-class _Seeds:
-    """Events of histories that count."""
+class _Seeds(NamedTuple):
+    """Events of histories that count: [M] each."""
 
     query: Tensor
-    """[M] int64."""
     row: Tensor
-    """[M] int64."""
     weight: Tensor
-    """[M] float32."""
 
 
 class ItemWeights:
@@ -178,7 +174,9 @@ class ItemWeights:
         """Read what ``save`` wrote."""
         document = json.loads((directory / "config.json").read_text())
         table = WeightTable(**load_file(directory / FILE))
-        return ItemWeights(table, HistoryWeights(**document["history"]), document["settings"])
+        kept = document["settings"].items()
+        settings = {key: tuple(one) if isinstance(one, list) else one for key, one in kept}
+        return ItemWeights(table, HistoryWeights(**document["history"]), settings)
 
     def _score_one(self, history: Tensor) -> Tensor:
         """Score every item for one history [M]: the same sums in half of the time, [1, N]."""

@@ -82,7 +82,7 @@ def test_saved_and_loaded_and_grown_it_scores_the_same(tmp_path: Path) -> None:
     model.save(tmp_path)
     loaded = ItemWeights.load(tmp_path)
     assert loaded.history == model.history
-    assert loaded.settings == {"l2": [3.0]}
+    assert loaded.settings == {"l2": (3.0,)}
     asked = queries([1, 2, 4])
     assert torch.equal(loaded.score(asked), model.score(asked))
     grown = ItemWeights(loaded.table.grown(9), loaded.history)
