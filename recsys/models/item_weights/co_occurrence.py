@@ -98,7 +98,7 @@ class CoOccurrence:
             values: Of each of them, [P]; a pair counts their product. 1 by default.
             user_weights: Of each user, [U]; 1 by default.
         """
-        self.items = items
+        self.items, self.num_item_rows = items, items.num_item_rows
         size = len(items.rows)
         self.values = np.ones(size, np.float32) if values is None else values
         users = np.repeat(np.arange(len(items.offsets) - 1), items.lengths())
@@ -107,10 +107,6 @@ class CoOccurrence:
         ends = np.cumsum(items.counts())
         self._ends, self._begins = ends, ends - items.counts()
         self._users, self._own = users[order], own[order]
-
-    @property
-    def num_item_rows(self) -> int:
-        return self.items.num_item_rows
 
     def diagonal(self) -> Values:
         """Weigh each item with itself, without the users' weights, [N]."""

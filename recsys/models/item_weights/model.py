@@ -105,15 +105,12 @@ class ItemWeights:
             history: How its events count.
             settings: Of the fitter, the chosen ones; kept with the model.
         """
+        self.num_item_rows = len(table.offsets) - 1
         self.table, self.history, self.settings = table, history, dict(settings or {})
         # Looked up, not computed per query: torch's powers differ in the last bit by where in a
         # tensor they stand. By recency, 1 is the latest; [max_events + 1].
         recency = torch.arange(history.max_events + 1, device="cpu").clamp(min=1)
         self._weights = recency.float() ** -history.power
-
-    @property
-    def num_item_rows(self) -> int:
-        return len(self.table.offsets) - 1
 
     def to(self, device: torch.device | str) -> ItemWeights:
         """Hold the table on a device."""
