@@ -8,6 +8,7 @@ Axes: k list length, n items listed, S sources, C candidates of a source.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
@@ -83,6 +84,24 @@ class Ranked(NamedTuple):
             }
             for own in parts
         ]
+
+
+def with_new_items(ranked: Ranked, seen: Rows, k: int, share: float) -> Ranked:
+    """Cut a list to k items, of which items of the history take at most a share.
+
+    More of them follow where there are not enough others; the order stays.
+    """
+    is_seen = np.isin(ranked.item_rows, seen)
+    others = is_seen & (np.cumsum(is_seen) > math.ceil(share * k))
+    first = np.flatnonzero(~others)[:k]
+    more = np.flatnonzero(others)[: k - len(first)]
+    places = np.sort(np.concatenate([first, more]))
+    return ranked._replace(
+        item_rows=ranked.item_rows[places],
+        scores=ranked.scores[places],
+        ranks=ranked.ranks[places],
+        contributions=ranked.contributions[places],
+    )
 
 
 def by_reciprocal_rank(

@@ -29,7 +29,7 @@ from serving.explain import reasons
 from serving.filters import eligible_items
 from serving.log import log
 from serving.query import Query, hydrate
-from serving.ranking import FILLER, Ranked, by_reciprocal_rank, filled_up
+from serving.ranking import FILLER, Ranked, by_reciprocal_rank, filled_up, with_new_items
 from serving.schemas import Context, RecommendedItem, Reply, Request, ServedBy
 from serving.settings import ServingOptions
 from serving.sources import LateError, sources_of
@@ -222,6 +222,19 @@ class Recommender:
         """
         if not candidates:
             return None, None, []
+        surface, k = query.surface, query.request.k
+        if surface.max_seen_share < 1 and len(query.seen):
+            longer = replace(
+                query, request=query.request.model_copy(update={"k": k + len(query.seen)})
+            )
+            found, ranker, notes = self._rank_all(candidates, blend, longer)
+            return with_new_items(found, query.seen, k, surface.max_seen_share), ranker, notes
+        return self._rank_all(candidates, blend, query)
+
+    def _rank_all(
+        self, candidates: Mapping[str, TopK], blend: OneQueryBlend | None, query: Query
+    ) -> tuple[Ranked, str | None, list[str]]:
+        """Merge lists whatever is in the history; at least one has an item."""
         k = query.request.k
         if blend is None or candidates.keys() == {FILLER}:
             return by_reciprocal_rank(candidates, query.surface.weights, k), None, []

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from recsys.retrieval.blend.fusion import FILL
 
+MAX_SEEN_SHARE = 0.5
+"""Of ``home`` where lists may hold the history: half of a list is what the user has not had."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Surface:
@@ -25,8 +28,14 @@ class Surface:
     """Prefixes that generation keeps after each level."""
     learned: bool = False
     """Whether the bundle's learned blend, where there is one, takes the place of the weights."""
+    max_seen_share: float = 1.0
+    """Share of the places of a list that items of the history may take, while there are others."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.max_seen_share <= 1:
+            raise ValueError(
+                f"surface {self.name!r} needs max_seen_share in (0, 1], got {self.max_seen_share}"
+            )
         if not self.weights or any(weight < 0 for weight in self.weights.values()):
             raise ValueError(
                 f"surface {self.name!r} needs sources with weights >= 0, got {dict(self.weights)}"
@@ -63,5 +72,6 @@ SIMILAR = Surface(
 
 def surfaces_of(exclude_history: bool) -> dict[str, Surface]:
     """Return the surfaces by name; ``home`` leaves out the history where it says so."""
-    home = replace(HOME, exclude_seen=exclude_history)
+    share = 1.0 if exclude_history else MAX_SEEN_SHARE
+    home = replace(HOME, exclude_seen=exclude_history, max_seen_share=share)
     return {surface.name: surface for surface in (home, SIMILAR)}

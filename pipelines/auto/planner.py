@@ -55,8 +55,8 @@ MIN_SHARE = 0.3
 MAX_MEMBERS = 3
 REFIT_PASSES = 2.0
 """Over all events, that continue the weights of a model of long histories."""
-LIMIT = 0.8
-"""Of a training's seconds with its refit, that the training may take at most."""
+LIMIT = 1.2
+"""Times its estimate that a training may take."""
 TWO_TOWER_SECONDS = 60.0
 ENCODING_SHARE = 0.2
 """Of the time left, that the encoder of texts may take."""
@@ -320,8 +320,10 @@ class TrainedIn:
     """A training of the sequence model in the time there is."""
 
     recipe: recipes.SequenceRecipe
+    trained: float
+    """Seconds of all of its passes, with validations."""
     whole: float
-    """Seconds of all of its passes and of the refit."""
+    """The same with the refit."""
     pass_seconds: float
     share: float
     """Of its passes, that are made."""
@@ -337,7 +339,7 @@ class TrainedIn:
             training,
             max_epochs=round(self.share * training.max_epochs, 2),
             epochs_per_evaluation=round(self.share * training.epochs_per_evaluation, 2),
-            max_seconds=round(max(10.0, LIMIT * self.seconds), 1),
+            max_seconds=round(max(10.0, LIMIT * self.share * self.trained), 1),
         )
 
     def words(self) -> str:
@@ -364,9 +366,14 @@ def trained_in(planner: Planner, num_members: int, room: float) -> TrainedIn:
         recipe = recipe._replace(training=replace(recipe.training, refit_epochs=REFIT_PASSES))
     one, passes = costs.sequence_pass(recipe.model), recipe.training.max_epochs
     refit = recipe.training.refit_epochs or passes
-    whole = (passes + refit) * one + costs.validations(recipe.training)
+    trained = passes * one + costs.validations(recipe.training)
+    whole = trained + refit * one
     return TrainedIn(
-        recipe=recipe, whole=whole, pass_seconds=one, share=min(1.0, max(0.0, room / whole))
+        recipe=recipe,
+        trained=trained,
+        whole=whole,
+        pass_seconds=one,
+        share=min(1.0, max(0.0, room / whole)),
     )
 
 

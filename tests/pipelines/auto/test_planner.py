@@ -8,7 +8,7 @@ from pipelines.auto.plan import Plan
 from pipelines.auto.planner import make_plan
 from pipelines.auto.shape import DataShape
 
-MACHINE = Machine(device="cpu", num_cpus=2, memory_bytes=16 * GIB, flops=110e9)
+MACHINE = Machine(device="cpu", num_cpus=2, memory_bytes=16 * GIB, flops=200e9)
 SHOP = DataShape(
     num_events=100_000,
     num_users=12_000,
