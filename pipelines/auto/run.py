@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.auto.machine import Machine, this_machine
+from pipelines.auto.make_plan import make_plan
 from pipelines.auto.plan import Plan, Round
-from pipelines.auto.planner import make_plan
 from pipelines.auto.shape import DataShape, shape_of
 from pipelines.config.auto import budget_seconds
 from pipelines.config.run import RunConfig

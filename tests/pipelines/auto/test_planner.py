@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from pipelines.auto.machine import GIB, Machine
+from pipelines.auto.make_plan import make_plan
 from pipelines.auto.plan import Plan
-from pipelines.auto.planner import make_plan
 from pipelines.auto.shape import DataShape
 
 MACHINE = Machine(device="cpu", num_cpus=2, memory_bytes=16 * GIB, flops=200e9)

@@ -1,0 +1,138 @@
+"""The round that is served within a minute: models that count, or solve in closed form."""
+
+from __future__ import annotations
+
+from pipelines.auto.plan import FIRST, Part, Round, without_time
+from pipelines.auto.planner import BLENDED_FOR_EACH, EVALUATED_USERS, Planner
+from pipelines.config.toml import Table
+
+REPEATS_FROM = 0.1
+"""Share of held-out events that repeat an item, from which on lists may repeat the history."""
+POPULAR_ONLY = 15.0
+"""Seconds below which only popularity and item-to-item are fitted."""
+HASTY_USERS = 200
+"""Users that are measured then."""
+FIRST_SECONDS = 24.0
+"""What EASE may take in the first round."""
+MEASURED_SHARE = 0.3
+"""Of the time left, that blending and measuring may take in the first round."""
+MEASURED_SECONDS = 18.0
+NUM_FIRST = 4
+"""Sources of the first round."""
+FEW_ITEMS = 4_000
+"""Up to which validation chooses among settings of EASE and item-kNN; more take the usual ones."""
+MIN_EXACT_ITEMS = 500
+"""Of EASE; fewer are not worth it."""
+MEMORY_SHARE = 0.5
+"""Of the free memory, that one part may take."""
+
+
+def plan_first(planner: Planner) -> None:
+    """Plan what is served within a minute: models that count, or solve in closed form."""
+    users = users_measured(planner)
+    choices = first_choices(planner, users)
+    parts = [Part(name="popularity", what="", why="for users nothing is known of", seconds=1.0)]
+    if planner.left < POPULAR_ONLY:
+        planner.notes.append(
+            f"{planner.left:,.0f} s are left, so only what is popular, and what occurs together, "
+            f"is served; from {POPULAR_ONLY:.0f} s on there is more"
+        )
+        choices["blend"] = {"enabled": False}
+        planner.add(Round(name=FIRST, choices=choices, parts=tuple(parts)))
+        planner.left = 0.0
+        return
+    for part, chosen in (knn_part(planner), repeats_part(planner), ease_part(planner)):
+        section = next(iter(chosen), "")
+        if not section or planner.is_off(part, f"{section}.enabled"):
+            continue
+        if chosen[section]["enabled"]:
+            parts.append(part)
+            choices |= chosen
+        else:
+            planner.left_out.append(without_time(part, planner.left))
+    measuring = planner.costs.measuring(len(parts) + 1, users, BLENDED_FOR_EACH * users)
+    parts.append(
+        Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=measuring)
+    )
+    planner.add(Round(name=FIRST, choices=choices, parts=tuple(parts)))
+
+
+def users_measured(planner: Planner) -> int:
+    """Say how many users of a split are measured so that it takes a share of the time left."""
+    for number in (EVALUATED_USERS, 1_000, 500):
+        seconds = planner.costs.measuring(NUM_FIRST, number, BLENDED_FOR_EACH * number)
+        if seconds <= min(MEASURED_SECONDS, MEASURED_SHARE * planner.left):
+            return number
+    return HASTY_USERS
+
+
+def first_choices(planner: Planner, users: int) -> Table:
+    """Decide on the history, and switch all that is trained off."""
+    share = planner.shape.repeat_share
+    repeats = share >= REPEATS_FROM
+    planner.notes.append(
+        f"Lists {'may repeat' if repeats else 'leave out'} the history: {share:.0%} of the "
+        "held-out events repeat an item (evaluation.exclude_history)"
+    )
+    off: Table = {"enabled": False}
+    measured = {"exclude_history": not repeats, "num_resamples": 0, "max_users": users}
+    trained = ("training", "sequence_training", "generative_training", "ranker_training")
+    return {
+        "evaluation": measured,
+        "blend": {"max_queries": BLENDED_FOR_EACH * users},
+        "content": {"encoder": "none"},
+        "semantic_ids": {"method": "none"},
+        **dict.fromkeys((*trained, "ease", "item_knn", "repeats", "next_basket"), off),
+    }
+
+
+def knn_part(planner: Planner) -> tuple[Part, Table]:
+    """Describe the models that count what occurs together."""
+    chosen: Table = {"enabled": True}
+    if planner.shape.num_items > FEW_ITEMS:
+        chosen |= {"length_weight": [0.7], "half_life_days": [0.0]}
+    part = Part(
+        name="item-to-item, item k-nearest neighbours",
+        what="what occurs together",
+        why=f"{planner.shape.num_events:,} events",
+        seconds=planner.costs.counting(),
+    )
+    return part, {"item_knn": chosen}
+
+
+def repeats_part(planner: Planner) -> tuple[Part, Table]:
+    """Describe the models of what is taken again, where anything is."""
+    shape = planner.shape
+    part = Part(
+        name="repeats, next basket",
+        what="what a user takes again",
+        why=f"{shape.repeat_share:.0%} of the held-out events do",
+        seconds=planner.costs.counting(),
+    )
+    if shape.repeat_share < REPEATS_FROM:
+        return part, {}
+    return part, {"repeats": {"enabled": True}, "next_basket": {"enabled": shape.has_times}}
+
+
+def ease_part(planner: Planner) -> tuple[Part, Table]:
+    """Size EASE: exact on as many items as memory and time allow, the others one at a time."""
+    costs, shape = planner.costs, planner.shape
+    room = planner.machine.memory_bytes - costs.bytes_needed(num_sources=4)
+    number = min(shape.num_items, costs.largest_ease(MEMORY_SHARE * room))
+    seconds = min(FIRST_SECONDS, planner.left / 3)
+    least = min(MIN_EXACT_ITEMS, number)
+    while number > least and costs.ease(number) > seconds:
+        number = max(least, int(number * 0.8))
+    of = "" if number == shape.num_items else f" of {shape.num_items:,}"
+    part = Part(
+        name="EASE",
+        what=f"exact on {number:,} items{of}",
+        why="the strongest model without training",
+        seconds=costs.ease(number),
+    )
+    if number == 0 or part.seconds > seconds:
+        return part, {"ease": {"enabled": False}}
+    chosen: Table = {"enabled": True, "exact_items": number}
+    if shape.num_items > FEW_ITEMS:
+        chosen["l2"] = [100.0]
+    return part, {"ease": chosen}

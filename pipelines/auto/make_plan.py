@@ -1,0 +1,72 @@
+"""Choose what an automatic run trains for its data, its machine and the time that is left.
+
+The rules and what they were chosen by: docs/decisions/automatic-preset.md.
+"""
+
+from __future__ import annotations
+
+from pipelines.auto.costs import Costs
+from pipelines.auto.first_round import plan_first
+from pipelines.auto.machine import GIB, Machine
+from pipelines.auto.plan import Plan
+from pipelines.auto.planner import Planner
+from pipelines.auto.shape import DataShape
+from pipelines.auto.trained_rounds import plan_late, plan_sequence, plan_two_tower
+from pipelines.config.toml import Table
+
+MIN_HELD_OUT = 30
+"""Users with a held-out event, below which nothing can be chosen by validation."""
+MIN_TRAINED_EVENTS = 500
+"""Events below which a trained model has nothing to learn from."""
+MIN_TRAINED_SECONDS = 15.0
+"""Seconds left below which no training is considered."""
+
+
+def make_plan(shape: DataShape, machine: Machine, user: Table, left: float) -> Plan:
+    """Plan the rounds of a run.
+
+    Args:
+        shape: Of the data.
+        machine: That trains.
+        user: What the configuration sets itself.
+        left: Seconds to the end of the budget.
+
+    Raises:
+        ValueError: The machine has too little memory for any plan.
+    """
+    planner = Planner(shape, Costs(shape, machine), user, left)
+    check_memory(planner)
+    plan_first(planner)
+    if planner.left > MIN_TRAINED_SECONDS and can_train(planner):
+        plan_sequence(planner)
+        plan_two_tower(planner)
+        plan_late(planner)
+    return planner.plan()
+
+
+def check_memory(planner: Planner) -> None:
+    """Refuse a machine that no plan fits, before any work.
+
+    Raises:
+        ValueError: Names what is free and what is needed.
+    """
+    needed, free = planner.costs.bytes_needed(num_sources=4), planner.machine.memory_bytes
+    if needed > free:
+        raise ValueError(
+            f"{free / GIB:.1f} GiB of memory are free and {needed / GIB:.1f} GiB are needed for "
+            f"{planner.shape.num_events:,} events; free some, take a larger machine, or keep fewer "
+            "events (filters.max_user_events, filters.min_item_events)"
+        )
+
+
+def can_train(planner: Planner) -> bool:
+    """Whether there is anything that a trained model could learn from; notes why not."""
+    shape = planner.shape
+    if shape.num_events >= MIN_TRAINED_EVENTS and shape.num_held_out >= MIN_HELD_OUT:
+        return True
+    planner.notes.append(
+        f"Nothing is trained: {shape.num_events:,} events of which {shape.num_held_out} users have "
+        f"some to hold out; from {MIN_TRAINED_EVENTS} events and {MIN_HELD_OUT} such users on, "
+        "models are"
+    )
+    return False
