@@ -1,4 +1,4 @@
-"""What a plan is collected in: the data, the costs, what the user sets, and the time that is left."""
+"""What a plan is collected in: data, costs, what the user sets, and the time that is left."""
 
 from __future__ import annotations
 
