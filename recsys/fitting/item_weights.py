@@ -71,7 +71,10 @@ def fit_ease(
     if judge is not None and len(config.l2) > 1:
         part = most_frequent(pairs, min(config.choice_items, config.exact_items))
         shared = shared_users(pairs, part)
-        tried = (ease_model(pairs, part, shared.clone(), one) for one in _each(config, "l2"))
+        tried = (
+            ease_model(pairs, part, shared.clone(), one, extends=False)
+            for one in _each(config, "l2")
+        )
         config = replace(config, l2=tuple(_best(tried, judge).settings["l2"]))
     exact = most_frequent(pairs, config.exact_items)
     check_memory(len(exact))

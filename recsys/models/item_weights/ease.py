@@ -45,7 +45,8 @@ class EaseWeightsConfig:
     """Strongest weights of each item, by absolute value, that are kept."""
     exact_items: int = 12_500
     """Items of the exact regression, those with the most users. Memory grows with the square, time
-    with the cube: 0.6 GiB and 10 s on two cores at 12,500, 10 GiB and 15 minutes at 50,000."""
+    with the cube: 1 GiB and 20 s at 12,500 on one core; estimated 10 GiB and 20 minutes at 50,000
+    on two."""
     choice_items: int = 3_000
     """Items of the regressions that ``l2`` is chosen by, where there are several."""
     max_events: int = 500
@@ -115,7 +116,12 @@ def shared_users(co_occurrence: CoOccurrence, item_rows: Rows) -> Tensor:
 
 
 def ease_model(
-    co_occurrence: CoOccurrence, exact: Rows, shared: Tensor, config: EaseWeightsConfig
+    co_occurrence: CoOccurrence,
+    exact: Rows,
+    shared: Tensor,
+    config: EaseWeightsConfig,
+    *,
+    extends: bool = True,
 ) -> ItemWeights:
     """Regress by the first of each setting and keep the strongest weights.
 
@@ -124,6 +130,7 @@ def ease_model(
         exact: Items that are regressed on all others of them, ascending, [K].
         shared: Their users in common, [K, K] float32; its memory is used up.
         config: Its tuples' first values are taken.
+        extends: Whether other items have weights too.
 
     Raises:
         ValueError: ``l2`` is too small for the precision.
@@ -131,7 +138,9 @@ def ease_model(
     kept = Strongest(co_occurrence.num_item_rows, config.num_weights)
     shared.diagonal().add_(config.l2[0])
     inverse = invert_in_place(shared)
-    for block in _weights(co_occurrence, exact, inverse, config.l2[0]):
+    every = most_frequent(co_occurrence, co_occurrence.num_item_rows) if extends else exact
+    others = np.setdiff1d(every, exact)
+    for block in _weights(co_occurrence, exact, others, inverse, config.l2[0]):
         kept.add(block)
     history = HistoryWeights(
         power=config.history_power[0], max_events=config.max_history, distinct=True
@@ -140,15 +149,15 @@ def ease_model(
 
 
 def _weights(
-    co_occurrence: CoOccurrence, exact: Rows, inverse: Tensor, l2: float
+    co_occurrence: CoOccurrence, exact: Rows, others: Rows, inverse: Tensor, l2: float
 ) -> Iterator[WeightBlock]:
     """Weigh the items by blocks, first from exact ones, then from others.
 
     Args:
         exact: [K].
+        others: [R].
         inverse: Of their matrix with ``l2``, [K, K].
     """
-    others = np.setdiff1d(most_frequent(co_occurrence, co_occurrence.num_item_rows), exact)
     shared = _shared_with(co_occurrence, others, exact)  # [R, K]
     columns = torch.from_numpy(np.concatenate([exact, others]))
     diagonal = inverse.diagonal()
