@@ -30,7 +30,6 @@ from pipelines.presets.resolve import with_dataset
 from pipelines.stages.list import STAGES
 from recsys.data.batch import JaggedBatch
 from recsys.evaluation.ranking import RankingConfig
-from recsys.fitting.baselines import fit_item_to_item
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.item_weights import CHOICE_USERS, fit_ease, fit_item_knn
 from recsys.fitting.queries import EvaluationQueries, measure
@@ -122,13 +121,12 @@ def measured(name: str, workspace: Path) -> list[Row]:
     """Fit every model of one set; its time and its metric on validation."""
     inputs, queries = inputs_of(name, workspace)
     few, ranking = queries.sample(CHOICE_USERS, 0), RankingConfig(ks=(10,))
-    matrix, preset = taken(inputs), PRESETS[name]()
+    matrix = taken(inputs)
 
     def judge(score: Score) -> float:
         return measure(ScoredSource(score), few, ranking)[METRIC]
 
     models: dict[str, Callable[[], Score]] = {
-        "item-to-item": lambda: fit_item_to_item(inputs, preset.item_to_item, "train").score,
         "EASE": lambda: fit_ease(inputs, EaseWeightsConfig(), "train", few).score,
         "EASE, half of the items exact": lambda: (
             fit_ease(
@@ -148,12 +146,15 @@ def measured(name: str, workspace: Path) -> list[Row]:
         found[model] = (seconds, measure(ScoredSource(score), queries, ranking)[METRIC])
     rows = []
     for model, (seconds, quality) in found.items():
+        if model in peers.values():
+            continue
         case, peer = f"{name}, {model}", peers.get(model)
-        beside = found[peer] if peer else (None, None)
-        ratio = quality / beside[1] if beside[1] else None
-        label = f"{METRIC} on validation"
-        rows.append(Row(name=f"{case}: {label}", value=quality, peer=peer, ratio=ratio))
-        rows.append(Row(name=f"{case}: fit", value=seconds, unit="s", peer=peer))
+        beside, peer_quality = found[peer] if peer else (None, None)
+        named = f"{peer}: {peer_quality:.4f}" if peer else None
+        ratio = quality / peer_quality if peer_quality else None
+        rows.append(Row(name=f"{case}: {METRIC}", value=quality, peer=named, ratio=ratio))
+        label = f"{case}: fit"
+        rows.append(Row(name=label, value=seconds, unit="s", peer=peer, peer_value=beside))
     return rows
 
 
