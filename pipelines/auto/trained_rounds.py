@@ -8,16 +8,17 @@ from pipelines.auto.plan import Part, following, without_time
 from pipelines.auto.planner import BLEND_USERS, EVALUATED_USERS, Planner, set_value
 from pipelines.auto.shape import DataShape
 from pipelines.config.run import SequenceTrainingConfig, TwoTowerTrainingConfig
-from pipelines.config.toml import Table, plain
+from pipelines.config.toml import Table, merge, plain
 from pipelines.presets import sequence_recipe as recipes
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.optim import ScheduleConfig
 
-SAFETY = 0.85
+SAFETY = 0.8
 """Share of the time that is left which plans fill."""
 MIN_SHARE = 0.3
 """Of the sequence model's passes; fewer are not worth a bundle."""
-MAX_MEMBERS = 3
+MAX_MEMBERS = 2
+"""The second is worth 2 to 5%, a third and a fourth together as little."""
 REFIT_PASSES = 2.0
 """Over all events, that continue the weights of a model of long histories."""
 LIMIT = 1.2
@@ -56,7 +57,7 @@ def plan_sequence(planner: Planner) -> None:
     choices = content | sequence_choices(shape, best, content)
     parts = [texts, part] if texts else [part]
     ends = Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=measuring)
-    planner.add(following(planner.rounds[-1], "sequence model", choices, *parts, ends))
+    planner.add(following(planner.rounds[-1], "best bundle", choices, *parts, ends))
 
 
 def sequence_choices(shape: DataShape, best: TrainedIn, content: Table) -> Table:
@@ -165,7 +166,7 @@ def content_part(planner: Planner) -> tuple[Part | None, Table]:
 
 
 def plan_two_tower(planner: Planner) -> None:
-    """Plan the round of the two-tower."""
+    """Add the two-tower to the round of the sequence model."""
     if not planner.rounds[1:]:
         return
     long = planner.shape.mean_length >= recipes.LONG_HISTORY
@@ -186,15 +187,19 @@ def plan_two_tower(planner: Planner) -> None:
     )
     if planner.is_off(part, "training.enabled"):
         return
-    measuring = planner.costs.measuring(7, EVALUATED_USERS, BLEND_USERS)
-    if seconds + measuring > SAFETY * planner.left:
-        planner.left_out.append(
-            without_time(replace(part, seconds=seconds + measuring), planner.left)
-        )
+    merging = planner.costs.measuring(1, EVALUATED_USERS, BLEND_USERS)
+    if seconds + merging > planner.left / 2:
+        part = replace(part, seconds=seconds + merging)
+        planner.left_out.append(without_time(part, planner.left))
         return
     choices: Table = {"two_tower": plain(settings), "training": plain(training)}
-    ends = Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=measuring)
-    planner.add(following(planner.rounds[-1], "two-tower", choices, part, ends))
+    # In the round before: a round of its own would refit the sequence model once more.
+    before = planner.rounds.pop()
+    *parts, ends = before.parts
+    ends = replace(ends, seconds=ends.seconds + merging)
+    merged = merge(before.choices, choices)
+    planner.rounds.append(replace(before, choices=merged, parts=(*parts, part, ends)))
+    planner.left -= seconds + merging
 
 
 def plan_late(planner: Planner) -> None:
