@@ -15,7 +15,7 @@ from recsys.training.optim import ScheduleConfig
 
 SAFETY = 0.8
 """Share of the time that is left which plans fill."""
-MIN_SHARE = 0.3
+MIN_SHARE = 0.15
 """Of the sequence model's passes; fewer are not worth a bundle."""
 MAX_MEMBERS = 2
 """The second is worth 2 to 5%, a third and a fourth together as little."""
@@ -24,6 +24,7 @@ REFIT_PASSES = 2.0
 LIMIT = 1.2
 """Times its estimate that a training may take."""
 TWO_TOWER_SECONDS = 60.0
+"""Of the two-tower's training at least; it may take a tenth of the time left."""
 ENCODING_SHARE = 0.2
 """Of the time left, that the encoder of texts may take."""
 HASH_SECONDS = 1e-4
@@ -175,7 +176,7 @@ def plan_two_tower(planner: Planner) -> None:
         batch_size=512 if long else 256,
         max_epochs=5.0 if long else 12.0,
         patience=2 if long else 4,
-        max_seconds=TWO_TOWER_SECONDS,
+        max_seconds=round(max(TWO_TOWER_SECONDS, 0.1 * planner.left), 1),
         schedule=ScheduleConfig(learning_rate=3e-3 if long else 2e-3),
     )
     seconds = planner.costs.two_tower(settings, training)
