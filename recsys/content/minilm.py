@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
@@ -72,6 +71,9 @@ class MiniLMEncoder:
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         try:
             weights = load_file(folder / "model.safetensors", device=device)
+            # Imported where a text is read: recsys runs without it otherwise.
+            from tokenizers import Tokenizer
+
             tokenizer = Tokenizer.from_str((folder / "tokenizer.json").read_text("utf-8"))
         except (OSError, SafetensorError) as error:
             raise ValueError(f"cannot load MiniLM from {folder}: {error}") from error
