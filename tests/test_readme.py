@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.presets.resolve import resolve
 from serving.bundle.manifest import publish
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 
@@ -123,13 +124,17 @@ def write_shop(folder: Path) -> None:
 @pytest.mark.slow
 def test_the_commands_for_ones_own_data_run(tmp_path: Path) -> None:
     write_shop(tmp_path)
-    (tmp_path / "shop.toml").write_text(blocks("toml")[0])
-    run, recommend, serve, *semantic_ids, compare, ledger = commands("recsys")
+    init, run, recommend, serve, *semantic_ids, compare, ledger = commands("recsys")
+    run_recsys(init[1:], tmp_path)
+    (tmp_path / "like-it.toml").write_text(blocks("toml")[0])
+    written, shown = (resolve(tmp_path / name) for name in ("shop.toml", "like-it.toml"))
+    assert (written.data, written.workspace) == (shown.data, shown.workspace)
     run_recsys(run[1:], tmp_path)
     printed = run_recsys(recommend[1:], tmp_path)
     assert "Garden tool" in printed
-    assert "blend - my-shop:two_tower" in " ".join(run_recsys(compare[1:], tmp_path).split())
-    assert "looks at the test split: 1" in run_recsys(ledger[1:], tmp_path)
+    assert "blend - shop:two_tower" in " ".join(run_recsys(compare[1:], tmp_path).split())
+    # Both rounds of the plan look at it.
+    assert "looks at the test split: 2" in run_recsys(ledger[1:], tmp_path)
     assert_ids_commands_run(semantic_ids, tmp_path)
 
     with socket.socket() as free:
@@ -150,12 +155,12 @@ def assert_ids_commands_run(lines: list[list[str]], folder: Path) -> None:
     """Run ``recsys ids`` lines in their order; versions they name are the first and the last."""
     verbs = ["report", "append", "train", "diff", "align", "rollback"]
     assert [line[2] for line in lines] == verbs
-    place = folder / "runs/my-shop/bundles/semantic_ids/current"
+    place = folder / "runs/shop/bundles/semantic_ids/current"
     for line in lines:
         history = json.loads(place.read_text())["history"]
         named = {"3f2a": history[0], "91bc": history[-1]}
         run_recsys([named.get(word, word) for word in line[1:]], folder)
-    assert json.loads((folder / "runs/my-shop/semantic_ids.json").read_text())["version"]
+    assert json.loads((folder / "runs/shop/semantic_ids.json").read_text())["version"]
 
 
 def wait_until_ready(port: int) -> None:
