@@ -13,7 +13,7 @@ from pipelines.presets import sequence_recipe as recipes
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.optim import ScheduleConfig
 
-SAFETY = 0.8
+SAFETY = 0.7
 """Share of the time that is left which plans fill."""
 MIN_SHARE = 0.15
 """Of the sequence model's passes; fewer are not worth a bundle."""
