@@ -128,7 +128,8 @@ def test_the_commands_for_ones_own_data_run(tmp_path: Path) -> None:
     run_recsys(init[1:], tmp_path)
     (tmp_path / "like-it.toml").write_text(blocks("toml")[0])
     written, shown = (resolve(tmp_path / name) for name in ("shop.toml", "like-it.toml"))
-    assert (written.data, written.workspace) == (shown.data, shown.workspace)
+    assert (written.data.events, written.workspace) == (shown.data.events, shown.workspace)
+    assert written.data.columns == shown.data.columns
     run_recsys(run[1:], tmp_path)
     printed = run_recsys(recommend[1:], tmp_path)
     assert "Garden tool" in printed
