@@ -1,16 +1,16 @@
 """What each part of a run costs in seconds on a machine, before it is run.
 
 Each estimate was measured once on a machine whose matrix products ran at ``REFERENCE``, and is
-scaled by the rate that is measured now; arithmetic of matrix products is divided by that rate
-(docs/decisions/automatic-preset.md has estimates beside what the parts took).
+scaled by the rate that is measured now; arithmetic of matrix products is divided by that rate.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipelines.auto.machine import GIB, Machine
+from pipelines.auto.machine import Machine
 from pipelines.auto.shape import DataShape
+from pipelines.doctor.machine import GIB
 from recsys.models.item_weights.ease import ease_bytes, ease_seconds
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.auto.plan import FIRST, Part, Round, without_time
+from pipelines.auto.plan import FIRST, Part, Round, bundle_part, without_time
 from pipelines.auto.planner import BLENDED_FOR_EACH, EVALUATED_USERS, Planner
 from pipelines.config.toml import Table
 
@@ -51,9 +51,7 @@ def plan_first(planner: Planner) -> None:
         else:
             planner.left_out.append(without_time(part, planner.left))
     measuring = planner.costs.measuring(len(parts) + 1, users, BLENDED_FOR_EACH * users)
-    parts.append(
-        Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=measuring)
-    )
+    parts.append(bundle_part(measuring))
     planner.add(Round(name=FIRST, choices=choices, parts=tuple(parts)))
 
 

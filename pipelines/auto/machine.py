@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from pipelines.doctor.machine import read_number, usable_cpus
+from pipelines.doctor.machine import GIB, read_number, usable_cpus
+from recsys.fitting.training import device_named
 
 SIZE = 1_024
 """Rows and columns of the matrices that are multiplied."""
 SECONDS = 0.2
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +47,9 @@ def this_machine(device: str = "auto") -> Machine:
     Args:
         device: As ``training.device``.
     """
-    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    place = torch.device("cuda" if on_gpu and device == "auto" else device if on_gpu else "cpu")
+    place = device_named(device)
     return Machine(
-        device=torch.cuda.get_device_name(place) if on_gpu else "cpu",
+        device="cpu" if place.type == "cpu" else torch.cuda.get_device_name(place),
         num_cpus=usable_cpus(),
         memory_bytes=free_memory(),
         flops=measured_flops(place),

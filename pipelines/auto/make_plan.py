@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from pipelines.auto.costs import Costs
 from pipelines.auto.first_round import plan_first
-from pipelines.auto.machine import GIB, Machine
+from pipelines.auto.machine import Machine
 from pipelines.auto.plan import Plan
 from pipelines.auto.planner import Planner
 from pipelines.auto.shape import DataShape
 from pipelines.auto.trained_rounds import plan_late, plan_sequence, plan_two_tower
 from pipelines.config.toml import Table
+from pipelines.doctor.machine import GIB
 
 MIN_HELD_OUT = 30
 """Users with a held-out event, below which nothing can be chosen by validation."""

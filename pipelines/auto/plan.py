@@ -73,6 +73,11 @@ def following(before: Round, name: str, choices: Table, *parts: Part) -> Round:
     return Round(name=name, choices=merge(before.choices, choices), parts=parts)
 
 
+def bundle_part(seconds: float) -> Part:
+    """Describe what ends every round."""
+    return Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=seconds)
+
+
 def without_time(part: Part, left: float) -> Part:
     """Say that a part is left out for the time it takes."""
     return replace(part, why=f"{part.seconds:,.0f} s are needed, {max(0.0, left):,.0f} s are left")

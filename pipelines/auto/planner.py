@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipelines.auto.costs import Costs
@@ -44,7 +44,7 @@ class Planner:
         """Whether the configuration says no to a part, which is then listed as left out."""
         if set_value(self.user, key) is not False:
             return False
-        self.left_out.append(Part(**{**vars(part), "why": f"{key} = false is set"}))
+        self.left_out.append(replace(part, why=f"{key} = false is set"))
         return True
 
     def plan(self) -> Plan:

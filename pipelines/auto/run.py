@@ -154,11 +154,6 @@ class Automatic:
         return outcomes
 
 
-def config_of_last_round(sources: ConfigSources, planned: Planned) -> RunConfig:
-    """Build the configuration of the last round, for a run of single stages."""
-    return with_dataset(sources.config(planned.plan.rounds[-1].choices))
-
-
 def lines_of(planned: Planned, budget: str) -> Sequence[str]:
     """Say in words what is planned and why."""
     shape = planned.shape

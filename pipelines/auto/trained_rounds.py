@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pipelines.auto.plan import Part, following, without_time
+from pipelines.auto.plan import Part, bundle_part, following, without_time
 from pipelines.auto.planner import BLEND_USERS, EVALUATED_USERS, Planner, set_value
 from pipelines.auto.shape import DataShape
 from pipelines.config.run import SequenceTrainingConfig, TwoTowerTrainingConfig
 from pipelines.config.toml import Table, merge, plain
 from pipelines.presets import sequence_recipe as recipes
+from pipelines.presets.amazon import MEANING
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.optim import ScheduleConfig
 
@@ -29,8 +30,6 @@ ENCODING_SHARE = 0.2
 """Of the time left, that the encoder of texts may take."""
 HASH_SECONDS = 1e-4
 """To hash the words of a text."""
-MEANING = 384
-"""Columns of MiniLM's vectors; hashed words follow them."""
 
 
 def plan_sequence(planner: Planner) -> None:
@@ -57,7 +56,7 @@ def plan_sequence(planner: Planner) -> None:
         return
     choices = content | sequence_choices(shape, best, content)
     parts = [texts, part] if texts else [part]
-    ends = Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=measuring)
+    ends = bundle_part(measuring)
     planner.add(following(planner.rounds[-1], "best bundle", choices, *parts, ends))
 
 

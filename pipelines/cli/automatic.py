@@ -12,7 +12,6 @@ from pipelines.auto.run import (
     FEATURES,
     Automatic,
     Planned,
-    config_of_last_round,
     lines_of,
     planned_for,
 )
@@ -95,7 +94,7 @@ def run_automatically(
         if len(chosen) < len(STAGES):
             planned.save(config, len(planned.plan.rounds) - 1)
             rest = [stage for stage in chosen if stage.name != FEATURES]
-            return outcomes + run_stages(rest, config_of_last_round(sources, planned))
+            return outcomes + run_stages(rest, automatic.config_of(planned.plan.rounds[-1]))
         outcomes += automatic.run(planned, lambda one: run_stages(STAGES[1:], one))
     show_outcome(config)
     return outcomes

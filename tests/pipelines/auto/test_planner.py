@@ -3,10 +3,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.auto.machine import GIB, Machine
+from pipelines.auto.machine import Machine
 from pipelines.auto.make_plan import make_plan
 from pipelines.auto.plan import Plan
 from pipelines.auto.shape import DataShape
+from pipelines.doctor.machine import GIB
 
 MACHINE = Machine(device="cpu", num_cpus=2, memory_bytes=16 * GIB, flops=200e9)
 SHOP = DataShape(

@@ -3,10 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.auto.machine import GIB, Machine
+from pipelines.auto.machine import Machine
 from pipelines.auto.plan import Part, Plan, Round
 from pipelines.auto.run import Automatic, Planned, lines_of
 from pipelines.config.run import RunConfig
+from pipelines.doctor.machine import GIB
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.runner import StageOutcome
 from pipelines.presets.resolve import ConfigSources, resolve
