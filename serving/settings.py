@@ -59,6 +59,9 @@ class Settings(ServingOptions):
     is a loopback address: that is what the try-it page is for. Set it to false behind a proxy on
     the same machine.
     """
+    otlp_endpoint: str | None = None
+    """OpenTelemetry collector that traces are sent to over HTTP, such as
+    ``http://collector:4318``; None sends none."""
 
     def __post_init__(self) -> None:
         for name in (

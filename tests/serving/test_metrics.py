@@ -1,0 +1,146 @@
+"""Metrics: known answers on the page, and as many series after a flood as before."""
+
+from pathlib import Path
+
+import pytest
+from fastapi.routing import APIRoute
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.metrics import DEGRADED_CODES, ROUTES, ServerMetrics, route_of
+from serving.settings import Settings
+from serving.web.app import create_app
+
+
+def samples(metrics: ServerMetrics) -> dict[tuple[str, ...], float]:
+    """Values on the page by name and label values, in the order of the labels' names."""
+    page, kind = metrics.render()
+    assert kind.startswith("text/plain; version=")
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    }
+
+
+def test_the_page_has_what_was_observed() -> None:
+    metrics = ServerMetrics()
+    metrics.observe_request("/v1/recommend", 200, 0.0042)
+    metrics.observe_request("/v1/recommend", 200, 0.5)
+    metrics.observe_request("/v1/recommend", 503, 0.0001)
+    metrics.observe_reply(
+        {"rank": 1.5, "total": 4.0}, ("sequence", "ease"), ("unknown_user",), fallback="popular"
+    )
+    metrics.queue(3, 0.004)
+    metrics.queue(2)
+    metrics.refused("queue_full")
+    metrics.connections(17)
+    metrics.worker_restarted("killed")
+    metrics.workers(1, 2)
+    found = samples(metrics)
+    assert found["recsys_requests_total", "/v1/recommend", "200"] == 2
+    assert found["recsys_requests_total", "/v1/recommend", "503"] == 1
+    assert found["recsys_request_seconds_bucket", "0.004", "/v1/recommend"] == 1
+    assert found["recsys_request_seconds_bucket", "0.006", "/v1/recommend"] == 2
+    assert found["recsys_request_seconds_sum", "/v1/recommend"] == pytest.approx(0.5043)
+    assert found["recsys_stage_seconds_sum", "rank"] == 0.0015
+    assert found["recsys_stage_seconds_count", "total"] == 1
+    assert found["recsys_replies_total",] == 1
+    assert (found["recsys_sources_total", "sequence"], found["recsys_sources_total", "ease"]) == (
+        1,
+        1,
+    )
+    assert found["recsys_degraded_total", "unknown_user"] == 1
+    assert found["recsys_fallbacks_total", "popular"] == 1
+    assert found["recsys_queue_depth",] == 2
+    assert (found["recsys_queue_seconds_count",], found["recsys_queue_seconds_sum",]) == (1, 0.004)
+    assert found["recsys_refused_total", "queue_full"] == 1
+    assert found["recsys_connections",] == 17
+    assert found["recsys_worker_restarts_total", "killed"] == 1
+    assert (found["recsys_workers_ready",], found["recsys_workers_wanted",]) == (1, 2)
+
+
+def test_counters_begin_at_zero_so_that_the_first_failure_is_an_increase() -> None:
+    found = samples(ServerMetrics())
+    assert found["recsys_refused_total", "queue_full"] == 0
+    assert found["recsys_degraded_total", "late_source"] == 0
+    assert found["recsys_swaps_refused_total",] == 0
+
+
+def test_one_bundle_is_named_and_its_age_grows() -> None:
+    metrics = ServerMetrics()
+    metrics.bundle("v1", "aa", 100.0)
+    metrics.swap(1.5)
+    metrics.bundle("v2", "bb", 10.0)
+    first, second = samples(metrics), samples(metrics)
+    named = [key for key in first if key[0] == "recsys_bundle_info"]
+    assert named == [("recsys_bundle_info", "bb", "v2")]
+    assert 10 <= first["recsys_bundle_age_seconds",] < second["recsys_bundle_age_seconds",] < 70
+    assert (first["recsys_swap_seconds_count",], first["recsys_swap_seconds_sum",]) == (1, 1.5)
+
+
+def test_a_refused_bundle_shows_until_one_is_served() -> None:
+    metrics = ServerMetrics()
+    metrics.swap_refused()
+    assert samples(metrics)["recsys_bundle_refused",] == 1
+    metrics.swap(1.0)
+    found = samples(metrics)
+    assert found["recsys_bundle_refused",] == 0
+    assert found["recsys_swaps_refused_total",] == 1
+
+
+def test_no_client_can_add_series() -> None:
+    metrics = ServerMetrics()
+
+    def flood(start: int) -> None:
+        for number in range(start, start + 200):
+            made_up = f"x{number}"
+            metrics.observe_request(made_up, number, 0.001)
+            metrics.observe_request("/v1/recommend", 10_000 + number, 0.001)
+            metrics.observe_reply({made_up: 1.0}, (made_up,), (made_up,), made_up)
+            metrics.refused(made_up)
+            metrics.worker_restarted(made_up)
+
+    flood(1_000)
+    before = samples(metrics)
+    flood(2_000)
+    after = samples(metrics)
+    assert before.keys() == after.keys()
+    assert after["recsys_requests_total", "other", "other"] == 400
+    assert after["recsys_requests_total", "/v1/recommend", "other"] == 400
+    assert after["recsys_refused_total", "other"] == 400
+    assert after["recsys_sources_total", "other"] == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/v1/recommend", "/v1/recommend"),
+        ("/v1/similar/a/b", "/v1/similar/{item_id}"),
+        ("/v1/users/42/history", "/v1/users/{user_id}/history"),
+        ("/v1/users/42", "other"),
+        ("/v1/users", "/v1/users"),
+        ("/pages/page.js", "/pages/{name}"),
+        ("/pages/{name}", "/pages/{name}"),
+        ("/wp-login.php", "other"),
+    ],
+)
+def test_a_path_is_counted_under_its_route(path: str, route: str) -> None:
+    assert route_of(path) == route
+
+
+def test_every_route_of_the_server_is_counted_by_its_name(released: Path) -> None:
+    app = create_app(Settings(bundles=released))
+    routes = {one.path.replace(":path", "") for one in app.routes if isinstance(one, APIRoute)}
+    assert len(routes) > 10
+    assert routes <= set(ROUTES)
+    assert {route_of(route.format(item_id=1, user_id=2, name="x")) for route in routes} == routes
+
+
+def test_names_say_their_unit() -> None:
+    families = list(text_string_to_metric_families(ServerMetrics().render()[0].decode()))
+    own = {family.name: family.type for family in families if family.name.startswith("recsys_")}
+    assert len(own) > 15
+    assert [
+        n for n, kind in own.items() if kind == "histogram" and not n.endswith("_seconds")
+    ] == []
+    assert len(set(DEGRADED_CODES)) == len(DEGRADED_CODES)
