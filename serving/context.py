@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from features.point_in_time import FEATURES, UserState
 from serving.bundle.users import Users
+from serving.schemas import Degraded
 
 Rows = NDArray[np.int64]
 STALE_SECONDS = 30 * 24 * 3600
 
 
 def moment_of(
-    given: int | None, names: Mapping[str, int], users: Users, degraded: list[str]
+    given: int | None, names: Mapping[str, int], users: Users, degraded: list[Degraded]
 ) -> int:
     """Settle the unix second as of which a request's features are computed."""
     if given is not None:
@@ -32,7 +33,7 @@ def moment_of(
         return clock
     if any(FEATURES[name].needs_time for name in names):
         as_of = datetime.fromtimestamp(newest, UTC)
-        degraded.append(f"stale_data: time features as of {as_of:%Y-%m-%d}, the newest event")
+        degraded.append(Degraded("stale_data", f"{as_of:%Y-%m-%d}"))
     return newest + 1
 
 

@@ -47,7 +47,7 @@ def reasons(
         for name, model in bundle.item_weights.items()
         if name in sources
     }
-    texts = bundle.catalogue.display_texts
+    title_of = bundle.catalogue.title_of
     sent = set(query.sent.tolist())
     found = []
     for place, (row, source) in enumerate(zip(item_rows, sources, strict=True)):
@@ -56,13 +56,13 @@ def reasons(
             found.append("was taken before")
         elif seed:
             named = names_history or seed in sent
-            found.append(f"goes with {texts[seed] if named else 'the history'}")
+            found.append(f"goes with {title_of(seed) if named else 'the history'}")
         elif source == "content":
-            like = texts[query.item_row] if query.item_row else "the history"
+            like = title_of(query.item_row) if query.item_row else "the history"
             new = not query.item_row and row >= bundle.num_released_rows
             found.append(f"is about the same as {like}{', and is new' if new else ''}")
         elif source == "two_tower" and query.item_row:
-            found.append(f"is like {texts[query.item_row]}")
+            found.append(f"is like {title_of(query.item_row)}")
         else:
             found.append(FOR_A_HISTORY.get(source, "popular"))
     return found

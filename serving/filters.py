@@ -1,7 +1,8 @@
 """Filter: compile categories, exclusions and seen items into one mask of eligible items.
 
-Where nothing is left, filters are relaxed and the reply says so: categories first, then seen items.
-Items that the request excludes are never shown.
+What the request itself demands always holds: its categories and its exclusions are never relaxed,
+and where they leave nothing the list is empty and says so. Only the rule that leaves out the
+history gives way, where nothing else is left; the reply then says that too.
 """
 
 from __future__ import annotations
@@ -11,36 +12,31 @@ from numpy.typing import NDArray
 
 from recsys.data.item_mask import ItemMask
 from serving.bundle.load import Bundle
-from serving.query import Query
+from serving.query import MAX_NAMED, Query
+from serving.schemas import Degraded
 
 Allowed = NDArray[np.bool_]
+SEEN_ITEMS_SHOWN = Degraded("seen_items_shown")
 
 
-def eligible_items(query: Query, bundle: Bundle) -> tuple[ItemMask, tuple[str, ...]]:
-    """Compile the eligible items, and name the filters that had to be relaxed."""
-    excluded = np.zeros(bundle.num_item_rows, np.bool_)
-    excluded[_rows_of(query.request.exclude, bundle)] = True
-    excluded[[0, query.item_row]] = True
-    allowed = ~excluded
+def eligible_items(query: Query, bundle: Bundle) -> tuple[ItemMask, tuple[Degraded, ...]]:
+    """Compile the eligible items, and say what the filters could not do."""
+    notes: list[Degraded] = []
+    allowed = _in_categories(query, bundle, notes)
+    allowed[[0, query.item_row]] = False
+    in_categories = bool(allowed.any())
+    allowed[_rows_of(query.request.exclude, bundle)] = False
+    if not allowed.any():
+        why = "exclude" if in_categories else "filter.categories"
+        return ItemMask(allowed), (*notes, Degraded("nothing_eligible", why))
 
-    in_categories = _in_categories(query, bundle)
-    unseen: Allowed | None = None
     if query.surface.exclude_seen and len(query.seen):
-        unseen = np.ones(bundle.num_item_rows, np.bool_)
+        unseen = allowed.copy()
         unseen[query.seen] = False
-
-    given_up: list[str] = []
-    wanted = allowed if in_categories is None else allowed & in_categories
-    if not wanted.any() and in_categories is not None:
-        given_up.append("everything_filtered: categories ignored")
-        wanted = allowed
-    fresh = wanted if unseen is None else wanted & unseen
-    if not fresh.any() and wanted.any():
-        given_up.append("everything_filtered: seen items shown")
-        fresh = wanted
-    if not fresh.any():
-        given_up.append("everything_excluded")
-    return ItemMask(fresh), tuple(given_up)
+        if unseen.any():
+            return ItemMask(unseen), tuple(notes)
+        notes.append(SEEN_ITEMS_SHOWN)
+    return ItemMask(allowed), tuple(notes)
 
 
 def _rows_of(item_ids: list[str], bundle: Bundle) -> list[int]:
@@ -48,11 +44,15 @@ def _rows_of(item_ids: list[str], bundle: Bundle) -> list[int]:
     return [row for row in rows if row is not None]
 
 
-def _in_categories(query: Query, bundle: Bundle) -> Allowed | None:
+def _in_categories(query: Query, bundle: Bundle, notes: list[Degraded]) -> Allowed:
     names = query.request.filter.categories
     if names is None:
-        return None
-    rows = (bundle.catalogue.category_names.row_of(name) for name in names)
+        return np.ones(bundle.num_item_rows, np.bool_)
+    found = {name: bundle.catalogue.category_names.row_of(name) for name in names}
+    unknown = [name for name, row in found.items() if not row]
+    notes.extend(Degraded("unknown_category", name) for name in unknown[:MAX_NAMED])
+    if len(unknown) > MAX_NAMED:
+        notes.append(Degraded("unknown_categories", f"{len(unknown) - MAX_NAMED} more"))
     allowed = np.zeros(bundle.num_item_rows, np.bool_)
-    allowed[bundle.catalogue.rows_in_categories([row for row in rows if row])] = True
+    allowed[bundle.catalogue.rows_in_categories([row for row in found.values() if row])] = True
     return allowed

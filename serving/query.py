@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from recsys.data.batch import Jagged, JaggedBatch
 from serving.bundle.load import Bundle
 from serving.context import context_rows, moment_of
-from serving.schemas import Request
+from serving.schemas import Degraded, Request
 from serving.surfaces import Surface
 
 Rows = NDArray[np.int64]
 MAX_NAMED = 5
-"""Unknown items named one by one in a reply; the rest are counted."""
+"""Unknown items, and unknown categories, named one by one in a reply; the rest are counted."""
 
 
 class UnknownItemError(ValueError):
@@ -41,7 +41,7 @@ class Query:
     features: JaggedBatch
     """A batch of one, as models read it; the history is at most surface.max_history long, and
     ``history.times`` are its unix seconds, where the bundle has times."""
-    degraded: tuple[str, ...]
+    degraded: tuple[Degraded, ...]
     """What the request named and the bundle does not know."""
 
     @property
@@ -63,12 +63,12 @@ def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
     Raises:
         UnknownItemError: The item of surface ``similar`` is not in the catalogue.
     """
-    degraded: list[str] = []
+    degraded: list[Degraded] = []
     user_row = 0
     if request.user_id is not None:
         user_row = bundle.users.row_of(request.user_id) or 0
         if user_row == 0:
-            degraded.append("unknown_user")
+            degraded.append(Degraded("unknown_user"))
 
     item_row = 0
     if request.item_id is not None:
@@ -93,7 +93,7 @@ def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
         context = context_rows(bundle.context_features, times, len(known), len(sent), moment)
         features |= {f"context.{name}": _one(row) for name, row in context.items()}
     if len(seen) == 0:
-        degraded.append("empty_history")
+        degraded.append(Degraded("empty_history"))
 
     return Query(
         request=request,
@@ -116,12 +116,12 @@ def _item_row(item_id: str, bundle: Bundle) -> int:
     return row
 
 
-def _session_rows(session: list[str], bundle: Bundle, degraded: list[str]) -> Rows:
+def _session_rows(session: list[str], bundle: Bundle, degraded: list[Degraded]) -> Rows:
     found = [(item_id, bundle.catalogue.row_of(item_id)) for item_id in session]
     unknown = list(dict.fromkeys(item_id for item_id, row in found if row is None))
-    degraded.extend(f"unknown_item: {item_id}" for item_id in unknown[:MAX_NAMED])
+    degraded.extend(Degraded("unknown_item", item_id) for item_id in unknown[:MAX_NAMED])
     if len(unknown) > MAX_NAMED:
-        degraded.append(f"unknown_items: {len(unknown) - MAX_NAMED} more")
+        degraded.append(Degraded("unknown_items", f"{len(unknown) - MAX_NAMED} more"))
     return np.array([row for _, row in found if row is not None], np.int64)
 
 

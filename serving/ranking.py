@@ -1,7 +1,6 @@
 """Merge the sources' lists into one, with each source's contribution to an item's score.
 
 Surface ``home`` uses the bundle's learned blend if there is one; others merge by reciprocal rank.
-Short lists are filled up with popular items.
 
 Axes: k list length, n items listed, S sources, C candidates of a source.
 """
@@ -116,23 +115,3 @@ def by_reciprocal_rank(
     weight = torch.tensor([used[name] for name in blended.sources])
     shares = weight / (CONSTANT + blended.source_ranks)
     return Ranked.of(blended, shares.masked_fill(blended.source_ranks == ABSENT, 0.0))
-
-
-def filled_up(ranked: Ranked, popular: Rows, k: int) -> Ranked:
-    """Let popular items follow, best first, until there are k; they add nothing to a score."""
-    more = popular[(popular > 0) & ~np.isin(popular, ranked.item_rows)][: k - len(ranked.item_rows)]
-    if len(more) == 0:
-        return ranked
-    sources = ranked.sources if FILLER in ranked.sources else (*ranked.sources, FILLER)
-    lowest = min(0.0, float(ranked.scores[-1])) if len(ranked.scores) else 0.0
-    width = len(sources) - len(ranked.sources)
-    ranks = np.zeros((len(more), len(sources)), np.int64)
-    ranks[:, sources.index(FILLER)] = 1 + np.flatnonzero(np.isin(popular, more))
-    nothing = np.zeros((len(more), len(sources)), np.float32)
-    return Ranked(
-        np.concatenate([ranked.item_rows, more]),
-        np.concatenate([ranked.scores, np.full(len(more), lowest, np.float32)]),
-        sources,
-        np.concatenate([np.pad(ranked.ranks, ((0, 0), (0, width))), ranks]),
-        np.concatenate([np.pad(ranked.contributions, ((0, 0), (0, width))), nothing]),
-    )

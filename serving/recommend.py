@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from logging import WARNING
@@ -26,11 +27,20 @@ from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import Profile
 from serving.bundle.ranker import PROFILE, CandidateRanker, LateRankerError
 from serving.explain import reasons
-from serving.filters import eligible_items
+from serving.filters import SEEN_ITEMS_SHOWN, eligible_items
+from serving.item_cards import ItemCards
 from serving.log import log
 from serving.query import Query, hydrate
-from serving.ranking import FILLER, Ranked, by_reciprocal_rank, filled_up, with_new_items
-from serving.schemas import Context, RecommendedItem, Reply, Request, ServedBy
+from serving.ranking import FILLER, Ranked, by_reciprocal_rank, with_new_items
+from serving.schemas import (
+    Context,
+    Degraded,
+    DegradedCode,
+    RecommendedItem,
+    Reply,
+    Request,
+    ServedBy,
+)
 from serving.settings import ServingOptions
 from serving.sources import LateError, sources_of
 from serving.surfaces import surfaces_of
@@ -71,6 +81,9 @@ class Recommender:
         if bundle.generative is None and bundle.ensemble is None:
             options = replace(options, profile="fast")
         self.bundle, self.adapters, self._options = bundle, adapters, options
+        self.cards = ItemCards(bundle)
+        self.failures: Counter[str] = Counter()
+        """Times that each source or stage failed."""
         excluded = options.exclude_history
         self._surfaces = surfaces_of(bundle.exclude_history if excluded is None else excluded)
         self._blends = {
@@ -127,25 +140,28 @@ class Recommender:
         with torch.inference_mode():
             query = hydrate(request, self.bundle, surface)
             clock.lap("hydrate")
-            eligible, given_up = eligible_items(query, self.bundle)
+            eligible, notes = eligible_items(query, self.bundle)
             clock.lap("filter")
-            blend = self._blend if surface.learned and not given_up else None
-            lengths = _list_lengths(query, blend, given_up)
-            candidates, late = self._retrieve(lengths, query, eligible)
+            relaxed = SEEN_ITEMS_SHOWN in notes
+            blend = self._blend if surface.learned and not relaxed else None
+            lengths = _list_lengths(query, blend, relaxed) if eligible.count() else {}
+            candidates, missing = self._retrieve(lengths, query, eligible)
             clock.lap("retrieve")
-            if late:
-                # The weights that were learned without the late source.
+            if missing:
+                # The weights that were learned without the slow source.
                 blend = blend and self._blends.get("fast", blend)
             ranked, ranker, not_ranked = self._rank(candidates, blend, query)
             clock.lap("rank")
             items = self._select(ranked, query, names_history)
             clock.lap("select")
-        short = [] if len(items) == request.k else [f"short_list: {len(items)} of {request.k}"]
+        short = []
+        if len(items) < request.k and lengths:
+            short.append(Degraded("short_list", f"{len(items)} of {request.k}"))
         return Reply(
             request_id=uuid.uuid4().hex,
             items=items,
             served_by=self._parts_used(query, candidates, ranker),
-            degraded=[*query.degraded, *given_up, *late, *not_ranked, *short],
+            degraded=[*query.degraded, *notes, *missing, *not_ranked, *short],
             fallback="popular" if set(candidates) == {"popular"} else None,
             timings_ms=clock.total(),
         )
@@ -191,30 +207,43 @@ class Recommender:
 
     def _retrieve(
         self, lengths: Mapping[str, int], query: Query, eligible: ItemMask
-    ) -> tuple[dict[str, TopK], list[str]]:
+    ) -> tuple[dict[str, TopK], list[Degraded]]:
         """Query the sources, [1, k_s] each; those without candidates are left out.
 
         Returns:
-            Lists by source, and a note on each source that was late.
+            Lists by source, and a note on each source that was late or failed.
         """
         longest = max(1, eligible.count())
         lists: dict[str, TopK] = {}
-        late: list[str] = []
+        missing: list[Degraded] = []
         for name, length in lengths.items():
             if (source := self._sources.get(name)) is None:
                 continue
             try:
                 found = source.candidates(query, eligible, min(length, longest))
             except LateError:
-                late.append(f"late_source: {name}")
+                missing.append(Degraded("late_source", name))
+                continue
+            except Exception:
+                # Whatever went wrong, the other sources can be served.
+                missing.append(self._failed("failed_source", name))
                 continue
             if found is not None and bool((found.item_rows > 0).any()):
                 lists[name] = found
-        return lists, late
+        return lists, missing
+
+    def _failed(self, code: DegradedCode, part: str) -> Degraded:
+        """Note and count a failed part; the log has its first failure, then every 2nd, 4th, 8th."""
+        self.failures[part] += 1
+        times = self.failures[part]
+        if times & (times - 1) == 0:
+            fields = {"part": part, "times": times, "bundle": self.bundle.version}
+            log(code, fields, level=WARNING, failed=True)
+        return Degraded(code, part)
 
     def _rank(
         self, candidates: Mapping[str, TopK], blend: OneQueryBlend | None, query: Query
-    ) -> tuple[Ranked | None, str | None, list[str]]:
+    ) -> tuple[Ranked | None, str | None, list[Degraded]]:
         """Merge lists, [1, k_s] each, into one.
 
         Returns:
@@ -233,28 +262,25 @@ class Recommender:
 
     def _rank_all(
         self, candidates: Mapping[str, TopK], blend: OneQueryBlend | None, query: Query
-    ) -> tuple[Ranked, str | None, list[str]]:
+    ) -> tuple[Ranked, str | None, list[Degraded]]:
         """Merge lists whatever is in the history; at least one has an item."""
-        k = query.request.k
-        if blend is None or candidates.keys() == {FILLER}:
-            return by_reciprocal_rank(candidates, query.surface.weights, k), None, []
-        length = query.surface.num_candidates
+        k, length = query.request.k, query.surface.num_candidates
         blended = {
             name: TopK(candidates[name].scores[:, :length], candidates[name].item_rows[:, :length])
-            for name in blend.sources
+            for name in (blend.sources if blend is not None else ())
             if name in candidates
         }
+        if blend is None or not blended or candidates.keys() == {FILLER}:
+            return by_reciprocal_rank(candidates, query.surface.weights, k), None, []
         ranked, ranker, notes = self._by_ranker(blended, query)
         if ranked is None:
             merged = blend.merge(blended, len(query.history), k)
             ranked = Ranked.of_merged(merged, tuple(blended))
-        if FILLER in candidates:
-            ranked = filled_up(ranked, candidates[FILLER].item_rows[0].numpy(), k)
         return ranked, ranker, notes
 
     def _by_ranker(
         self, blended: Mapping[str, TopK], query: Query
-    ) -> tuple[Ranked | None, str | None, list[str]]:
+    ) -> tuple[Ranked | None, str | None, list[Degraded]]:
         """Order the list by the ranker; None where there is none, or it failed."""
         if self._ranker is None:
             return None, None, []
@@ -263,11 +289,10 @@ class Recommender:
             domain = query.request.context.domain
             found = self._ranker.ranked(blended, query.features, counts, k, domain)
         except LateRankerError:
-            return None, None, ["late_stage: ranker"]
+            return None, None, [Degraded("late_stage", "ranker")]
         except Exception:
             # Whatever went wrong, the blend's order can be served.
-            log("ranker_failed", {"bundle": self.bundle.version}, level=WARNING, failed=True)
-            return None, None, ["failed_stage: ranker"]
+            return None, None, [self._failed("failed_stage", "ranker")]
         return Ranked.of_merged(found, tuple(blended)), self._ranker.version, []
 
     def _parts_used(
@@ -293,23 +318,29 @@ class Recommender:
         if query.request.explain:
             why = reasons(rows, sources, query, self.bundle, names_history=names_history)
             shares = ranked.shares()
-        item_ids, semantic_ids = self.bundle.catalogue.item_ids, self.bundle.semantic_ids
-        codes = [None] * len(rows) if semantic_ids is None else semantic_ids.texts(rows)
+        cards = map(self.cards.of, rows)
         return [
-            RecommendedItem(item_ids[row], *rest)
-            for row, *rest in zip(
-                rows, ranked.scores.tolist(), sources, why, codes, shares, strict=True
+            RecommendedItem(
+                card.item_id,
+                score,
+                source,
+                card.title,
+                card.categories,
+                card.semantic_id,
+                reason,
+                parts,
+            )
+            for card, score, source, reason, parts in zip(
+                cards, ranked.scores.tolist(), sources, why, shares, strict=True
             )
         ]
 
 
-def _list_lengths(
-    query: Query, blend: OneQueryBlend | None, given_up: Sequence[str]
-) -> dict[str, int]:
+def _list_lengths(query: Query, blend: OneQueryBlend | None, relaxed: bool) -> dict[str, int]:
     """Decide how many items to request from each source."""
     surface = query.surface
     longest = max(query.request.k, surface.num_candidates)
-    if given_up:
+    if relaxed:
         return {FILLER: longest}
     if blend is None:
         return dict.fromkeys(surface.weights, longest)

@@ -1,14 +1,17 @@
 """Requests and replies, the same over HTTP, in Python and in batch.
 
 A field that is not in these schemas is refused by its name, never ignored: ``query``,
-``diversity``, ``cursor`` and ``dry_run`` are not supported.
+``diversity``, ``cursor`` and ``dry_run`` are not supported. A reply's fields that are None are
+left out of its JSON (`to_json`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from typing import Annotated, Literal
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from serving.bundle.manifest import Profile
@@ -18,6 +21,10 @@ MAX_SESSION = 10_000
 MAX_EXCLUDE = 10_000
 MAX_CATEGORIES = 100
 MAX_BATCH = 1_000
+MAX_BATCH_ITEMS = 20_000
+"""Items that all lists of a batch together may have places for: what a reply costs."""
+MAX_EXPLAINED = 100
+"""Longest list that is explained."""
 
 Source = Literal[
     "two_tower",
@@ -31,6 +38,22 @@ Source = Literal[
     "ensemble",
     "generative",
     "popular",
+]
+DegradedCode = Literal[
+    "unknown_user",
+    "empty_history",
+    "unknown_item",
+    "unknown_items",
+    "unknown_category",
+    "unknown_categories",
+    "stale_data",
+    "nothing_eligible",
+    "seen_items_shown",
+    "short_list",
+    "late_source",
+    "failed_source",
+    "late_stage",
+    "failed_stage",
 ]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 
@@ -51,7 +74,8 @@ class Filter(_Strict):
     """Which items may be recommended."""
 
     categories: list[Id] | None = Field(default=None, min_length=1, max_length=MAX_CATEGORIES)
-    """Only items in at least one of these categories; an unknown category has no items."""
+    """Only items in at least one of these categories. It always holds: an unknown category has no
+    items, and a list that is short or empty for it says so."""
 
 
 class Context(_Strict):
@@ -82,7 +106,16 @@ class Request(_Strict):
     exclude: list[Id] = Field(default_factory=list, max_length=MAX_EXCLUDE)
     """Item ids that must not be shown; unknown ids are ignored."""
     explain: bool = False
-    """Whether each item comes with a reason and the contributions of its sources."""
+    """Whether each item comes with a reason and the contributions of its sources; k may then be at
+    most 100."""
+
+    @model_validator(mode="after")
+    def _can_be_explained(self) -> Request:
+        if self.explain and self.k > MAX_EXPLAINED:
+            raise ValueError(
+                f"explain takes k of at most {MAX_EXPLAINED}, got {self.k}; lower one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fits_surface(self) -> Request:
@@ -97,9 +130,19 @@ class Request(_Strict):
 
 
 class BatchRequest(_Strict):
-    """Several requests, answered in order by one bundle."""
+    """Several requests, answered in order by one bundle; their k may add up to 20,000."""
 
     requests: list[Request] = Field(min_length=1, max_length=MAX_BATCH)
+
+    @model_validator(mode="after")
+    def _fits_reply(self) -> BatchRequest:
+        total = sum(request.k for request in self.requests)
+        if total > MAX_BATCH_ITEMS:
+            raise ValueError(
+                f"k of all requests adds up to {total}; a batch may have {MAX_BATCH_ITEMS} in all, "
+                "send more batches or shorter lists"
+            )
+        return self
 
 
 class SimilarParameters(Parameters):
@@ -109,23 +152,42 @@ class SimilarParameters(Parameters):
 
 
 @dataclass(frozen=True, slots=True)
+class Degraded:
+    """One thing that was missing, late or left out; docs/serving.md lists the codes."""
+
+    code: DegradedCode
+    detail: str | None = None
+    """Which item, category, source or stage, or how many; None where the code says it all."""
+
+    def __str__(self) -> str:
+        return self.code if self.detail is None else f"{self.code}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
 class RecommendedItem:
     """One item of a list."""
 
     item_id: str
     score: float
+    """Orders this list, never rising. Scores of two lists cannot be compared: each is a sum of
+    parts that depend on the user, the candidates and the bundle, and is no probability."""
     source: Source
     """The source that contributed most to the score."""
-    reason: str | None = None
+    title: str | None = None
+    """What a page shows, cut to 500 characters; None where the catalogue has none."""
+    categories: tuple[str, ...] | None = None
+    """At most 50; None where the item has none."""
     semantic_id: str | None = None
-    """Codes, coarse to fine, as ``12-250-3``; null without."""
+    """Codes, coarse to fine, as ``12-250-3``; None without."""
+    reason: str | None = None
+    """A few words on why it is listed; None unless ``explain`` is set."""
     contributions: dict[str, float] | None = None
-    """Share of the score by source, largest first; null unless ``explain`` is set."""
+    """Share of the score by source, largest first; None unless ``explain`` is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedBy:
-    """Versions of the parts that made a list; null where the bundle has no such part."""
+    """Versions of the parts that made a list; None where the bundle has no such part."""
 
     bundle: str
     index: str | None
@@ -134,9 +196,9 @@ class ServedBy:
     profile: Profile = "fast"
     """Which sources are queried: ``full`` adds slower ones, such as beam search."""
     adapter: str | None = None
-    """``<domain>/<version>`` of the adapter that was used; null where the base model was."""
+    """``<domain>/<version>`` of the adapter that was used; None where the base model was."""
     ranker: str | None = None
-    """Version of the ranker that ordered the list; null where the blend's order is served."""
+    """Version of the ranker that ordered the list; None where the blend's order is served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +207,26 @@ class Reply:
 
     request_id: str
     items: list[RecommendedItem]
+    """Fewer than ``k`` where there are no more; ``degraded`` then says so once."""
     served_by: ServedBy
-    degraded: list[str]
-    """What was missing or late, each as ``<what>`` or ``<what>: <which>``; empty if nothing."""
+    degraded: list[Degraded]
+    """What was missing, late or left out; empty if nothing."""
     fallback: Source | None
-    """The source of the whole list where no other found an item, else null."""
+    """The source of the whole list where no other found an item, else None."""
     timings_ms: dict[str, float]
     """Milliseconds by stage, and ``total``."""
+
+
+def to_json(content: object) -> bytes:
+    """Encode a reply, or anything made of dataclasses; their fields that are None are left out."""
+    return orjson.dumps(content, default=_present, option=orjson.OPT_PASSTHROUGH_DATACLASS)
+
+
+def _present(value: object) -> dict[str, object]:
+    names = _field_names(type(value))
+    return {name: found for name in names if (found := getattr(value, name)) is not None}
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,7 +14,6 @@ from pipelines.cli.options import DEMO, AsJson
 from pipelines.engine.console import log, out
 
 if TYPE_CHECKING:
-    from serving.bundle.load import Bundle
     from serving.schemas import Reply, Request
 
 BundlePath = Annotated[
@@ -91,6 +89,7 @@ def recommend(
       recsys recommend --item 50 --category Sci-Fi
     """
     from serving.recommend import Recommender
+    from serving.schemas import to_json
 
     request = checked_request(
         surface="similar" if item else "home",
@@ -104,14 +103,14 @@ def recommend(
     recommender = Recommender.load(check_bundle(bundle))
     reply = recommender.answer(request)
     if as_json:
-        out.print_json(data=asdict(reply))
+        out.print_json(to_json(reply).decode())
         return
     loaded = recommender.bundle
     if user and (row := loaded.users.row_of(user)):
         latest = loaded.users.history(row)[-5:][::-1]
         titles = [loaded.catalogue.display_texts[int(one)] for one in latest]
         out.print(Text(f"user {user} lately: {'; '.join(titles)}", style="dim"))
-    out.print(reply_table(reply, loaded))
+    out.print(reply_table(reply))
     for note in reply.degraded:
         log.print(f"note: {note}", style="yellow", markup=False)
 
@@ -134,18 +133,21 @@ def checked_request(**fields: object) -> Request:
         raise ValueError("; ".join(line.removeprefix(": ") for line in lines)) from None
 
 
-def reply_table(reply: Reply, bundle: Bundle) -> Table:
+def reply_table(reply: Reply) -> Table:
     """Tabulate a reply with titles."""
     explained = any(one.reason for one in reply.items)
     place, score = (Column(name, justify="right") for name in ("", "score"))
     names = ("item", "title", "source", *(["why"] if explained else []))
     table = Table(place, *names, score, box=box.SIMPLE_HEAD)
     for number, one in enumerate(reply.items, start=1):
-        row = bundle.catalogue.row_of(one.item_id)
-        title = bundle.catalogue.display_texts[row] if row else ""
         reason = [Text(one.reason or "")] if explained else []
         table.add_row(
-            str(number), Text(one.item_id), Text(title), one.source, *reason, f"{one.score:.4f}"
+            str(number),
+            Text(one.item_id),
+            Text(one.title or ""),
+            one.source,
+            *reason,
+            f"{one.score:.4f}",
         )
     return table
 

@@ -23,6 +23,10 @@ from serving.bundle.arrays import check_distinct, check_ragged, load_rows, load_
 Rows = NDArray[np.int64]
 FOLDER = "catalogue"
 TABLES = ("item_ids", "display_texts", "category_names")
+MAX_TITLE = 500
+"""Characters of a title as it is shown."""
+MAX_SHOWN_CATEGORIES = 50
+"""Categories of an item as they are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +90,14 @@ class Catalogue:
         return self.item_ids.row_of(item_id) or None
 
     def title_of(self, item_row: int) -> str:
-        """Give an item's display text, or its id where it has none."""
-        return self.display_texts[item_row] or self.item_ids[item_row]
+        """Give an item's display text, cut to `MAX_TITLE`, or its id where it has none."""
+        return self.display_texts[item_row][:MAX_TITLE] or self.item_ids[item_row]
 
     def categories_of(self, item_row: int) -> list[str]:
-        """Name an item's categories."""
+        """Name an item's categories, the first `MAX_SHOWN_CATEGORIES`."""
         first, last = self.category_offsets[item_row : item_row + 2].tolist()
-        return [
-            self.category_names[row] for row in self.category_values[first:last].tolist() if row
-        ]
+        shown = self.category_values[first : min(last, first + MAX_SHOWN_CATEGORIES)]
+        return [self.category_names[row] for row in shown.tolist() if row]
 
     def rows_in_categories(self, category_rows: Sequence[int]) -> Rows:
         """List the item rows that have at least one of the categories."""

@@ -109,7 +109,7 @@ def _replied(http: HttpRequest, reply: Reply) -> Response:
         request_id=reply.request_id,
         bundle=reply.served_by.bundle,
         num_items=len(reply.items),
-        degraded=[what.partition(":")[0] for what in reply.degraded],
+        degraded=[what.code for what in reply.degraded],
     )
     return JsonResponse(reply)
 
@@ -154,7 +154,8 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def no_route(_: HttpRequest, error: HTTPException) -> Response:
-        content = error_body("no_such_route", f"{error.detail}; GET / lists the routes")
+        code = "method_not_allowed" if error.status_code == 405 else "no_such_route"
+        content = error_body(code, f"{error.detail}; GET / lists the routes")
         return JsonResponse(content, error.status_code, error.headers)
 
     @app.exception_handler(Exception)

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from serving.schemas import to_json
 from serving.settings import Settings
 
 MAX_FIELDS_NAMED = 10
@@ -26,7 +27,7 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 
 class JsonResponse(Response):
-    """JSON by orjson, dataclasses included; no cache keeps it, since bundles are swapped."""
+    """JSON, as `to_json` writes it; no cache keeps it, since bundles are swapped."""
 
     media_type = "application/json"
 
@@ -36,7 +37,7 @@ class JsonResponse(Response):
         self.headers["x-content-type-options"] = "nosniff"
 
     def render(self, content: object) -> bytes:
-        return orjson.dumps(content)
+        return to_json(content)
 
 
 class RefusedError(Exception):

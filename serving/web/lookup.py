@@ -18,24 +18,14 @@ import numpy as np
 import torch
 
 from serving.bundle.load import Bundle
+from serving.item_cards import ItemCard
+from serving.recommend import Recommender
 from serving.web.title_search import END, TitleIndex
 
 MAX_CATEGORIES = 500
 """Categories on the page, largest first."""
 MAX_PREFIX_USERS = 5_000
 """Users with a prefix, in order of text, among which the shortest ids are listed."""
-
-
-@dataclass(frozen=True, slots=True)
-class ItemCard:
-    """One item as a page shows it."""
-
-    item_id: str
-    title: str
-    """The item's id where it has no title."""
-    categories: list[str]
-    semantic_id: str | None
-    """Codes of its content, coarse to fine; null without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +43,13 @@ class UserCard:
     num_events: int
 
 
-def item_card(bundle: Bundle, item_row: int) -> ItemCard:
-    """Describe an item."""
-    catalogue, semantic_ids = bundle.catalogue, bundle.semantic_ids
-    return ItemCard(
-        item_id=catalogue.item_ids[item_row],
-        title=catalogue.title_of(item_row),
-        categories=catalogue.categories_of(item_row),
-        semantic_id=semantic_ids.text(item_row) or None if semantic_ids else None,
-    )
-
-
-def past_items(bundle: Bundle, user_row: int, k: int) -> list[PastItem]:
+def past_items(recommender: Recommender, user_row: int, k: int) -> list[PastItem]:
     """List a user's latest k events, newest first."""
-    rows, times = bundle.users.history(user_row), bundle.users.history_times(user_row)
+    users = recommender.bundle.users
+    rows, times = users.history(user_row), users.history_times(user_row)
     found = []
     for place in range(len(rows) - 1, max(len(rows) - 1 - k, -1), -1):
-        card = item_card(bundle, int(rows[place]))
+        card = recommender.cards.of(int(rows[place]))
         moment = None if times is None else int(times[place])
         found.append(PastItem(card.item_id, card.title, card.categories, card.semantic_id, moment))
     return found

@@ -8,6 +8,7 @@ files. ``/v1/catalogue``, ``/v1/search`` and ``/v1/items`` describe items, ``/v1
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -18,6 +19,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from serving.hot_swap import BundleWatcher
+from serving.recommend import Recommender
 from serving.schemas import Parameters
 from serving.settings import Settings
 from serving.web.http import (
@@ -30,7 +32,6 @@ from serving.web.http import (
 from serving.web.lookup import (
     Lookup,
     category_sizes,
-    item_card,
     past_items,
     random_users,
     user_card,
@@ -142,35 +143,36 @@ def _add_items(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup:
         recommender = watcher.recommender
         bundle = recommender.bundle
         shown = shows_users(http, settings)
-        return JsonResponse(
-            {
-                "bundle": bundle.version,
-                "profile": recommender.profile,
-                "num_items": bundle.num_item_rows - 1,
-                "num_users": bundle.users.num_user_rows - 1 if shown else None,
-                "shows_users": shown,
-                "categories": category_sizes(bundle),
-            }
-        )
+        described = {
+            "bundle": bundle.version,
+            "profile": recommender.profile,
+            "num_items": bundle.num_item_rows - 1,
+            "shows_users": shown,
+            "categories": category_sizes(bundle),
+        }
+        if shown:
+            described["num_users"] = bundle.users.num_user_rows - 1
+        return JsonResponse(described)
 
     # Handlers that may make an index are not async: they run in a thread, beside other requests.
     @app.get("/v1/search", openapi_extra=parameters_schema(SearchParameters))
     def search(http: HttpRequest) -> Response:
         """Find items by title."""
-        given, bundle = read_parameters(SearchParameters, http), watcher.recommender.bundle
-        rows = lookup.titles(bundle).search(given.q, given.k)
-        return JsonResponse(
-            {"bundle": bundle.version, "items": [item_card(bundle, row) for row in rows]}
-        )
+        given, recommender = read_parameters(SearchParameters, http), watcher.recommender
+        rows = lookup.titles(recommender.bundle).search(given.q, given.k)
+        return _cards(recommender, rows)
 
     @app.get("/v1/items", openapi_extra=parameters_schema(ItemsParameters))
     def items(http: HttpRequest) -> Response:
         """Describe items; those that are not in the catalogue are left out."""
-        given, bundle = read_parameters(ItemsParameters, http), watcher.recommender.bundle
-        rows = [bundle.catalogue.row_of(item_id) for item_id in given.id]
-        return JsonResponse(
-            {"bundle": bundle.version, "items": [item_card(bundle, row) for row in rows if row]}
-        )
+        given, recommender = read_parameters(ItemsParameters, http), watcher.recommender
+        rows = (recommender.bundle.catalogue.row_of(item_id) for item_id in given.id)
+        return _cards(recommender, [row for row in rows if row])
+
+
+def _cards(recommender: Recommender, rows: Sequence[int]) -> Response:
+    items = [recommender.cards.of(row) for row in rows]
+    return JsonResponse({"bundle": recommender.bundle.version, "items": items})
 
 
 def _add_users(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup: Lookup) -> None:
@@ -192,7 +194,8 @@ def _add_users(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup:
     def history(http: HttpRequest, user_id: str) -> Response:
         """List a user's history, newest first."""
         _check_shown(http, settings)
-        given, bundle = read_parameters(HistoryParameters, http), watcher.recommender.bundle
+        given, recommender = read_parameters(HistoryParameters, http), watcher.recommender
+        bundle = recommender.bundle
         row = bundle.users.row_of(user_id)
         if row is None:
             raise RefusedError(404, "unknown_user", "no user of the bundle has this id")
@@ -201,7 +204,7 @@ def _add_users(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup:
                 "bundle": bundle.version,
                 "user_id": user_id,
                 "num_events": len(bundle.users.history(row)),
-                "items": past_items(bundle, row, given.k),
+                "items": past_items(recommender, row, given.k),
             }
         )
 

@@ -10,7 +10,7 @@ from serving.bundle.load import load_bundle
 from serving.context import STALE_SECONDS, context_rows, moment_of, state_of
 from serving.query import hydrate
 from serving.recommend import Recommender
-from serving.schemas import Request
+from serving.schemas import Degraded, Request
 from serving.surfaces import HOME
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
@@ -69,7 +69,7 @@ def test_history_is_what_lies_strictly_before_the_moment(timed):
 def test_data_long_past_is_served_as_of_its_end_and_says_so(timed, monkeypatch):
     newest = timed.users.newest_time
     reply = Recommender(timed).answer(Request(user_id="user-2"))
-    assert reply.degraded == ["stale_data: time features as of 2023-11-18, the newest event"]
+    assert reply.degraded == [Degraded("stale_data", "2023-11-18")]
 
     for clock, expected, says in (
         (newest + 5, newest + 5, False),

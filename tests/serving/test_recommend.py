@@ -1,6 +1,8 @@
 """Known answers: in the synthetic bundle, user-<even> took even items only."""
 
+import logging
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import polars as pl
@@ -13,6 +15,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.retrieval.blend.fusion import FILL
 from serving.bundle.load import load_bundle
 from serving.bundle.write import write_bundle
+from serving.log import LOGGER
 from serving.query import UnknownItemError
 from serving.recommend import Recommender
 from serving.schemas import Request
@@ -34,6 +37,10 @@ def ids(reply):
     return [item.item_id for item in reply.items]
 
 
+def said(reply):
+    return [str(note) for note in reply.degraded]
+
+
 def seen_by(recommender, user_id):
     users, item_ids = recommender.bundle.users, recommender.bundle.catalogue.item_ids
     return {item_ids[row] for row in users.history(users.row_of(user_id))}
@@ -46,7 +53,7 @@ def test_user_gets_unseen_items_of_the_own_taste_from_neighbours(recommender):
     assert all(int(item.item_id.removeprefix("item-")) % 2 == 0 for item in neighbours)
     assert not seen_by(recommender, "user-2") & set(ids(reply))
     assert len(reply.items) == 40 - 8
-    assert reply.degraded == ["short_list: 32 of 40"]
+    assert said(reply) == ["short_list: 32 of 40"]
     assert reply.fallback is None
     assert reply.served_by.bundle == "v1"
 
@@ -128,7 +135,7 @@ def test_unknown_user_gets_popular_items_and_is_told(recommender):
         recommender.bundle.popularity.item_scores[1:], descending=True, stable=True
     )
     assert ids(reply) == [f"item-{row + 1}" for row in by_count.indices[:5].tolist()]
-    assert reply.degraded == ["unknown_user", "empty_history"]
+    assert said(reply) == ["unknown_user", "empty_history"]
     assert reply.fallback == "popular"
     assert {item.source for item in reply.items} == {"popular"}
     scores = [item.score for item in reply.items]
@@ -139,16 +146,16 @@ def test_unknown_user_gets_popular_items_and_is_told(recommender):
 def test_visitor_without_anything_gets_popular_items(recommender):
     reply = ask(recommender, k=3)
     assert len(reply.items) == 3
-    assert reply.degraded == ["empty_history"]
+    assert said(reply) == ["empty_history"]
     assert reply.fallback == "popular"
 
 
 def test_session_steers_the_list_and_unknown_items_are_named(recommender):
     reply = ask(recommender, session=["item-2", "zz", "item-4", "item-2", "zz"], k=40)
-    assert reply.degraded == ["unknown_item: zz", "short_list: 38 of 40"]
+    assert said(reply) == ["unknown_item: zz", "short_list: 38 of 40"]
     assert not {"item-2", "item-4"} & set(ids(reply))
     many = ask(recommender, session=[f"x{n}" for n in range(9)], k=2)
-    assert many.degraded == [
+    assert said(many) == [
         *(f"unknown_item: x{n}" for n in range(5)),
         "unknown_items: 4 more",
         "empty_history",
@@ -180,32 +187,54 @@ def test_excluded_items_and_other_categories_stay_out(recommender):
         filter={"categories": ["tens", "no such category"]},
     )
     assert set(ids(reply)) == {"item-10", "item-20", "item-40"} - seen_by(recommender, "user-2")
-    assert [what.partition(":")[0] for what in reply.degraded] == ["short_list"]
+    assert said(reply) == [
+        "unknown_category: no such category",
+        f"short_list: {len(reply.items)} of 40",
+    ]
 
 
-def test_filter_that_leaves_nothing_gives_popular_items_and_says_so(recommender):
-    reply = ask(recommender, user_id="user-2", k=4, filter={"categories": ["no such category"]})
-    assert len(reply.items) == 4
-    assert reply.degraded == ["everything_filtered: categories ignored"]
-    assert reply.fallback == "popular"
+@pytest.mark.parametrize("who", [{"user_id": "user-2"}, {"user_id": "nobody"}, {}])
+def test_filter_that_leaves_nothing_gives_an_empty_list_and_says_so(recommender, who):
+    names = ["no such category", "", *(f"unknown-{n}" for n in range(7))]
+    reply = ask(recommender, **who, k=4, filter={"categories": [name for name in names if name]})
+    assert reply.items == []
+    assert reply.fallback is None
+    assert said(reply)[-7:] == [
+        "unknown_category: no such category",
+        *(f"unknown_category: unknown-{n}" for n in range(4)),
+        "unknown_categories: 3 more",
+        "nothing_eligible: filter.categories",
+    ]
+
+
+def test_filter_holds_for_who_has_seen_all_that_passes_it(recommender):
+    tens = ["item-10", "item-20", "item-30", "item-40"]
+    reply = ask(recommender, session=tens, k=10, filter={"categories": ["tens"]})
+    assert sorted(ids(reply)) == tens
+    assert said(reply) == ["seen_items_shown", "short_list: 4 of 10"]
+    reply = ask(recommender, exclude=tens, k=10, filter={"categories": ["tens"]})
+    assert reply.items == []
+    assert said(reply) == ["empty_history", "nothing_eligible: exclude"]
+    similar = {"surface": "similar", "item_id": "item-10", "exclude": tens[1:]}
+    assert ask(recommender, **similar, filter={"categories": ["tens"]}).items == []
 
 
 def test_user_who_has_seen_everything_sees_it_again(recommender):
     everything = [f"item-{row}" for row in range(1, 41)]
     reply = ask(recommender, session=everything, k=4)
     assert len(reply.items) == 4
-    assert reply.degraded == ["everything_filtered: seen items shown"]
+    assert said(reply) == ["seen_items_shown"]
     assert reply.fallback == "popular"
     # What the request itself excludes does not come back.
     nothing = ask(recommender, session=everything, exclude=everything, k=4)
     assert nothing.items == []
-    assert nothing.degraded == ["everything_excluded", "short_list: 0 of 4"]
+    assert said(nothing) == ["nothing_eligible: exclude"]
 
 
 def test_k_beyond_the_catalogue_gives_all_there_is(recommender):
     reply = ask(recommender, user_id="nobody", k=1000)
     assert sorted(ids(reply)) == sorted(f"item-{row}" for row in range(1, 41))
-    assert reply.degraded[-1] == "short_list: 40 of 1000"
+    assert said(reply)[-1] == "short_list: 40 of 1000"
 
 
 def test_shorter_list_is_the_beginning_of_the_longer(recommender):
@@ -280,6 +309,44 @@ def test_lists_leave_out_the_history_as_evaluated_unless_the_deployment_says(par
             assert bool(repeats) is not excluded
 
 
+class Broken:
+    """A source that fails."""
+
+    def candidates(self, query, mask, k):
+        raise RuntimeError("no such file")
+
+
+def test_source_that_fails_is_left_out_named_counted_and_logged(released, caplog):
+    recommender = Recommender.load(released / "current")
+    recommender._sources["two_tower"] = Broken()
+    with caplog.at_level(logging.WARNING, logger=LOGGER.name):
+        replies = [ask(recommender, user_id="user-2", k=5) for _ in range(9)]
+    without = Recommender(replace(recommender.bundle, retriever=None))
+    for reply in replies:
+        assert said(reply) == ["failed_source: two_tower"]
+        assert reply.items == ask(without, user_id="user-2", k=5).items
+    assert recommender.failures == {"two_tower": 9}
+    assert [line.fields["times"] for line in caplog.records] == [1, 2, 4, 8]
+    assert caplog.records[0].exc_info
+
+
+def test_request_is_answered_though_every_source_fails(released):
+    recommender = Recommender.load(released / "current")
+    recommender._sources = dict.fromkeys(recommender._sources, Broken())
+    reply = ask(recommender, user_id="user-2", k=5)
+    assert reply.items == []
+    assert said(reply)[-2:] == ["failed_source: popular", "short_list: 0 of 5"]
+
+
+def test_items_carry_what_the_catalogue_says_of_them(recommender):
+    reply = ask(recommender, filter={"categories": ["tens"]}, k=1)
+    (item,) = reply.items
+    row = int(item.item_id.removeprefix("item-"))
+    assert item.title.startswith(f"Title {row} ")
+    assert item.categories == ("even", "tens")
+    assert item.semantic_id == recommender.bundle.semantic_ids.text(row)
+
+
 def test_bundle_without_two_tower_answers_from_the_rest(recommender, bundles_dir):
     alone = Recommender(replace(recommender.bundle, retriever=None, item_weights={}))
     reply = ask(alone, user_id="user-1", k=3)
@@ -310,8 +377,12 @@ def test_any_request_gets_a_sound_list(recommender, user, session, exclude, cate
     listed = ids(reply)
     assert len(set(listed)) == len(listed) <= k
     assert not set(exclude) & set(listed)
-    assert bool(listed) == bool({f"item-{row}" for row in range(1, 41)} - set(exclude))
+    named = {"even": range(2, 41, 2), "odd": range(1, 41, 2), "tens": range(10, 41, 10), "?": ()}
+    rows = range(1, 41) if categories is None else chain(*(named[one] for one in categories))
+    wanted = {f"item-{row}" for row in rows} - set(exclude)
+    assert set(listed) <= wanted
+    assert bool(listed) == bool(wanted)
     scores = [item.score for item in reply.items]
     assert scores == sorted(scores, reverse=True)
-    if not any(what.startswith("everything") for what in reply.degraded):
+    if "seen_items_shown" not in said(reply):
         assert not set(session or []) & set(listed)

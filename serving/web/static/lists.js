@@ -24,14 +24,14 @@ function shortened(categories) {
   return categories.length > 3 ? `${shown} +${categories.length - 3}` : shown;
 }
 
-function row(item, card, actions) {
+function row(item, actions) {
   const element = made("li", "item");
   element.dataset.id = item.item_id;
-  const title = button("title", card.title, `Add ${card.title} to this visit`, () =>
+  const title = button("title", item.title, `Add ${item.title} to this visit`, () =>
     actions.add(item.item_id),
   );
   title.dir = "auto";
-  title.title = card.title;
+  title.title = item.title;
   const text = made("div", "text");
   text.append(title, made("p", "why quiet"));
   const from = made("div", "from");
@@ -40,7 +40,7 @@ function row(item, card, actions) {
   from.append(made("b", "badge"), score);
   element.append(made("span", "place"), made("span", "move"), text, from);
   if (actions.similar) {
-    const more = button("plain small more", "Similar", `Items similar to ${card.title}`, () =>
+    const more = button("plain small more", "Similar", `Items similar to ${item.title}`, () =>
       actions.similar(item.item_id, more),
     );
     element.append(more);
@@ -48,12 +48,12 @@ function row(item, card, actions) {
   return element;
 }
 
-function fill(element, item, card, place, top) {
+function fill(element, item, place, top) {
   element.querySelector(".place").textContent = String(place);
   const why = element.querySelector(".why");
   const reason = item.reason === item.source ? null : item.reason;
-  why.textContent = [reason, shortened(card.categories)].filter(Boolean).join(" \u2014 ");
-  why.title = card.categories.join(", ");
+  why.textContent = [reason, shortened(item.categories)].filter(Boolean).join(" \u2014 ");
+  why.title = item.categories.join(", ");
   why.dir = "auto";
   const source = SOURCES[item.source] ?? { label: item.source, title: item.source };
   const badge = element.querySelector(".badge");
@@ -63,7 +63,7 @@ function fill(element, item, card, place, top) {
   const score = element.querySelector(".score");
   const parts = partsInWords(item.contributions);
   score.title = [`score ${item.score}`, parts].filter(Boolean).join(": ");
-  // What only fills a list up has scores too small to say anything; the bar shows their order.
+  // Of a list by popularity, scores are too small to say anything; the bar shows their order.
   score.querySelector(".number").textContent = item.score >= 0.001 ? item.score.toPrecision(3) : "";
   const bar = score.querySelector(".bar");
   bar.style.setProperty("--share", String(top > 0 ? item.score / top : 0));
@@ -111,7 +111,7 @@ function slide(rows, before) {
 
 // Show a list; where it follows another of the same kind, mark and return what changed;
 // items added to the visit have not left it.
-export function showList(list, shown, cards, actions, { compare, taken = [] }) {
+export function showList(list, shown, actions, { compare, taken = [] }) {
   const old = new Map([...list.children].map((element) => [element.dataset.id, element]));
   const places = new Map([...old.keys()].map((id, place) => [id, place]));
   const tops = new Map([...old].map(([id, element]) => [id, element.offsetTop]));
@@ -121,8 +121,8 @@ export function showList(list, shown, cards, actions, { compare, taken = [] }) {
   const change = { entered: 0, up: 0, down: 0, left: 0 };
   const top = shown.length ? shown[0].score : 0;
   const rows = shown.map((item, place) => {
-    const element = old.get(item.item_id) ?? row(item, cards[place], actions);
-    fill(element, item, cards[place], place + 1, top);
+    const element = old.get(item.item_id) ?? row(item, actions);
+    fill(element, item, place + 1, top);
     const was = places.get(item.item_id);
     let kind = "same";
     if (compare && was === undefined) kind = "entered";
@@ -171,7 +171,7 @@ export function showHistory(list, past, none, similar) {
     );
     title.dir = "auto";
     title.title = item.title;
-    const when = item.unix_time === null ? "" : day.format(new Date(1000 * item.unix_time));
+    const when = item.unix_time === undefined ? "" : day.format(new Date(1000 * item.unix_time));
     element.append(title, made("span", "quiet when", when));
     return element;
   });

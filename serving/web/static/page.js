@@ -69,11 +69,10 @@ async function refresh() {
   try {
     const reply = await server.recommend(body, signal);
     if (server.follow(reply.served_by.bundle)) about();
-    const cards = await server.titled(reply.items.map((item) => item.item_id), signal);
     if (signal.aborted) return;
     const compare = shownFor === user;
     const options = { compare, taken: state.session };
-    const shown = showList(at("list"), reply.items, cards, { add, similar }, options);
+    const shown = showList(at("list"), reply.items, { add, similar }, options);
     shownFor = user;
     const changed = compare ? [`Since the last list: ${changeInWords(shown.change)}.`] : [];
     showNotes([...notesOf(reply, JSON.parse(body)), ...changed]);
@@ -179,8 +178,7 @@ async function similar(id, from) {
   };
   try {
     const reply = await server.similarTo(id);
-    const cards = await server.titled(reply.items.map((item) => item.item_id));
-    showList(at("similar-list"), reply.items, cards, actions, { compare: false });
+    showList(at("similar-list"), reply.items, actions, { compare: false });
     at("similar-note").textContent = notesOf(reply, {}).join(" ");
   } catch (error) {
     at("similar-note").textContent = error.message;

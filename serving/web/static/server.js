@@ -38,8 +38,13 @@ async function fetchJson(path, options = {}) {
 
 const query = (values) => new URLSearchParams(values).toString();
 
+// Absent fields are left out of JSON; a page shows an id for a title.
 function remember(items) {
-  for (const item of items) cards.set(item.item_id, item);
+  for (const item of items) {
+    item.title ??= item.item_id;
+    item.categories ??= [];
+    cards.set(item.item_id, item);
+  }
   return items;
 }
 
@@ -59,21 +64,19 @@ export async function historyOf(user) {
   return found;
 }
 
-export const recommend = (body, signal) =>
-  fetchJson("/v1/recommend", {
+export async function recommend(body, signal) {
+  const reply = await fetchJson("/v1/recommend", {
     method: "POST",
     headers: { "content-type": "application/json" },
     body,
     signal,
   });
+  remember(reply.items);
+  return reply;
+}
 
 export const similarTo = (id, signal) =>
-  fetchJson("/v1/recommend", {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify({ surface: "similar", item_id: id, k: 10, explain: true }),
-    signal,
-  });
+  recommend(JSON.stringify({ surface: "similar", item_id: id, k: 10, explain: true }), signal);
 
 // Titles of items by id; only unknown ones are fetched.
 export async function titled(ids, signal) {

@@ -18,32 +18,32 @@ const count = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : man
 export const items = (n) => count(n, "item", "items");
 export const users = (n) => count(n, "user", "users");
 
-function degradedInWords(note, sent, titles) {
-  const [what, ...rest] = note.split(": ");
-  const which = rest.join(": ");
-  switch (what) {
+function degradedInWords({ code, detail = "" }, sent, titles) {
+  switch (code) {
     case "unknown_user":
       return `User ${sent.user_id} was not in the training data.`;
     case "empty_history":
       return "There is no history yet.";
     case "unknown_item":
-      return `${titles.get(which) ?? which} is not in the catalogue, so it was left out.`;
+      return `${titles.get(detail) ?? detail} is not in the catalogue, so it was left out.`;
     case "unknown_items":
-      return `${which} items are not in the catalogue either.`;
+      return `${detail} items are not in the catalogue either.`;
+    case "unknown_category":
+      return `The catalogue has no category ${detail}.`;
+    case "nothing_eligible":
+      return detail === "exclude" ? "Every item is excluded." : "No item is in this category.";
+    case "seen_items_shown":
+      return "Every item was seen already, so seen items are shown again.";
     case "short_list":
-      return `Only ${which.replace(" of ", " of the ")} places could be filled.`;
+      return `Only ${detail.replace(" of ", " of the ")} places could be filled.`;
     case "late_source":
-      return `The ${which} model took too long, so the list is made without it.`;
+      return `The ${detail} model took too long, so the list is made without it.`;
+    case "failed_source":
+      return `The ${detail} model failed, so the list is made without it.`;
     case "stale_data":
       return "The newest event is old, so times are counted from it.";
-    case "everything_filtered":
-      return which.startsWith("categories")
-        ? "No unseen item is left in this category, so the list ignores it."
-        : "Every item was seen already, so seen items are shown again.";
-    case "everything_excluded":
-      return "Every item is excluded.";
     default:
-      return which ? `${what.replaceAll("_", " ")}: ${which}` : what.replaceAll("_", " ");
+      return `${code.replaceAll("_", " ")}${detail && ": "}${detail}`;
   }
 }
 

@@ -1,7 +1,6 @@
 import json
 import logging
 import time
-from dataclasses import asdict
 
 import pytest
 from fastapi.testclient import TestClient
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from serving.bundle.manifest import publish, read_manifest
 from serving.log import LOGGER, JsonLines
 from serving.recommend import Recommender
-from serving.schemas import Request
+from serving.schemas import Request, to_json
 from serving.settings import ServingOptions, Settings
 from serving.web.app import create_app
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
@@ -37,32 +36,22 @@ def refused(response, status):
 
 def test_reply_has_every_field_of_the_contract(client, released):
     reply = client.post("/v1/recommend", json={"user_id": "user-1", "k": 3}).json()
-    assert list(reply) == [
-        "request_id",
-        "items",
-        "served_by",
-        "degraded",
-        "fallback",
-        "timings_ms",
-    ]
+    # What is absent is left out: here a fallback, reasons, an adapter and a ranker.
+    assert list(reply) == ["request_id", "items", "served_by", "degraded", "timings_ms"]
     assert len(reply["items"]) == 3
-    assert list(reply["items"][0]) == [
-        "item_id",
-        "score",
-        "source",
-        "reason",
-        "semantic_id",
-        "contributions",
-    ]
+    named = ["item_id", "score", "source", "title", "categories", "semantic_id"]
+    assert list(reply["items"][0]) == named
     assert reply["served_by"] == {
         "bundle": "v1",
         "index": "flat-40x8",
         "semantic_ids": read_manifest(released / "current")[0].semantic_ids.version,
         "profile": "fast",
-        "adapter": None,
-        "ranker": None,
     }
     assert reply["degraded"] == []
+    explained = client.post("/v1/recommend", json={"user_id": "nobody", "k": 1, "explain": True})
+    assert list(explained.json()["items"][0]) == [*named, "reason", "contributions"]
+    assert explained.json()["fallback"] == "popular"
+    assert explained.json()["degraded"] == [{"code": "unknown_user"}, {"code": "empty_history"}]
     again = client.post("/v1/recommend", json={"user_id": "user-1", "k": 3}).json()
     assert again["request_id"] != reply["request_id"]
     assert again["items"] == reply["items"]
@@ -141,6 +130,7 @@ def test_wrong_parameters_of_similar_are_422(client, parameters, message):
         ({"dry_run": True}, "dry_run: not a field"),
         ({"context": {"country": "at"}}, "context.country: not a field"),
         ({"context": {"unix_time": -1}}, "context.unix_time: "),
+        ({"k": 101, "explain": True}, "explain takes k of at most 100, got 101"),
         ({"exclude": "item-1"}, "exclude: Input should be a valid list"),
         ({"\u4e16" * 200: 1, "k": 0}, "(and 1 more)"),
         ([], "body: must be a JSON object"),
@@ -159,6 +149,9 @@ def test_batch_errors_name_the_request(client):
     assert message.startswith("requests.1.k: ")
     refused(client.post("/v1/recommend:batch", json={"requests": []}), 422)
     refused(client.post("/v1/recommend:batch", json={"requests": [{}] * 1001}), 422)
+    many = {"requests": [{"k": 1000}] * 20 + [{"k": 1}]}
+    message = refused(client.post("/v1/recommend:batch", json=many), 422)
+    assert "adds up to 20001; a batch may have 20000" in message
 
 
 BAD_BODIES = {
@@ -242,7 +235,9 @@ def test_large_bodies_are_413_declared_or_not(client):
 def test_unknown_routes_and_methods_are_4xx(client):
     assert "GET / lists the routes" in refused(client.get("/v2/recommend"), 404)
     refused(client.get("/v1/recommend"), 405)
-    assert client.get("/v1/recommend").headers["allow"] == "POST"
+    wrong = client.get("/v1/recommend")
+    assert wrong.json()["error"]["code"] == "method_not_allowed"
+    assert wrong.headers["allow"] == "POST"
 
 
 def test_health_links_and_schema(client):
@@ -345,7 +340,7 @@ def test_server_of_profile_full_answers_as_python_does(tmp_path):
     local = Recommender.load(tmp_path / "current", ServingOptions(profile="full")).answer(
         Request.model_validate(requested)
     )
-    assert reply["items"] == [asdict(item) for item in local.items]
+    assert reply["items"] == json.loads(to_json(local.items))
     assert "generative" in reply["items"][0]["contributions"]
     with TestClient(create_app(Settings(bundles=tmp_path, log_requests=False))) as client:
         assert client.get("/readyz").json()["profile"] == "fast"
