@@ -8,8 +8,7 @@ left out of its JSON (`to_json`).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -222,11 +221,12 @@ def to_json(content: object) -> bytes:
     return orjson.dumps(content, default=_present, option=orjson.OPT_PASSTHROUGH_DATACLASS)
 
 
-def _present(value: object) -> dict[str, object]:
-    names = _field_names(type(value))
+_FIELD_NAMES: dict[type, tuple[str, ...]] = {}
+
+
+def _present(value: Any) -> dict[str, object]:
+    kind = type(value)
+    if kind not in _FIELD_NAMES:
+        _FIELD_NAMES[kind] = tuple(field.name for field in fields(kind))
+    names = _FIELD_NAMES[kind]
     return {name: found for name in names if (found := getattr(value, name)) is not None}
-
-
-@cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
