@@ -23,7 +23,7 @@ from prometheus_client import (
 )
 from prometheus_client.metrics import MetricWrapperBase
 
-from serving.schemas import Source
+from serving.schemas import DegradedCode, Source
 
 OTHER = "other"
 ROUTES = (
@@ -43,20 +43,7 @@ ROUTES = (
     "/v1/users/{user_id}/history",
 )
 STAGES = ("hydrate", "filter", "retrieve", "rank", "select", "total")
-DEGRADED_CODES = (
-    "empty_history",
-    "everything_excluded",
-    "everything_filtered",
-    "failed_source",
-    "failed_stage",
-    "late_source",
-    "late_stage",
-    "short_list",
-    "stale_data",
-    "unknown_item",
-    "unknown_items",
-    "unknown_user",
-)
+DEGRADED_CODES: tuple[str, ...] = get_args(DegradedCode)
 REFUSALS = (
     "body",
     "connections",
