@@ -85,7 +85,10 @@ def drop_item_vectors(directory: Path) -> None:
     path = directory / f"{CONTENT_SIMILARITY}.safetensors"
     with reading(path):
         tensors = load_file(path)
+        mode = path.stat().st_mode
         save_file({name: tensors[name] for name in Whitening._fields}, path)
+        # safetensors lets only the owner read what it writes; a server may be another user.
+        path.chmod(mode)
 
 
 def load_content_similarity(

@@ -86,6 +86,11 @@ def test_content_lies_in_a_bundle_once(made, parts):
     torch.testing.assert_close(bundle.content_similarity.score(queries), saved.score(queries))
 
 
+def test_another_user_may_read_every_file_of_a_bundle(made):
+    files = [path for path in (made / "bundle-full-1").rglob("*") if path.is_file()]
+    assert [path.name for path in files if not path.stat().st_mode & 0o004] == []
+
+
 def test_bundle_without_them_is_as_before(released):
     """Byte for byte: no new part, and no new field in the manifest."""
     manifest, _ = read_manifest(released / "bundle-v1")

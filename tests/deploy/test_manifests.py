@@ -1,0 +1,194 @@
+"""Image, compose, systemd, Kubernetes and proxy: they fit the server, its settings, each other."""
+
+import configparser
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serving.metrics import ROUTES
+from serving.settings import PREFIX, Settings
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+NGINX = (DEPLOY / "nginx" / "recsys.conf").read_text(encoding="utf-8")
+UNIT = (DEPLOY / "systemd" / "recsys.service").read_text(encoding="utf-8")
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+API = COMPOSE["services"]["api"]
+FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file() and path.suffix != ".json")
+OF_COMPOSE = {"RECSYS_BUNDLES_DIR"}
+"""Variables that are compose's own."""
+
+
+def manifest(name: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((KUBERNETES / f"{name}.yaml").read_text(encoding="utf-8")))
+
+
+POD = manifest("deployment")["spec"]["template"]
+CONTAINER = POD["spec"]["containers"][0]
+UNIT_ENVIRONMENT = dict(re.findall(r"^Environment=(\w+)=(.*)$", UNIT, re.MULTILINE))
+IMAGE_ENVIRONMENT = dict(re.findall(r"\b(RECSYS_\w+)=(\S+)", DOCKERFILE))
+POD_ENVIRONMENT = {one["name"]: one["value"] for one in CONTAINER["env"]}
+
+
+def stop_seconds(settings: Settings) -> float:
+    """How long a server may take to end after SIGTERM."""
+    return settings.drain_seconds + getattr(settings, "drain_notice_seconds", 0.0)
+
+
+@pytest.mark.parametrize("path", [*FILES, ROOT / "docs" / "operations.md"], ids=lambda p: p.name)
+def test_every_setting_named_is_one(path: Path) -> None:
+    known = {PREFIX + field.name.upper() for field in fields(Settings)} | OF_COMPOSE
+    named = set(re.findall(r"\bRECSYS_[A-Z_]*[A-Z]\b", path.read_text(encoding="utf-8")))
+    assert named - known == set()
+
+
+@pytest.mark.parametrize("given", [UNIT_ENVIRONMENT, IMAGE_ENVIRONMENT, POD_ENVIRONMENT])
+def test_the_settings_given_are_read_and_keep_users_private(given: dict[str, str]) -> None:
+    settings = Settings.from_environment(given)
+    assert settings.port == 8000
+    assert settings.expose_users is False
+    assert str(settings.bundles) == given["RECSYS_BUNDLES"]
+
+
+def test_the_image_copies_what_there_is_and_runs_without_rights() -> None:
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    sources = re.findall(r"^COPY (?!--)(.+) \S+$", DOCKERFILE, re.MULTILINE)
+    for source in " ".join(sources).split():
+        assert (ROOT / source).exists()
+        assert f"!{source}" in ignored
+    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) == {"python:3.11-slim"}
+    user, entry = DOCKERFILE.index("\nUSER 10001"), DOCKERFILE.index("\nENTRYPOINT")
+    assert user < entry
+    (probe,) = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", DOCKERFILE)
+    assert probe == (IMAGE_ENVIRONMENT["RECSYS_PORT"], "/readyz")
+    assert f"EXPOSE {IMAGE_ENVIRONMENT['RECSYS_PORT']}\n" in DOCKERFILE
+
+
+def test_compose_mounts_bundles_read_only_and_waits_for_the_drain() -> None:
+    (bundles,) = API["volumes"]
+    assert bundles.endswith(f":{IMAGE_ENVIRONMENT['RECSYS_BUNDLES']}:ro")
+    assert API["read_only"]
+    assert (DEPLOY / API["build"]["context"] / API["build"]["dockerfile"]).exists()
+    grace = int(API["stop_grace_period"].removesuffix("s"))
+    assert grace > stop_seconds(Settings.from_environment(IMAGE_ENVIRONMENT))
+    for name, service in COMPOSE["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+        assert re.fullmatch(r"[\w./-]+:[\w.-]*\w", service["image"]), name
+        assert not service["image"].endswith(":latest"), name
+        for volume in service.get("volumes", []):
+            if volume.startswith("./"):
+                assert (DEPLOY / volume.split(":")[0]).exists(), volume
+    assert COMPOSE["services"]["valkey"]["profiles"] == ["events"]
+
+
+def test_probes_are_routes_on_the_port_of_the_server() -> None:
+    (port,) = CONTAINER["ports"]
+    assert str(port["containerPort"]) == POD_ENVIRONMENT["RECSYS_PORT"]
+    (served,) = manifest("service")["spec"]["ports"]
+    assert served["targetPort"] == port["name"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        get = CONTAINER[probe]["httpGet"]
+        assert get["path"] in ROUTES
+        assert get["port"] == port["name"]
+    # A server that drains, or whose workers are busy, must not be killed for it.
+    assert CONTAINER["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    notes = POD["metadata"]["annotations"]
+    assert notes["prometheus.io/path"] in ROUTES
+    assert notes["prometheus.io/port"] == POD_ENVIRONMENT["RECSYS_PORT"]
+
+
+def test_selectors_select_the_pods() -> None:
+    labels = POD["metadata"]["labels"].items()
+    deployment = manifest("deployment")
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels
+    assert manifest("service")["spec"]["selector"].items() <= labels
+    assert manifest("disruption-budget")["spec"]["selector"]["matchLabels"].items() <= labels
+    scaled = manifest("autoscaler")["spec"]
+    target = scaled["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == (deployment["kind"], deployment["metadata"]["name"])
+    # Otherwise a disruption budget of one pod lets no node be emptied.
+    assert scaled["minReplicas"] > manifest("disruption-budget")["spec"]["maxUnavailable"]
+    assert CONTAINER["resources"]["requests"]["cpu"]
+
+
+def test_pods_have_no_rights_and_time_to_drain() -> None:
+    rights = CONTAINER["securityContext"]
+    assert rights == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert POD["spec"]["securityContext"]["runAsNonRoot"]
+    assert f"USER {POD['spec']['securityContext']['runAsUser']}:" in DOCKERFILE
+    mounts = {mount["name"]: mount for mount in CONTAINER["volumeMounts"]}
+    assert mounts.keys() == {volume["name"] for volume in POD["spec"]["volumes"]}
+    assert mounts["bundles"]["mountPath"] == POD_ENVIRONMENT["RECSYS_BUNDLES"]
+    assert mounts["bundles"]["readOnly"]
+    pause = int(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1])
+    needed = pause + stop_seconds(Settings.from_environment(POD_ENVIRONMENT))
+    assert POD["spec"]["terminationGracePeriodSeconds"] > needed
+
+
+def test_kustomize_builds_every_manifest() -> None:
+    listed = manifest("kustomization")["resources"]
+    assert {"kustomization.yaml", *listed} == {path.name for path in KUBERNETES.glob("*.yaml")}
+    if kubectl := shutil.which("kubectl"):
+        command = [kubectl, "kustomize", str(KUBERNETES)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert len(list(yaml.safe_load_all(done.stdout))) == len(listed)
+
+
+def test_the_unit_is_hardened_and_waits_for_the_drain(tmp_path: Path) -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(UNIT)
+    service = unit["Service"]
+    assert service["ExecStart"].endswith("/recsys serve")
+    assert (service["ProtectSystem"], service["NoNewPrivileges"]) == ("strict", "yes")
+    assert service["Restart"] == "on-failure"
+    # SIGTERM goes to the front alone: it drains before it ends its workers.
+    assert service["KillMode"] == "mixed"
+    settings = Settings.from_environment(UNIT_ENVIRONMENT)
+    assert service.getint("TimeoutStopSec") > stop_seconds(settings)
+    assert service.getint("LimitNOFILE") > getattr(settings, "max_connections", 10_000)
+    assert service["ReadOnlyPaths"] == str(settings.bundles)
+    if analyze := shutil.which("systemd-analyze"):
+        # It looks for the program, which is not installed here.
+        found = UNIT.replace(service["ExecStart"].split()[0], sys.executable)
+        (tmp_path / "recsys.service").write_text(found)
+        command = [analyze, "verify", "--man=no", str(tmp_path / "recsys.service")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_proxy_hides_private_routes_and_closes_first(tmp_path: Path) -> None:
+    rules = dict(re.findall(r"location (\S+) \{ return (\d+); \}", NGINX))
+    assert rules == {"/v1/users": "404", "/": "404"}
+    assert "location /v1/ {" in NGINX
+    settings = Settings()
+    (idle,) = re.findall(r"keepalive \d+;.*?keepalive_timeout (\d+)s;", NGINX, re.DOTALL)
+    assert int(idle) < getattr(settings, "keep_alive_seconds", 75)
+    (body,) = re.findall(r"client_max_body_size (\d+)m;", NGINX)
+    assert int(body) << 20 == settings.max_body_bytes
+    if nginx := shutil.which("nginx"):
+        written = " ".join(
+            f"{kind}_temp_path {tmp_path}/{kind};"
+            for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        include = f"http {{ access_log off; {written} include {DEPLOY}/nginx/recsys.conf; }}"
+        head = f"pid {tmp_path}/pid; error_log stderr; events {{}}"
+        (tmp_path / "nginx.conf").write_text(f"{head} {include}")
+        command = [nginx, "-t", "-c", str(tmp_path / "nginx.conf")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
