@@ -44,20 +44,25 @@ class BundleWatcher:
     """Holds the recommender that serves, and replaces it when ``current`` moves."""
 
     def __init__(
-        self, bundles_dir: Path, options: ServingOptions | None = None, *, poll_seconds: float
+        self,
+        bundles_dir: Path,
+        options: ServingOptions | None = None,
+        *,
+        poll_seconds: float,
+        name: str = CURRENT,
     ) -> None:
-        """Load ``current``.
+        """Load ``current``, or the bundle of another name.
 
         Raises:
             ValueError: If there is none, or it is refused; says what to do.
         """
-        self._current = bundles_dir / CURRENT
+        self._current = bundles_dir / name
         self._poll_seconds = poll_seconds
         self._options = options
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._polling = threading.Lock()
-        _check_there(bundles_dir)
+        _check_there(bundles_dir, name)
         self._tried = self._identity()
         self._adapters_tried = identity_of(served_adapters(bundles_dir))
         self._recommender = _load_and_try(self._current, self._options)
@@ -189,14 +194,14 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _check_there(bundles_dir: Path) -> None:
+def _check_there(bundles_dir: Path, name: str) -> None:
     with _permitted():
-        there = (bundles_dir / CURRENT).exists()
+        there = (bundles_dir / name).exists()
     if there:
         return
     found = sorted(path.name for path in bundles_dir.glob("bundle-*"))
     raise ValueError(
-        f"there is no bundle to serve: {bundles_dir / CURRENT} does not exist"
+        f"there is no bundle to serve: {bundles_dir / name} does not exist"
         + (f" (found {', '.join(found[-3:])}, none published)" if found else "")
         + ". Release one with `recsys run --config <your>.toml` (or `make demo`), or name another "
         "folder with --bundles or RECSYS_BUNDLES"

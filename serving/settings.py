@@ -35,6 +35,8 @@ class Settings(ServingOptions):
 
     bundles: Path = Path("bundles")
     """Folder with ``bundle-*`` and the link ``current``."""
+    bundle: str | None = None
+    """Name of the one in that folder that is served (``bundle-v2``); None follows ``current``."""
     host: str = "127.0.0.1"
     port: int = 8000
     """0 takes any free port."""

@@ -39,6 +39,21 @@ def check_bundle(path: Path) -> Path:
     )
 
 
+def served_bundle(path: Path) -> tuple[Path, str | None]:
+    """Say which folder of bundles a server reads, and which bundle of it.
+
+    A workspace, a folder of bundles and its ``current`` are followed: the second part is None. Any
+    other name, such as ``bundles/bundle-v2``, is served as it is named, whatever is published.
+
+    Raises:
+        ValueError: There is no bundle; the message says what to run.
+    """
+    found = check_bundle(path).absolute()
+    if found.name == "current":
+        return found.parent, None
+    return found.parent, found.name
+
+
 def serve(
     bundle: BundlePath = DEMO_BUNDLE,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -48,6 +63,8 @@ def serve(
     ] = None,
 ) -> None:
     """Answer requests over HTTP; a newly published bundle is loaded while serving.
+
+    A bundle that is named itself (bundles/bundle-v2) is served whatever is published.
 
     [bold]Examples[/]
 
@@ -60,8 +77,12 @@ def serve(
     from serving.settings import Settings
     from serving.web.app import serve as serve_app
 
-    bundles = check_bundle(bundle).absolute().parent
-    serve_app(Settings.from_environment(bundles=bundles, host=host, port=port, profile=profile))
+    bundles, name = served_bundle(bundle)
+    serve_app(
+        Settings.from_environment(
+            bundles=bundles, bundle=name, host=host, port=port, profile=profile
+        )
+    )
 
 
 def recommend(

@@ -15,6 +15,7 @@ from pipelines.config.content import ContentConfig, EnrichItemsConfig
 from pipelines.config.toml import validate
 from pipelines.engine.console import log
 from pipelines.inputs.content_models import cache_dir, make_encoder, make_language_model, text_of
+from pipelines.publishing.promotion import LOCK, note_champion, served_version
 from pipelines.semantic_ids.append import published_ids
 from recsys.content.attributes import PROMPT_VERSION, enriched_text
 from recsys.content.embedding_cache import encode_cached
@@ -25,7 +26,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.durable import locked
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import Bundle, load_bundle
-from serving.bundle.manifest import CURRENT, publish, read_manifest
+from serving.bundle.manifest import CURRENT, read_manifest
 
 Vectors = NDArray[np.float32]
 CATEGORY_SEPARATOR = "|"
@@ -168,7 +169,7 @@ def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, in
     """
     items = read_items(path)
     directory = bundle_path.resolve()
-    bundles, served = directory.parent, served_in(directory.parent)
+    bundles, served = directory.parent, served_version(directory.parent)
     bundle = load_bundle(directory)
     config = content_config(bundle, directory)
     if known := [one for one in items["item_id"] if bundle.catalogue.row_of(one)]:
@@ -187,8 +188,8 @@ def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, in
         for row in rows
     ]
     vectors = item_vectors(bundle, new, content)
-    with locked(bundles / ".append-items.lock"):
-        if publish_it and (now := served_in(bundles)) != served:
+    with locked(bundles / LOCK):
+        if publish_it and (now := served_version(bundles)) != served:
             raise ValueError(
                 f"while the new items were encoded, {bundles / CURRENT} moved from {served} to "
                 f"{now}; nothing was written. Run the command again"
@@ -205,14 +206,8 @@ def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, in
             semantic_ids=ids,
         )
         if publish_it:
-            publish(bundles, read_manifest(delta)[0].version)
+            note_champion(bundles, read_manifest(delta)[0].version, "append")
     return delta, len(new)
-
-
-def served_in(bundles: Path) -> str | None:
-    """Name the bundle that ``current`` points at; None without one."""
-    link = bundles / CURRENT
-    return link.readlink().name if link.is_symlink() else None
 
 
 def item_vectors(bundle: Bundle, items: list[NewItem], content: Vectors) -> Vectors | None:

@@ -16,11 +16,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipelines.config.tracking import TrackingConfig
+from pipelines.engine.console import log
 from pipelines.tracking.outbox import Outbox, read_lines
-from recsys.data.durable import append_line
-from serving.bundle.manifest import CURRENT, bundle_directory, publish
+from recsys.data.durable import append_line, locked
+from serving.bundle.delta import chain_of
+from serving.bundle.manifest import (
+    CURRENT,
+    BundleManifest,
+    OtherVersionError,
+    bundle_directory,
+    publish,
+)
 
 HISTORY = "aliases.jsonl"
+LOCK = ".publish.lock"
+"""Held by whoever writes into the folder of bundles or moves ``current``."""
 CHAMPION = "champion"
 CHALLENGER = "challenger"
 
@@ -34,7 +44,8 @@ class AliasChange:
     version: str
     previous: str | None
     action: str
-    """``release``, ``promote`` or ``rollback``."""
+    """``release``, ``append``, ``promote``, ``rollback``, or ``found``: ``current`` was moved by
+    hand, or by a command that was killed before it wrote this line."""
 
 
 def history(bundles: Path) -> list[AliasChange]:
@@ -51,12 +62,41 @@ def champions(bundles: Path) -> list[str]:
     for change in history(bundles):
         if change.alias != CHAMPION:
             continue
-        if change.action == "rollback" and change.version in stack:
-            while stack[-1] != change.version:
-                stack.pop()
-        elif stack[-1:] != [change.version]:
-            stack.append(change.version)
+        goes_back = change.action in ("rollback", "found")
+        stack = _moved(stack, change.version, goes_back=goes_back)
     return stack
+
+
+def _moved(stack: list[str], version: str, *, goes_back: bool) -> list[str]:
+    if goes_back and version in stack:
+        return stack[: len(stack) - stack[::-1].index(version)]
+    return stack if stack[-1:] == [version] else [*stack, version]
+
+
+def served_version(bundles: Path) -> str | None:
+    """Name the version that ``current`` points at, there or not; None without a link."""
+    link = bundles / CURRENT
+    return link.readlink().name.removeprefix("bundle-") if link.is_symlink() else None
+
+
+def served_base(bundles: Path) -> BundleManifest | None:
+    """Read the manifest of the bundle that what is served stands on; None where nothing is served.
+
+    What is damaged is served by nobody, so a release replaces it, with a note.
+
+    Raises:
+        OtherVersionError: It was written by another version of the platform.
+    """
+    current = bundles / CURRENT
+    if not current.exists():
+        return None
+    try:
+        return chain_of(current.resolve())[0].manifest
+    except OtherVersionError:
+        raise
+    except ValueError as error:
+        log.print(f"note: {current} cannot be served: {error}", style="yellow", markup=False)
+        return None
 
 
 def challenger(bundles: Path) -> str | None:
@@ -73,15 +113,30 @@ def challenger(bundles: Path) -> str | None:
 def note_release(bundles: Path, version: str, *, promoted: bool) -> str:
     """Publish a bundle that was just written, or keep it as challenger; return its alias.
 
+    Where it is the very bundle that served deltas stand on, they go on serving. The caller holds
+    the lock.
+
     Args:
         promoted: Whether it becomes champion though there is another one.
     """
-    if not promoted and (bundles / CURRENT).exists() and champions(bundles)[-1:] != [version]:
+    base = served_base(bundles)
+    if base is not None and base.version == version:
+        version = served_version(bundles) or version
+    elif not promoted and base is not None:
         note_alias(bundles, CHALLENGER, version, "release")
         return CHALLENGER
-    publish(bundles, version)
-    note_alias(bundles, CHAMPION, version, "release")
+    note_champion(bundles, version, "release")
     return CHAMPION
+
+
+def note_champion(bundles: Path, version: str, action: str) -> AliasChange:
+    """Point ``current`` at a version and append it to the history; the caller holds the lock."""
+    before = served_version(bundles)
+    publish(bundles, version)
+    if before not in (None, version, *champions(bundles)[-1:]):
+        assert before is not None
+        note_alias(bundles, CHAMPION, before, "found")
+    return note_alias(bundles, CHAMPION, version, action)
 
 
 def note_alias(bundles: Path, alias: str, version: str, action: str) -> AliasChange:
@@ -126,6 +181,8 @@ def rollback(bundles: Path, *, config: TrackingConfig, outbox: Outbox | None = N
         ValueError: If there was none before, or its bundle is gone or altered.
     """
     stack = champions(bundles)
+    if (served := served_version(bundles)) is not None:
+        stack = _moved(stack, served, goes_back=True)
     if len(stack) < 2:
         now = f"{stack[0]} is the first champion" if stack else "there was no champion yet"
         raise ValueError(f"nothing to go back to in {bundles}: {now}")
@@ -142,12 +199,13 @@ def make_champion(
     bundles: Path, version: str, action: str, config: TrackingConfig, outbox: Outbox | None
 ) -> AliasChange:
     """Point ``current`` at a version, then record it."""
-    was_challenger = challenger(bundles) == version
-    publish(bundles, version)
-    change = note_alias(bundles, CHAMPION, version, action)
+    with locked(bundles / LOCK):
+        was_challenger = challenger(bundles) == version
+        change = note_champion(bundles, version, action)
     if outbox is not None and config.enabled:
         run = outbox.new_file(action)
-        run.alias(config.model, CHAMPION, version, action=action)
+        # A delta is no version of its own in the registry.
+        run.alias(config.model, CHAMPION, version.partition("+")[0], action=action)
         if was_challenger:
             run.alias(config.model, CHALLENGER, None, action=action)
         run.end("FINISHED")

@@ -183,10 +183,14 @@ def is_newest(context: StageContext) -> bool:
 
 
 def publish_version(artefact: Path, store: SemanticIdStore) -> str | None:
-    """Make the version of an artefact current in the store; return it, None without one."""
+    """Make the version of an artefact current in the store; return it, None without one.
+
+    Where items were appended to it meanwhile, the store keeps their IDs.
+    """
     version = read_version(artefact)
     if version is None:
         return None
-    item_ids = read_item_ids(artefact / ITEM_IDS)
-    store.publish(version.ids, version.quantizer, item_ids, version.origin)
+    if not store.leads_from(version.ids.version):
+        item_ids = read_item_ids(artefact / ITEM_IDS)
+        store.publish(version.ids, version.quantizer, item_ids, version.origin)
     return version.ids.version

@@ -8,7 +8,6 @@ A challenger that fails a check is not written: the champion stays published, th
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,15 @@ from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.tensors import read_inputs, released_order
 from pipelines.publishing.checks import Metrics, release_verdicts
-from pipelines.publishing.promotion import note_release
+from pipelines.publishing.promotion import LOCK, note_release, served_base
+from pipelines.publishing.write_release import is_release_of, write_release
 from pipelines.ranking.artefact import RANKED, served_ranker
 from pipelines.semantic_ids.artefact import read_version
 from pipelines.stages.build_semantic_ids import publish_version, store_of
-from recsys.data.durable import write_durably
+from recsys.data.durable import locked, write_durably
 from recsys.fitting.inputs import ModelInputs
 from recsys.retrieval.sources import ITEM_WEIGHTS
 from serving.bundle.catalogue import Catalogue
-from serving.bundle.delta import chain_of
 from serving.bundle.manifest import (
     CURRENT,
     ContentSource,
@@ -44,31 +43,32 @@ from serving.bundle.manifest import (
 from serving.bundle.retriever import TwoTowerParts
 from serving.bundle.semantic_ids import SemanticIdParts
 from serving.bundle.users import Users
-from serving.bundle.write import BundleParts, write_bundle
+from serving.bundle.write import BundleParts
 
 REFUSED = "refused.json"
 
 
-def version_of(making: str) -> str:
-    """Name a bundle by what it is made from: equal inputs give the same name."""
+def name_of(making: str) -> str:
+    """Name a release by what it is made from: equal inputs give the same name."""
     return making[:12]
 
 
 def is_published(context: StageContext) -> bool:
     """Whether the bundle and the IDs of this artefact are there and some bundle is served."""
     folder = bundles_dir(context.config)
-    directory = bundle_directory(folder, version_of(context.making))
-    semantic_ids = read_json(context.output / "release.json")["semantic_ids"]
+    document = read_json(context.output / "release.json")
+    directory, semantic_ids = (
+        bundle_directory(folder, document["version"]),
+        document["semantic_ids"],
+    )
     has_ids = semantic_ids is None or store_of(context.config).leads_from(semantic_ids)
     return directory.is_dir() and (folder / CURRENT).is_dir() and has_ids
 
 
 def champion_metrics(folder: Path, challenger: str) -> Metrics | None:
     """Read the test metrics of the published bundle; None without one, or if it is this one."""
-    if not (folder / CURRENT).exists():
-        return None
-    base = chain_of((folder / CURRENT).resolve())[0].manifest
-    return None if base.version == challenger else base.metrics
+    base = served_base(folder)
+    return None if base is None or is_release_of(base.version, challenger) else base.metrics
 
 
 def digest_of_config(config: RunConfig) -> str:
@@ -162,7 +162,7 @@ def refuse(context: StageContext, verdicts: list[Verdict], metrics: Metrics) -> 
     """
     path = context.workspace.path / REFUSED
     document = {
-        "challenger": version_of(context.making),
+        "challenger": name_of(context.making),
         "verdicts": [verdict.model_dump() for verdict in verdicts],
         "metrics": metrics,
     }
@@ -186,33 +186,30 @@ def refuse(context: StageContext, verdicts: list[Verdict], metrics: Metrics) -> 
 def release(context: StageContext) -> StageRows:
     """Write the refitted models as a bundle if every check passes, and publish it."""
     config, order = context.config, released_order(context.inputs["build_features"])
-    folder, version = bundles_dir(config), version_of(context.making)
+    folder, name = bundles_dir(config), name_of(context.making)
     folder.mkdir(parents=True, exist_ok=True)
     metrics: Metrics = read_json(context.inputs["evaluate"] / "metrics.json")[order]["test"]
     if served_ranker(context.inputs["train_ranker"] / order) is None:
         # Checks are on what is served.
         metrics = {name: values for name, values in metrics.items() if name != RANKED}
     recall = read_json(context.inputs["build_index"] / "recall.json")["recall"]
-    verdicts = release_verdicts(metrics, recall, champion_metrics(folder, version), config.release)
+    verdicts = release_verdicts(metrics, recall, champion_metrics(folder, name), config.release)
     if not all(verdict.passed for verdict in verdicts):
         refuse(context, verdicts, metrics)
 
     inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), order)
-    directory = bundle_directory(folder, version)
-    # A run that was killed after the bundle was written, but before its own artefact was, left it.
-    if directory.exists():
-        shutil.rmtree(directory)
-    write_bundle(
-        folder,
-        make_parts(context, inputs),
-        version=version,
-        metrics=metrics,
-        verdicts=verdicts,
-        config_digest=digest_of_config(config),
-    )
-    semantic_ids = publish_version(context.inputs["build_semantic_ids"], store_of(config))
-    alias = note_release(folder, version, promoted=config.release.promote)
-    _, digest = read_manifest(directory)
+    with locked(folder / LOCK):
+        version = write_release(
+            folder,
+            make_parts(context, inputs),
+            name=name,
+            metrics=metrics,
+            verdicts=verdicts,
+            config_digest=digest_of_config(config),
+        )
+        semantic_ids = publish_version(context.inputs["build_semantic_ids"], store_of(config))
+        alias = note_release(folder, version, promoted=config.release.promote)
+    _, digest = read_manifest(bundle_directory(folder, version))
     (context.workspace.path / REFUSED).unlink(missing_ok=True)
     document = {
         "version": version,

@@ -19,6 +19,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from serving.bundle.manifest import CURRENT
 from serving.hot_swap import BundleWatcher
 from serving.log import LOG_FIELDS, RequestLog, log, log_to_stderr
 from serving.query import UnknownItemError
@@ -46,7 +47,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         ValueError: If there is no bundle to serve, or it is refused; says what to do.
     """
     settings = settings or Settings.from_environment()
-    watcher = BundleWatcher(settings.bundles, settings, poll_seconds=settings.poll_seconds)
+    watcher = BundleWatcher(
+        settings.bundles,
+        settings,
+        poll_seconds=settings.poll_seconds,
+        name=settings.bundle or CURRENT,
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

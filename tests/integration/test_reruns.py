@@ -154,6 +154,45 @@ def test_deleted_bundle_is_released_again(shop: Path, recsys: Recsys, tmp_path: 
     assert digests(workspace) == before
 
 
+class KilledError(BaseException):
+    """Ends a run where a kill would: nothing catches it."""
+
+
+@pytest.fixture
+def appended(shop: Path, recsys: Recsys, tmp_path: Path) -> Path:
+    """A workspace whose bundle has an item appended to it."""
+    workspace = tmp_path / "run"
+    shutil.copytree(shop, workspace, symlinks=True)
+    (tmp_path / "new.csv").write_text("item_id,title\nnew-1,A new one\n")
+    result = recsys("append-items", tmp_path / "new.csv", "-b", workspace)
+    assert result.exit_code == 0, result.output
+    return workspace
+
+
+def test_released_again_by_force_nothing_that_is_served_is_removed_or_rewritten(
+    appended: Path, shop: Path, recsys: Recsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundles = appended / "bundles"
+    before, served = digests(bundles), (bundles / "current").readlink()
+    again = ("run", "-c", shop.parent / "shop.toml", "-w", appended, "-q", "--force", "release")
+
+    def kill(*_: object, **__: object) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.publishing.write_release.write_bundle", kill)
+        with pytest.raises(KilledError):
+            recsys(*again)
+    assert (bundles / "current").readlink() == served
+    assert Recommender.load(bundles / "current").bundle.version.endswith("+1")
+
+    result = recsys(*again)
+    assert result.exit_code == 0, result.output
+    assert digests(bundles).items() >= before.items()
+    assert Recommender.load(bundles / served).bundle.catalogue.row_of("new-1")
+    Recommender.load(bundles / "current")
+
+
 def test_disk_full_ends_with_74_and_the_next_run_goes_on(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:

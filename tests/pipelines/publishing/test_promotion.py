@@ -1,6 +1,8 @@
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipelines.config.tracking import TrackingConfig
@@ -8,13 +10,15 @@ from pipelines.publishing.promotion import (
     challenger,
     champions,
     history,
+    note_champion,
     note_release,
     promote,
     rollback,
 )
 from pipelines.tracking.outbox import Outbox, read_lines
 from pipelines.tracking.tracking import outbox_of
-from serving.bundle.manifest import read_manifest
+from serving.bundle.delta import NewItem, write_delta
+from serving.bundle.manifest import publish, read_manifest
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 
 CONFIG = TrackingConfig(model="shop")
@@ -130,3 +134,54 @@ def test_a_line_torn_by_a_kill_swallows_no_other(bundles: Path):
         file.write(json.dumps({"alias": "champion"})[:-3])
     promote(bundles, "v2", config=CONFIG)
     assert champions(bundles) == ["v1", "v2"]
+
+
+@pytest.fixture
+def with_delta(bundles: Path) -> Path:
+    """``v2`` is champion, and a delta of it is published."""
+    for version in ("v1", "v2"):
+        promote(bundles, version, config=CONFIG)
+    item = NewItem(item_id="fresh", display_text="Fresh")
+    content, vectors = np.zeros((1, 4), np.float32), np.ones((1, 8), np.float32)
+    write_delta(bundles, "v2", [item], content=content, item_vectors=vectors)
+    return bundles
+
+
+def test_rollback_takes_back_the_appended_items_alone(with_delta: Path, outbox: Outbox):
+    note_champion(with_delta, "v2+1", "append")
+    assert champions(with_delta) == ["v1", "v2", "v2+1"]
+    assert rollback(with_delta, config=CONFIG).version == "v2"
+    assert rollback(with_delta, config=CONFIG).version == "v1"
+    promote(with_delta, "v2+1", config=CONFIG, outbox=outbox)
+    assert served(with_delta) == "v2+1"
+    (path,) = outbox.waiting()
+    # The registry knows the bundle that the delta stands on.
+    assert next(event for _, event in read_lines(path))["version"] == "v2"
+
+
+def test_what_moved_current_without_a_line_in_the_history_is_found(with_delta: Path):
+    """By hand, or a kill between the link and the line."""
+    publish(with_delta, "v2+1")
+    assert rollback(with_delta, config=CONFIG).version == "v2"
+    publish(with_delta, "v2+1")
+    promote(with_delta, "v3", config=CONFIG)
+    assert champions(with_delta) == ["v1", "v2", "v2+1", "v3"]
+    assert rollback(with_delta, config=CONFIG).version == "v2+1"
+    # A rollback that was killed before its line.
+    publish(with_delta, "v2")
+    assert rollback(with_delta, config=CONFIG).version == "v1"
+    assert champions(with_delta) == ["v1"]
+
+
+def test_released_once_more_the_bundle_below_deltas_leaves_them_served(with_delta: Path):
+    note_champion(with_delta, "v2+1", "append")
+    assert note_release(with_delta, "v2", promoted=True) == "champion"
+    assert served(with_delta) == "v2+1"
+    assert champions(with_delta) == ["v1", "v2", "v2+1"]
+
+
+def test_what_is_damaged_does_not_keep_a_release_from_being_served(with_delta: Path):
+    note_champion(with_delta, "v2+1", "append")
+    shutil.rmtree(with_delta / "bundle-v2")
+    assert note_release(with_delta, "v3", promoted=False) == "champion"
+    assert served(with_delta) == "v3"

@@ -1,0 +1,45 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli.bundles import served_bundle
+from serving.bundle.manifest import publish
+from serving.settings import Settings
+from serving.web.app import create_app
+from tests.serving.synthetic_bundle import write_synthetic_bundle
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    """Two bundles, of which ``v2`` is published."""
+    for version in ("v1", "v2"):
+        write_synthetic_bundle(tmp_path / "bundles", version)
+    publish(tmp_path / "bundles", "v2")
+    return tmp_path
+
+
+@pytest.mark.parametrize("named", [".", "bundles", "bundles/current"])
+def test_a_folder_and_its_current_are_followed(workspace: Path, named: str) -> None:
+    assert served_bundle(workspace / named) == (workspace / "bundles", None)
+
+
+def test_a_bundle_that_is_named_is_served_whatever_is_published(workspace: Path) -> None:
+    bundles, name = served_bundle(workspace / "bundles/bundle-v1")
+    assert (bundles, name) == (workspace / "bundles", "bundle-v1")
+    settings = Settings.from_environment({}, bundles=bundles, bundle=name)
+    watcher = create_app(settings).state.watcher
+    assert watcher.recommender.bundle.version == "v1"
+    publish(bundles, "v1")
+    publish(bundles, "v2")
+    assert not watcher.poll()
+    assert watcher.recommender.bundle.version == "v1"
+
+
+def test_a_pinned_bundle_that_is_gone_is_named(workspace: Path) -> None:
+    shutil.rmtree(workspace / "bundles/bundle-v1")
+    with pytest.raises(ValueError, match=r"no bundle at .*bundle-v1; make one with"):
+        served_bundle(workspace / "bundles/bundle-v1")
+    settings = Settings(bundles=workspace / "bundles", bundle="bundle-v1")
+    with pytest.raises(ValueError, match=r"bundle-v1 does not exist \(found bundle-v2"):
+        create_app(settings)

@@ -1,0 +1,63 @@
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.publishing.promotion import champions, note_release
+from pipelines.publishing.write_release import releases_of, write_release
+from serving.bundle.load import load_bundle
+from serving.bundle.manifest import Verdict
+from serving.bundle.write import BundleParts
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> BundleParts:
+    (tmp_path / "parts").mkdir()
+    return synthetic_parts(tmp_path / "parts", SyntheticSize())
+
+
+def released(folder: Path, parts: BundleParts, **changes: Any) -> str:
+    fields: dict[str, Any] = {"name": "abc", "metrics": {}, "verdicts": [], "config_digest": "1"}
+    folder.mkdir(exist_ok=True)
+    return write_release(folder, parts, **{**fields, **changes})
+
+
+def test_what_holds_the_same_keeps_its_name_and_has_no_second_copy(
+    parts: BundleParts, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bundles"
+    assert released(folder, parts) == "abc"
+    note_release(folder, "abc", promoted=True)
+    written = (folder / "bundle-abc/manifest.json").stat()
+    other = [Verdict(name="index recall", value=1.0, bound=0.9, passed=True)]
+    assert released(folder, parts, verdicts=other) == "abc"
+    assert (folder / "bundle-abc/manifest.json").stat() == written
+    assert sorted(path.name for path in folder.glob("bundle-*")) == ["bundle-abc"]
+
+
+def test_what_differs_gets_the_next_free_name(parts: BundleParts, tmp_path: Path) -> None:
+    folder = tmp_path / "bundles"
+    for version in ("abc", "abc-2", "abc-3"):
+        assert released(folder, parts, config_digest=version) == version
+        note_release(folder, version, promoted=True)
+    assert released(folder, parts, name="ab") == "ab"
+    assert champions(folder) == releases_of(folder, "abc") == ["abc", "abc-2", "abc-3"]
+    shutil.rmtree(folder / "bundle-abc-2")
+    assert released(folder, parts, config_digest="4") == "abc-4"
+    for path in folder.glob("bundle-*"):
+        load_bundle(path)
+
+
+def test_a_damaged_one_is_left_alone_and_not_taken_for_the_same(
+    parts: BundleParts, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bundles"
+    released(folder, parts)
+    path = folder / "bundle-abc/index/items.faiss"
+    path.chmod(0o644)
+    path.write_bytes(b"")
+    assert released(folder, parts) == "abc-2"
+    assert path.read_bytes() == b""
+    load_bundle(folder / "bundle-abc-2")
