@@ -39,7 +39,7 @@ demo: install  ## MovieLens-100K from raw file to metrics, recommendations and a
 	@$(BIN)/recsys demo
 
 serve: install  ## answer requests on http://127.0.0.1:8000 with the demo's bundle
-	@$(BIN)/recsys serve --bundles runs/movielens-100k/bundles
+	@$(BIN)/recsys serve --expose-users --bundles runs/movielens-100k/bundles
 
 test: install  ## every test that runs without a GPU, a process a core (TEST_WORKERS=0 for one)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n $(TEST_WORKERS) --dist worksteal \

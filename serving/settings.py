@@ -53,13 +53,15 @@ class Settings(ServingOptions):
     torch_threads: int = 1
     """Threads of one model call; requests are small, so more threads only wait for each other."""
     log_requests: bool = True
-    expose_users: bool | None = None
-    """Whether anyone who can reach the server may list its users and read their histories.
+    keys: Path | None = None
+    """File of clients' keys (serving/security/keys.py); None asks nobody for one."""
+    allow_anonymous: bool = False
+    """Whether a server without keys may listen on an address that other machines reach."""
+    expose_users: bool = False
+    """Whether anyone who may request lists may also list users and read their histories.
 
-    Others get no history from ``explain`` either: reasons then name only items that the request
-    itself sent. By default only the machine it runs on may, and only while ``host``
-    is a loopback address: that is what the try-it page is for. Set it to false behind a proxy on
-    the same machine.
+    Without it a key with the scope ``users`` may; others get no history from ``explain`` either:
+    reasons then name only items that the request itself sent.
     """
     otlp_endpoint: str | None = None
     """OpenTelemetry collector that traces are sent to over HTTP, such as

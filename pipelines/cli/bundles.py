@@ -61,6 +61,17 @@ def serve(
     profile: Annotated[
         Profile | None, typer.Option(help="fast (the default), or full: also the generative model.")
     ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="File of clients' keys, see recsys keys add.")
+    ] = None,
+    allow_anonymous: Annotated[
+        bool | None,
+        typer.Option("--allow-anonymous", help="Without keys, listen for other machines too."),
+    ] = None,
+    expose_users: Annotated[
+        bool | None,
+        typer.Option(help="Show every user's history to everyone who can reach the server."),
+    ] = None,
 ) -> None:
     """Answer requests over HTTP; a newly published bundle is loaded while serving.
 
@@ -68,7 +79,7 @@ def serve(
 
     [bold]Examples[/]
 
-      recsys serve
+      recsys serve --expose-users
 
       recsys serve --bundle runs/shop/bundles/current --port 8080 --profile full
 
@@ -78,11 +89,19 @@ def serve(
     from serving.web.app import serve as serve_app
 
     bundles, name = served_bundle(bundle)
-    serve_app(
-        Settings.from_environment(
-            bundles=bundles, bundle=name, host=host, port=port, profile=profile
-        )
+    settings = Settings.from_environment(
+        bundles=bundles,
+        bundle=name,
+        host=host,
+        port=port,
+        profile=profile,
+        keys=keys,
+        allow_anonymous=allow_anonymous,
+        expose_users=expose_users,
     )
+    if settings.expose_users:
+        log.print("users and their histories are shown to everyone who can reach this server")
+    serve_app(settings)
 
 
 def recommend(

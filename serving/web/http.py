@@ -7,9 +7,7 @@ and deep nesting. No response repeats what was sent, so it can always be encoded
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -22,7 +20,6 @@ from serving.schemas import to_json
 from serving.settings import Settings
 
 MAX_FIELDS_NAMED = 10
-FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
@@ -170,27 +167,9 @@ def parameters_schema(schema: type[BaseModel]) -> dict[str, Any]:
 
 
 def shows_users(http: HttpRequest, settings: Settings) -> bool:
-    """Whether this request may list users and read histories (`Settings.expose_users`).
+    """Whether this request may list users and read histories.
 
-    Unless it is set, only a browser on the server's own machine may: the server listens on
-    loopback, was addressed so (a foreign site whose name resolves to 127.0.0.1 sends its own
-    name), and no proxy says that it forwards the request.
+    The server has decided that (`Access.authorize`) and put it into the request's state; an
+    application that runs alone asks its settings.
     """
-    if settings.expose_users is not None:
-        return settings.expose_users
-    if any(name in http.headers for name in FORWARDED):
-        return False
-    try:
-        addressed = urlsplit(f"//{http.headers.get('host', '')}").hostname or ""
-    except ValueError:
-        return False
-    return _is_loopback(settings.host) and _is_loopback(addressed)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return bool(http.scope.get("state", {}).get("shown", settings.expose_users))

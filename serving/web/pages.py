@@ -2,7 +2,7 @@
 
 ``GET /`` is the page for a browser and links in JSON for anything else; ``/pages/{name}`` are its
 files. ``/v1/catalogue``, ``/v1/search`` and ``/v1/items`` describe items, ``/v1/users`` and
-``/v1/users/{user_id}/history`` users, where users are shown (`Settings.expose_users`).
+``/v1/users/{user_id}/history`` users, where users are shown (`Access.authorize`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pydantic import Field
 from serving.hot_swap import BundleWatcher
 from serving.recommend import Recommender
 from serving.schemas import Parameters
+from serving.security import USERS_NOT_SHOWN
 from serving.settings import Settings
 from serving.web.http import (
     JsonResponse,
@@ -211,9 +212,4 @@ def _add_users(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup:
 
 def _check_shown(http: HttpRequest, settings: Settings) -> None:
     if not shows_users(http, settings):
-        raise RefusedError(
-            404,
-            "users_not_shown",
-            "this server does not show its users; RECSYS_EXPOSE_USERS=true shows every user's "
-            "history to everyone who can reach it (by default only to its own machine)",
-        )
+        raise RefusedError(404, "users_not_shown", USERS_NOT_SHOWN)

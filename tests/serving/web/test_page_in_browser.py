@@ -75,7 +75,8 @@ def bundles(tmp_path_factory):
 def serving(bundles: Path, **environment: str):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    environment = {"RECSYS_BUNDLES": str(bundles), "RECSYS_PORT": str(port), **environment}
+    settings = {"BUNDLES": str(bundles), "PORT": str(port), "EXPOSE_USERS": "true"}
+    environment = {**{f"RECSYS_{name}": value for name, value in settings.items()}, **environment}
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},

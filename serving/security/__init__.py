@@ -1,0 +1,11 @@
+"""Security: who may call what, decided before any other work and without a model.
+
+`keys.py` reads the file of keys; `access.py` lets a request pass as a `Caller` or refuses it, and
+writes audit lines. docs/serving.md says what is trusted.
+"""
+
+USERS_NOT_SHOWN = (
+    "this server does not show its users; a key with the scope users may read them, and "
+    "RECSYS_EXPOSE_USERS=true (recsys serve --expose-users) shows every user's history to everyone "
+    "who can reach it"
+)
