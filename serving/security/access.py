@@ -117,7 +117,7 @@ class Access:
 
         Raises:
             ValueError: The file cannot be used, or the server would listen beyond this machine
-                without keys and without being told to; says what to do.
+                without keys and without leave to do so; says what to do.
         """
         self._settings, self._audit = settings, Audit()
         self._buckets: dict[str, TokenBucket] = {}
