@@ -21,11 +21,20 @@ SEEN_ITEMS_SHOWN = Degraded("seen_items_shown")
 
 def eligible_items(query: Query, bundle: Bundle) -> tuple[ItemMask, tuple[Degraded, ...]]:
     """Compile the eligible items, and say what the filters could not do."""
+    left_out = [*_rows_of(query.request.exclude, bundle), query.item_row]
+    if query.request.filter.categories is None:
+        rows = np.array(left_out, np.int64)
+        if query.surface.exclude_seen:
+            rows = np.concatenate([rows, query.seen])
+        mask = ItemMask.all_but(bundle.num_item_rows, rows)
+        if mask.count():
+            return mask, ()
+
     notes: list[Degraded] = []
     allowed = _in_categories(query, bundle, notes)
     allowed[[0, query.item_row]] = False
     in_categories = bool(allowed.any())
-    allowed[_rows_of(query.request.exclude, bundle)] = False
+    allowed[left_out] = False
     if not allowed.any():
         why = "exclude" if in_categories else "filter.categories"
         return ItemMask(allowed), (*notes, Degraded("nothing_eligible", why))

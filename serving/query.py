@@ -5,19 +5,23 @@ Axes: H history values of the one query.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import JaggedBatch, one_example
 from serving.bundle.load import Bundle
 from serving.context import context_rows, moment_of
 from serving.schemas import Degraded, Request
 from serving.surfaces import Surface
 
 Rows = NDArray[np.int64]
+NOTHING: Rows = np.empty(0, np.int64)
 MAX_NAMED = 5
 """Unknown items, and unknown categories, named one by one in a reply; the rest are counted."""
 
@@ -38,21 +42,38 @@ class Query:
     """Every item of the history, oldest first."""
     sent: Rows
     """Items of the request itself; the rest of the history comes from the bundle."""
-    features: JaggedBatch
-    """A batch of one, as models read it; the history is at most surface.max_history long, and
-    ``history.times`` are its unix seconds, where the bundle has times."""
+    history: Rows
+    """Item rows that models read, oldest first, at most surface.max_history, [H]."""
+    times: Rows | None
+    """Unix seconds of the history's events, where the bundle has times, [H]."""
+    categorical: Mapping[str, int]
+    """Row of each ``user.<name>`` and ``context.<name>``, and of the ``user`` itself."""
     degraded: tuple[Degraded, ...]
     """What the request named and the bundle does not know."""
 
     @property
     def has_history(self) -> bool:
-        return len(self.features["history"].values) > 0
+        return len(self.history) > 0
 
-    @property
-    def history(self) -> Rows:
-        """Item rows that models read, oldest first, [H]."""
-        rows: Rows = self.features["history"].values.numpy()
-        return rows
+    @cached_property
+    def history_tensor(self) -> Tensor:
+        """The history for models, [H]."""
+        return torch.from_numpy(self.history)
+
+    @cached_property
+    def times_tensor(self) -> Tensor | None:
+        """The times for models, [H]."""
+        return None if self.times is None else torch.from_numpy(self.times)
+
+    @cached_property
+    def features(self) -> JaggedBatch:
+        """A batch of one, for models that know no single queries."""
+        found = {"history": one_example(self.history_tensor)}
+        if self.times_tensor is not None:
+            found["history.times"] = one_example(self.times_tensor)
+        for name, row in self.categorical.items():
+            found[name] = one_example(torch.tensor([row]))
+        return JaggedBatch(found)
 
 
 def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
@@ -71,27 +92,24 @@ def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
             degraded.append(Degraded("unknown_user"))
 
     item_row = 0
+    categorical: dict[str, int] = {}
+    times: Rows | None = None
     if request.item_id is not None:
         item_row = _item_row(request.item_id, bundle)
         seen = sent = np.array([item_row], np.int64)
-        features = {"history": _history(seen)}
     else:
         sent = _session_rows(request.session or [], bundle, degraded)
         moment = moment_of(
             request.context.unix_time, bundle.context_features, bundle.users, degraded
         )
-        known, times = _before(moment, user_row, bundle)
-        seen = np.concatenate([known, sent])
-        features = {
-            "history": _history(seen[-surface.max_history :]),
-            **_times(times, len(sent), moment, surface.max_history),
-            "user": _one(user_row),
-            **{
-                f"user.{name}": _one(rows[user_row]) for name, rows in bundle.users.features.items()
-            },
-        }
-        context = context_rows(bundle.context_features, times, len(known), len(sent), moment)
-        features |= {f"context.{name}": _one(row) for name, row in context.items()}
+        known, known_times = _before(moment, user_row, bundle)
+        seen = np.concatenate([known, sent]) if len(sent) else known
+        times = _times(known_times, len(sent), moment, surface.max_history)
+        categorical["user"] = user_row
+        for name, rows in bundle.users.features.items():
+            categorical[f"user.{name}"] = int(rows[user_row])
+        found = context_rows(bundle.context_features, known_times, len(known), len(sent), moment)
+        categorical.update({f"context.{name}": row for name, row in found.items()})
     if len(seen) == 0:
         degraded.append(Degraded("empty_history"))
 
@@ -101,7 +119,9 @@ def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
         item_row=item_row,
         seen=seen,
         sent=sent,
-        features=JaggedBatch(features),
+        history=seen[-surface.max_history :],
+        times=times,
+        categorical=categorical,
         degraded=tuple(degraded),
     )
 
@@ -117,6 +137,8 @@ def _item_row(item_id: str, bundle: Bundle) -> int:
 
 
 def _session_rows(session: list[str], bundle: Bundle, degraded: list[Degraded]) -> Rows:
+    if not session:
+        return NOTHING
     found = [(item_id, bundle.catalogue.row_of(item_id)) for item_id in session]
     unknown = list(dict.fromkeys(item_id for item_id, row in found if row is None))
     degraded.extend(Degraded("unknown_item", item_id) for item_id in unknown[:MAX_NAMED])
@@ -134,18 +156,11 @@ def _before(moment: int, user_row: int, bundle: Bundle) -> tuple[Rows, Rows | No
     return rows[:end], times[:end]
 
 
-def _history(rows: Rows) -> Jagged:
-    return Jagged(torch.from_numpy(rows), torch.tensor([0, len(rows)]))
-
-
-def _times(times: Rows | None, num_sent: int, moment: int, limit: int) -> dict[str, Jagged]:
-    """Unix seconds of the history's events; the session's have just happened."""
+def _times(times: Rows | None, num_sent: int, moment: int, limit: int) -> Rows | None:
+    """Give unix seconds of the history's events; the session's have just happened."""
     if times is None:
-        return {}
-    just_now = max([moment - 1, *times[-1:].tolist()])
-    everything = np.concatenate([times, np.full(num_sent, just_now, np.int64)])
-    return {"history.times": _history(everything[-limit:])}
-
-
-def _one(row: int) -> Jagged:
-    return Jagged.one_each(torch.tensor([int(row)]))
+        return None
+    if num_sent:
+        just_now = max([moment - 1, *times[-1:].tolist()])
+        times = np.concatenate([times, np.full(num_sent, just_now, np.int64)])
+    return times[-limit:]

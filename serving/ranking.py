@@ -12,13 +12,11 @@ from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from recsys.data.top_k import TopK
-from recsys.retrieval.blend.fusion import ABSENT, CONSTANT, Blended, reciprocal_rank_fusion
-from recsys.retrieval.blend.one import MergedOne
+from recsys.data.top_k import OneList
+from recsys.retrieval.blend.fusion import ABSENT, CONSTANT
+from recsys.retrieval.blend.one import MergedOne, fused_one
 from serving.schemas import Source
 
 Rows = NDArray[np.int64]
@@ -37,19 +35,6 @@ class Ranked(NamedTuple):
     """[n, S] from 1 in each source's list, 0 where it does not have the item."""
     contributions: NDArray[np.float32]
     """[n, S] what each source added to the score; 0 where it does not have the item."""
-
-    @classmethod
-    def of(cls, blended: Blended, contributions: Tensor) -> Ranked:
-        """Take the one query of a batch, without the places that were not filled."""
-        rows = blended.item_rows[0].numpy()
-        there = rows > 0
-        return cls(
-            rows[there],
-            blended.scores[0].numpy()[there],
-            blended.sources,
-            blended.source_ranks[0].numpy()[there],
-            contributions[0].float().numpy()[there],
-        )
 
     @classmethod
     def of_merged(cls, merged: MergedOne, sources: tuple[str, ...]) -> Ranked:
@@ -104,14 +89,14 @@ def with_new_items(ranked: Ranked, seen: Rows, k: int, share: float) -> Ranked:
 
 
 def by_reciprocal_rank(
-    candidates: Mapping[str, TopK], weights: Mapping[str, float], k: int
+    candidates: Mapping[str, OneList], weights: Mapping[str, float], k: int
 ) -> Ranked:
-    """Merge lists [1, C] by their ranks; a fallback that is alone counts in full."""
+    """Merge lists by their ranks; a fallback that is alone counts in full."""
     used = {name: weights[name] for name in candidates}
     if not any(used.values()):
         used = dict.fromkeys(used, 1.0)
-    lists = {name: top.item_rows for name, top in candidates.items()}
-    blended = reciprocal_rank_fusion(lists, k, used)
-    weight = torch.tensor([used[name] for name in blended.sources])
-    shares = weight / (CONSTANT + blended.source_ranks)
-    return Ranked.of(blended, shares.masked_fill(blended.source_ranks == ABSENT, 0.0))
+    fused = fused_one(candidates, k, used)
+    weight = np.array(list(used.values()), np.float32)
+    shares = np.where(fused.ranks == ABSENT, 0, weight / (CONSTANT + fused.ranks))
+    shares = shares.astype(np.float32)
+    return Ranked(fused.item_rows, fused.scores, tuple(used), fused.ranks, shares)

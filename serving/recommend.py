@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import TopK
+from recsys.data.top_k import OneList
 from recsys.retrieval.blend.one import OneQueryBlend
 from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of, served_adapters
 from serving.bundle.load import Bundle, load_bundle
@@ -207,14 +207,14 @@ class Recommender:
 
     def _retrieve(
         self, lengths: Mapping[str, int], query: Query, eligible: ItemMask
-    ) -> tuple[dict[str, TopK], list[Degraded]]:
-        """Query the sources, [1, k_s] each; those without candidates are left out.
+    ) -> tuple[dict[str, OneList], list[Degraded]]:
+        """Query the sources; those without candidates are left out.
 
         Returns:
             Lists by source, and a note on each source that was late or failed.
         """
         longest = max(1, eligible.count())
-        lists: dict[str, TopK] = {}
+        lists: dict[str, OneList] = {}
         missing: list[Degraded] = []
         for name, length in lengths.items():
             if (source := self._sources.get(name)) is None:
@@ -228,7 +228,7 @@ class Recommender:
                 # Whatever went wrong, the other sources can be served.
                 missing.append(self._failed("failed_source", name))
                 continue
-            if found is not None and bool((found.item_rows > 0).any()):
+            if found is not None and len(found.item_rows):
                 lists[name] = found
         return lists, missing
 
@@ -242,9 +242,9 @@ class Recommender:
         return Degraded(code, part)
 
     def _rank(
-        self, candidates: Mapping[str, TopK], blend: OneQueryBlend | None, query: Query
+        self, candidates: Mapping[str, OneList], blend: OneQueryBlend | None, query: Query
     ) -> tuple[Ranked | None, str | None, list[Degraded]]:
-        """Merge lists, [1, k_s] each, into one.
+        """Merge lists into one.
 
         Returns:
             The list, the version of the ranker that ordered it, and a note where the ranker failed.
@@ -253,40 +253,41 @@ class Recommender:
             return None, None, []
         surface, k = query.surface, query.request.k
         if surface.max_seen_share < 1 and len(query.seen):
-            longer = replace(
-                query, request=query.request.model_copy(update={"k": k + len(query.seen)})
-            )
-            found, ranker, notes = self._rank_all(candidates, blend, longer)
+            longer = k + len(query.seen)
+            found, ranker, notes = self._rank_all(candidates, blend, query, longer)
             return with_new_items(found, query.seen, k, surface.max_seen_share), ranker, notes
-        return self._rank_all(candidates, blend, query)
+        return self._rank_all(candidates, blend, query, k)
 
     def _rank_all(
-        self, candidates: Mapping[str, TopK], blend: OneQueryBlend | None, query: Query
+        self,
+        candidates: Mapping[str, OneList],
+        blend: OneQueryBlend | None,
+        query: Query,
+        k: int,
     ) -> tuple[Ranked, str | None, list[Degraded]]:
         """Merge lists whatever is in the history; at least one has an item."""
-        k, length = query.request.k, query.surface.num_candidates
+        length = query.surface.num_candidates
         blended = {
-            name: TopK(candidates[name].scores[:, :length], candidates[name].item_rows[:, :length])
+            name: OneList(candidates[name].scores[:length], candidates[name].item_rows[:length])
             for name in (blend.sources if blend is not None else ())
             if name in candidates
         }
         if blend is None or not blended or candidates.keys() == {FILLER}:
             return by_reciprocal_rank(candidates, query.surface.weights, k), None, []
-        ranked, ranker, notes = self._by_ranker(blended, query)
+        ranked, ranker, notes = self._by_ranker(blended, query, k)
         if ranked is None:
             merged = blend.merge(blended, len(query.history), k)
             ranked = Ranked.of_merged(merged, tuple(blended))
         return ranked, ranker, notes
 
     def _by_ranker(
-        self, blended: Mapping[str, TopK], query: Query
+        self, blended: Mapping[str, OneList], query: Query, k: int
     ) -> tuple[Ranked | None, str | None, list[Degraded]]:
         """Order the list by the ranker; None where there is none, or it failed."""
         if self._ranker is None:
             return None, None, []
-        counts, k = self.bundle.item_counts, query.request.k
         try:
-            domain = query.request.context.domain
+            counts, domain = self.bundle.item_counts, query.request.context.domain
             found = self._ranker.ranked(blended, query.features, counts, k, domain)
         except LateRankerError:
             return None, None, [Degraded("late_stage", "ranker")]
@@ -296,7 +297,7 @@ class Recommender:
         return Ranked.of_merged(found, tuple(blended)), self._ranker.version, []
 
     def _parts_used(
-        self, query: Query, candidates: Mapping[str, TopK], ranker: str | None
+        self, query: Query, candidates: Mapping[str, OneList], ranker: str | None
     ) -> ServedBy:
         """Name the parts of the bundle that made the list."""
         queried = () if query.item_row else candidates

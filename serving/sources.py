@@ -7,6 +7,7 @@ else is requested at the time.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,17 +16,21 @@ from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
 from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import TopK, no_items
+from recsys.data.top_k import OneList, best_of_one
 from recsys.layers.codes.decode_step import Beams, Decoded
 from recsys.models.adapted.model import AdaptedRetriever
 from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.content_similarity import OneHistory as OneContent
 from recsys.models.generative.history_reader import BeamState, GenerativeContext
 from recsys.models.generative.model import GenerativeModel
+from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
+from recsys.models.sequence.one import OneHistory
+from recsys.models.two_tower_one import OneQuery
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.retrieval.exact import exact_top_k
-from recsys.retrieval.sources import GeneratedSource, ScoredSource, Source
+from recsys.retrieval.sources import GeneratedSource, Source
 from serving.bundle.adapters import NO_ADAPTERS, Adapters
 from serving.bundle.content_neighbours import ContentNeighbours
 from serving.bundle.history_models import Generation
@@ -39,8 +44,8 @@ from serving.surfaces import HOME
 class RequestSource(Protocol):
     """Ranks items for a request, by the sources that also rank offline in batches."""
 
-    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
-        """Return the best items with their scores, [1, k]; None if it can say nothing.
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> OneList | None:
+        """Return at most k of the best items with their scores; None if it can say nothing.
 
         Raises:
             LateError: It did not finish in the time it has.
@@ -56,59 +61,76 @@ class TwoTowerSource:
     """Nearest items to the query's vector, or to the item's on surface ``similar``."""
 
     def __init__(self, retriever: Retriever, adapted: AdaptedRetriever | None = None) -> None:
-        self._retriever, self._adapted = retriever, adapted
+        self._model, self._index = OneQuery(retriever.model), retriever.index
+        self._adapted = adapted
 
-    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
-        model, index = self._retriever.model, self._retriever.index
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> OneList | None:
         domain = query.request.context.domain
         if query.item_row:
-            vector = index.vectors(torch.tensor([query.item_row]))  # [1, D]
+            vector = self._index.vectors(torch.tensor([query.item_row]))  # [1, D]
         elif not query.has_history:
             return None
         elif self._adapted is None or not self._adapted.knows(domain):
-            vector = model.query_vectors(query.features)  # [1, D]
+            vector = self._model.query_vector(query.history_tensor, query.categorical)[None]
         else:
             vector = self._adapted.query_vectors(query.features, [domain])
             if not self._adapted.shares_items(domain):
                 # The index is of the base's item vectors.
-                return exact_top_k(vector, self._adapted.item_vectors(domain), k, mask)
-        return index.search(vector, k, mask)
+                items = self._adapted.item_vectors(domain)
+                return OneList.of(exact_top_k(vector, items, k, mask))
+        return self._index.search_one(vector[0], k, mask)
+
+
+class ScoredSource:
+    """A model that scores the whole catalogue for one history."""
+
+    def __init__(self, score: Callable[[Query], Tensor], *, for_items: bool = False) -> None:
+        """Take what scores a request's history, [N] float32, which may be written into.
+
+        Args:
+            for_items: Whether it also ranks for an item, as a history of that one.
+        """
+        self._score, self._for_items = score, for_items
+
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> OneList | None:
+        if not query.has_history or (query.item_row and not self._for_items):
+            return None
+        scores = self._score(query)
+        mask.blank(scores.numpy())
+        return best_of_one(scores, k)
 
 
 class HistorySource:
-    """What a source ranks for the history of a request."""
+    """What a source that ranks batches has for the history of a request."""
 
-    def __init__(self, source: Source, *, for_items: bool = False) -> None:
-        """Take a source; ``for_items``: it also ranks for an item, as a history of that one."""
-        self._source, self._for_items = source, for_items
+    def __init__(self, source: Source) -> None:
+        self._source = source
 
-    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
-        if not query.has_history or (query.item_row and not self._for_items):
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> OneList | None:
+        if not query.has_history or query.item_row:
             return None
-        return self._source(query.features, mask.as_bool()[None], k).lists
+        return OneList.of(self._source(query.features, mask.as_bool()[None], k).lists)
 
 
-def sequence_source(model: SequenceModel) -> Source:
+def sequence_source(model: SequenceModel) -> RequestSource:
     """Rank the items that come next after a history, exactly, as SequenceModel.score does."""
-    # The model itself would normalise the whole catalogue for each request. For one query a product
-    # with columns takes a third to a half of the time of one with rows.
-    columns = model.all_item_vectors().T.contiguous()  # [D, N]
-    return ScoredSource(lambda queries: model.query_vectors(queries, only_last=True) @ columns)
+    one = OneHistory(model)
+    return ScoredSource(lambda query: one.scores(query.history_tensor, query.times_tensor))
 
 
 class AdaptedSequenceSource:
     """The sequence model, in domains that have an adapter with it."""
 
     def __init__(self, model: SequenceModel, adapted: AdaptedRetriever) -> None:
-        self._base = HistorySource(sequence_source(model))
+        self._base = sequence_source(model)
         self._adapted = adapted
 
-    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> OneList | None:
         domain, adapted = query.request.context.domain, self._adapted
         if not adapted.knows(domain):
             return self._base.candidates(query, mask, k)
-        own = ScoredSource(lambda queries: adapted.score(queries, [domain]))
-        return HistorySource(own).candidates(query, mask, k)
+        own = ScoredSource(lambda query: adapted.score(query.features, [domain])[0])
+        return own.candidates(query, mask, k)
 
 
 class _Timed(NamedTuple):
@@ -154,18 +176,6 @@ def generative_source(generation: Generation, beam_width: int, timeout_ms: float
     return GeneratedSource(model, search)
 
 
-def similar_content_source(similarity: ContentSimilarity) -> Source:
-    """Rank items by the similarity of their content to the history's, as its ``score`` does."""
-    columns = similarity.vectors.T.contiguous()  # [F, N], as of sequence_source
-
-    def score_one(queries: JaggedBatch) -> Tensor:
-        vectors = similarity.query_vectors(queries)  # [1, F]
-        known = similarity.has_content & (vectors != 0).any()
-        return (vectors @ columns).masked_fill_(~known, -torch.inf)
-
-    return ScoredSource(score_one)
-
-
 class ContentSource:
     """Items whose content is similar to an item's, or to the history's.
 
@@ -177,18 +187,21 @@ class ContentSource:
         self, neighbours: ContentNeighbours | None, similarity: ContentSimilarity | None = None
     ) -> None:
         self._neighbours = neighbours
-        self._similar = (
-            None if similarity is None else HistorySource(similar_content_source(similarity))
-        )
+        self._similar: ScoredSource | None = None
+        if similarity is not None:
+            one = OneContent(similarity)
+            self._similar = ScoredSource(lambda query: one.scores(query.history_tensor))
 
-    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK | None:
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> OneList | None:
         if not query.item_row and self._similar is not None:
             return self._similar.candidates(query, mask, k)
         if self._neighbours is None:
             return None
         if query.item_row:
-            return self._neighbours.nearest(query.item_row, k, mask)
-        return self._neighbours.appended_like(query.history, k, mask)
+            found = self._neighbours.nearest(query.item_row, k, mask)
+        else:
+            found = self._neighbours.appended_like(query.history, k, mask)
+        return None if found is None else OneList.of(found)
 
 
 class PopularSource:
@@ -198,12 +211,17 @@ class PopularSource:
         scores, order = torch.sort(model.item_scores, descending=True, stable=True)
         self._scores, self._by_popularity = scores.numpy(), order.numpy()
 
-    def candidates(self, query: Query, mask: ItemMask, k: int) -> TopK:
-        places = np.flatnonzero(mask.allows(self._by_popularity))[:k]
-        listed = no_items(1, k)
-        listed.scores[0, : len(places)] = torch.from_numpy(self._scores[places])
-        listed.item_rows[0, : len(places)] = torch.from_numpy(self._by_popularity[places])
-        return listed
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> OneList:
+        looked_at = 2 * k + len(query.seen)
+        while True:
+            places = np.flatnonzero(mask.allows(self._by_popularity[:looked_at]))[:k]
+            if len(places) == k or looked_at >= len(self._scores):
+                return OneList(self._scores[places], self._by_popularity[places])
+            looked_at *= 4
+
+
+def _weights_source(model: ItemWeights) -> RequestSource:
+    return ScoredSource(lambda query: model.score_one(query.history), for_items=True)
 
 
 def sources_of(
@@ -220,7 +238,7 @@ def sources_of(
     """
     sources: dict[str, RequestSource] = {"popular": PopularSource(bundle.popularity)}
     for name, model in bundle.item_weights.items():
-        sources[name] = HistorySource(ScoredSource(model.score), for_items=True)
+        sources[name] = _weights_source(model)
     neighbours = None
     if bundle.retriever is not None:
         sources["two_tower"] = TwoTowerSource(
@@ -233,12 +251,12 @@ def sources_of(
     if bundle.sequence is not None:
         adapted = adapters.retrievers.get("sequence")
         sources["sequence"] = (
-            HistorySource(sequence_source(bundle.sequence))
+            sequence_source(bundle.sequence)
             if adapted is None
             else AdaptedSequenceSource(bundle.sequence, adapted)
         )
     if bundle.ensemble is not None and options.profile == "full":
-        sources["ensemble"] = HistorySource(sequence_source(bundle.ensemble))
+        sources["ensemble"] = sequence_source(bundle.ensemble)
     if bundle.generative is not None and options.profile == "full":
         sources["generative"] = HistorySource(
             generative_source(bundle.generative, HOME.beam_width, options.beam_timeout_ms)

@@ -22,9 +22,22 @@ class ItemMask:
             raise ValueError(
                 f"an item mask is one boolean per item row, got {allowed.dtype} {allowed.shape}"
             )
-        self._allowed = allowed.copy()
-        self._allowed[:1] = False
-        self._allowed.flags.writeable = False
+        self._keep(allowed.copy(), None)
+
+    def _keep(self, allowed: NDArray[np.bool_], left_out: NDArray[np.int64] | None) -> None:
+        allowed[:1] = False
+        allowed.flags.writeable = False
+        self._allowed, self._left_out = allowed, left_out
+        self._count: int | None = None
+
+    @classmethod
+    def all_but(cls, num_item_rows: int, rows: NDArray[np.int64]) -> ItemMask:
+        """Leave out a few rows; scores are then blanked by these alone, not by all rows."""
+        allowed = np.ones(num_item_rows, np.bool_)
+        allowed[rows] = False
+        mask = cls.__new__(cls)
+        mask._keep(allowed, rows)
+        return mask
 
     @classmethod
     def all(cls, num_item_rows: int) -> ItemMask:
@@ -65,7 +78,9 @@ class ItemMask:
         return inside & self._allowed[np.where(inside, rows, 0)]
 
     def count(self) -> int:
-        return int(np.count_nonzero(self._allowed))
+        if self._count is None:
+            self._count = int(np.count_nonzero(self._allowed))
+        return self._count
 
     def rows(self) -> NDArray[np.int64]:
         """List the allowed rows in ascending order."""
@@ -74,3 +89,16 @@ class ItemMask:
     def as_bool(self) -> Tensor:
         """Return one boolean per item row, [num_item_rows]."""
         return torch.from_numpy(self._allowed.copy())
+
+    def blank(self, scores: NDArray[np.float32]) -> None:
+        """Write -inf over the scores of rows that may not be shown, [num_item_rows], in place."""
+        if len(scores) != self.num_item_rows:
+            raise ValueError(
+                f"the item mask covers {self.num_item_rows} item rows, the catalogue has "
+                f"{len(scores)}; build the mask from the same bundle"
+            )
+        if self._left_out is None:
+            scores[~self._allowed] = -np.inf
+        else:
+            scores[self._left_out] = -np.inf
+            scores[:1] = -np.inf

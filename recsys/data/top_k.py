@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
@@ -29,6 +30,23 @@ class TopK(NamedTuple):
     """[B, k] float32, -inf where the list is short."""
     item_rows: Tensor
     """[B, k] int64, -1 where the list is short."""
+
+
+class OneList(NamedTuple):
+    """The ranked list of one query on a CPU, best first; it ends with its last item."""
+
+    scores: NDArray[np.float32]
+    """[n]."""
+    item_rows: NDArray[np.int64]
+    """[n]."""
+
+    @classmethod
+    def of(cls, top: TopK) -> OneList:
+        """Take the only list of a batch, [1, k]; holes stay but those at its end."""
+        scores, rows = top.scores[0].numpy(), top.item_rows[0].numpy()
+        there = np.flatnonzero(rows > 0)
+        number = int(there[-1]) + 1 if len(there) else 0
+        return cls(scores[:number], rows[:number])
 
 
 def reranked_places(scores: Tensor, length: int) -> Tensor:
@@ -101,21 +119,41 @@ def select_top_k(scores: Tensor, k: int) -> TopK:
 
 def _select_from_one(scores: Tensor, k: int) -> TopK:
     """Rank the columns of [1, N]: the same list with a few starts of operations, not twenty."""
-    values = scores[0].detach().numpy()
-    if np.isnan(values).any():
-        raise _nan_error(0)
-    taken = min(k, len(values))
-    last = np.partition(values, len(values) - taken)[len(values) - taken]
-    above = np.flatnonzero(values > last)
-    equals = np.flatnonzero(values == last)[: taken - len(above)]
-    columns = np.concatenate([above, equals])
-    columns.sort()
-    columns = columns[np.argsort(-values[columns], kind="stable")]
+    found = best_of_one(scores[0].detach(), k)
     lists = no_items(1, k)
-    found = values[columns]
-    lists.scores[0, :taken] = torch.from_numpy(found)
-    lists.item_rows[0, :taken] = torch.from_numpy(np.where(found == -np.inf, NO_ROW, columns))
+    lists.scores[0, : len(found.scores)] = torch.from_numpy(found.scores)
+    lists.item_rows[0, : len(found.scores)] = torch.from_numpy(found.item_rows)
     return lists
+
+
+def best_of_one(scores: Tensor, k: int) -> OneList:
+    """Rank item rows by float32 scores on a CPU, [N], of which -inf marks what is not eligible."""
+    _check_k(k)
+    taken = min(k, len(scores))
+    values, columns = scores.topk(min(taken + 1, len(scores)))
+    found, rows = values.numpy(), columns.numpy()
+    # torch.topk orders NaN above everything.
+    if found[0] != found[0]:
+        raise _nan_error(0)
+    if found[-1] == -np.inf:
+        number = int(np.count_nonzero(found > -np.inf))
+        found, rows = found[:number], rows[:number]
+    if (found[1:] == found[:-1]).any():
+        found, rows = _with_ties(scores.numpy(), found, rows, taken)
+    return OneList(found[:taken], rows[:taken])
+
+
+def _with_ties(
+    scores: NDArray[np.float32], found: NDArray[np.float32], rows: NDArray[np.int64], taken: int
+) -> OneList:
+    """Put equals in order of their rows, the lowest of those that tie for the last place."""
+    if len(found) > taken and found[taken - 1] == found[taken]:
+        above = rows[found > found[taken]]
+        equals = np.flatnonzero(scores == found[taken])[: taken - len(above)]
+        rows = np.concatenate([above, equals])
+        found = scores[rows]
+    order = np.lexsort((rows, -found))
+    return OneList(found[order], rows[order])
 
 
 def _nan_error(query: int) -> ValueError:

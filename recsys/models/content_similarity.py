@@ -216,3 +216,28 @@ class ContentSimilarity:
         model = cls(config, torch.zeros_like(tensors["vectors"]), whitening=whitening)
         model.vectors, model.has_content = tensors["vectors"], tensors["has_content"]
         return model
+
+
+class OneHistory:
+    """``ContentSimilarity.score`` for one history at a time; the model must not change."""
+
+    def __init__(self, model: ContentSimilarity) -> None:
+        self._vectors = model.vectors
+        # For one query a product with columns takes a third to a half of the time of one with rows.
+        self._columns = model.vectors.T.contiguous()  # [F, N]
+        self._silent = (~model.has_content).nonzero()[:, 0].numpy()
+        recency = torch.arange(model.config.max_history, 0, -1)
+        self._weights = recency.float() ** -model.config.history_power
+
+    def scores(self, item_rows: Tensor) -> Tensor:
+        """Score every item, [N]; -inf where there is no content.
+
+        Args:
+            item_rows: History, rows of the catalogue, oldest first, at least one.
+        """
+        latest = item_rows[-len(self._weights) :]
+        total = self._weights[-len(latest) :] @ self._vectors.index_select(0, latest)  # [F]
+        length = float(torch.linalg.vector_norm(total))
+        scores = (total / max(length, NORM_FLOOR)) @ self._columns
+        scores.numpy()[self._silent] = -torch.inf
+        return scores if length > 0 else scores.fill_(-torch.inf)

@@ -7,6 +7,7 @@ Axes: B queries, N item rows (row 0 included), D width, k list length.
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 from typing import Any, Self, cast
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from recsys.data.durable import digest_of_file, replace_file
 from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import NO_ROW, TopK, no_items
+from recsys.data.top_k import NO_ROW, OneList, TopK, best_of_one, no_items
 from recsys.retrieval.exact import check_queries, exact_top_k
 from recsys.retrieval.faiss_build import FaissIndexConfig, build_bare_index
 from recsys.retrieval.faiss_gpu import GpuCopy, check_gpu
@@ -143,6 +144,16 @@ class FaissIndex:
             exact = exact_top_k(queries[short.to(queries.device)].cpu(), self._vectors(), k, mask)
             lists.scores[short], lists.item_rows[short] = exact.scores, exact.item_rows
         return lists
+
+    def search_one(self, query: Tensor, k: int, mask: ItemMask) -> OneList:
+        """Find about the k best items of one query [D]; a flat index on the host is scanned."""
+        if self.kind != "flat" or self._gpu is not None:
+            return OneList.of(self.search(query[None], k, mask))
+        if not math.isfinite(float(query.sum())):
+            check_queries(query[None], self.dim)
+        scores = torch.mv(self._vectors(), query)
+        mask.blank(scores.numpy())
+        return best_of_one(scores, k)
 
     def vectors(self, item_rows: Tensor) -> Tensor:
         """Read back item vectors, [n, D] float32; IVF-SQ8 keeps them in half precision."""

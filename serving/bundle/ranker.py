@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.top_k import TopK, reranked_places
+from recsys.data.top_k import OneList, TopK, reranked_places
 from recsys.models.adapted.ranker import AdaptedRanker
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import RankingBatch
@@ -160,13 +160,13 @@ class CandidateRanker:
 
     def ranked(
         self,
-        lists: Mapping[str, TopK],
+        lists: Mapping[str, OneList],
         features: JaggedBatch,
         item_counts: Tensor,
         k: int,
         domain: str | None = None,
     ) -> MergedOne:
-        """Merge lists [1, k_s] and reorder their first places; the rest follows as it was.
+        """Merge lists and reorder their first places; the rest follows as it was.
 
         Args:
             item_counts: Events of each item that models were fitted on.

@@ -132,7 +132,7 @@ def test_appended_item_is_generated(own: Path, recsys: Recsys) -> None:
             query = hydrate(Request(session=session), bundle, HOME)
             found = source.candidates(query, mask, 25)
         assert found is not None
-        assert row in found.item_rows[0].tolist()
+        assert row in found.item_rows.tolist()
 
 
 def test_an_appended_twin_finds_its_original_by_content(own: Path, recsys: Recsys) -> None:

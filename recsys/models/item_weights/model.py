@@ -111,6 +111,7 @@ class ItemWeights:
         # tensor they stand. By recency, 1 is the latest; [max_events + 1].
         recency = torch.arange(history.max_events + 1, device="cpu").clamp(min=1)
         self._weights = recency.float() ** -history.power
+        self._latest_last = self._weights[1:].flip(0).numpy()
 
     def to(self, device: torch.device | str) -> ItemWeights:
         """Hold the table on a device."""
@@ -125,7 +126,7 @@ class ItemWeights:
         """
         history = queries["history"]
         if queries.batch_size == 1 and history.values.device.type == "cpu":
-            return self._score_one(history.values)
+            return self.score_one(history.values.numpy())[None]
         query = history.segments()  # [M]
         place = torch.arange(len(query), device=query.device)
         recency = history.offsets[1:][query] - place  # 1 is the latest
@@ -175,22 +176,30 @@ class ItemWeights:
         settings = {key: tuple(one) if isinstance(one, list) else one for key, one in kept}
         return ItemWeights(table, HistoryWeights(**document["history"]), settings)
 
-    def _score_one(self, history: Tensor) -> Tensor:
-        """Score every item for one history [M]: the same sums in half of the time, [1, N]."""
-        latest = history[-self.history.max_events :].numpy()
-        weight = self._weights[1 : len(latest) + 1].flip(0).numpy()
+    def score_one(self, history: Rows) -> Tensor:
+        """Score every item for one history, oldest first, [N]: the same sums in half of the time.
+
+        Args:
+            history: Item rows, [M].
+        """
+        latest = history[-self.history.max_events :]
+        weight = self._latest_last[len(self._latest_last) - len(latest) :]
         offsets, others, amounts = (part.numpy() for part in self.table)
-        known = latest < self.num_item_rows
+        if len(latest) and latest.max() >= self.num_item_rows:
+            known = latest < self.num_item_rows
+            latest, weight = latest[known], weight[known]
         if self.history.distinct:
-            last = len(latest) - 1 - np.unique(latest[::-1], return_index=True)[1]
-            known &= np.isin(np.arange(len(latest)), last)
-        row, weight = latest[known], weight[known]
-        begin, end = offsets[row], offsets[row + 1]
+            place = np.arange(len(latest))
+            last = np.empty(self.num_item_rows, np.int64)
+            last[latest] = place
+            kept = last[latest] == place
+            latest, weight = latest[kept], weight[kept]
+        begin, end = offsets[latest], offsets[latest + 1]
         pair = concatenated_ranges(begin, end)
         scores = np.zeros(self.num_item_rows, np.float32)
         np.add.at(scores, others[pair], np.repeat(weight, end - begin) * amounts[pair])
         scores[scores == 0] = -np.inf
-        return torch.from_numpy(scores)[None]
+        return torch.from_numpy(scores)
 
     def _is_last(self, query: Tensor, row: Tensor) -> Tensor:
         """Mark each item's last occurrence in its history, [M] bool."""

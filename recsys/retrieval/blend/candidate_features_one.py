@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.data.top_k import TopK
+from recsys.data.top_k import OneList
 from recsys.layers.wide_linear import wide_product
 from recsys.retrieval.blend.fusion import ABSENT, CONSTANT
 from recsys.retrieval.blend.history_features import (
@@ -65,8 +65,8 @@ class OneQueryFeatures:
         self._past: Floats = log_events(item_counts, history_features.num_items).numpy()
 
     @torch.no_grad()
-    def candidates(self, lists: Mapping[str, TopK], history: Tensor, k: int) -> CandidatesOne:
-        """Merge lists [1, k_s] and compute the features of the first k places.
+    def candidates(self, lists: Mapping[str, OneList], history: Tensor, k: int) -> CandidatesOne:
+        """Merge lists and compute the features of the first k places.
 
         Args:
             lists: Best first by source; rows < 1 are holes and keep their rank.

@@ -31,3 +31,14 @@ def test_rows_outside_the_catalogue_are_never_allowed() -> None:
 def test_masks_of_different_catalogues_do_not_combine() -> None:
     with pytest.raises(ValueError, match="4 and 5 item rows"):
         ItemMask.all(4) & ItemMask.all(5)
+
+
+def test_all_but_some_rows_is_the_mask_of_the_others() -> None:
+    mask = ItemMask.all_but(6, np.array([4, 2, 4]))
+    assert mask == ItemMask(np.isin(np.arange(6), [1, 3, 5]))
+    for one in (mask, ItemMask(np.isin(np.arange(6), [1, 3, 5]))):
+        scores = np.arange(6, dtype=np.float32)
+        one.blank(scores)
+        assert scores.tolist() == [-np.inf, 1, -np.inf, 3, -np.inf, 5]
+    with pytest.raises(ValueError, match="covers 6 item rows, the catalogue has 5"):
+        mask.blank(np.zeros(5, np.float32))

@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import reranked_places, select_top_k, top_k_of_scores
+from recsys.data.top_k import (
+    OneList,
+    TopK,
+    best_of_one,
+    reranked_places,
+    select_top_k,
+    top_k_of_scores,
+)
 
 
 def ranked_slowly(scores: Tensor, k: int, mask: ItemMask) -> list[list[int]]:
@@ -90,3 +97,18 @@ def test_first_places_take_a_new_order_and_the_rest_follows():
     assert reranked_places(torch.tensor([[0.1, 0.9, 0.1]]), 4).tolist() == [[1, 0, 2, 3]]
     short = torch.tensor([[0.1, 0.9, -torch.inf]])
     assert reranked_places(short, 3).tolist() == [[1, 0, 2]]
+
+
+@given(seed=st.integers(0, 10**6), num_items=st.integers(1, 60), k=st.integers(1, 70))
+def test_one_list_is_that_of_a_batch(seed, num_items, k):
+    random = np.random.default_rng(seed)
+    scores = torch.tensor(random.choice([0.0, 1.5, -2.0, -np.inf, 7.0], num_items)).float()
+    batch, found = select_top_k(scores.expand(2, -1), k), best_of_one(scores, k)
+    there = batch.item_rows[0] >= 0
+    assert found.item_rows.tolist() == batch.item_rows[0, there].tolist()
+    assert found.scores.tolist() == batch.scores[0, there].tolist()
+
+
+def test_one_list_ends_with_its_last_item():
+    top = TopK(torch.tensor([[2.0, 1.0, -torch.inf]]), torch.tensor([[7, 3, -1]]))
+    assert OneList.of(top).item_rows.tolist() == [7, 3]

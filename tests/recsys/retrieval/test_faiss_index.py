@@ -58,6 +58,18 @@ def test_flat_gives_the_exact_scores():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [5, 6000])
+def test_one_query_finds_what_a_batch_does(kind, k):
+    index, mask = index_of(kind), ItemMask.all_but(NUM_ROWS, np.array([100, 101, 5]))
+    batch, found = index.search(QUERIES[:1], k, mask), index.search_one(QUERIES[0], k, mask)
+    there = batch.item_rows[0] > 0
+    assert found.item_rows.tolist() == batch.item_rows[0, there].tolist()
+    np.testing.assert_allclose(found.scores, batch.scores[0, there], rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match="holds NaN or infinity"):
+        index.search_one(torch.full((DIM,), torch.nan), k, mask)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_padding_row_is_never_returned(kind):
     items = -ITEMS[:300].abs()
     items[0] = 100.0

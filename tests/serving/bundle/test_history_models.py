@@ -240,8 +240,8 @@ def test_old_items_keep_their_scores_when_others_are_appended(grown, name):
     before, after = grown
     session = ["item-3", "item-6", "item-10"]
     old, new = lists(before, name, session), lists(after, name, session, k=42)
-    scores = dict(zip(new.item_rows[0].tolist(), new.scores[0].tolist(), strict=True))
-    for row, score in zip(old.item_rows[0].tolist(), old.scores[0].tolist(), strict=True):
+    scores = dict(zip(new.item_rows.tolist(), new.scores.tolist(), strict=True))
+    for row, score in zip(old.item_rows.tolist(), old.scores.tolist(), strict=True):
         if row > 0 and name != "generative":
             assert scores[row] == pytest.approx(score, abs=CLOSE)
     assert 41 in scores
@@ -252,7 +252,7 @@ def test_appended_item_is_placed_by_its_content(grown):
     """With the content of item 6 and no id of its own it is what an unmet item 6 would be."""
     _, after = grown
     found = lists(after, "content", ["item-6"], k=3)
-    assert {6, 41, 42} == set(found.item_rows[0].tolist())
+    assert {6, 41, 42} == set(found.item_rows.tolist())
     vectors = after.sequence.all_item_vectors()
     items = JaggedBatch(
         {"item": Jagged.from_lists([[0]]), "item.categories": Jagged.from_lists([[2]])}
@@ -273,7 +273,7 @@ def test_appended_item_is_generated_behind_its_prefix(grown):
     allowed[[6, 41, 42]] = True
     source = Recommender(after, ServingOptions(profile="full"))._sources["generative"]
     found = source.candidates(request_query(after, ["item-10"]), ItemMask(allowed), 3)
-    assert set(found.item_rows[0].tolist()) == {6, 41, -1}
+    assert set(found.item_rows.tolist()) == {6, 41}
 
 
 @pytest.mark.parametrize("profile", ["fast", "full"])

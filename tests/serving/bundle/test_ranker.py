@@ -9,6 +9,7 @@ import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import TopK
 from recsys.models.ranker.batch import RankingBatch
 from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
 from serving.bundle.delta import NewItem, write_delta
@@ -220,7 +221,10 @@ def test_appended_items_are_ranked_and_old_ones_keep_their_scores(parts, tmp_pat
 def test_offline_reranking_has_the_served_order(recommender, bundle):
     query, _, _ = candidates(recommender, "user-3")
     lists = whole_lists(recommender, query)
-    found = bundle.ranker.reranked(lists, query.features, bundle.item_counts)
+    batch = {
+        name: TopK(*(torch.from_numpy(part)[None] for part in one)) for name, one in lists.items()
+    }
+    found = bundle.ranker.reranked(batch, query.features, bundle.item_counts)
     length = found.item_rows.shape[1]
     served = CandidateRanker(bundle.ranker).ranked(
         lists, query.features, bundle.item_counts, length

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from recsys.data.batch import Jagged
-from recsys.data.top_k import TopK
+from recsys.data.top_k import OneList, TopK
 from recsys.models.ease import Ease
 from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
@@ -58,7 +58,9 @@ def test_one_query_has_the_candidates_and_numbers_of_a_batch(events, given, num_
     history = torch.randint(0, NUM_ITEM_ROWS + 5, (events,))
     builder = CandidateBuilder(blend=blend, history_features=history_features, num_candidates=60)
     batched = builder.candidates(lists, Jagged(history, torch.tensor([0, events])), counts)
-    found = OneQueryFeatures(blend, counts, history_features).candidates(lists, history, 60)
+    found = OneQueryFeatures(blend, counts, history_features).candidates(
+        {name: OneList.of(top) for name, top in lists.items()}, history, 60
+    )
     there = batched.item_rows[0] > 0
     assert found.merged.item_rows.tolist() == batched.item_rows[0, there].tolist()
     assert found.features.shape == (int(there.sum()), len(feature_names(SOURCES)))
@@ -69,7 +71,9 @@ def test_lists_without_items_have_no_candidates():
     blend, _, counts, history_features = made(0, NUM_ITEM_ROWS)
     empty = {name: TopK(torch.full((1, 3), -torch.inf), torch.full((1, 3), -1)) for name in SOURCES}
     one = OneQueryFeatures(blend, counts, history_features)
-    found = one.candidates(empty, torch.tensor([1, 2]), 5)
+    found = one.candidates(
+        {name: OneList.of(top) for name, top in empty.items()}, torch.tensor([1, 2]), 5
+    )
     assert len(found.merged.item_rows) == 0
     assert found.features.shape == (0, len(feature_names(SOURCES)))
 
@@ -78,7 +82,9 @@ def test_items_without_content_or_categories_have_zeros():
     blend, lists, counts, _ = made(0, NUM_ITEM_ROWS)
     linear = Ease(torch.tensor([1]), torch.zeros(1, 1), NUM_ITEM_ROWS)
     bare = HistoryFeatures(ItemCatalogue.empty(NUM_ITEM_ROWS), linear)
-    found = OneQueryFeatures(blend, counts, bare).candidates(lists, torch.tensor([5]), 10)
+    found = OneQueryFeatures(blend, counts, bare).candidates(
+        {name: OneList.of(top) for name, top in lists.items()}, torch.tensor([5]), 10
+    )
     columns = dict(zip(feature_names(SOURCES), found.features.T.numpy(), strict=True))
     for name in ("content.last", "category.best", "linear.history"):
         np.testing.assert_array_equal(columns[name], 0)

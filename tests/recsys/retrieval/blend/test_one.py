@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.data.top_k import TopK
+from recsys.data.top_k import OneList, TopK
 from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.blend.one import OneQueryBlend
 from recsys.retrieval.blend.source_features import FEATURES
@@ -58,7 +58,14 @@ def test_one_query_is_merged_as_in_a_batch(
         for name, length in zip(names, lengths, strict=True)
     }
     batch = blended_lists(blend, lists, torch.tensor([num_events]), counts, k)
-    one = OneQueryBlend(blend, counts).merge(lists, num_events, k)
+    one = OneQueryBlend(blend, counts).merge(
+        {
+            name: OneList(top.scores[0].numpy(), top.item_rows[0].numpy())
+            for name, top in lists.items()
+        },
+        num_events,
+        k,
+    )
     there = batch.item_rows[0] > 0
     assert one.item_rows.tolist() == batch.item_rows[0][there].tolist()
     assert one.ranks.tolist() == batch.source_ranks[0][there].tolist()
@@ -72,10 +79,12 @@ def test_one_query_is_merged_as_in_a_batch(
 
 def test_what_cannot_be_merged_is_refused_alike() -> None:
     blend = OneQueryBlend(learned(torch.Generator().manual_seed(0)), torch.ones(NUM_ROWS))
-    top = TopK(torch.tensor([[2.0, 1.0]]), torch.tensor([[3, 4]]))
+    top = OneList(np.array([2.0, 1.0], np.float32), np.array([3, 4]))
     with pytest.raises(ValueError, match=r"\['unheard'\] have no weights"):
         blend.merge({"unheard": top}, 1, 5)
-    with pytest.raises(ValueError, match="source 'far' scores item row 4 of query 0 nan"):
-        blend.merge({"near": top, "far": TopK(torch.tensor([[2.0, torch.nan]]), top[1])}, 1, 5)
+    with pytest.raises(ValueError, match="source 'far' scores item row 4 nan"):
+        blend.merge(
+            {"near": top, "far": OneList(np.array([2.0, np.nan], np.float32), top[1])}, 1, 5
+        )
     with pytest.raises(ValueError, match="no source to blend"):
         blend.merge({}, 1, 5)

@@ -1,0 +1,123 @@
+"""Scores of one request are those of a batch, whatever the sizes, up to rounding."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.models.content_similarity import ContentSimilarity, ContentSimilarityConfig
+from recsys.models.content_similarity import OneHistory as OneContent
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.model import SequenceModel
+from recsys.models.sequence.one import OneHistory
+from recsys.models.two_tower import TwoTower, TwoTowerConfig
+from recsys.models.two_tower_one import OneQuery
+from tests.recsys.testing.tensors import rounding
+
+pytestmark = pytest.mark.numerics
+
+NUM_ITEM_ROWS = 30
+CLOSE = rounding(6 * 64)
+INPUTS = FeatureSizes(num_item_rows=NUM_ITEM_ROWS, content_dim=6)
+SEQUENCE = SequenceConfig(
+    embedding_dim=16, hidden_dim=24, max_length=7, position_buckets=4, backend="torch"
+)
+KINDS = [
+    SEQUENCE,
+    replace(SEQUENCE, num_heads=2, time_buckets=5, calendar_days=30.0),
+    replace(SEQUENCE, position_buckets=0, absolute_positions=False),
+    replace(SEQUENCE, num_members=2, member_blocks=("attention", "hstu")),
+    replace(SEQUENCE, num_blocks=2, time_buckets=5),
+]
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+def catalogue() -> ItemCatalogue:
+    content = torch.randn(NUM_ITEM_ROWS, 6)
+    content[[0, 5]] = 0
+    return ItemCatalogue(content, ItemCatalogue.empty(NUM_ITEM_ROWS).categories)
+
+
+def stirred(model: torch.nn.Module) -> None:
+    """Give every weight a value, also those that start at 0 or 1."""
+    for weight in model.parameters():
+        weight.add_(0.2 * torch.randn_like(weight))
+    model.eval()
+
+
+def history(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = torch.randint(0, NUM_ITEM_ROWS, (length,))
+    return rows, 1_700_000_000 + torch.randint(0, 5_000_000, (length,)).cumsum(0)
+
+
+def batch_of(rows: torch.Tensor, **features: torch.Tensor) -> JaggedBatch:
+    offsets = torch.tensor([0, len(rows)])
+    named = {name.replace("_", "."): value for name, value in features.items()}
+    found = {"history": Jagged(rows, offsets)}
+    found |= {name: Jagged(own, torch.tensor([0, len(own)])) for name, own in named.items()}
+    return JaggedBatch(found)
+
+
+@pytest.mark.parametrize("config", KINDS)
+@pytest.mark.parametrize("length", [1, 2, 7, 12])
+def test_sequence_model(config: SequenceConfig, length: int) -> None:
+    model = SequenceModel(config, INPUTS, catalogue())
+    stirred(model)
+    one = OneHistory(model)
+    rows, times = history(length)
+    for known in (times, None):
+        extra = {} if known is None else {"history_times": known}
+        expected = model.score(batch_of(rows, **extra))[0, 1:]
+        torch.testing.assert_close(one.scores(rows, known)[1:], expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("length", [1, 5, 9])
+def test_two_tower(heads: int, length: int) -> None:
+    inputs = replace(INPUTS, user_features={"age": 4}, context_features={"hour": 3})
+    config = TwoTowerConfig(
+        embedding_dim=16, hidden_dim=24, num_heads=heads, max_history=6, backend="torch"
+    )
+    model = TwoTower(config, inputs, catalogue())
+    stirred(model)
+    rows, _ = history(length)
+    features = {"user.age": 3, "context.hour": 1}
+    named = {name.replace(".", "_"): torch.tensor([row]) for name, row in features.items()}
+    expected = model.query_vectors(batch_of(rows, **named))[0]
+    found = OneQuery(model).query_vector(rows, features)
+    torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("rows", [[3], [5], [4, 5, 6, 4, 9, 12], list(range(1, 20))])
+def test_content_similarity(rows: list[int]) -> None:
+    config = ContentSimilarityConfig(max_history=8, history_power=0.7)
+    model = ContentSimilarity(config, catalogue().content)
+    expected = model.score(batch_of(torch.tensor(rows)))[0]
+    found = OneContent(model).scores(torch.tensor(rows))
+    torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+@pytest.mark.parametrize("rows", [[3], [4, 5, 4, 4, 9, 12], [7, 99, 7, 2]])
+def test_item_weights(distinct: bool, rows: list[int]) -> None:
+    lengths = torch.randint(0, 6, (NUM_ITEM_ROWS,))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    number = int(offsets[-1])
+    others = torch.randint(1, NUM_ITEM_ROWS, (number,), dtype=torch.int32)
+    table = WeightTable(offsets, others, torch.rand(number))
+    model = ItemWeights(table, HistoryWeights(power=0.5, max_events=5, distinct=distinct))
+    known = Jagged(torch.tensor(rows), torch.tensor([0, len(rows), len(rows)]))
+    expected = model.score(JaggedBatch({"history": known}))[0]
+    found = model.score_one(np.array(rows))
+    torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
