@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from serving.metrics import ROUTES
+from serving.security.access import Access, is_loopback
 from serving.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,9 @@ def manifest(name: str) -> dict[str, Any]:
 POD = manifest("deployment")["spec"]["template"]
 CONTAINER = POD["spec"]["containers"][0]
 UNIT_ENVIRONMENT = dict(re.findall(r"^Environment=(\w+)=(.*)$", UNIT, re.MULTILINE))
-IMAGE_ENVIRONMENT = dict(re.findall(r"\b(RECSYS_\w+)=(\S+)", DOCKERFILE))
+IMAGE_ENVIRONMENT = dict(
+    re.findall(r"(RECSYS_\w+)=(\S+)", re.sub(r"^#.*", "", DOCKERFILE, flags=re.MULTILINE))
+)
 POD_ENVIRONMENT = {one["name"]: one["value"] for one in CONTAINER["env"]}
 
 
@@ -52,11 +55,23 @@ def test_every_setting_named_is_one(path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [UNIT_ENVIRONMENT, IMAGE_ENVIRONMENT, POD_ENVIRONMENT])
-def test_the_settings_given_are_read_and_keep_users_private(given: dict[str, str]) -> None:
+def test_the_settings_given_are_read(given: dict[str, str]) -> None:
     settings = Settings.from_environment(given)
     assert settings.port == 8000
-    assert settings.expose_users is False
+    assert not settings.expose_users
     assert str(settings.bundles) == given["RECSYS_BUNDLES"]
+
+
+def test_nobody_is_served_beyond_the_machine_without_a_key() -> None:
+    with pytest.raises(ValueError, match="no keys are set"):
+        Access(Settings.from_environment(IMAGE_ENVIRONMENT))
+    assert is_loopback(UNIT_ENVIRONMENT["RECSYS_HOST"])
+    # Ports of compose are the machine's own: see below.
+    assert API["environment"] == {"RECSYS_ALLOW_ANONYMOUS": "true", "RECSYS_KEYS": None}
+    (keys,) = [volume["secret"] for volume in POD["spec"]["volumes"] if "secret" in volume]
+    mounts = {mount["name"]: mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
+    assert POD_ENVIRONMENT["RECSYS_KEYS"] == f"{mounts['keys']}/keys.toml"
+    assert keys == {"secretName": "recsys-keys"}
 
 
 def test_the_image_copies_what_there_is_and_runs_without_rights() -> None:
@@ -74,7 +89,8 @@ def test_the_image_copies_what_there_is_and_runs_without_rights() -> None:
 
 
 def test_compose_mounts_bundles_read_only_and_waits_for_the_drain() -> None:
-    (bundles,) = API["volumes"]
+    bundles, keys = API["volumes"]
+    assert keys.endswith(":ro")
     assert bundles.endswith(f":{IMAGE_ENVIRONMENT['RECSYS_BUNDLES']}:ro")
     assert API["read_only"]
     assert (DEPLOY / API["build"]["context"] / API["build"]["dockerfile"]).exists()
@@ -86,7 +102,7 @@ def test_compose_mounts_bundles_read_only_and_waits_for_the_drain() -> None:
         assert re.fullmatch(r"[\w./-]+:[\w.-]*\w", service["image"]), name
         assert not service["image"].endswith(":latest"), name
         for volume in service.get("volumes", []):
-            if volume.startswith("./"):
+            if volume.startswith("./") and volume != keys:
                 assert (DEPLOY / volume.split(":")[0]).exists(), volume
     assert COMPOSE["services"]["valkey"]["profiles"] == ["events"]
 
