@@ -9,7 +9,7 @@ TEST_WORKERS ?= logical
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install install-airflow demo test test-numerics soak check format serve bench lock clean
+.PHONY: help install install-airflow demo test test-numerics test-api soak check format serve bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the verbs
@@ -48,6 +48,9 @@ test: install  ## every test that runs without a GPU, a process a core (TEST_WOR
 # Processors round in different orders, and some eigensolvers fail on one and not on the other.
 test-numerics: install  ## tests that compare numbers, under other instruction sets and threads
 	@$(BIN)/python -m tests.numerics
+
+test-api: install  ## 10,000 generated requests against what the OpenAPI document says
+	@RECSYS_API_CASES=10000 $(BIN)/python -m pytest -q tests/serving/web/test_openapi.py
 
 soak: install  ## an hour of load on a server whose bundles change (SOAK_SECONDS=600 for less)
 	@RECSYS_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -q tests/soak

@@ -156,7 +156,7 @@ class Degraded:
 
     code: DegradedCode
     detail: str | None = None
-    """Which item, category, source or stage, or how many; None where the code says it all."""
+    """Which item, category, source or stage, or how many; absent where the code says it all."""
 
     def __str__(self) -> str:
         return self.code if self.detail is None else f"{self.code}: {self.detail}"
@@ -173,20 +173,20 @@ class RecommendedItem:
     source: Source
     """The source that contributed most to the score."""
     title: str | None = None
-    """What a page shows, cut to 500 characters; None where the catalogue has none."""
+    """What a page shows, cut to 500 characters; absent where the catalogue has none."""
     categories: tuple[str, ...] | None = None
-    """At most 50; None where the item has none."""
+    """At most 50; absent where the item has none."""
     semantic_id: str | None = None
-    """Codes, coarse to fine, as ``12-250-3``; None without."""
+    """Codes, coarse to fine, as ``12-250-3``; absent without."""
     reason: str | None = None
-    """A few words on why it is listed; None unless ``explain`` is set."""
+    """A few words on why it is listed; absent unless ``explain`` is set."""
     contributions: dict[str, float] | None = None
-    """Share of the score by source, largest first; None unless ``explain`` is set."""
+    """Share of the score by source, largest first; absent unless ``explain`` is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedBy:
-    """Versions of the parts that made a list; None where the bundle has no such part."""
+    """Versions of the parts that made a list; absent where the bundle has no such part."""
 
     bundle: str
     index: str | None
@@ -195,9 +195,9 @@ class ServedBy:
     profile: Profile = "fast"
     """Which sources are queried: ``full`` adds slower ones, such as beam search."""
     adapter: str | None = None
-    """``<domain>/<version>`` of the adapter that was used; None where the base model was."""
+    """``<domain>/<version>`` of the adapter that was used; absent where the base model was."""
     ranker: str | None = None
-    """Version of the ranker that ordered the list; None where the blend's order is served."""
+    """Version of the ranker that ordered the list; absent where the blend's order is served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class Reply:
     degraded: list[Degraded]
     """What was missing, late or left out; empty if nothing."""
     fallback: Source | None
-    """The source of the whole list where no other found an item, else None."""
+    """The source of the whole list where no other found an item, else absent."""
     timings_ms: dict[str, float]
     """Milliseconds by stage, and ``total``."""
 

@@ -61,7 +61,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         # Off the event loop: a bundle may be loading, and requests are still being answered.
         await asyncio.to_thread(watcher.stop)
 
-    app = FastAPI(title="recsys", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="recsys", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None
+    )
     app.state.watcher = watcher
     _add_recommendations(app, watcher, settings)
     _add_health(app, watcher)

@@ -10,7 +10,6 @@ import threading
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import islice
 from random import Random
 
@@ -18,29 +17,14 @@ import numpy as np
 import torch
 
 from serving.bundle.load import Bundle
-from serving.item_cards import ItemCard
 from serving.recommend import Recommender
+from serving.web.replies import Category, PastItem, UserCard
 from serving.web.title_search import END, TitleIndex
 
 MAX_CATEGORIES = 500
 """Categories on the page, largest first."""
 MAX_PREFIX_USERS = 5_000
 """Users with a prefix, in order of text, among which the shortest ids are listed."""
-
-
-@dataclass(frozen=True, slots=True)
-class PastItem(ItemCard):
-    """One event of a user's history."""
-
-    unix_time: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class UserCard:
-    """One user in a list of users."""
-
-    user_id: str
-    num_events: int
 
 
 def past_items(recommender: Recommender, user_row: int, k: int) -> list[PastItem]:
@@ -66,14 +50,14 @@ def random_users(bundle: Bundle, k: int, random: Random) -> list[UserCard]:
     return [user_card(bundle, row) for row in random.sample(rows, min(k, len(rows)))]
 
 
-def category_sizes(bundle: Bundle) -> list[dict[str, object]]:
+def category_sizes(bundle: Bundle) -> list[Category]:
     """List the largest categories by name, with their numbers of items."""
     catalogue = bundle.catalogue
     counts = np.bincount(catalogue.category_values, minlength=catalogue.num_category_rows)
     counts[0] = 0
     largest = np.argsort(-counts, kind="stable")[:MAX_CATEGORIES].tolist()
     found = {catalogue.category_names[row]: int(counts[row]) for row in largest if counts[row]}
-    return [{"name": name, "num_items": found[name]} for name in sorted(found, key=str.casefold)]
+    return [Category(name, found[name]) for name in sorted(found, key=str.casefold)]
 
 
 class UserIndex:

@@ -11,22 +11,19 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Annotated
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
-from pydantic import Field
+from fastapi.routing import APIRoute
 
 from serving.hot_swap import BundleWatcher
 from serving.recommend import Recommender
-from serving.schemas import Parameters
 from serving.security import USERS_NOT_SHOWN
 from serving.settings import Settings
 from serving.web.http import (
     JsonResponse,
     RefusedError,
-    parameters_schema,
     read_parameters,
     shows_users,
 )
@@ -37,6 +34,14 @@ from serving.web.lookup import (
     random_users,
     user_card,
 )
+from serving.web.openapi import document
+from serving.web.parameters import (
+    HistoryParameters,
+    ItemsParameters,
+    SearchParameters,
+    UsersParameters,
+)
+from serving.web.replies import CatalogueReply, HistoryReply, ItemsReply, UsersReply
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {
@@ -70,44 +75,15 @@ LINKS = {
 }
 
 
-class SearchParameters(Parameters):
-    """Of ``/v1/search``."""
-
-    q: str = Field(default="", max_length=200)
-    """Words of a title, or their beginnings; empty lists the most popular items."""
-    k: int = Field(default=10, ge=1, le=50)
-
-
-class ItemsParameters(Parameters):
-    """Of ``/v1/items``."""
-
-    id: list[Annotated[str, Field(min_length=1, max_length=512)]] = Field(
-        min_length=1, max_length=100
-    )
-    """Repeat it for more than one item."""
-
-
-class UsersParameters(Parameters):
-    """Of ``/v1/users``."""
-
-    prefix: str = Field(default="", max_length=512)
-    k: int = Field(default=10, ge=1, le=50)
-    random: bool = False
-    """Whether to draw users at random; ``prefix`` is then ignored."""
-
-
-class HistoryParameters(Parameters):
-    """Of ``/v1/users/{user_id}/history``."""
-
-    k: int = Field(default=50, ge=1, le=500)
-
-
 def add_pages(app: FastAPI, watcher: BundleWatcher, settings: Settings) -> None:
     """Add every route of this file."""
     lookup = Lookup()
     _add_files(app, watcher)
     _add_items(app, watcher, settings, lookup)
     _add_users(app, watcher, settings, lookup)
+    for route in app.routes:
+        if isinstance(route, APIRoute) and route.methods and "GET" in route.methods:
+            route.methods.add("HEAD")
 
 
 def _add_files(app: FastAPI, watcher: BundleWatcher) -> None:
@@ -130,7 +106,11 @@ def _add_files(app: FastAPI, watcher: BundleWatcher) -> None:
         response.headers["vary"] = "accept"
         return response
 
-    @app.get("/pages/{name}", include_in_schema=False)
+    @app.get("/openapi.json")
+    async def schema() -> Response:
+        return JsonResponse(document())
+
+    @app.get("/pages/{name}")
     async def file(http: HttpRequest, name: str) -> Response:
         if name not in files:
             raise RefusedError(404, "no_such_file", "no such file; GET / lists the routes")
@@ -144,26 +124,25 @@ def _add_items(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup:
         recommender = watcher.recommender
         bundle = recommender.bundle
         shown = shows_users(http, settings)
-        described = {
-            "bundle": bundle.version,
-            "profile": recommender.profile,
-            "num_items": bundle.num_item_rows - 1,
-            "shows_users": shown,
-            "categories": category_sizes(bundle),
-        }
-        if shown:
-            described["num_users"] = bundle.users.num_user_rows - 1
+        described = CatalogueReply(
+            bundle=bundle.version,
+            profile=recommender.profile,
+            num_items=bundle.num_item_rows - 1,
+            shows_users=shown,
+            categories=category_sizes(bundle),
+            num_users=bundle.users.num_user_rows - 1 if shown else None,
+        )
         return JsonResponse(described)
 
     # Handlers that may make an index are not async: they run in a thread, beside other requests.
-    @app.get("/v1/search", openapi_extra=parameters_schema(SearchParameters))
+    @app.get("/v1/search")
     def search(http: HttpRequest) -> Response:
         """Find items by title."""
         given, recommender = read_parameters(SearchParameters, http), watcher.recommender
         rows = lookup.titles(recommender.bundle).search(given.q, given.k)
         return _cards(recommender, rows)
 
-    @app.get("/v1/items", openapi_extra=parameters_schema(ItemsParameters))
+    @app.get("/v1/items")
     def items(http: HttpRequest) -> Response:
         """Describe items; those that are not in the catalogue are left out."""
         given, recommender = read_parameters(ItemsParameters, http), watcher.recommender
@@ -173,13 +152,13 @@ def _add_items(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup:
 
 def _cards(recommender: Recommender, rows: Sequence[int]) -> Response:
     items = [recommender.cards.of(row) for row in rows]
-    return JsonResponse({"bundle": recommender.bundle.version, "items": items})
+    return JsonResponse(ItemsReply(recommender.bundle.version, items))
 
 
 def _add_users(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup: Lookup) -> None:
     random = Random()
 
-    @app.get("/v1/users", openapi_extra=parameters_schema(UsersParameters))
+    @app.get("/v1/users")
     def users(http: HttpRequest) -> Response:
         """List users by the beginning of their id, or some at random."""
         _check_shown(http, settings)
@@ -189,9 +168,9 @@ def _add_users(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup:
         else:
             ids = lookup.users(bundle).beginning_with(given.prefix, given.k)
             found = [user_card(bundle, bundle.users.row_of(user_id) or 0) for user_id in ids]
-        return JsonResponse({"bundle": bundle.version, "users": found})
+        return JsonResponse(UsersReply(bundle.version, found))
 
-    @app.get("/v1/users/{user_id:path}/history", openapi_extra=parameters_schema(HistoryParameters))
+    @app.get("/v1/users/{user_id:path}/history")
     def history(http: HttpRequest, user_id: str) -> Response:
         """List a user's history, newest first."""
         _check_shown(http, settings)
@@ -200,14 +179,9 @@ def _add_users(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup:
         row = bundle.users.row_of(user_id)
         if row is None:
             raise RefusedError(404, "unknown_user", "no user of the bundle has this id")
-        return JsonResponse(
-            {
-                "bundle": bundle.version,
-                "user_id": user_id,
-                "num_events": len(bundle.users.history(row)),
-                "items": past_items(recommender, row, given.k),
-            }
-        )
+        events = len(bundle.users.history(row))
+        items = past_items(recommender, row, given.k)
+        return JsonResponse(HistoryReply(bundle.version, user_id, events, items))
 
 
 def _check_shown(http: HttpRequest, settings: Settings) -> None:

@@ -248,7 +248,18 @@ def test_health_links_and_schema(client):
     assert client.get("/").json()["recommend"] == "POST /v1/recommend"
     schema = client.get("/openapi.json").json()
     body = schema["paths"]["/v1/recommend"]["post"]["requestBody"]["content"]["application/json"]
-    assert body["schema"]["properties"].keys() >= {"user_id", "session", "k", "filter"}
+    assert body["schema"] == {"$ref": "#/components/schemas/Request"}
+    described = schema["components"]["schemas"]["Request"]
+    assert described["properties"].keys() >= {"user_id", "session", "k", "filter"}
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/", "/v1/search?q=title", "/v1/similar/item-1"])
+def test_head_is_answered_where_get_is(client, path):
+    answered = client.head(path)
+    assert (answered.status_code, answered.content) == (200, b"")
+    assert answered.headers["content-type"] == client.get(path).headers["content-type"]
+    assert client.head("/v1/recommend").status_code == 405
+    assert client.head("/v1/similar/zz").status_code == 404
 
 
 def test_fault_of_our_own_is_a_plain_500_and_logged(client, monkeypatch, caplog):

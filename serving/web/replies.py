@@ -1,0 +1,155 @@
+"""Replies of the routes that make no list, and errors; fields that are None are left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from serving.bundle.manifest import Profile
+from serving.item_cards import ItemCard
+from serving.schemas import Reply
+
+ErrorCode = Literal[
+    "bad_json",
+    "compressed",
+    "gone",
+    "internal",
+    "invalid_request",
+    "key_missing",
+    "key_unknown",
+    "method_not_allowed",
+    "no_keys",
+    "no_such_file",
+    "no_such_route",
+    "no_worker",
+    "not_json",
+    "overloaded",
+    "draining",
+    "rate_limited",
+    "scope_missing",
+    "too_large",
+    "too_slow",
+    "unknown_item",
+    "unknown_user",
+    "users_not_shown",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldFault:
+    """What is wrong with one field of a request."""
+
+    field: str
+    """Its name, nested ones as ``requests.1.k``."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a request was not served."""
+
+    code: ErrorCode
+    message: str
+    """What is wrong, what is allowed and what to do; not made for programs to read."""
+    fields: list[FieldFault] | None = None
+    """The first ten wrong fields of a body or an address."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """What every request gets that is not served."""
+
+    error: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReply:
+    """The lists of a batch, in the order of its requests."""
+
+    replies: list[Reply | ErrorReply]
+    """An error where the item of surface ``similar`` is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsReply:
+    """Items, described."""
+
+    bundle: str
+    items: list[ItemCard]
+
+
+@dataclass(frozen=True, slots=True)
+class Category:
+    """A category with its number of items."""
+
+    name: str
+    num_items: int
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueReply:
+    """What is served."""
+
+    bundle: str
+    profile: Profile
+    num_items: int
+    shows_users: bool
+    """Whether this caller may list users and read histories."""
+    categories: list[Category]
+    """The 500 largest, by name."""
+    num_users: int | None = None
+    """Absent for a caller who may not list users."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserCard:
+    """One user in a list of users."""
+
+    user_id: str
+    num_events: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsersReply:
+    """Users of the bundle."""
+
+    bundle: str
+    users: list[UserCard]
+
+
+@dataclass(frozen=True, slots=True)
+class PastItem(ItemCard):
+    """One event of a user's history."""
+
+    unix_time: int | None = None
+    """Absent where the data has only an order."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryReply:
+    """A user's history as the bundle has it."""
+
+    bundle: str
+    user_id: str
+    num_events: int
+    items: list[PastItem]
+    """Newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """That the process is alive."""
+
+    status: Literal["alive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether requests are answered, and from what; more fields may follow."""
+
+    status: Literal["ready", "draining", "no_worker"]
+    bundle: str | None = None
+    digest: str | None = None
+    """Of everything in the bundle."""
+    profile: Profile | None = None
+    num_items: int | None = None
