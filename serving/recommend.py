@@ -288,7 +288,9 @@ class Recommender:
             return None, None, []
         try:
             counts, domain = self.bundle.item_counts, query.request.context.domain
-            found = self._ranker.ranked(blended, query.features, counts, k, domain)
+            found = self._ranker.ranked(
+                blended, query.history_tensor, query.categorical, counts, k, domain
+            )
         except LateRankerError:
             return None, None, [Degraded("late_stage", "ranker")]
         except Exception:

@@ -15,20 +15,20 @@ Axes: B queries, k list length, C candidates that are ranked.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import JaggedBatch
 from recsys.data.top_k import OneList, TopK, reranked_places
 from recsys.models.adapted.ranker import AdaptedRanker
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.model import Ranker
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
 from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
@@ -65,7 +65,8 @@ class LoadedRanker:
     ) -> LoadedRanker:
         """Read a ranker's directory; arguments as of ``CandidateBuilder.load``."""
         builder = CandidateBuilder.load(directory, catalogue, history_features)
-        return cls(model=Ranker.load(directory, catalogue, backend="torch"), builder=builder)
+        model = Ranker.load(directory, catalogue, backend="torch")
+        return cls(model=in_one_tile(model, builder.num_candidates), builder=builder)
 
     def reranked(
         self, lists: Mapping[str, TopK], queries: JaggedBatch, item_counts: Tensor
@@ -88,6 +89,16 @@ class LoadedRanker:
         rows = whole.item_rows.gather(1, reranked_places(scores, whole.item_rows.shape[1]))
         places = -torch.arange(rows.shape[1], dtype=torch.float32).expand(len(rows), -1)
         return TopK(places.masked_fill(rows < 1, -torch.inf), rows)
+
+
+def in_one_tile(model: Ranker, num_candidates: int) -> Ranker:
+    """Score a request's candidates in one tile that is no longer than they are.
+
+    Bits are of a tile's size, so whoever serves or evaluates a ranker has to do this.
+    """
+    rows = min(model.config.tile_rows, -(-num_candidates // 32) * 32)
+    model.config = replace(model.config, tile_rows=rows)
+    return model
 
 
 def load_ranker(
@@ -128,7 +139,7 @@ def load_ranker(
     }
     check_inputs(path / "config.json", manifest, items.content.shape[1], features)
     with reading(path), torch.no_grad():
-        model = Ranker.load(path, items, backend="torch")
+        model = in_one_tile(Ranker.load(path, items, backend="torch"), builder.num_candidates)
         encode_items(model)
     check_rows(path, (model.num_item_rows,), (len(items.content),))
     digest = manifest.files[f"{RANKER}/{WEIGHTS}"].sha256
@@ -161,7 +172,8 @@ class CandidateRanker:
     def ranked(
         self,
         lists: Mapping[str, OneList],
-        features: JaggedBatch,
+        history: Tensor,
+        features: Mapping[str, int],
         item_counts: Tensor,
         k: int,
         domain: str | None = None,
@@ -169,7 +181,11 @@ class CandidateRanker:
         """Merge lists and reorder their first places; the rest follows as it was.
 
         Args:
+            lists: Of the sources that its blend merges.
+            history: Item rows that the sources read, oldest first.
+            features: Row of each ``user.<name>`` and ``context.<name>``.
             item_counts: Events of each item that models were fitted on.
+            k: Length of the list.
             domain: Ranked by its adapter, by the base where it has none.
 
         Returns:
@@ -182,22 +198,21 @@ class CandidateRanker:
         """
         deadline = time.perf_counter() + self._timeout_seconds
         model, num_ranked = self._ranker.model, self._ranker.builder.num_candidates
-        found = self._features(item_counts).candidates(
-            lists, features["history"].values, max(k, num_ranked)
-        )
+        prepared = self._features(item_counts)
+        found = prepared.candidates(lists, history, max(k, num_ranked))
         merged, count = found.merged, min(num_ranked, len(found.merged.item_rows))
         rows, dense = torch.from_numpy(merged.item_rows[:count]), found.features[:count]
-        batch = RankingBatch(features, Jagged(rows, torch.tensor([0, count])), None, dense)
-        if not bool(dense.isfinite().all()):
+        # A sum is finite where all it adds up is.
+        if not math.isfinite(float(dense.sum())):
             raise ValueError("a feature of a candidate is not finite")
-        reader = model.reader_of(batch, 0)
+        reader = model.reader_of_one(history, features)
         if time.perf_counter() > deadline:
             raise LateRankerError
         if self._adapted is not None and self._adapted.knows(domain):
             scores = self._adapted.score_candidates(reader, rows, dense, domain)
         else:
             scores = model.score_candidates(reader, rows, dense)
-        if not bool(scores.isfinite().all()):
+        if not math.isfinite(float(scores.sum())):
             raise ValueError("a score of the ranker is not finite")
         return reranked(merged, scores, k)
 
@@ -215,9 +230,10 @@ def reranked(merged: MergedOne, scores: Tensor, k: int) -> MergedOne:
 
     Items behind those places have the lowest of the new scores.
     """
-    length, count = len(merged.item_rows), len(scores)
-    places = reranked_places(scores[None], length)[0].numpy()
-    ranked = scores.numpy()[places[:count]]
-    behind = np.repeat(ranked[-1:], length - count)
-    reordered = MergedOne(*(part[places[:k]] for part in merged))
+    length, found = len(merged.item_rows), scores.numpy()
+    order = np.argsort(-found, kind="stable")
+    places = np.concatenate([order, np.arange(len(found), length)])[:k]
+    ranked = found[order]
+    behind = np.repeat(ranked[-1:], length - len(found))
+    reordered = MergedOne(*(part[places] for part in merged))
     return reordered._replace(scores=np.concatenate([ranked, behind])[:k])

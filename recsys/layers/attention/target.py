@@ -65,6 +65,17 @@ class TargetAttention(nn.Module):
         mask = nn.functional.pad(mask, (1, 0))[:, None]
         return ReadableHistory(self.key(values), values, mask)
 
+    def prepare_one(self, inputs: Tensor) -> ReadableHistory:
+        """Make keys of one history alone, without places for events that are not there.
+
+        Args:
+            inputs: Vectors of at most max_history events, oldest first, [T, D].
+        """
+        recency = self.recency.weight[: len(inputs)].flip(0)
+        values = torch.cat([self.nothing[None], inputs + recency])[None]  # [1, T + 1, D]
+        mask = torch.zeros(1, 1, len(inputs) + 1, device=inputs.device)
+        return ReadableHistory(self.key(values), values, mask)
+
     def forward(self, candidates: Tensor, history: ReadableHistory) -> Tensor:
         """Read for each candidate, [B, C, D] -> [B, C, D]."""
         queries = self.query(candidates) * history.keys.shape[2] ** -0.5  # [B, C, A]

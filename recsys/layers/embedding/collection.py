@@ -146,6 +146,14 @@ class EmbeddingBags(nn.Module):
             raise ValueError(f"no table {table!r}; there are {sorted(self.tables)}")
         return cast("nn.Parameter", bags[table].weight)
 
+    def one_row(self, feature: str, row: int) -> Tensor:
+        """Take a feature's row of its table, [1, embedding_dim]; for one query, without a batch."""
+        table = next(table for name, table in self._features if name == feature)
+        weight = self.weight(table.name)
+        if not 0 <= row < len(weight):
+            check_rows(table.name, torch.tensor([row]), len(weight))
+        return weight.detach()[row : row + 1]
+
     def lookup(self, table: str, rows: Tensor) -> Tensor:
         """Take rows of a table one by one, [...] -> [..., embedding_dim].
 

@@ -15,7 +15,7 @@ all fields, T tasks, E experts, K experts of each candidate, N item rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -258,9 +258,25 @@ class Ranker(CatalogueModel):
             number = torch.tensor([query], device=self._content.device)
             features = {name: value.take(number) for name, value in features.items()}
         dense = None if batch.query_dense is None else batch.query_dense[query : query + 1]
+        kinds = [name for _, names in self.query_fields.kinds for name in names]
+        if dense is None and all(len(features[name].values) == 1 for name in kinds):
+            rows = {name: int(features[name].values) for name in kinds}
+            return self.reader_of_one(features["history"].values, rows)
         one = RankingBatch(JaggedBatch(features), batch.candidates, dense)
         history = latest(features["history"], self.config.max_history)
         return self.read(one, self.all_item_inputs(), self._known(history.values))
+
+    @torch.no_grad()
+    def reader_of_one(self, history: Tensor, features: Mapping[str, int]) -> Reader:
+        """Encode one query, the same bits as ``reader_of``.
+
+        Args:
+            history: Item rows, oldest first.
+            features: Row of each ``user.<name>`` and ``context.<name>`` that the model reads.
+        """
+        latest_rows = self._known(history[-self.config.max_history :])
+        inputs = self.all_item_inputs().index_select(0, latest_rows)
+        return Reader(self.attention.prepare_one(inputs), self.query_fields.of_one(features))
 
     @torch.no_grad()
     def score_candidates(self, reader: Reader, rows: Tensor, dense: Tensor | None) -> Tensor:
@@ -293,13 +309,15 @@ class Ranker(CatalogueModel):
             places = functional.pad(places, (0, missing))
             dense = None if dense is None else functional.pad(dense, (0, 0, 0, missing))
         logits_of = self._tile_logits(reader)
+        if len(places) == size:
+            return finish(logits_of(places, dense))[:count]
         tiles = [
             finish(logits_of(own, None if dense is None else dense[begin : begin + size]))
             for begin, own in zip(
                 range(0, len(places), size), torch.split(places, size), strict=True
             )
         ]
-        return tiles[0][:count] if len(tiles) == 1 else torch.cat(tiles)[:count]
+        return torch.cat(tiles)[:count]
 
     def _tile_logits(self, reader: Reader) -> Callable[[Tensor, Tensor | None], Tensor]:
         """Return what predicts a query's tiles of rows [C] and features, folded where possible."""

@@ -5,6 +5,7 @@ Axes: B queries, M candidates of a batch, D width of a field, W width of all fie
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 import torch
@@ -71,6 +72,14 @@ class QueryFields(nn.Module):
             fields.append(norm(sum(parts)))
         if not fields:
             return queries["history"].offsets.new_zeros(queries.batch_size, 0).float()
+        return torch.cat(fields, dim=1)
+
+    def of_one(self, rows: Mapping[str, int]) -> Tensor:
+        """Encode one query by the row of each of its features, [1, fields * D]."""
+        fields = [torch.zeros(1, 0)]
+        for (_, names), norm in zip(self.kinds, self.norms, strict=True):
+            assert self.tables is not None
+            fields.append(norm(sum(self.tables.one_row(name, rows[name]) for name in names)))
         return torch.cat(fields, dim=1)
 
 

@@ -21,8 +21,10 @@ from torch.nn import functional
 
 from recsys.data.top_k import OneList
 from recsys.layers.wide_linear import wide_product
+from recsys.retrieval.blend.candidate_features import OF_BLEND, OF_SOURCE, feature_names
 from recsys.retrieval.blend.fusion import ABSENT, CONSTANT
 from recsys.retrieval.blend.history_features import (
+    HISTORY_FEATURES,
     NUM_BEST,
     NUM_EVENTS,
     NUM_LINEAR,
@@ -58,6 +60,7 @@ class OneQueryFeatures:
             item_counts: Events of each item that the sources were fitted on, [N].
         """
         self.blend = OneQueryBlend(blend, item_counts)
+        self._num_features = len(feature_names(blend.sources))
         self._scales: Floats = blend.scales.numpy()
         self._events: Floats = item_counts.float().log1p().numpy()  # [N]
         self._tables = history_features.tables
@@ -77,51 +80,53 @@ class OneQueryFeatures:
             ValueError: As ``OneQueryBlend.merge``.
         """
         merged = self.blend.merge(lists, len(history), k)
-        columns = self._of_lists(merged, tuple(lists))
-        columns += self._of_history(merged.item_rows, history)
-        if len(merged.item_rows) == 0:
-            return CandidatesOne(merged, torch.zeros(0, len(columns)))
-        return CandidatesOne(merged, torch.from_numpy(np.stack(columns, axis=1)))
+        count = len(merged.item_rows)
+        columns: Floats = np.zeros((self._num_features, count), np.float32)
+        if count:
+            self._of_lists(merged, [self.blend.sources.index(name) for name in lists], columns)
+            self._of_history(merged.item_rows, history, columns[-len(HISTORY_FEATURES) :])
+        return CandidatesOne(merged, torch.from_numpy(columns).T.contiguous())
 
-    def _of_lists(self, merged: MergedOne, listed: tuple[str, ...]) -> list[Floats]:
-        rows, count = merged.item_rows, len(merged.item_rows)
-        nothing = np.zeros(count, np.float32)
-        inside = rows < len(self._events)
-        columns = [
-            merged.scores - merged.scores[:1],
-            _reciprocal(np.arange(1, count + 1)),
-            np.where(inside, self._events[np.where(inside, rows, 0)], np.float32(0)),
-        ]
-        reciprocal = np.where(merged.ranks == ABSENT, np.float32(0), _reciprocal(merged.ranks))
-        for place, source in enumerate(self.blend.sources):
-            if source not in listed:
-                columns += [nothing] * 4
-                continue
-            own = listed.index(source)
-            columns += [
-                merged.leads[:, own] * self._scales[place],
-                merged.z_scores[:, own],
-                reciprocal[:, own],
-                merged.contributions[:, own],
-            ]
-        return columns
+    def _of_lists(self, merged: MergedOne, listed: list[int], columns: Floats) -> None:
+        rows = merged.item_rows
+        columns[0] = merged.scores - merged.scores[:1]
+        columns[1] = _reciprocal(np.arange(1, len(rows) + 1))
+        if rows.max() < len(self._events):
+            columns[2] = self._events[rows]
+        else:
+            inside = rows < len(self._events)
+            columns[2] = np.where(inside, self._events[np.where(inside, rows, 0)], 0)
+        ranks = merged.ranks.T  # [S, n]
+        of_sources = columns[len(OF_BLEND) : -len(HISTORY_FEATURES)]
+        of_source = of_sources.reshape(-1, len(OF_SOURCE), len(rows))
+        of_source[listed, 0] = merged.leads.T * self._scales[listed, None]
+        of_source[listed, 1] = merged.z_scores.T
+        of_source[listed, 2] = np.where(ranks == ABSENT, np.float32(0), _reciprocal(ranks))
+        of_source[listed, 3] = merged.contributions.T
 
-    def _of_history(self, rows: Rows, history: Tensor) -> list[Floats]:
+    def _of_history(self, rows: Rows, history: Tensor, columns: Floats) -> None:
         size = len(self._past)
-        known = np.where(rows < size, rows, 0)
-        latest: Rows = history[-NUM_EVENTS:].flip(0).numpy()  # [H]
+        known = rows if rows.max() < size else np.where(rows < size, rows, 0)
+        latest: Rows = history[-NUM_EVENTS:].numpy()[::-1]  # [H]
         observed = (latest > 0) & (latest < size)
-        latest = np.where(observed, latest, 0)
-        columns = self._of_linear(rows, history)
-        for table in self._tables:
-            columns += _cosines(table, known, latest, observed)
-        own, past = self._past[known], self._past[latest] * observed
-        for count in (NUM_EVENTS, NUM_RECENT):
-            columns.append(own - past[:count].sum() / _at_least_one(observed[:count]))
-        columns.append(np.full(len(rows), np.log1p(np.float32(len(history))), np.float32))
-        return columns
+        all_observed = bool(observed.all())
+        latest = latest.copy() if all_observed else np.where(observed, latest, 0)
+        self._of_linear(rows, history, columns[:3])
+        counts = [_at_least_one(observed[:number]) for number in (NUM_EVENTS, NUM_RECENT)]
+        own_rows, past_rows = torch.from_numpy(known), torch.from_numpy(latest)
+        for place, table in enumerate(self._tables):
+            if table.shape[1] and len(latest):
+                past = table.index_select(0, past_rows)
+                if not all_observed:
+                    past *= torch.from_numpy(observed)[:, None]
+                own = table.index_select(0, own_rows)
+                _cosines(own, past, counts, columns[3 + 4 * place : 7 + 4 * place])
+        own_events, past_events = self._past[known], self._past[latest] * observed
+        for row, number, count in zip((-3, -2), (NUM_EVENTS, NUM_RECENT), counts, strict=True):
+            columns[row] = own_events - past_events[:number].sum() / count
+        columns[-1] = np.log1p(np.float32(len(history)))
 
-    def _of_linear(self, rows: Rows, history: Tensor) -> list[Floats]:
+    def _of_linear(self, rows: Rows, history: Tensor, columns: Floats) -> None:
         places = self._ease.places_of
         read, wanted = places(history), places(torch.from_numpy(rows)).numpy()
         # Whole rows of weights are added faster than single ones are found.
@@ -129,14 +134,15 @@ class OneQueryFeatures:
             functional.embedding_bag(part, self._ease.weights, START, mode="sum")[0].numpy()[wanted]
             for part in (read, read[-NUM_LINEAR:])
         )
-        count = np.float32(max(1, len(rows)))
+        count = np.float32(len(rows))
         above = scores - scores.sum() / count
         spread = np.sqrt(np.square(above).sum() / count)
-        return [scores, above / np.maximum(spread, np.float32(1e-6)), recent]
+        columns[0], columns[2] = scores, recent
+        columns[1] = above / np.maximum(spread, np.float32(1e-6))
 
 
-def _at_least_one(observed: NDArray[np.bool_]) -> np.float32:
-    return np.float32(max(1, int(observed.sum())))
+def _at_least_one(observed: NDArray[np.bool_]) -> int:
+    return max(1, int(observed.sum()))
 
 
 def _reciprocal(ranks: Rows) -> Floats:
@@ -144,18 +150,16 @@ def _reciprocal(ranks: Rows) -> Floats:
     return found
 
 
-def _cosines(table: Tensor, known: Rows, latest: Rows, observed: NDArray[np.bool_]) -> list[Floats]:
-    """Compare unit vectors [N, D] of candidates [n] and of events [H], the latest first."""
-    if table.shape[1] == 0 or len(latest) == 0:
-        return [np.zeros(len(known), np.float32)] * 4
-    own, past = (table.index_select(0, torch.from_numpy(rows)) for rows in (known, latest))
-    cosines: Floats = wide_product(own, past, None).numpy() * observed  # [n, H]
-    best = cosines[:, :NUM_BEST].max(1)
-    if len(latest) < NUM_BEST:
+def _cosines(own: Tensor, past: Tensor, counts: list[int], columns: Floats) -> None:
+    """Compare unit vectors of candidates [n, D] and of events [H, D], the latest first."""
+    # Means are products with a mean, so the events behind the latest are added before they meet
+    # the candidates.
+    every, few = past.sum(0) / counts[0], past[:NUM_RECENT].sum(0) / counts[1]
+    near = torch.cat([past[:NUM_BEST], few[None], every[None]])
+    cosines: Floats = wide_product(near, own, None).numpy()  # [H + 2, n]
+    columns[0] = cosines[0]
+    columns[1:3] = cosines[-2:]
+    columns[3] = cosines[:-2].max(0)
+    if len(past) < NUM_BEST:
         # A missing event has similarity 0.
-        best = np.maximum(best, np.float32(0))
-    means = [
-        cosines[:, :count].sum(1) / _at_least_one(observed[:count])
-        for count in (NUM_RECENT, NUM_EVENTS)
-    ]
-    return [cosines[:, 0], *means, best]
+        np.maximum(columns[3], np.float32(0), out=columns[3])

@@ -166,7 +166,7 @@ def test_numbers_that_are_not_finite_are_refused(recommender, bundle):
     counts = bundle.item_counts * torch.nan
     ranker = CandidateRanker(bundle.ranker)
     with pytest.raises(ValueError, match="not finite"):
-        ranker.ranked(lists, query.features, counts, 5)
+        ranker.ranked(lists, query.history_tensor, query.categorical, counts, 5)
 
 
 def test_equal_scores_keep_the_blends_order(recommender, bundle):
@@ -227,7 +227,7 @@ def test_offline_reranking_has_the_served_order(recommender, bundle):
     found = bundle.ranker.reranked(batch, query.features, bundle.item_counts)
     length = found.item_rows.shape[1]
     served = CandidateRanker(bundle.ranker).ranked(
-        lists, query.features, bundle.item_counts, length
+        lists, query.history_tensor, query.categorical, bundle.item_counts, length
     )
     present = found.item_rows[0] > 0
     assert found.item_rows[0, present].tolist() == served.item_rows.tolist()
