@@ -55,7 +55,7 @@ REPLIES = (
 )
 SCHEMAS = "#/components/schemas/"
 TAKES_BODY = (400, 408, 413, 415, 422)
-NEEDS_KEY = (401, 403, 429, 503)
+ALWAYS = (401, 403, 429, 431, 503)
 ERRORS: Mapping[int, tuple[str, Fault]] = {
     400: ("The body is not JSON.", Fault("bad_json", "the body is not JSON: unexpected end")),
     401: (
@@ -93,6 +93,10 @@ ERRORS: Mapping[int, tuple[str, Fault]] = {
     429: (
         "The key's limit is reached; the header retry-after says how long to wait.",
         Fault("rate_limited", "key shop may send 100 requests a second; wait 1 s"),
+    ),
+    431: (
+        "The headers are too large.",
+        Fault("headers_too_large", "the headers may have at most 32768 bytes"),
     ),
     503: (
         "The server is busy, starting or ending; the header retry-after says how long to wait.",
@@ -133,7 +137,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "Make one list.",
         Reply,
         LIST,
-        (404, *TAKES_BODY, *NEEDS_KEY),
+        (404, *TAKES_BODY, *ALWAYS),
         body=Request,
         body_example={"user_id": "42", "session": ["50", "zz"], "k": 5},
     ),
@@ -142,7 +146,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "Make several lists, all from one bundle.",
         BatchReply,
         BatchReply([LIST, ErrorReply(ERRORS[404][1])]),
-        (*TAKES_BODY, *NEEDS_KEY),
+        (*TAKES_BODY, *ALWAYS),
         body=BatchRequest,
         body_example={"requests": [{"user_id": "42"}, {"surface": "similar", "item_id": "zz"}]},
     ),
@@ -151,7 +155,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "List items like one item.",
         Reply,
         LIST,
-        (404, 422, *NEEDS_KEY),
+        (404, 422, *ALWAYS),
         SimilarParameters,
         ("item_id", "50"),
     ),
@@ -160,7 +164,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "Find items by title.",
         ItemsReply,
         ItemsReply("7a038c5f0bbf", [CARD]),
-        (422, *NEEDS_KEY),
+        (422, *ALWAYS),
         SearchParameters,
     ),
     ("get", "/v1/items"): Operation(
@@ -168,7 +172,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "Describe items; those that are not in the catalogue are left out.",
         ItemsReply,
         ItemsReply("7a038c5f0bbf", [CARD]),
-        (422, *NEEDS_KEY),
+        (422, *ALWAYS),
         ItemsParameters,
     ),
     ("get", "/v1/catalogue"): Operation(
@@ -176,14 +180,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "Count items and users, list categories, name the bundle and the profile.",
         CatalogueReply,
         CatalogueReply("7a038c5f0bbf", "fast", 1682, True, [Category("Action", 251)], 943),
-        NEEDS_KEY,
+        ALWAYS,
     ),
     ("get", "/v1/users"): Operation(
         "users",
         "List users by the beginning of their id, or some at random.",
         UsersReply,
         UsersReply("7a038c5f0bbf", [UserCard("42", 183)]),
-        (404, 422, *NEEDS_KEY),
+        (404, 422, *ALWAYS),
         UsersParameters,
     ),
     ("get", "/v1/users/{user_id}/history"): Operation(
@@ -196,7 +200,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
             183,
             [PastItem("235", CARD.title, CARD.categories, CARD.semantic_id, 881107258)],
         ),
-        (404, 422, *NEEDS_KEY),
+        (404, 422, *ALWAYS),
         HistoryParameters,
         ("user_id", "42"),
     ),
@@ -208,7 +212,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "Report what is served, and whether a newer bundle was refused.",
         Readiness,
         Readiness("ready", "7a038c5f0bbf", "9b1c", "fast", 1682),
-        (503,),
     ),
 }
 
@@ -258,7 +261,10 @@ def _described(operation: Operation) -> Document:
     if operation.body is not None:
         content = {"schema": _ref(operation.body), "example": operation.body_example}
         described["requestBody"] = {"required": True, "content": {"application/json": content}}
-    if not operation.errors or operation.id == "ready":
+    if operation.reply is Readiness:
+        waiting = Readiness("no_worker")
+        described["responses"]["503"] = _response("Not ready.", _ref(Readiness), waiting)
+    if not operation.errors:
         described["security"] = []
     return described
 

@@ -10,9 +10,12 @@ from serving.item_cards import ItemCard
 from serving.schemas import Reply
 
 ErrorCode = Literal[
+    "bad_http",
     "bad_json",
     "compressed",
+    "draining",
     "gone",
+    "headers_too_large",
     "internal",
     "invalid_request",
     "key_missing",
@@ -24,10 +27,10 @@ ErrorCode = Literal[
     "no_worker",
     "not_json",
     "overloaded",
-    "draining",
     "rate_limited",
     "scope_missing",
     "too_large",
+    "too_many_connections",
     "too_slow",
     "unknown_item",
     "unknown_user",
