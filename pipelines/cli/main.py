@@ -18,6 +18,7 @@ from pipelines.cli import (
     data,
     distil,
     kernels,
+    keys,
     reports,
     reproduce,
     semantic_ids,
@@ -53,6 +54,7 @@ app.add_typer(
     help="Semantic IDs: train, append, compare.",
 )
 app.add_typer(kernels.app, name="kernels", help="GPU kernels: benchmark, tune, inspect.")
+app.add_typer(keys.app, name="keys", help="Keys of a server's clients: add, list, remove.")
 for command in (
     adapters.adapt,
     distil.distil,

@@ -78,8 +78,11 @@ def digest_of(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def read_keys(path: Path) -> KeyRing:
+def read_keys(path: Path, *, named: Path | None = None) -> KeyRing:
     """Read a file of keys.
+
+    Args:
+        named: What messages call it, by default its path.
 
     Raises:
         ValueError: Says what is wrong with the file, and what is allowed.
@@ -93,6 +96,7 @@ def read_keys(path: Path) -> KeyRing:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"key file {path} cannot be read: {error}") from error
+    path = named or path
     try:
         keys = _KeyFile.model_validate(document).keys
     except ValidationError as error:

@@ -46,6 +46,7 @@ def shop_with(folder: Path, shop: Path, settings: str) -> Path:
         ["compare"],
         ["ledger"],
         *(["ids", name] for name in ("train", "append", "align", "diff", "rollback", "report")),
+        *(["keys", name] for name in ("add", "list", "remove")),
         ["data", "list"],
         ["data", "fetch"],
         ["data", "describe"],
