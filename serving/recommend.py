@@ -22,9 +22,10 @@ import torch
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import OneList
 from recsys.retrieval.blend.one import OneQueryBlend
-from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of, served_adapters
+from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import Profile
+from serving.bundle.published import served_adapters
 from serving.bundle.ranker import PROFILE, CandidateRanker, LateRankerError
 from serving.explain import reasons
 from serving.filters import SEEN_ITEMS_SHOWN, eligible_items
@@ -121,11 +122,6 @@ class Recommender:
         bundle = load_bundle(Path(path))
         adapters = load_adapters(served_adapters(Path(path).parent), models_of(bundle))
         return cls(bundle, options, adapters=adapters)
-
-    def with_adapters(self, served: Mapping[str, Path]) -> Recommender:
-        """Serve the same bundle with other adapters, as ``served_adapters`` finds them."""
-        adapters = load_adapters(served, models_of(self.bundle))
-        return Recommender(self.bundle, self._options, adapters=adapters)
 
     def answer(self, request: Request, *, names_history: bool = True) -> Reply:
         """Make one list.

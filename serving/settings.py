@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from serving.bundle.manifest import Profile
+from serving.bundle.manifest import CURRENT, Profile
+from serving.cpus import usable_cpus
 
 PREFIX = "RECSYS_"
 
@@ -37,6 +39,25 @@ class Settings(ServingOptions):
     """Folder with ``bundle-*`` and the link ``current``."""
     bundle: str | None = None
     """Name of the one in that folder that is served (``bundle-v2``); None follows ``current``."""
+    workers: int | None = None
+    """Processes that make lists; None is one for each usable CPU."""
+    queue_ms: float = 100.0
+    """A request that would wait, or has waited, longer for a worker gets 503."""
+    max_queue: int = 10_000
+    """Requests that may wait for a worker."""
+    max_connections: int = 10_000
+    """Open connections; fewer where the limit of open files (``ulimit -n``) is lower. Where there
+    are as many, the one that has waited longest for its client is closed for a new one."""
+    max_header_bytes: int = 32 << 10
+    """A larger head of a request is refused with 431."""
+    header_timeout_seconds: float = 10.0
+    """A connection that takes longer to send a request's head is closed."""
+    write_timeout_seconds: float = 20.0
+    """A connection that reads nothing of its reply for longer is closed."""
+    keep_alive_seconds: int = 75
+    """How long an idle connection is kept; longer than balancers keep theirs (60 s)."""
+    drain_notice_seconds: float = 1.0
+    """How long ``/readyz`` says 503 after SIGTERM while requests are still taken."""
     host: str = "127.0.0.1"
     port: int = 8000
     """0 takes any free port."""
@@ -49,7 +70,7 @@ class Settings(ServingOptions):
     body_timeout_seconds: float = 10.0
     """A body that takes longer to arrive is refused with 408."""
     drain_seconds: int = 10
-    """How long SIGTERM waits for requests that are being answered."""
+    """How long the server then waits for requests that are being answered."""
     torch_threads: int = 1
     """Threads of one model call; requests are small, so more threads only wait for each other."""
     log_requests: bool = True
@@ -75,12 +96,40 @@ class Settings(ServingOptions):
             "max_body_bytes",
             "body_timeout_seconds",
             "torch_threads",
+            "workers",
+            "queue_ms",
+            "max_queue",
+            "max_connections",
+            "max_header_bytes",
+            "header_timeout_seconds",
+            "write_timeout_seconds",
+            "keep_alive_seconds",
         ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0, got {value}")
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"port must be in [0, 65536), got {self.port}")
+
+    @property
+    def followed(self) -> Path:
+        """The bundle that is served, or the link ``current`` that says which."""
+        return (self.bundles / (self.bundle or CURRENT)).absolute()
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that make lists."""
+        return self.workers or usable_cpus()
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the settings as another process reads them."""
+        document: dict[str, Any] = TypeAdapter(Settings).dump_python(self, mode="json")
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Settings:
+        """Read what ``to_json`` wrote."""
+        return TypeAdapter(cls).validate_python(document)
 
     @classmethod
     def from_environment(

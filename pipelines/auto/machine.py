@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from pipelines.doctor.machine import GIB, read_number, usable_cpus
+from pipelines.doctor.machine import GIB, read_number
 from recsys.fitting.training import device_named
+from serving.cpus import usable_cpus
 
 SIZE = 1_024
 """Rows and columns of the matrices that are multiplied."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -55,9 +56,25 @@ def served_bundle(path: Path) -> tuple[Path, str | None]:
 
 
 def serve(
-    bundle: BundlePath = DEMO_BUNDLE,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle",
+            "--bundles",
+            "-b",
+            help="A bundle, its folder or a run's workspace; the demo's.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on (127.0.0.1).", show_default=False)
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on (8000).", show_default=False)
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that make lists; one for each CPU.")
+    ] = None,
     profile: Annotated[
         Profile | None, typer.Option(help="fast (the default), or full: also the generative model.")
     ] = None,
@@ -75,7 +92,8 @@ def serve(
 ) -> None:
     """Answer requests over HTTP; a newly published bundle is loaded while serving.
 
-    A bundle that is named itself (bundles/bundle-v2) is served whatever is published.
+    A bundle that is named itself (bundles/bundle-v2) is served whatever is published. Every option
+    has a variable, RECSYS_HOST and so on; what is given here wins.
 
     [bold]Examples[/]
 
@@ -85,23 +103,24 @@ def serve(
 
       curl -s --json '{"user_id": "1", "k": 5}' localhost:8000/v1/recommend
     """
+    from serving.server.run import serve as run_server
     from serving.settings import Settings
-    from serving.web.app import serve as serve_app
 
-    bundles, name = served_bundle(bundle)
-    settings = Settings.from_environment(
-        bundles=bundles,
-        bundle=name,
-        host=host,
-        port=port,
-        profile=profile,
-        keys=keys,
-        allow_anonymous=allow_anonymous,
-        expose_users=expose_users,
-    )
+    given: dict[str, object] = {
+        "host": host,
+        "port": port,
+        "profile": profile,
+        "workers": workers,
+        "keys": keys,
+        "allow_anonymous": allow_anonymous,
+        "expose_users": expose_users,
+    }
+    if bundle is not None or "RECSYS_BUNDLES" not in os.environ:
+        given["bundles"], given["bundle"] = served_bundle(bundle or DEMO_BUNDLE)
+    settings = Settings.from_environment(None, **given)
     if settings.expose_users:
         log.print("users and their histories are shown to everyone who can reach this server")
-    serve_app(settings)
+    run_server(settings)
 
 
 def recommend(

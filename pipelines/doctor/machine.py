@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from pipelines.doctor.check import CheckResult, Status
 from pipelines.doctor.environment import Environment
+from serving.cpus import usable_cpus
 
 MIN_PYTHON = (3, 11)
 GIB = 1 << 30
@@ -68,17 +69,6 @@ def check_disk(_environment: Environment) -> CheckResult:
         ">= 5 GiB",
         fix=None if status == "ok" else "du -xh . | sort -h | tail -20",
     )
-
-
-def usable_cpus() -> int:
-    """Count the CPUs that this process may keep busy: its affinity, and a container's quota."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    count = count or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(count, -(-int(quota) // int(period))))
-    except (OSError, ValueError):
-        return count
 
 
 def check_threads(_environment: Environment) -> CheckResult:

@@ -32,9 +32,8 @@ from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import CURRENT, FileEntry, Sha256, Verdict
+from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS
 
-FOLDER = "adapters"
-DESCRIPTION = "adapter.json"
 MAX_DOMAIN = 80
 """Characters of a domain's name, which becomes part of a folder's."""
 BaseName = Literal["two_tower", "sequence", "ranker"]
@@ -73,7 +72,7 @@ def domain_directory(bundles_dir: Path, domain: str) -> Path:
         raise ValueError(
             f"a domain's name has 1 to {MAX_DOMAIN} characters, got {len(domain)}: {domain[:90]!r}"
         )
-    return bundles_dir / FOLDER / f"domain-{quote(domain, safe='')}"
+    return bundles_dir / ADAPTERS / f"domain-{quote(domain, safe='')}"
 
 
 def write_adapter(
@@ -109,7 +108,7 @@ def write_adapter(
                 files={name: FileEntry.of(directory / name) for name in (CONFIG, WEIGHTS)},
             )
             text = json.dumps(manifest.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
-            (directory / DESCRIPTION).write_text(text, encoding="utf-8")
+            (directory / ADAPTER_MANIFEST).write_text(text, encoding="utf-8")
     return final
 
 
@@ -147,7 +146,7 @@ def read_registered(directory: Path) -> AdapterManifest:
     Raises:
         ValueError: Names the file that is missing, altered or not an adapter's.
     """
-    path = directory / DESCRIPTION
+    path = directory / ADAPTER_MANIFEST
     try:
         manifest = AdapterManifest.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
@@ -166,35 +165,10 @@ def read_registered(directory: Path) -> AdapterManifest:
             raise ValueError(f"{file} is missing; register the adapter again")
         if (found := digest_of_file(file)) != entry.sha256:
             raise ValueError(
-                f"{file} is altered: its sha256 is {found}, {DESCRIPTION} says {entry.sha256}; "
-                "register the adapter again"
+                f"{file} is altered: its sha256 is {found}, {ADAPTER_MANIFEST} says "
+                f"{entry.sha256}; register the adapter again"
             )
     return manifest
-
-
-Identity = tuple[tuple[str, int, int], ...]
-"""Target of each domain's ``current`` and its description's inode and time."""
-
-
-def identity_of(served: Mapping[str, Path]) -> Identity:
-    """Identify the served adapters without reading them."""
-    found = []
-    for directory in served.values():
-        try:
-            stat = (directory / DESCRIPTION).stat()
-        except OSError:
-            found.append((str(directory), 0, 0))
-            continue
-        found.append((str(directory), stat.st_ino, stat.st_mtime_ns))
-    return tuple(found)
-
-
-def served_adapters(bundles_dir: Path) -> dict[str, Path]:
-    """Resolve each domain's ``current``, by the folder's name."""
-    folders = sorted((bundles_dir / FOLDER).glob("domain-*"))
-    links = [folder / CURRENT for folder in folders]
-    # Dangling links are kept and reported.
-    return {link.parent.name: link.resolve() for link in links if link.is_symlink()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ class JsonResponse(Response):
         self.headers["x-content-type-options"] = "nosniff"
 
     def render(self, content: object) -> bytes:
-        return to_json(content)
+        return content if isinstance(content, bytes) else to_json(content)
 
 
 class RefusedError(Exception):
@@ -55,22 +55,19 @@ def error_body(code: str, message: str) -> dict[str, object]:
     return {"error": {"code": code, "message": message}}
 
 
-async def read_json(http: HttpRequest, settings: Settings) -> object:
-    """Read a JSON body.
+async def read_body(http: HttpRequest, settings: Settings) -> tuple[dict[str, Any], bytes]:
+    """Read a body, and what `answer_body` has to know about it.
 
     Raises:
         RefusedError: 400, 408, 413 or 415.
     """
-    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise RefusedError(
-            415, "not_json", "send the body with content-type application/json (curl: --json)"
-        )
-    if http.headers.get("content-encoding", "identity").lower() != "identity":
-        raise RefusedError(415, "compressed", "send the body without content-encoding")
+    kind = http.headers.get("content-type", "")
+    encoding = http.headers.get("content-encoding", "identity")
+    _check_kind(kind, encoding)
+    head = {"type": kind, "encoding": encoding, "shown": shows_users(http, settings)}
     try:
         async with asyncio.timeout(settings.body_timeout_seconds):
-            body = await _read(http, settings.max_body_bytes)
+            return head, await _read(http, settings.max_body_bytes)
     except TimeoutError:
         seconds = settings.body_timeout_seconds
         raise RefusedError(
@@ -80,10 +77,28 @@ async def read_json(http: HttpRequest, settings: Settings) -> object:
         raise RefusedError(
             400, "gone", "the connection closed before the whole body arrived"
         ) from None
+
+
+def parsed_json(kind: str, encoding: str, body: bytes) -> object:
+    """Parse a body by the headers that came with it.
+
+    Raises:
+        RefusedError: 400 or 415.
+    """
+    _check_kind(kind, encoding)
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise RefusedError(400, "bad_json", f"the body is not JSON: {error.msg}") from None
+
+
+def _check_kind(kind: str, encoding: str) -> None:
+    if kind.partition(";")[0].strip().lower() != "application/json":
+        raise RefusedError(
+            415, "not_json", "send the body with content-type application/json (curl: --json)"
+        )
+    if encoding.lower() != "identity":
+        raise RefusedError(415, "compressed", "send the body without content-encoding")
 
 
 async def _read(http: HttpRequest, limit: int) -> bytes:

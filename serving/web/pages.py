@@ -17,7 +17,6 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from serving.hot_swap import BundleWatcher
 from serving.recommend import Recommender
 from serving.security import USERS_NOT_SHOWN
 from serving.settings import Settings
@@ -75,18 +74,18 @@ LINKS = {
 }
 
 
-def add_pages(app: FastAPI, watcher: BundleWatcher, settings: Settings) -> None:
+def add_pages(app: FastAPI, recommender: Recommender, settings: Settings) -> None:
     """Add every route of this file."""
     lookup = Lookup()
-    _add_files(app, watcher)
-    _add_items(app, watcher, settings, lookup)
-    _add_users(app, watcher, settings, lookup)
+    _add_files(app, recommender)
+    _add_items(app, recommender, settings, lookup)
+    _add_users(app, recommender, settings, lookup)
     for route in app.routes:
         if isinstance(route, APIRoute) and route.methods and "GET" in route.methods:
             route.methods.add("HEAD")
 
 
-def _add_files(app: FastAPI, watcher: BundleWatcher) -> None:
+def _add_files(app: FastAPI, recommender: Recommender) -> None:
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.is_file()}
     tags = {name: f'"{hashlib.sha256(body).hexdigest()[:16]}"' for name, body in files.items()}
 
@@ -102,7 +101,7 @@ def _add_files(app: FastAPI, watcher: BundleWatcher) -> None:
         """Send a browser the try-it page, and anything else the list of routes."""
         if "text/html" in http.headers.get("accept", ""):
             return sent(http, "index.html")
-        response = JsonResponse({"bundle": watcher.recommender.bundle.version, **LINKS})
+        response = JsonResponse({"bundle": recommender.bundle.version, **LINKS})
         response.headers["vary"] = "accept"
         return response
 
@@ -117,11 +116,10 @@ def _add_files(app: FastAPI, watcher: BundleWatcher) -> None:
         return sent(http, name)
 
 
-def _add_items(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup: Lookup) -> None:
+def _add_items(app: FastAPI, recommender: Recommender, settings: Settings, lookup: Lookup) -> None:
     @app.get("/v1/catalogue")
     def catalogue(http: HttpRequest) -> Response:
         """Count items and users, list categories, and name the bundle and profile."""
-        recommender = watcher.recommender
         bundle = recommender.bundle
         shown = shows_users(http, settings)
         described = CatalogueReply(
@@ -138,14 +136,14 @@ def _add_items(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup:
     @app.get("/v1/search")
     def search(http: HttpRequest) -> Response:
         """Find items by title."""
-        given, recommender = read_parameters(SearchParameters, http), watcher.recommender
+        given = read_parameters(SearchParameters, http)
         rows = lookup.titles(recommender.bundle).search(given.q, given.k)
         return _cards(recommender, rows)
 
     @app.get("/v1/items")
     def items(http: HttpRequest) -> Response:
         """Describe items; those that are not in the catalogue are left out."""
-        given, recommender = read_parameters(ItemsParameters, http), watcher.recommender
+        given = read_parameters(ItemsParameters, http)
         rows = (recommender.bundle.catalogue.row_of(item_id) for item_id in given.id)
         return _cards(recommender, [row for row in rows if row])
 
@@ -155,14 +153,14 @@ def _cards(recommender: Recommender, rows: Sequence[int]) -> Response:
     return JsonResponse(ItemsReply(recommender.bundle.version, items))
 
 
-def _add_users(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup: Lookup) -> None:
+def _add_users(app: FastAPI, recommender: Recommender, settings: Settings, lookup: Lookup) -> None:
     random = Random()
 
     @app.get("/v1/users")
     def users(http: HttpRequest) -> Response:
         """List users by the beginning of their id, or some at random."""
         _check_shown(http, settings)
-        given, bundle = read_parameters(UsersParameters, http), watcher.recommender.bundle
+        given, bundle = read_parameters(UsersParameters, http), recommender.bundle
         if given.random:
             found = random_users(bundle, given.k, random)
         else:
@@ -174,8 +172,7 @@ def _add_users(app: FastAPI, watcher: BundleWatcher, settings: Settings, lookup:
     def history(http: HttpRequest, user_id: str) -> Response:
         """List a user's history, newest first."""
         _check_shown(http, settings)
-        given, recommender = read_parameters(HistoryParameters, http), watcher.recommender
-        bundle = recommender.bundle
+        given, bundle = read_parameters(HistoryParameters, http), recommender.bundle
         row = bundle.users.row_of(user_id)
         if row is None:
             raise RefusedError(404, "unknown_user", "no user of the bundle has this id")

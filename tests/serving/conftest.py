@@ -2,16 +2,12 @@
 
 import json
 import shutil
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import uvicorn
 
 from recsys.data.durable import digest_of_file
 from serving.bundle.manifest import (
@@ -20,9 +16,6 @@ from serving.bundle.manifest import (
     publish,
     vocabulary_digests,
 )
-from serving.hot_swap import BundleWatcher
-from serving.settings import Settings
-from serving.web.app import create_app
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
 
 
@@ -69,21 +62,6 @@ def reseal() -> Callable[..., None]:
         (directory / MANIFEST).write_text(json.dumps(document))
 
     return rewrite
-
-
-@pytest.fixture
-def server(bundles_dir: Path) -> Iterator[tuple[str, BundleWatcher]]:
-    """The application behind a real socket, in a thread: its address and its watcher."""
-    app = create_app(Settings(bundles=bundles_dir, poll_seconds=0.005, log_requests=False))
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}", app.state.watcher
-    server.should_exit = True
-    thread.join()
 
 
 @pytest.fixture

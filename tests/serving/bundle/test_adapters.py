@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 import torch
+from serving.hot_swap import BundleWatcher
 
 from recsys.layers.lora.file import WEIGHTS
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
@@ -22,7 +23,6 @@ from serving.bundle.adapters import (
 )
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
-from serving.hot_swap import BundleWatcher
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle

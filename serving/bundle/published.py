@@ -1,0 +1,71 @@
+"""What is published: the bundle that ``current`` points at, and the adapters beside the bundles.
+
+Looked at without reading a model, so that a server can do it twice a second.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from serving.bundle.manifest import CURRENT, MANIFEST
+
+ADAPTERS = "adapters"
+ADAPTER_MANIFEST = "adapter.json"
+Identity = tuple[tuple[str, int, int, int], ...]
+"""Folder of each published part, and inode, size and time of its manifest: differs for each new
+one."""
+
+
+def identity_of(bundle: Path) -> Identity:
+    """Identify a bundle (or ``current``) with the adapters beside it, without reading either."""
+    adapters = served_adapters(bundle.parent).values()
+    return (
+        _manifest_of(bundle, MANIFEST),
+        *(_manifest_of(directory, ADAPTER_MANIFEST) for directory in adapters),
+    )
+
+
+def _manifest_of(directory: Path, name: str) -> tuple[str, int, int, int]:
+    # realpath gives a path for a link to itself too.
+    target = os.path.realpath(directory)
+    try:
+        manifest = (Path(target) / name).stat()
+    except OSError:
+        return (target, 0, 0, 0)
+    return (target, manifest.st_ino, manifest.st_size, manifest.st_mtime_ns)
+
+
+def served_adapters(bundles_dir: Path) -> dict[str, Path]:
+    """Resolve each domain's ``current``, by the folder's name."""
+    folders = sorted((bundles_dir / ADAPTERS).glob("domain-*"))
+    links = [folder / CURRENT for folder in folders]
+    # Dangling links are kept and reported.
+    return {link.parent.name: Path(os.path.realpath(link)) for link in links if link.is_symlink()}
+
+
+def check_published(bundle: Path) -> None:
+    """Check that there is a bundle to serve.
+
+    Raises:
+        ValueError: If there is none, or this user may not look; says what to do.
+    """
+    try:
+        there = (bundle / MANIFEST).exists() or bundle.exists()
+    except PermissionError as error:
+        raise ValueError(
+            f"{error.filename} may not be read by the user that serves (uid {os.geteuid()}); run "
+            "the server as the owner of the bundles, or let everyone read them: "
+            "chmod -R a+rX <folder of the bundles>"
+        ) from error
+    except OSError:
+        there = False
+    if there:
+        return
+    found = sorted(path.name for path in bundle.parent.glob("bundle-*"))
+    raise ValueError(
+        f"there is no bundle to serve: {bundle} does not exist"
+        + (f" (found {', '.join(found[-3:])}, none published)" if found else "")
+        + ". Release one with `recsys run --config <your>.toml` (or `make demo`), or name another "
+        "folder with --bundles or RECSYS_BUNDLES"
+    )

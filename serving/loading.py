@@ -1,0 +1,66 @@
+"""Load a bundle as a server does: readable, whole, and tried with a request before it serves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from serving.recommend import Recommender
+from serving.schemas import Request
+from serving.settings import ServingOptions
+
+
+def load_and_try(target: Path, options: ServingOptions) -> Recommender:
+    """Load a bundle and answer one request, so that the first real one finds everything warm.
+
+    Raises:
+        ValueError: If it is not a bundle, anything in it is not as it was released, or a file may
+            not be read.
+    """
+    with _permitted():
+        # A folder that may not be listed would look empty, its files missing.
+        for _ in os.walk(target, onerror=_raise):
+            pass
+        recommender = Recommender.load(target, options)
+    bundle = recommender.bundle
+    owner = bundle.users.user_ids[1] if bundle.users.num_user_rows > 1 else None
+    recommender.answer(Request(user_id=owner, k=1))
+    return recommender
+
+
+def describe(recommender: Recommender) -> dict[str, Any]:
+    """Say what is served, as ``/readyz`` does."""
+    bundle = recommender.bundle
+    return {
+        "bundle": bundle.version,
+        "digest": bundle.digest,
+        "profile": recommender.profile,
+        "num_items": bundle.num_item_rows - 1,
+        "semantic_ids": bundle.semantic_ids.version if bundle.semantic_ids else None,
+        "adapters": dict(recommender.adapters.versions),
+        "adapters_refused": dict(recommender.adapters.refused),
+    }
+
+
+@contextmanager
+def _permitted() -> Iterator[None]:
+    """Say which file this user may not read, and what to do.
+
+    Raises:
+        ValueError: In place of a PermissionError.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise ValueError(
+            f"{error.filename} may not be read by the user that serves (uid {os.geteuid()}); run "
+            "the server as the owner of the bundles, or let everyone read them: "
+            "chmod -R a+rX <folder of the bundles>"
+        ) from error
+
+
+def _raise(error: OSError) -> None:
+    raise error

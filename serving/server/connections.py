@@ -1,0 +1,163 @@
+"""Client connections: limits on how many there are, and on how slow one may be.
+
+uvicorn's protocol has no deadline for a request's head and no care for a full table of connections.
+Here a connection that has sent no whole head in time is closed, and so is one that does not read
+its reply; where the table is full, the connection that has waited longest for its client gives way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections import OrderedDict
+from time import monotonic
+from typing import Any, ClassVar
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from serving.settings import Settings
+
+SPARE_DESCRIPTORS = 64
+SWEEP_SECONDS = 0.25
+
+
+class Connections:
+    """All connections of a server, those that wait for their client in order of their waiting."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.limit = min(settings.max_connections, _descriptors() - SPARE_DESCRIPTORS)
+        self.waiting: OrderedDict[Connection, float] = OrderedDict()
+        self.open: set[Connection] = set()
+        self.num_evicted = 0
+
+    def add(self, connection: Connection) -> bool:
+        """Take a connection; False where the table is full of requests that are being answered."""
+        if len(self.open) >= self.limit:
+            if not self.waiting:
+                return False
+            oldest, _ = self.waiting.popitem(last=False)
+            self.num_evicted += 1
+            oldest.abort()
+        self.open.add(connection)
+        return True
+
+    def remove(self, connection: Connection) -> None:
+        self.open.discard(connection)
+        self.waiting.pop(connection, None)
+
+    def waits(self, connection: Connection) -> None:
+        """Note that it is the client's turn."""
+        if connection in self.open:
+            self.waiting[connection] = monotonic()
+            self.waiting.move_to_end(connection)
+
+    def works(self, connection: Connection) -> None:
+        """Note that it is the server's turn."""
+        self.waiting.pop(connection, None)
+
+    async def sweep(self) -> None:
+        """Close what is too slow, until the server ends."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = monotonic()
+            for connection, since in list(self.waiting.items()):
+                if now - since > self.settings.header_timeout_seconds and not connection.idle:
+                    connection.abort()
+            for connection in [one for one in self.open if one.is_unread(now)]:
+                connection.abort()
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection."""
+
+    table: ClassVar[Connections]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.waits_for: asyncio.Future[Any] | None = None
+        self.gone = False
+        self.idle = False
+        """Whether nothing has come since the last reply."""
+        self._head_bytes = 0
+        self._unread: tuple[int, float] | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if not self.table.add(self):
+            self._refuse(b"503 Service Unavailable", "too_many_connections", "try again in 1 s")
+            return
+        self.table.waits(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gone = True
+        self.table.remove(self)
+        if self.waits_for is not None:
+            self.waits_for.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.parser is None or self.transport.is_closing():
+            return
+        if self.idle:
+            self.idle = False
+            self.table.waits(self)
+        self._head_bytes += len(data)
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self._head_bytes = 0
+        elif self._in_head() and self._head_bytes > self.table.settings.max_header_bytes:
+            limit = self.table.settings.max_header_bytes
+            self._refuse(
+                b"431 Request Header Fields Too Large",
+                "headers_too_large",
+                f"the headers may have at most {limit} bytes",
+            )
+
+    def on_headers_complete(self) -> None:
+        self.table.works(self)
+        super().on_headers_complete()
+        self.scope["recsys.connection"] = self  # type: ignore[typeddict-unknown-key]
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and self._in_head():
+            self.idle = True
+            self._head_bytes = 0
+            self.table.waits(self)
+
+    def is_unread(self, now: float) -> bool:
+        """Whether the client has read nothing of what was written for too long."""
+        size = self.transport.get_write_buffer_size()
+        if size == 0:
+            self._unread = None
+            return False
+        if self._unread is None or size < self._unread[0]:
+            self._unread = (size, now)
+        return now - self._unread[1] > self.table.settings.write_timeout_seconds
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(b"400 Bad Request", "bad_http", "this is not an HTTP/1.1 request")
+
+    def _in_head(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _refuse(self, status: bytes, code: str, message: str) -> None:
+        body = orjson.dumps({"error": {"code": code, "message": message}})
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\n" % status
+        self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+        self.transport.close()
+
+
+def _descriptors() -> int:
+    """Raise this process's limit of open files as far as it may, and give it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,0 +1,294 @@
+"""Which worker answers which job, and which job is refused because it would wait too long.
+
+Jobs wait in the front, in one bounded queue for all workers: a refusal costs no work, a worker that
+dies leaves its jobs to the others, and equal requests that wait at the same time are computed once.
+A worker has one job, and while others wait a second one, so that it need not wait for the front.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from signal import SIGKILL
+from time import monotonic
+from typing import Any, Literal, cast
+
+from serving.server.frames import Frame, FrameReader, packed
+
+Kind = Literal["recommend", "batch", "http"]
+MAX_ATTEMPTS = 2
+"""Workers that may die of a job before it is given up."""
+IN_HAND = 2
+"""Jobs that a worker holds while others wait."""
+MAX_BATCHES = 64
+RESPAWN_SECONDS = 2.0
+"""How long jobs may wait where there is no worker, since one will soon be back."""
+SMOOTHING = 0.05
+"""Weight of the newest service time in the mean."""
+
+
+class OverloadedError(Exception):
+    """A job would wait, or has waited, longer than it may."""
+
+
+class WorkerDiedError(Exception):
+    """Every worker that took the job died."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Job:
+    """A request on its way."""
+
+    number: int
+    kind: Kind
+    message: bytes
+    reply: asyncio.Future[Frame]
+    created: float
+    key: bytes | None
+    num_waiting: int = 1
+    """Connections that want the reply; without any the job is dropped."""
+    attempts: int = 0
+    sent: float = 0.0
+
+
+class WorkerLink(asyncio.Protocol):
+    """The front's end of a worker's socket."""
+
+    def __init__(self, dispatcher: Dispatcher, pid: int) -> None:
+        self._dispatcher, self._reader, self.pid = dispatcher, FrameReader(), pid
+        self._transport: asyncio.WriteTransport | None = None
+        self.jobs: dict[int, Job] = {}
+        self.num_lists = 0
+        """Jobs in hand that are not batches."""
+        self.retired = False
+        self.last_reply = 0.0
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def send(self, job: Job, now: float) -> None:
+        """Hand a job over."""
+        assert self._transport is not None
+        self.jobs[job.number] = job
+        self.num_lists += job.kind != "batch"
+        job.sent = now
+        self._transport.write(job.message)
+
+    def cancel(self, job: Job) -> None:
+        """Stop a batch that nobody waits for."""
+        if self.jobs.pop(job.number, None) is not None and self._transport is not None:
+            self._transport.write(packed(job.number, {"cancel": True}))
+            self.close_if_done()
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._reader.feed(data):
+            if (job := self.jobs.pop(frame.job, None)) is not None:
+                self.num_lists -= job.kind != "batch"
+                self._dispatcher.replied(self, job, frame)
+        self.close_if_done()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
+        self._dispatcher.lost(self)
+
+    def retire(self) -> None:
+        """Take no more jobs, and end after those in hand."""
+        self.retired = True
+        self.close_if_done()
+
+    def kill(self) -> None:
+        """End a worker that does not come back; its jobs go to others."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, SIGKILL)
+
+    def close_if_done(self) -> None:
+        if self.retired and not self.jobs and self._transport is not None:
+            self._transport.close()
+
+
+@dataclass(kw_only=True)
+class Dispatcher:
+    """The queue, and the workers of the generation that serves."""
+
+    queue_seconds: float
+    """How long a job may wait for a worker."""
+    max_queue: int
+    workers: set[WorkerLink] = field(default_factory=set)
+    queue: deque[Job] = field(default_factory=deque)
+    service_seconds: float = 0.002
+    """Mean time of a list, as measured."""
+    num_deduplicated: int = 0
+    _flights: dict[bytes, Job] = field(default_factory=dict)
+    _batches: deque[Job] = field(default_factory=deque)
+    _numbers: count[int] = field(default_factory=lambda: count(1))
+    _expiry: asyncio.TimerHandle | None = None
+
+    def submit(
+        self, kind: Kind, head: Mapping[str, Any], body: bytes, *, key: bytes | None = None
+    ) -> Job:
+        """Send a job to a worker, or queue it.
+
+        Args:
+            key: Jobs of equal keys that wait at the same time are computed once.
+
+        Raises:
+            OverloadedError: It would wait too long.
+        """
+        if key is not None and (flying := self._flights.get(key)) is not None:
+            flying.num_waiting += 1
+            self.num_deduplicated += 1
+            return flying
+        now = monotonic()
+        number = next(self._numbers)
+        job = Job(
+            number=number,
+            kind=kind,
+            message=packed(number, {**head, "kind": kind}, body),
+            reply=asyncio.get_running_loop().create_future(),
+            created=now,
+            key=key,
+        )
+        if kind == "batch":
+            self._submit_batch(job, now)
+        else:
+            self._submit_list(job, now)
+        if key is not None:
+            self._flights[key] = job
+        return job
+
+    def _submit_list(self, job: Job, now: float) -> None:
+        if not self.queue and (worker := self._least_busy(1)) is not None:
+            worker.send(job, now)
+            return
+        waits = len(self.queue) * self.service_seconds / max(1, len(self.workers))
+        if waits > self._patience or len(self.queue) >= self.max_queue:
+            raise OverloadedError
+        self.queue.append(job)
+        self._feed(now)
+        self._expire_later()
+
+    @property
+    def _patience(self) -> float:
+        """How long a job may wait now."""
+        return self.queue_seconds if self.workers else max(self.queue_seconds, RESPAWN_SECONDS)
+
+    def _submit_batch(self, job: Job, now: float) -> None:
+        if len(self._batches) >= MAX_BATCHES:
+            raise OverloadedError
+        self._batches.append(job)
+        self._feed_batches(now)
+
+    def abandon(self, job: Job) -> None:
+        """Note that a connection does not want its reply any more."""
+        job.num_waiting -= 1
+        if job.num_waiting:
+            return
+        self._land(job)
+        for worker in self.workers:
+            if job.kind == "batch" and job.number in worker.jobs:
+                worker.cancel(job)
+
+    def replied(self, worker: WorkerLink, job: Job, frame: Frame) -> None:
+        """Give a reply to whoever waits for it, and the worker its next job."""
+        now = monotonic()
+        if job.kind == "recommend":
+            spent = now - max(job.sent, worker.last_reply)
+            self.service_seconds += SMOOTHING * (spent - self.service_seconds)
+        worker.last_reply = now
+        self._land(job)
+        if not job.reply.done():
+            job.reply.set_result(frame)
+        self._feed(now)
+        self._feed_batches(now)
+
+    def lost(self, worker: WorkerLink) -> None:
+        """Give a dead worker's jobs to the others."""
+        self.workers.discard(worker)
+        for job in reversed(worker.jobs.values()):
+            job.attempts, job.created = job.attempts + 1, monotonic()
+            if job.attempts >= MAX_ATTEMPTS:
+                self._land(job)
+                if job.num_waiting and not job.reply.done():
+                    job.reply.set_exception(WorkerDiedError())
+            elif job.kind == "batch":
+                self._batches.appendleft(job)
+            else:
+                self.queue.appendleft(job)
+        worker.jobs.clear()
+        self._feed(monotonic())
+        self._expire_later()
+
+    def use(self, workers: set[WorkerLink]) -> None:
+        """Serve by these workers; those before finish what they have in hand."""
+        before, self.workers = self.workers, workers
+        for worker in before - workers:
+            worker.retire()
+        self.fill()
+
+    def fill(self) -> None:
+        """Give waiting jobs to workers that are free."""
+        self._feed(monotonic())
+        self._feed_batches(monotonic())
+
+    def oldest_in_hand(self) -> tuple[WorkerLink, float] | None:
+        """Find the worker that has been busy with one list for the longest, and since when."""
+        busy = [
+            (max(job.sent, worker.last_reply), worker)
+            for worker in self.workers
+            for job in worker.jobs.values()
+            if job.kind != "batch"
+        ]
+        if not busy:
+            return None
+        since, worker = min(busy, key=lambda pair: pair[0])
+        return worker, since
+
+    def _least_busy(self, limit: int) -> WorkerLink | None:
+        """Find a worker with fewer lists in hand than a limit."""
+        best = min(
+            self.workers, key=lambda worker: (worker.num_lists, len(worker.jobs)), default=None
+        )
+        return best if best is not None and best.num_lists < limit else None
+
+    def _feed(self, now: float) -> None:
+        while self.queue and (worker := self._least_busy(IN_HAND)) is not None:
+            job = self.queue.popleft()
+            if job.num_waiting:
+                worker.send(job, now)
+
+    def _feed_batches(self, now: float) -> None:
+        """Give each worker at most one batch."""
+        while self._batches:
+            free = [one for one in self.workers if len(one.jobs) == one.num_lists]
+            if not free:
+                return
+            job = self._batches.popleft()
+            if job.num_waiting:
+                min(free, key=lambda worker: worker.num_lists).send(job, now)
+
+    def _land(self, job: Job) -> None:
+        if job.key is not None and self._flights.get(job.key) is job:
+            del self._flights[job.key]
+
+    def _expire_later(self) -> None:
+        """Look at the queue again when its first job has waited for too long."""
+        if self._expiry is None and self.queue:
+            wait = max(0.0, self.queue[0].created + self._patience - monotonic())
+            self._expiry = asyncio.get_running_loop().call_later(wait, self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        latest = monotonic() - self._patience
+        while self.queue and self.queue[0].created <= latest:
+            job = self.queue.popleft()
+            self._land(job)
+            if job.num_waiting and not job.reply.done():
+                job.reply.set_exception(OverloadedError())
+        self._expire_later()

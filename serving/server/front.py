@@ -1,0 +1,256 @@
+"""The front: what the event loop does with a request before and after a worker has it.
+
+It reads the body within its limits, asks the dispatcher, writes the reply, and logs one line.
+Lists, batches and pages are made by workers; health, readiness and metrics are answered here,
+whatever the workers do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from logging import ERROR
+from typing import Any
+
+import orjson
+
+from serving.log import log
+from serving.server.dispatch import Dispatcher, Job, OverloadedError, WorkerDiedError
+from serving.server.fleet import Fleet
+from serving.server.frames import Frame
+from serving.settings import Settings
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+JSON: Headers = [
+    (b"content-type", b"application/json"),
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+]
+CLOSE = (b"connection", b"close")
+LISTS = {"/v1/recommend": "recommend", "/v1/recommend:batch": "batch"}
+READS = ("GET", "HEAD")
+RETRY_SECONDS = 1
+REQUEST_ID = b'{"request_id":"'
+ID_LENGTH = 32
+CLIENT_GONE = 499
+"""Logged where the client closed the connection before it had a reply."""
+
+
+class RefusedError(Exception):
+    """A request that is answered without a worker."""
+
+    def __init__(self, status: int, code: str, message: str, *headers: tuple[bytes, bytes]) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, list(headers)
+        self.body = orjson.dumps({"error": {"code": code, "message": message}})
+
+
+class Front:
+    """The application that the HTTP server runs."""
+
+    def __init__(self, settings: Settings, dispatcher: Dispatcher, fleet: Fleet) -> None:
+        self._settings, self._dispatcher, self._fleet = settings, dispatcher, fleet
+        self.draining = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        started = time.perf_counter()
+        fields: dict[str, Any] = {}
+        try:
+            status, headers, body = await self._reply(scope, receive, fields)
+        except RefusedError as error:
+            # A body that was not read is not waited for.
+            headers = [*JSON, *error.headers, *([CLOSE] if scope["method"] not in READS else [])]
+            status, body = error.status, error.body
+        except ConnectionResetError:
+            status, headers, body = CLIENT_GONE, [], b""
+        if status != CLIENT_GONE:
+            await self._send(send, status, headers, body)
+        if self._settings.log_requests:
+            self._log(scope, status, started, fields)
+
+    async def _send(self, send: Send, status: int, headers: Headers, body: bytes) -> None:
+        length = (b"content-length", str(len(body)).encode())
+        closing = [CLOSE] if self.draining else []
+        start = {"type": "http.response.start", "status": status}
+        await send({**start, "headers": [*headers, length, *closing]})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _reply(
+        self, scope: Scope, receive: Receive, fields: dict[str, Any]
+    ) -> tuple[int, Headers, bytes]:
+        """Answer here or by a worker.
+
+        Raises:
+            RefusedError: The request is not passed on.
+            ConnectionResetError: The client is gone.
+        """
+        method, path = scope["method"], scope["path"]
+        if method in READS and path in ("/healthz", "/readyz"):
+            fields["path"] = path
+            return self._health(path)
+        headers = dict(scope["headers"])
+        body = b"" if method in READS else await self._read(headers, receive)
+        kind = LISTS.get(path) if method == "POST" else None
+        if kind is None:
+            return await self._passed_on(scope, headers, body, fields)
+        fields["path"] = path
+        head = {
+            "type": headers.get(b"content-type", b"").decode("latin-1"),
+            "encoding": headers.get(b"content-encoding", b"identity").decode("latin-1"),
+            "shown": self._settings.expose_users,
+        }
+        key = body + orjson.dumps(head) if kind == "recommend" else None
+        frame = await self._worked(scope, kind, head, body, key, fields)
+        return frame.head["status"], JSON, frame.body
+
+    async def _passed_on(
+        self, scope: Scope, headers: Mapping[bytes, bytes], body: bytes, fields: dict[str, Any]
+    ) -> tuple[int, Headers, bytes]:
+        """Let a worker run the application."""
+        head = {
+            "method": "GET" if scope["method"] == "HEAD" else scope["method"],
+            "path": scope["path"],
+            "query": scope["query_string"].decode("latin-1"),
+            "headers": [
+                (name.decode("latin-1"), value.decode("latin-1")) for name, value in headers.items()
+            ],
+            "shown": self._settings.expose_users,
+        }
+        fields["path"] = "other"
+        frame = await self._worked(scope, "http", head, body, None, fields)
+        given = frame.head["headers"]
+        answered = (
+            JSON
+            if given is None
+            else [
+                (name.encode("latin-1"), value.encode("latin-1"))
+                for name, value in given
+                if name != "content-length"
+            ]
+        )
+        return frame.head["status"], answered, frame.body
+
+    async def _worked(
+        self,
+        scope: Scope,
+        kind: Any,
+        head: Mapping[str, Any],
+        body: bytes,
+        key: bytes | None,
+        fields: dict[str, Any],
+    ) -> Frame:
+        """Wait for a worker's reply.
+
+        Raises:
+            RefusedError: 503 where none has time, 500 where workers die of it.
+            ConnectionResetError: The client is gone.
+        """
+        try:
+            job = self._dispatcher.submit(kind, head, body, key=key)
+            frame = await self._awaited(job, scope)
+        except OverloadedError:
+            code = "overloaded" if self._dispatcher.workers else "no_worker"
+            message = f"the server is busy; try again in {RETRY_SECONDS} s"
+            retry = (b"retry-after", str(RETRY_SECONDS).encode())
+            raise RefusedError(503, code, message, retry) from None
+        except WorkerDiedError:
+            log("request_killed_workers", {"path": fields.get("path")}, level=ERROR)
+            raise RefusedError(
+                500, "internal", "the request failed; see the server's log"
+            ) from None
+        fields |= frame.head["fields"]
+        return frame
+
+    async def _awaited(self, job: Job, scope: Scope) -> Frame:
+        """Wait for a job, or until the connection that wants it is closed."""
+        connection = scope.get("recsys.connection")
+        mine = job.num_waiting
+        waiting = asyncio.shield(job.reply) if mine > 1 or job.key else job.reply
+        if connection is not None:
+            connection.waits_for = waiting
+        try:
+            frame = await waiting
+        except asyncio.CancelledError:
+            self._dispatcher.abandon(job)
+            if connection is not None and connection.gone:
+                raise ConnectionResetError from None
+            # The server ends before the worker does.
+            raise RefusedError(503, "draining", "the server ends; ask another one") from None
+        finally:
+            if connection is not None:
+                connection.waits_for = None
+        if mine > 1 and frame.body.startswith(REQUEST_ID):
+            return _with_new_id(frame)
+        return frame
+
+    async def _read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        """Read a body.
+
+        Raises:
+            RefusedError: 408 or 413.
+            ConnectionResetError: The client is gone.
+        """
+        limit, seconds = self._settings.max_body_bytes, self._settings.body_timeout_seconds
+        declared = headers.get(b"content-length", b"0")
+        too_large = RefusedError(413, "too_large", f"the body may have at most {limit} bytes")
+        if declared.isdigit() and int(declared) > limit:
+            raise too_large
+        parts, size, more = [], 0, True
+        try:
+            async with asyncio.timeout(seconds):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ConnectionResetError
+                    part, more = message["body"], message["more_body"]
+                    if (size := size + len(part)) > limit:
+                        raise too_large
+                    parts.append(part)
+        except TimeoutError:
+            raise RefusedError(
+                408, "too_slow", f"the body did not arrive within {seconds:g} s"
+            ) from None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _health(self, path: str) -> tuple[int, Headers, bytes]:
+        if path == "/healthz":
+            return 200, JSON, b'{"status":"alive"}'
+        ready = bool(self._dispatcher.workers) and not self.draining
+        status = "draining" if self.draining else "ready" if ready else "no_worker"
+        state = self._fleet.state
+        document = {
+            "status": status,
+            **self._fleet.info,
+            "workers": len(self._dispatcher.workers),
+            "watching": self._fleet.watching,
+            "loaded_at": state.loaded_at,
+            "num_swaps": state.num_swaps,
+            "num_refused": state.num_refused,
+            "num_restarts": state.num_restarts,
+            "num_deduplicated": self._dispatcher.num_deduplicated,
+            "refused": state.refused,
+        }
+        return 200 if ready else 503, JSON, orjson.dumps(document)
+
+    def _log(self, scope: Scope, status: int, started: float, fields: dict[str, Any]) -> None:
+        fields.pop("timings_ms", None)
+        ms = round(1_000 * (time.perf_counter() - started), 3)
+        log("request", {"method": scope["method"], "status": status, "ms": ms, **fields})
+
+
+def _with_new_id(frame: Frame) -> Frame:
+    """Give a shared reply an id of its own."""
+    import uuid
+
+    own = uuid.uuid4().hex
+    start, end = len(REQUEST_ID), len(REQUEST_ID) + ID_LENGTH
+    body = frame.body[:start] + own.encode() + frame.body[end:]
+    head = {**frame.head, "fields": {**frame.head["fields"], "request_id": own}}
+    return Frame(frame.job, head, body)

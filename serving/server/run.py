@@ -1,0 +1,105 @@
+"""Run a server: the listening socket, the processes, and a drain at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from contextlib import suppress
+from types import FrameType
+
+import uvicorn
+
+from serving.log import log, log_to_stderr
+from serving.server.connections import Connection, Connections
+from serving.server.dispatch import Dispatcher
+from serving.server.fleet import Fleet
+from serving.server.front import Front
+from serving.settings import Settings
+
+BACKLOG = 4096
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server; on SIGTERM readiness ends first, then connections, then processes."""
+
+    def __init__(self, config: uvicorn.Config, front: Front, notice_seconds: float) -> None:
+        super().__init__(config)
+        self._front, self._notice_seconds = front, notice_seconds
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._front.draining:
+            self.should_exit = self.force_exit = True
+            return
+        log("draining", {"signal": signal.Signals(sig).name})
+        self._front.draining = True
+        notice = 0.0 if sig == signal.SIGINT else self._notice_seconds
+        loop = asyncio.get_running_loop()
+        loop.call_soon_threadsafe(loop.call_later, notice, self._end)
+
+    def _end(self) -> None:
+        self.should_exit = True
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, which let running requests finish; SIGHUP polls for a bundle.
+
+    Raises:
+        ValueError: If there is no bundle to serve, or it is refused; says what to do.
+    """
+    log_to_stderr()
+    with _listening(settings) as listener, suppress(KeyboardInterrupt):
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, listener))
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> None:
+    dispatcher = Dispatcher(queue_seconds=settings.queue_ms / 1_000, max_queue=settings.max_queue)
+    fleet = Fleet(settings=settings, dispatcher=dispatcher)
+    front = Front(settings, dispatcher, fleet)
+    Connection.table = Connections(settings)
+    config = uvicorn.Config(
+        front,
+        http=Connection,
+        access_log=False,
+        log_level="error",
+        lifespan="off",
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=settings.keep_alive_seconds,
+        timeout_graceful_shutdown=settings.drain_seconds,
+    )
+    try:
+        await fleet.start()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, fleet.wake)
+        sweeping = loop.create_task(Connection.table.sweep())
+        host, port = listener.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        log("serving", {"address": address, "workers": settings.num_workers})
+        await Server(config, front, settings.drain_notice_seconds).serve(sockets=[listener])
+        sweeping.cancel()
+    finally:
+        await fleet.stop()
+
+
+def _listening(settings: Settings) -> socket.socket:
+    """Bind the address, so that a port that is taken is known before a bundle is loaded.
+
+    Raises:
+        ValueError: It cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server(
+            (settings.host, settings.port), family=family, backlog=BACKLOG, reuse_port=False
+        )
+    except OSError as error:
+        raise ValueError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; name "
+            "another address with --host and --port (0 takes any free port)"
+        ) from error

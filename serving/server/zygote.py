@@ -1,0 +1,147 @@
+"""The processes behind the front: a zygote imports, loaders load a bundle, workers answer.
+
+    front  --starts-->  zygote   imports torch and this package once
+    zygote --forks-->   loader   loads, verifies and tries one bundle, then waits
+    loader --forks-->   worker   answers the jobs of one socket
+
+A fork shares what its parent holds, so that further workers cost little memory and no time, and a
+bundle that was replaced gives back all of its memory with its processes. Every process has one
+socket to the front and ends when that is closed; signals of a terminal or a service manager reach
+the front alone, which lets running jobs finish.
+
+A process is ordered about by messages of JSON, one a datagram, on a ``SOCK_SEQPACKET`` socket.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+MAX_MESSAGE = 1 << 20
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def send_message(to: socket.socket, message: dict[str, Any], descriptor: int | None = None) -> None:
+    """Send a message, and with it a descriptor."""
+    socket.send_fds(to, [orjson.dumps(message)], [] if descriptor is None else [descriptor])
+
+
+def receive_message(source: socket.socket) -> tuple[dict[str, Any], int | None] | None:
+    """Wait for a message and the descriptor with it; None once the other end is closed."""
+    data, descriptors, _, _ = socket.recv_fds(source, MAX_MESSAGE, 1)
+    if not data:
+        return None
+    return orjson.loads(data), descriptors[0] if descriptors else None
+
+
+def run_zygote(control: socket.socket) -> None:
+    """Fork a loader for each message ``{"settings": {...}, "target": path}`` with its socket."""
+    _leave_signals_to_the_front()
+    _reap(lambda *_: None)
+    # Everything that a request needs; what is imported here is shared by all processes.
+    import torch
+
+    import serving.server.worker
+    from serving.log import log_to_stderr
+
+    log_to_stderr()
+    torch.set_num_threads(1)
+    _warm(serving.server.worker)
+    gc.collect()
+    gc.freeze()
+    send_message(control, {"imported": True})
+    while (received := receive_message(control)) is not None:
+        message, descriptor = received
+        assert descriptor is not None
+        if os.fork() == 0:
+            control.close()
+            _run(run_loader, socket.socket(fileno=descriptor), message)
+        os.close(descriptor)
+
+
+def run_loader(control: socket.socket, message: dict[str, Any]) -> None:
+    """Load a bundle, say what it is or why it is refused, and fork a worker for each socket."""
+    from serving.loading import describe, load_and_try
+    from serving.server.worker import run_worker
+    from serving.settings import Settings
+    from serving.web.app import create_app
+
+    settings = Settings.from_json(message["settings"])
+    try:
+        recommender = load_and_try(Path(message["target"]), settings)
+    except Exception as error:
+        # Whatever is wrong with a bundle, the front has to hear of it.
+        known = isinstance(error, ValueError)
+        send_message(control, {"refused": str(error) if known else repr(error)})
+        return
+    app = create_app(settings, recommender)
+    gc.collect()
+    gc.freeze()
+    _reap(lambda pid, status: send_message(control, {"ended": pid, "status": status}))
+    send_message(control, {"loaded": describe(recommender)})
+    while (received := receive_message(control)) is not None:
+        _, descriptor = received
+        assert descriptor is not None
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            jobs = socket.socket(fileno=descriptor)
+            _run(run_worker, jobs, recommender, app, settings.torch_threads)
+        send_message(control, {"worker": pid})
+        os.close(descriptor)
+
+
+def _run(process: Any, *arguments: Any) -> None:
+    """Be this process and nothing else: what the parent would do after a fork is never reached."""
+    code = 1
+    try:
+        process(*arguments)
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _leave_signals_to_the_front() -> None:
+    for number in FORWARDED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _reap(ended: Any) -> None:
+    """Collect children that end, and say which and how."""
+
+    def collect(*_: object) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            ended(pid, status)
+
+    signal.signal(signal.SIGCHLD, collect)
+
+
+def _warm(worker: Any) -> None:
+    """Build what is the same for every bundle."""
+    worker.prepare()
+
+
+def main() -> None:
+    """Be the zygote of the front whose socket is the argument."""
+    run_zygote(socket.socket(fileno=int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Bundles that are published while a server runs: taken whole, or refused and the old one kept."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+
+import numpy as np
+import pytest
+
+from serving.bundle.delta import NewItem, write_delta
+from serving.bundle.manifest import publish
+from tests.serving.server.running import Load, RunningServer, running, wait_for
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
+
+
+def served(server):
+    return server.get("/v1/recommend", {"k": 1})[1]["served_by"]["bundle"]
+
+
+def until_serves(server, version):
+    wait_for(lambda: server.state().get("bundle") == version)
+    assert served(server) == version
+
+
+def until_refused(server, count):
+    return wait_for(lambda: (s := server.state())["num_refused"] == count and s["refused"])
+
+
+def test_published_bundles_are_taken_and_damaged_ones_refused(own, bundles_dir, reseal):
+    write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(num_items=60, seed=1))
+    publish(bundles_dir, "v2")
+    until_serves(own, "v2")
+    # Rolling back is the same move, and so is a delta.
+    publish(bundles_dir, "v1")
+    until_serves(own, "v1")
+    item = NewItem(item_id="fresh", display_text="Fresh")
+    write_delta(
+        bundles_dir, "v1", [item], content=np.zeros((1, 4)), item_vectors=np.full((1, 8), 0.35)
+    )
+    publish(bundles_dir, "v1+1")
+    until_serves(own, "v1+1")
+    assert own.get("/v1/similar/fresh?k=3")[0] == 200
+    # Other dimensions.
+    other = write_synthetic_bundle(bundles_dir, "v3", SyntheticSize(embedding_dim=16))
+    bad = shutil.copytree(bundles_dir / "bundle-v2", bundles_dir / "bundle-bad")
+    for name in ("items.faiss", "items.faiss.json"):
+        (bad / "index" / name).unlink()
+        shutil.copyfile(other / "index" / name, bad / "index" / name)
+    reseal(bad, version="bad")
+    publish(bundles_dir, "bad")
+    reason = until_refused(own, 1)
+    assert "items.faiss is 41 x 16, the rest of the bundle needs 61 x 8" in reason
+    assert served(own) == "v1+1"
+    publish(bundles_dir, "v3")
+    until_serves(own, "v3")
+    assert own.state()["refused"] is None
+    assert own.state()["num_swaps"] == 4
+
+
+def test_damage_is_repaired_by_a_signal(own, bundles_dir):
+    directory = write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
+    path = directory / "popularity" / "popularity.safetensors"
+    content = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(content[:-1])
+    publish(bundles_dir, "v2")
+    assert "popularity.safetensors has" in until_refused(own, 1)
+    path.write_bytes(content)
+    own.process.send_signal(signal.SIGHUP)
+    until_serves(own, "v2")
+
+
+def test_whatever_current_becomes_the_old_one_serves(own, bundles_dir):
+    current = bundles_dir / "current"
+    (bundles_dir / "bundle-v9").mkdir()
+    (bundles_dir / "bundle-v9" / "manifest.json").write_text("{}")
+    for refused, target in enumerate(["bundle-v8", "current", "bundle-v9"], start=1):
+        current.unlink()
+        current.symlink_to(target)
+        until_refused(own, refused)
+        assert served(own) == "v1"
+        assert own.state()["watching"]
+    current.unlink()
+    current.write_text("bundle-v1")
+    until_refused(own, 4)
+    current.unlink()
+    current.symlink_to("bundle-v1")
+    wait_for(lambda: own.state()["refused"] is None)
+    shutil.rmtree(bundles_dir)
+    until_refused(own, 5)
+    assert served(own) == "v1"
+
+
+def test_truncated_file_under_a_worker_ends_at_the_last_good_bundle(own, bundles_dir):
+    """The kernel kills who reads what is no longer there; others must not notice for long."""
+    write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
+    publish(bundles_dir, "v2")
+    until_serves(own, "v2")
+    for path in (bundles_dir / "bundle-v2").rglob("*.npy"):
+        path.chmod(0o644)
+        os.truncate(path, 0)
+    for worker in own.processes()[2]:
+        # What the kernel does at the first read; which page that is depends on the machine.
+        worker.send_signal(signal.SIGBUS)
+    wait_for(lambda: own.state().get("bundle") == "v1")
+    assert served(own) == "v1"
+    assert "SIGBUS" in {line["reason"] for line in own.events("worker_ended")}
+    assert own.events("bundle_reloaded")[0]["bundle"] == "v1"
+
+
+def test_swaps_under_load_fail_no_request(own, bundles_dir):
+    for number, items in (("v2", 60), ("v3", 45)):
+        write_synthetic_bundle(bundles_dir, number, SyntheticSize(num_items=items, seed=items))
+    order = ["v2", "v3", "v1"]
+
+    async def swap_under_load():
+        async with Load(own) as load:
+            for number in range(12):
+                wanted = order[number % 3]
+                await asyncio.to_thread(publish, bundles_dir, wanted)
+                await asyncio.to_thread(
+                    wait_for, lambda wanted=wanted: own.state().get("bundle") == wanted
+                )
+        return load
+
+    load = asyncio.run(swap_under_load())
+    assert set(load.statuses) == {200}
+    assert set(load.bundles) == {"v1", "v2", "v3"}
+    # What was replaced is gone with its processes.
+    wait_for(lambda: [len(some) for some in own.processes()] == [1, 1, 2])
+
+
+def test_bundle_that_is_named_is_served_whatever_is_current(bundles_dir, tmp_path):
+    write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
+    with running(bundles_dir, tmp_path / "log", bundle="bundle-v2") as server:
+        assert served(server) == "v2"
+
+
+def test_bundle_that_is_damaged_at_start_is_named(bundles_dir, tmp_path):
+    path = bundles_dir / "bundle-v1" / "index" / "items.faiss"
+    path.chmod(0o644)
+    path.write_bytes(b"IxFI")
+    server = RunningServer(bundles_dir, tmp_path / "log")
+    assert server.process.wait(timeout=60) == 1
+    assert "items.faiss has 4 bytes" in server.log.read_text()
+
+
+def test_lines_are_structured(bundles_dir, tmp_path):
+    with running(bundles_dir, tmp_path / "log", poll_seconds=3600, log_requests="true") as server:
+        write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
+        publish(bundles_dir, "v2")
+        server.process.send_signal(signal.SIGHUP)
+        until_serves(server, "v2")
+    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    names = [line["event"] for line in lines if line["event"] != "request"]
+    assert names == ["bundle_loaded", "serving", "bundle_swapped", "draining"]
+    (request,) = [one for one in lines if one.get("path") == "/v1/recommend"]
+    assert (request["status"], request["bundle"], request["num_items"]) == (200, "v2", 1)
+
+
+@pytest.mark.parametrize("folder", ["nothing", "empty"])
+def test_folder_without_a_bundle_is_said_at_start(tmp_path, folder):
+    (tmp_path / "empty").mkdir()
+    server = RunningServer(tmp_path / folder, tmp_path / "log")
+    assert server.process.wait(timeout=60) == 1
+    assert "there is no bundle to serve" in server.log.read_text()
