@@ -139,11 +139,16 @@ class Connection(HttpToolsProtocol):
         return now - self._unread[1] > self.table.settings.write_timeout_seconds
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close at once; what is still being answered is not written."""
+        self._disconnect()
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(b"400 Bad Request", "bad_http", "this is not an HTTP/1.1 request")
+
+    def _disconnect(self) -> None:
+        if self.cycle is not None:
+            self.cycle.disconnected = True
 
     def _in_head(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
@@ -151,6 +156,7 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, status: bytes, code: str, message: str) -> None:
         body = orjson.dumps({"error": {"code": code, "message": message}})
         head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\n" % status
+        self._disconnect()
         self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
         self.transport.close()
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from serving.bundle.published import Identity, check_published, identity_of
 from serving.log import log
+from serving.metrics import ServerMetrics
 from serving.server.dispatch import Dispatcher, WorkerLink
 from serving.server.zygote import receive_message, send_message
 from serving.settings import Settings
@@ -179,6 +180,7 @@ class Fleet:
 
     settings: Settings
     dispatcher: Dispatcher
+    metrics: ServerMetrics
     state: SwapState = field(default_factory=lambda: SwapState(loaded_at=datetime.now(UTC)))
     info: Mapping[str, Any] = field(default_factory=dict)
     """What is served, as a loader describes it."""
@@ -272,6 +274,9 @@ class Fleet:
             self._good.remove(generation.target)
         self._good.append(generation.target)
         self.dispatcher.use({link for link in links if link is not None})
+        released = generation.identity[0][3] / 1e9 if generation.identity else time.time()
+        age = max(0.0, time.time() - released)
+        self.metrics.bundle(self.info["bundle"], self.info["digest"], age)
         for link in generation.links:
             self._spawn(self._keep_alive(generation, link))
         self._spawn(self._mend(generation))
@@ -291,6 +296,7 @@ class Fleet:
             link = await generation.add_worker(self.dispatcher)
             if link is not None and generation is self._serving:
                 self.state.num_restarts += 1
+                self.metrics.worker_restarted("killed")
                 self.dispatcher.workers.add(link)
                 self.dispatcher.fill()
 
@@ -350,12 +356,15 @@ class Fleet:
             self._refuse(str(error))
             return False
         self.state.num_swaps += 1
+        seconds = time.monotonic() - begin
+        self.metrics.swap(seconds)
         fields = {"before": before, "bundle": self.info["bundle"]}
-        log("bundle_swapped", {**fields, "seconds": round(time.monotonic() - begin, 3)})
+        log("bundle_swapped", {**fields, "seconds": round(seconds, 3)})
         return True
 
     def _refuse(self, reason: str) -> None:
         self.state.num_refused += 1
+        self.metrics.swap_refused()
         self.state.refused = reason
         serving = self.info.get("bundle")
         log("bundle_refused", {"serving": serving, "reason": reason}, level=ERROR)

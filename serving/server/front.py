@@ -16,7 +16,9 @@ from typing import Any
 import orjson
 
 from serving.log import log
-from serving.server.dispatch import Dispatcher, Job, OverloadedError, WorkerDiedError
+from serving.metrics import ServerMetrics, route_of
+from serving.server.connections import Connections
+from serving.server.dispatch import Job, OverloadedError, WorkerDiedError
 from serving.server.fleet import Fleet
 from serving.server.frames import Frame
 from serving.settings import Settings
@@ -44,17 +46,28 @@ CLIENT_GONE = 499
 class RefusedError(Exception):
     """A request that is answered without a worker."""
 
-    def __init__(self, status: int, code: str, message: str, *headers: tuple[bytes, bytes]) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *headers: tuple[bytes, bytes],
+        reason: str | None = None,
+    ) -> None:
+        """Refuse a request; ``reason`` is how metrics count it, where they do."""
         super().__init__(message)
-        self.status, self.headers = status, list(headers)
+        self.status, self.headers, self.reason = status, list(headers), reason
         self.body = orjson.dumps({"error": {"code": code, "message": message}})
 
 
 class Front:
     """The application that the HTTP server runs."""
 
-    def __init__(self, settings: Settings, dispatcher: Dispatcher, fleet: Fleet) -> None:
-        self._settings, self._dispatcher, self._fleet = settings, dispatcher, fleet
+    def __init__(
+        self, settings: Settings, fleet: Fleet, connections: Connections, metrics: ServerMetrics
+    ) -> None:
+        self._settings, self._fleet, self._connections = settings, fleet, connections
+        self._dispatcher, self._metrics = fleet.dispatcher, metrics
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,6 +78,8 @@ class Front:
         try:
             status, headers, body = await self._reply(scope, receive, fields)
         except RefusedError as error:
+            if error.reason is not None:
+                self._metrics.refused(error.reason)
             # A body that was not read is not waited for.
             headers = [*JSON, *error.headers, *([CLOSE] if scope["method"] not in READS else [])]
             status, body = error.status, error.body
@@ -72,8 +87,14 @@ class Front:
             status, headers, body = CLIENT_GONE, [], b""
         if status != CLIENT_GONE:
             await self._send(send, status, headers, body)
+        seconds = time.perf_counter() - started
+        self._metrics.observe_request(route_of(scope["path"]), status, seconds)
+        if "timings_ms" in fields:
+            timings, sources = fields.pop("timings_ms"), fields.pop("sources")
+            self._metrics.observe_reply(timings, sources, fields["degraded"], fields["fallback"])
         if self._settings.log_requests:
-            self._log(scope, status, started, fields)
+            line = {"method": scope["method"], "path": route_of(scope["path"]), "status": status}
+            log("request", {**line, "ms": round(1_000 * seconds, 3), **fields})
 
     async def _send(self, send: Send, status: int, headers: Headers, body: bytes) -> None:
         length = (b"content-length", str(len(body)).encode())
@@ -93,14 +114,14 @@ class Front:
         """
         method, path = scope["method"], scope["path"]
         if method in READS and path in ("/healthz", "/readyz"):
-            fields["path"] = path
             return self._health(path)
+        if method in READS and path == "/metrics":
+            return self._measured()
         headers = dict(scope["headers"])
         body = b"" if method in READS else await self._read(headers, receive)
         kind = LISTS.get(path) if method == "POST" else None
         if kind is None:
             return await self._passed_on(scope, headers, body, fields)
-        fields["path"] = path
         head = {
             "type": headers.get(b"content-type", b"").decode("latin-1"),
             "encoding": headers.get(b"content-encoding", b"identity").decode("latin-1"),
@@ -123,7 +144,6 @@ class Front:
             ],
             "shown": self._settings.expose_users,
         }
-        fields["path"] = "other"
         frame = await self._worked(scope, "http", head, body, None, fields)
         given = frame.head["headers"]
         answered = (
@@ -159,9 +179,10 @@ class Front:
             code = "overloaded" if self._dispatcher.workers else "no_worker"
             message = f"the server is busy; try again in {RETRY_SECONDS} s"
             retry = (b"retry-after", str(RETRY_SECONDS).encode())
-            raise RefusedError(503, code, message, retry) from None
+            reason = "queue_full" if self._dispatcher.workers else "not_ready"
+            raise RefusedError(503, code, message, retry, reason=reason) from None
         except WorkerDiedError:
-            log("request_killed_workers", {"path": fields.get("path")}, level=ERROR)
+            log("request_killed_workers", {"path": route_of(scope["path"])}, level=ERROR)
             raise RefusedError(
                 500, "internal", "the request failed; see the server's log"
             ) from None
@@ -177,12 +198,15 @@ class Front:
             connection.waits_for = waiting
         try:
             frame = await waiting
+            self._metrics.queue(len(self._dispatcher.queue), max(0.0, job.sent - job.created))
         except asyncio.CancelledError:
             self._dispatcher.abandon(job)
             if connection is not None and connection.gone:
                 raise ConnectionResetError from None
             # The server ends before the worker does.
-            raise RefusedError(503, "draining", "the server ends; ask another one") from None
+            raise RefusedError(
+                503, "draining", "the server ends; ask another one", reason="draining"
+            ) from None
         finally:
             if connection is not None:
                 connection.waits_for = None
@@ -199,24 +223,24 @@ class Front:
         """
         limit, seconds = self._settings.max_body_bytes, self._settings.body_timeout_seconds
         declared = headers.get(b"content-length", b"0")
-        too_large = RefusedError(413, "too_large", f"the body may have at most {limit} bytes")
+        message = f"the body may have at most {limit} bytes"
+        too_large = RefusedError(413, "too_large", message, reason="body")
         if declared.isdigit() and int(declared) > limit:
             raise too_large
         parts, size, more = [], 0, True
         try:
             async with asyncio.timeout(seconds):
                 while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
+                    received = await receive()
+                    if received["type"] == "http.disconnect":
                         raise ConnectionResetError
-                    part, more = message["body"], message["more_body"]
+                    part, more = received["body"], received["more_body"]
                     if (size := size + len(part)) > limit:
                         raise too_large
                     parts.append(part)
         except TimeoutError:
-            raise RefusedError(
-                408, "too_slow", f"the body did not arrive within {seconds:g} s"
-            ) from None
+            message = f"the body did not arrive within {seconds:g} s"
+            raise RefusedError(408, "too_slow", message, reason="deadline") from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _health(self, path: str) -> tuple[int, Headers, bytes]:
@@ -239,10 +263,13 @@ class Front:
         }
         return 200 if ready else 503, JSON, orjson.dumps(document)
 
-    def _log(self, scope: Scope, status: int, started: float, fields: dict[str, Any]) -> None:
-        fields.pop("timings_ms", None)
-        ms = round(1_000 * (time.perf_counter() - started), 3)
-        log("request", {"method": scope["method"], "status": status, "ms": ms, **fields})
+    def _measured(self) -> tuple[int, Headers, bytes]:
+        metrics, dispatcher = self._metrics, self._dispatcher
+        metrics.queue(len(dispatcher.queue))
+        metrics.connections(len(self._connections.open))
+        metrics.workers(len(dispatcher.workers), self._settings.num_workers)
+        body, kind = metrics.render()
+        return 200, [(b"content-type", kind.encode()), (b"cache-control", b"no-store")], body
 
 
 def _with_new_id(frame: Frame) -> Frame:

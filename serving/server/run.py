@@ -11,6 +11,7 @@ from types import FrameType
 import uvicorn
 
 from serving.log import log, log_to_stderr
+from serving.metrics import ServerMetrics
 from serving.server.connections import Connection, Connections
 from serving.server.dispatch import Dispatcher
 from serving.server.fleet import Fleet
@@ -57,9 +58,10 @@ def serve(settings: Settings) -> None:
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     dispatcher = Dispatcher(queue_seconds=settings.queue_ms / 1_000, max_queue=settings.max_queue)
-    fleet = Fleet(settings=settings, dispatcher=dispatcher)
-    front = Front(settings, dispatcher, fleet)
+    metrics = ServerMetrics()
+    fleet = Fleet(settings=settings, dispatcher=dispatcher, metrics=metrics)
     Connection.table = Connections(settings)
+    front = Front(settings, fleet, Connection.table, metrics)
     config = uvicorn.Config(
         front,
         http=Connection,

@@ -70,6 +70,7 @@ def answered(reply: Reply) -> Answer:
         "num_items": len(reply.items),
         "degraded": [what.code for what in reply.degraded],
         "fallback": reply.fallback,
+        "sources": sorted({item.source for item in reply.items}),
         "timings_ms": reply.timings_ms,
     }
     return Answer(200, to_json(reply), fields)

@@ -46,7 +46,7 @@ def test_half_open_connections_do_not_stop_others(strict):
         for one in held:
             one.close()
     assert strict.log.stat().st_size < 1 << 20
-    assert "Traceback" not in strict.log.read_text()
+    assert "Traceback" not in strict.log.read_text(), strict.log.read_text()[-3000:]
 
 
 def test_slow_body_gets_408(strict):
@@ -92,9 +92,7 @@ def test_chunked_body_without_end_is_refused_at_the_limit(strict):
 def test_reply_that_nobody_reads_is_given_up(strict):
     """A client that pipelines requests and reads nothing."""
     process = psutil.Process(strict.process.pid)
-    body = json.dumps({"k": 1000, "explain": True}).encode()
-    head = b"POST /v1/recommend HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    request = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    request = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", strict.port))
@@ -143,4 +141,4 @@ def test_client_that_leaves_costs_no_list(strict):
             head = b"POST /v1/recommend HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
     assert strict.get("/v1/recommend", {"k": 1})[0] == 200
-    assert "Traceback" not in strict.log.read_text()
+    assert "Traceback" not in strict.log.read_text(), strict.log.read_text()[-3000:]
