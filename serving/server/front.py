@@ -86,7 +86,13 @@ class Front:
         except ConnectionResetError:
             status, headers, body = CLIENT_GONE, [], b""
         if status != CLIENT_GONE:
-            await self._send(send, status, headers, body)
+            try:
+                await self._send(send, status, headers, body)
+            except RuntimeError:
+                # uvicorn knows only of the newest of pipelined requests that its client is gone.
+                if not scope["recsys.connection"].transport.is_closing():
+                    raise
+                status = CLIENT_GONE
         seconds = time.perf_counter() - started
         self._metrics.observe_request(route_of(scope["path"]), status, seconds)
         if "timings_ms" in fields:
