@@ -3,7 +3,7 @@
 A request, in order:
 
 1. `web/app.py` routes it; `web/http.py` reads the body and checks it against `schemas.py`.
-2. `hot_swap.py` holds the `Recommender` of the bundle that is published (`bundle/load.py`).
+2. `loading.py` made the `Recommender` of the bundle that is published (`bundle/load.py`).
 3. `recommend.py` runs the stages:
    `query.py` looks up ids, history and context features (`context.py`);
    `filters.py` compiles one mask of the items that may be shown;

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import OrderedDict
+from collections.abc import Callable
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -57,10 +58,11 @@ class Connections:
         """Note that it is the server's turn."""
         self.waiting.pop(connection, None)
 
-    async def sweep(self) -> None:
-        """Close what is too slow, until the server ends."""
+    async def sweep(self, also: Callable[[], None]) -> None:
+        """Close what is too slow, and do something else as often, until the server ends."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
+            also()
             now = monotonic()
             for connection, since in list(self.waiting.items()):
                 if now - since > self.settings.header_timeout_seconds and not connection.idle:

@@ -17,6 +17,7 @@ import orjson
 
 from serving.log import log
 from serving.metrics import ServerMetrics, route_of
+from serving.security.access import Access, Caller
 from serving.server.connections import Connections
 from serving.server.dispatch import Job, OverloadedError, WorkerDiedError
 from serving.server.fleet import Fleet
@@ -39,6 +40,7 @@ READS = ("GET", "HEAD")
 RETRY_SECONDS = 1
 REQUEST_ID = b'{"request_id":"'
 ID_LENGTH = 32
+TOO_MANY = 429
 CLIENT_GONE = 499
 """Logged where the client closed the connection before it had a reply."""
 
@@ -64,9 +66,15 @@ class Front:
     """The application that the HTTP server runs."""
 
     def __init__(
-        self, settings: Settings, fleet: Fleet, connections: Connections, metrics: ServerMetrics
+        self,
+        settings: Settings,
+        access: Access,
+        fleet: Fleet,
+        connections: Connections,
+        metrics: ServerMetrics,
     ) -> None:
-        self._settings, self._fleet, self._connections = settings, fleet, connections
+        self._settings, self._access = settings, access
+        self._fleet, self._connections = fleet, connections
         self._dispatcher, self._metrics = fleet.dispatcher, metrics
         self.draining = False
 
@@ -121,24 +129,45 @@ class Front:
         method, path = scope["method"], scope["path"]
         if method in READS and path in ("/healthz", "/readyz"):
             return self._health(path)
+        caller = self._caller(scope)
         if method in READS and path == "/metrics":
             return self._measured()
         headers = dict(scope["headers"])
         body = b"" if method in READS else await self._read(headers, receive)
         kind = LISTS.get(path) if method == "POST" else None
         if kind is None:
-            return await self._passed_on(scope, headers, body, fields)
+            return await self._passed_on(scope, caller, headers, body, fields)
         head = {
             "type": headers.get(b"content-type", b"").decode("latin-1"),
             "encoding": headers.get(b"content-encoding", b"identity").decode("latin-1"),
-            "shown": self._settings.expose_users,
+            "shown": caller.shows_users,
         }
         key = body + orjson.dumps(head) if kind == "recommend" else None
         frame = await self._worked(scope, kind, head, body, key, fields)
+        if "num_requests" in fields:
+            self._access.charge(caller, fields["num_requests"])
         return frame.head["status"], JSON, frame.body
 
+    def _caller(self, scope: Scope) -> Caller:
+        """Find out who calls.
+
+        Raises:
+            RefusedError: 401, 403, 404 or 429.
+        """
+        peer = scope["client"][0] if scope["client"] else None
+        found = self._access.authorize(scope["headers"], scope["path"], scope["method"], peer)
+        if isinstance(found, Caller):
+            return found
+        reason = "limit" if found.status == TOO_MANY else "key"
+        raise RefusedError(found.status, found.code, found.message, *found.headers, reason=reason)
+
     async def _passed_on(
-        self, scope: Scope, headers: Mapping[bytes, bytes], body: bytes, fields: dict[str, Any]
+        self,
+        scope: Scope,
+        caller: Caller,
+        headers: Mapping[bytes, bytes],
+        body: bytes,
+        fields: dict[str, Any],
     ) -> tuple[int, Headers, bytes]:
         """Let a worker run the application."""
         head = {
@@ -148,7 +177,7 @@ class Front:
             "headers": [
                 (name.decode("latin-1"), value.decode("latin-1")) for name, value in headers.items()
             ],
-            "shown": self._settings.expose_users,
+            "shown": caller.shows_users,
         }
         frame = await self._worked(scope, "http", head, body, None, fields)
         given = frame.head["headers"]

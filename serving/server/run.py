@@ -12,6 +12,7 @@ import uvicorn
 
 from serving.log import log, log_to_stderr
 from serving.metrics import ServerMetrics
+from serving.security.access import Access
 from serving.server.connections import Connection, Connections
 from serving.server.dispatch import Dispatcher
 from serving.server.fleet import Fleet
@@ -49,19 +50,20 @@ def serve(settings: Settings) -> None:
         ValueError: If there is no bundle to serve, or it is refused; says what to do.
     """
     log_to_stderr()
+    access = Access(settings)
     with _listening(settings) as listener, suppress(KeyboardInterrupt):
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, listener))
+            runner.run(_serve(settings, access, listener))
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> None:
+async def _serve(settings: Settings, access: Access, listener: socket.socket) -> None:
     dispatcher = Dispatcher(queue_seconds=settings.queue_ms / 1_000, max_queue=settings.max_queue)
     metrics = ServerMetrics()
     fleet = Fleet(settings=settings, dispatcher=dispatcher, metrics=metrics)
     Connection.table = Connections(settings)
-    front = Front(settings, fleet, Connection.table, metrics)
+    front = Front(settings, access, fleet, Connection.table, metrics)
     config = uvicorn.Config(
         front,
         http=Connection,
@@ -79,7 +81,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         await fleet.start()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, fleet.wake)
-        sweeping = loop.create_task(Connection.table.sweep())
+        sweeping = loop.create_task(Connection.table.sweep(access.poll))
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         log("serving", {"address": address, "workers": settings.num_workers})

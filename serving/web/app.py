@@ -15,7 +15,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from serving.bundle.published import check_published
-from serving.loading import load_and_try
+from serving.loading import describe, load_and_try
 from serving.log import LOG_FIELDS, log
 from serving.query import UnknownItemError
 from serving.recommend import Recommender
@@ -47,6 +47,7 @@ def create_app(settings: Settings, recommender: Recommender | None = None) -> Fa
     app = FastAPI(title="recsys", openapi_url=None, docs_url=None, redoc_url=None)
     app.state.recommender = recommender
     _add_recommendations(app, recommender, settings)
+    _add_health(app, recommender)
     add_pages(app, recommender, settings)
     _add_errors(app)
     return app
@@ -77,6 +78,20 @@ def _add_recommendations(app: FastAPI, recommender: Recommender, settings: Setti
         k = read_parameters(SimilarParameters, http).k
         request = validated(Request, {"surface": "similar", "item_id": item_id, "k": k})
         return _replied(http, answered(recommender.answer(request)))
+
+
+def _add_health(app: FastAPI, recommender: Recommender) -> None:
+    """What a server's front answers itself, with the state of its processes."""
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        """Report that the process is alive."""
+        return JsonResponse({"status": "alive"})
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        """Report what is served, and whether a newer bundle was refused."""
+        return JsonResponse({"status": "ready", **describe(recommender)})
 
 
 def _replied(http: HttpRequest, answer: Answer) -> Response:

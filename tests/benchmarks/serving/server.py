@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-sync"]
-SERVE = "from serving.web.app import serve; from serving.settings import Settings;"
+SERVE = "from serving.server.run import serve; from serving.settings import Settings;"
 SERVE += "serve(Settings.from_environment())"
 TIMEOUT_SECONDS = 120.0
 

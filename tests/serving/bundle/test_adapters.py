@@ -6,14 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 import torch
-from serving.hot_swap import BundleWatcher
 
 from recsys.layers.lora.file import WEIGHTS
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
 from recsys.models.adapted.model import adapted_layers, twin_of
 from recsys.models.adapted.ranker import ranker_targets
 from serving.bundle.adapters import (
-    DESCRIPTION,
     domain_directory,
     models_of,
     publish_adapter,
@@ -23,8 +21,12 @@ from serving.bundle.adapters import (
 )
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
+from serving.bundle.published import ADAPTER_MANIFEST
+from serving.loading import load_and_try
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
+from serving.settings import ServingOptions
+from tests.serving.server.running import running
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 USERS = [f"user-{number}" for number in range(1, 13)]
@@ -44,6 +46,10 @@ def register(bundles_dir, domain, seed=1, *, base="two_tower", reading_only=Fals
     directory = write_adapter(bundles_dir, adapter, domain=domain, base=base, base_version="v1")
     publish_adapter(directory)
     return directory
+
+
+def loaded(bundles_dir):
+    return load_and_try(bundles_dir / "current", ServingOptions())
 
 
 def answers(recommender, domain):
@@ -91,12 +97,10 @@ def test_the_sequence_model_of_a_bundle_can_have_adapters_too(tmp_path):
 def test_the_ranker_of_a_bundle_can_have_adapters_that_change_one_domains_order(tmp_path):
     write_synthetic_bundle(tmp_path, "v1", SyntheticSize(history_models=True, ranker=True))
     publish(tmp_path, "v1")
-    watcher = BundleWatcher(tmp_path, poll_seconds=60)
-    alone = answers(watcher.recommender, None)
+    alone = answers(loaded(tmp_path), None)
     directory = register(tmp_path, "books", base="ranker")
     register(tmp_path, "films/& more", base="sequence")
-    assert watcher.poll()
-    after = watcher.recommender
+    after = loaded(tmp_path)
     assert not after.adapters.refused
     books = answers(after, "books")
     assert books != alone
@@ -128,9 +132,10 @@ def test_an_adapter_of_what_no_candidate_reads_is_refused(tmp_path):
 
 
 @pytest.fixture
-def client(server):
-    with httpx.Client(base_url=server[0]) as client:
-        yield client
+def client(bundles_dir, tmp_path):
+    """Of a server that looks for new adapters all the time."""
+    with running(bundles_dir, tmp_path / "log") as server, httpx.Client(base_url=server.url) as one:
+        yield one
 
 
 def ask(client, domain):
@@ -201,30 +206,27 @@ def test_a_running_server_swaps_one_domain_and_no_other(client, bundles_dir):
 def test_an_adapter_of_another_base_is_refused_with_both_digests_until_its_base_is_back(
     bundles_dir,
 ):
-    watcher = BundleWatcher(bundles_dir, poll_seconds=60)
     directory = register(bundles_dir, "books")
-    assert watcher.poll()
-    assert watcher.recommender.adapters.versions.keys() == {"books"}
+    assert loaded(bundles_dir).adapters.versions.keys() == {"books"}
     write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(seed=1))
     publish(bundles_dir, "v2")
-    assert watcher.poll()
-    adapters = watcher.recommender.adapters
-    assert not adapters.versions
-    (reason,) = adapters.refused.values()
+    other = loaded(bundles_dir)
+    assert not other.adapters.versions
+    (reason,) = other.adapters.refused.values()
     assert read_registered(directory).base_digest in reason
-    model = watcher.recommender.bundle.retriever.model
-    assert digest_of_weights(model) in reason
-    assert served_by(watcher.recommender, "books") is None
+    assert digest_of_weights(other.bundle.retriever.model) in reason
+    assert served_by(other, "books") is None
     publish(bundles_dir, "v1")
-    assert watcher.poll()
-    assert served_by(watcher.recommender, "books").startswith("books/")
-    assert not watcher.poll()
+    assert served_by(loaded(bundles_dir), "books").startswith("books/")
 
 
 DAMAGES = {
     "altered": (lambda path: (path / WEIGHTS).write_bytes(b"x" * 99), "is altered"),
     "missing": (lambda path: (path / WEIGHTS).unlink(), "is missing"),
-    "not described": (lambda path: (path / DESCRIPTION).write_text("{}"), "describes no adapter"),
+    "not described": (
+        lambda path: (path / ADAPTER_MANIFEST).write_text("{}"),
+        "describes no adapter",
+    ),
     "gone": (shutil.rmtree, "describes no adapter"),
 }
 

@@ -16,8 +16,10 @@ from serving.bundle.load import load_bundle
 from serving.bundle.manifest import MANIFEST, publish, read_manifest
 from serving.bundle.semantic_ids import NewIds, SemanticIdParts
 from serving.bundle.write import write_bundle
+from serving.loading import load_and_try
 from serving.recommend import Recommender
 from serving.schemas import Request
+from serving.settings import ServingOptions
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
 
 FRESH = [
@@ -395,21 +397,13 @@ def test_delta_with_ids_on_a_parent_without_is_refused(tmp_path, bundles_dir, re
         load_bundle(directory)
 
 
-def test_swap_to_refused_ids_keeps_the_old_bundle(bundles_dir, reseal):
-    """A running server goes on with what it has."""
-    from serving.hot_swap import BundleWatcher
-
-    watcher = BundleWatcher(bundles_dir, poll_seconds=60)
+def test_refused_ids_are_named_and_the_released_ones_load(bundles_dir, reseal):
     directory, _ = add_fresh(bundles_dir)
     rewritten(directory, reseal, version="f" * 64)
-    link = bundles_dir / "current"
-    link.unlink()
-    link.symlink_to(directory.name)
-    assert not watcher.poll()
-    assert "leads to semantic IDs with version" in watcher.state.refused
-    assert watcher.recommender.bundle.version == "v1"
+    with pytest.raises(ValueError, match="leads to semantic IDs with version"):
+        load_and_try(directory, ServingOptions())
     shutil.rmtree(directory)
     add_fresh(bundles_dir)
     publish(bundles_dir, "v1+1")
-    assert watcher.poll()
-    assert watcher.recommender.bundle.version == "v1+1"
+    loaded = load_and_try(bundles_dir / "current", ServingOptions())
+    assert loaded.bundle.version == "v1+1"

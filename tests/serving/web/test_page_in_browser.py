@@ -23,7 +23,7 @@ from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 pytestmark = pytest.mark.slow
 SIZE = SyntheticSize(num_items=60, num_users=30)
 SERVE = """
-from serving.web.app import serve
+from serving.server.run import serve
 from serving.settings import Settings
 serve(Settings.from_environment())
 """

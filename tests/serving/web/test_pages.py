@@ -5,11 +5,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from serving.bundle.load import load_bundle
-from serving.bundle.manifest import publish
 from serving.settings import Settings
 from serving.web.app import create_app
 from serving.web.pages import STATIC
-from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 HERE = "http://127.0.0.1:8000"
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -159,18 +157,6 @@ def test_every_category_holds_what_the_filter_gives(client):
         assert len(reply["items"]) == category["num_items"]
 
 
-def test_search_follows_a_swap(bundles_dir):
-    with client_of(bundles_dir, expose_users=True) as client:
-        assert client.get("/v1/search?q=title").json()["bundle"] == "v1"
-        assert client.get("/v1/users?prefix=user-5").json()["users"]
-        write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(num_items=60, num_users=4))
-        publish(bundles_dir, "v2")
-        assert client.app.state.watcher.poll()
-        found = client.get("/v1/search", params={"q": "title 60"}).json()
-        assert (found["bundle"], found["items"][0]["item_id"]) == ("v2", "item-60")
-        assert client.get("/v1/users?prefix=user-5").json()["users"] == []
-
-
 # ---- users
 
 
@@ -184,7 +170,7 @@ def test_users_are_listed_by_prefix_short_ids_first(client):
 
 
 def test_history_is_newest_first_and_whole(client):
-    bundle = client.app.state.watcher.recommender.bundle
+    bundle = client.app.state.recommender.bundle
     rows = bundle.users.history(bundle.users.row_of("user-3"))
     found = client.get("/v1/users/user-3/history").json()
     assert found["num_events"] == len(rows) == 8
