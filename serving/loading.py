@@ -22,6 +22,7 @@ def load_and_try(target: Path, options: ServingOptions) -> Recommender:
     """
     with _permitted():
         # A folder that may not be listed would look empty, its files missing.
+        target = target.resolve()
         for _ in os.walk(target, onerror=_raise):
             pass
         recommender = Recommender.load(target, options)

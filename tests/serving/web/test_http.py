@@ -5,7 +5,7 @@ import pytest
 from starlette.requests import Request as HttpRequest
 
 from serving.settings import Settings
-from serving.web.http import RefusedError, read_json
+from serving.web.http import RefusedError, parsed_json, read_body
 
 SETTINGS = Settings(body_timeout_seconds=0.05, max_body_bytes=100)
 
@@ -17,7 +17,8 @@ def read(receive, headers=()):
         "path": "/",
         "headers": [(b"content-type", b"application/json"), *headers],
     }
-    return asyncio.run(read_json(HttpRequest(scope, receive), SETTINGS))
+    head, body = asyncio.run(read_body(HttpRequest(scope, receive), SETTINGS))
+    return parsed_json(head["type"], head["encoding"], body)
 
 
 def messages(*bodies):
