@@ -84,20 +84,30 @@ class TwoTowerSource:
 class ScoredSource:
     """A model that scores the whole catalogue for one history."""
 
-    def __init__(self, score: Callable[[Query], Tensor], *, for_items: bool = False) -> None:
-        """Take what scores a request's history, [N] float32, which may be written into.
-
-        Args:
-            for_items: Whether it also ranks for an item, as a history of that one.
-        """
-        self._score, self._for_items = score, for_items
+    def __init__(self, score: Callable[[Query], Tensor]) -> None:
+        """Take what scores a request's history, [N] float32, which may be written into."""
+        self._score = score
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> OneList | None:
-        if not query.has_history or (query.item_row and not self._for_items):
+        if not query.has_history or query.item_row:
             return None
         scores = self._score(query)
         mask.blank(scores.numpy())
         return best_of_one(scores, k)
+
+
+class WeightsSource:
+    """Items by their weights from those of the history, or from the item of the request."""
+
+    def __init__(self, model: ItemWeights) -> None:
+        self._model = model
+
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> OneList | None:
+        if not query.has_history:
+            return None
+        rows, scores = self._model.scores_of_one(query.history)
+        allowed = mask.allows(rows)
+        return best_of_one(torch.from_numpy(scores[allowed]), k, rows[allowed])
 
 
 class HistorySource:
@@ -220,10 +230,6 @@ class PopularSource:
             looked_at *= 4
 
 
-def _weights_source(model: ItemWeights) -> RequestSource:
-    return ScoredSource(lambda query: model.score_one(query.history), for_items=True)
-
-
 def sources_of(
     bundle: Bundle,
     options: ServingOptions,
@@ -238,7 +244,7 @@ def sources_of(
     """
     sources: dict[str, RequestSource] = {"popular": PopularSource(bundle.popularity)}
     for name, model in bundle.item_weights.items():
-        sources[name] = _weights_source(model)
+        sources[name] = WeightsSource(model)
     neighbours = None
     if bundle.retriever is not None:
         sources["two_tower"] = TwoTowerSource(

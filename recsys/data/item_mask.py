@@ -74,6 +74,8 @@ class ItemMask:
 
     def allows(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell for each row whether it may be shown; rows outside the catalogue may not."""
+        if len(rows) and rows.min() >= 0 and rows.max() < self.num_item_rows:
+            return self._allowed[rows]
         inside = (rows >= 0) & (rows < self.num_item_rows)
         return inside & self._allowed[np.where(inside, rows, 0)]
 

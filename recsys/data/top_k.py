@@ -126,34 +126,40 @@ def _select_from_one(scores: Tensor, k: int) -> TopK:
     return lists
 
 
-def best_of_one(scores: Tensor, k: int) -> OneList:
-    """Rank item rows by float32 scores on a CPU, [N], of which -inf marks what is not eligible."""
+def best_of_one(scores: Tensor, k: int, item_rows: NDArray[np.int64] | None = None) -> OneList:
+    """Rank items by float32 scores on a CPU, [N], of which -inf marks what is not eligible.
+
+    Args:
+        scores: Of every item row, or of some.
+        k: Most items of the list.
+        item_rows: Distinct rows that the scores are of, [N], in any order; None is all.
+    """
     _check_k(k)
+    if len(scores) == 0:
+        return OneList(scores.numpy(), np.empty(0, np.int64))
     taken = min(k, len(scores))
     values, columns = scores.topk(min(taken + 1, len(scores)))
-    found, rows = values.numpy(), columns.numpy()
+    found, places = values.numpy(), columns.numpy()
     # torch.topk orders NaN above everything.
     if found[0] != found[0]:
         raise _nan_error(0)
     if found[-1] == -np.inf:
         number = int(np.count_nonzero(found > -np.inf))
-        found, rows = found[:number], rows[:number]
+        found, places = found[:number], places[:number]
+    rows = places if item_rows is None else item_rows[places]
     if (found[1:] == found[:-1]).any():
-        found, rows = _with_ties(scores.numpy(), found, rows, taken)
+        if len(found) > taken and found[taken - 1] == found[taken]:
+            # Whatever lies above the last value is in the list in any case.
+            above, equals = (
+                rows[found > found[taken]],
+                np.flatnonzero(scores.numpy() == found[taken]),
+            )
+            equals = equals if item_rows is None else np.sort(item_rows[equals])
+            rows = np.concatenate([above, equals[: taken - len(above)]])
+            found = found[:taken]
+        order = np.lexsort((rows, -found))
+        found, rows = found[order], rows[order]
     return OneList(found[:taken], rows[:taken])
-
-
-def _with_ties(
-    scores: NDArray[np.float32], found: NDArray[np.float32], rows: NDArray[np.int64], taken: int
-) -> OneList:
-    """Put equals in order of their rows, the lowest of those that tie for the last place."""
-    if len(found) > taken and found[taken - 1] == found[taken]:
-        above = rows[found > found[taken]]
-        equals = np.flatnonzero(scores == found[taken])[: taken - len(above)]
-        rows = np.concatenate([above, equals])
-        found = scores[rows]
-    order = np.lexsort((rows, -found))
-    return OneList(found[order], rows[order])
 
 
 def _nan_error(query: int) -> ValueError:

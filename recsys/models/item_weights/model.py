@@ -28,6 +28,19 @@ Rows = NDArray[np.int64]
 FILE = "weights.safetensors"
 
 
+DENSE_UP_TO = 8
+"""Item rows for each weight of a history up to which scores of all rows are laid out."""
+
+
+def _last_places(rows: NDArray[np.integer[Any]], num_item_rows: int) -> NDArray[np.bool_]:
+    """Mark where each row stands last, [M]."""
+    place = np.arange(len(rows))
+    last = np.empty(num_item_rows, np.int64)
+    last[rows] = place
+    marked: NDArray[np.bool_] = last[rows] == place
+    return marked
+
+
 class WeightTable(NamedTuple):
     """Each item's weights, strongest first: item i owns rows[offsets[i]:offsets[i + 1]]."""
 
@@ -126,7 +139,10 @@ class ItemWeights:
         """
         history = queries["history"]
         if queries.batch_size == 1 and history.values.device.type == "cpu":
-            return self.score_one(history.values.numpy())[None]
+            rows, own = self.scores_of_one(history.values.numpy())
+            scores = torch.full((1, self.num_item_rows), -torch.inf)
+            scores[0, torch.from_numpy(rows)] = torch.from_numpy(own)
+            return scores
         query = history.segments()  # [M]
         place = torch.arange(len(query), device=query.device)
         recency = history.offsets[1:][query] - place  # 1 is the latest
@@ -176,11 +192,10 @@ class ItemWeights:
         settings = {key: tuple(one) if isinstance(one, list) else one for key, one in kept}
         return ItemWeights(table, HistoryWeights(**document["history"]), settings)
 
-    def score_one(self, history: Rows) -> Tensor:
-        """Score every item for one history, oldest first, [N]: the same sums in half of the time.
+    def scores_of_one(self, history: Rows) -> tuple[Rows, NDArray[np.float32]]:
+        """Score one history [M], oldest first: the items with a score, [K], and these, [K].
 
-        Args:
-            history: Item rows, [M].
+        The same sums as ``score``, with no work that grows with the catalogue where it is large.
         """
         latest = history[-self.history.max_events :]
         weight = self._latest_last[len(self._latest_last) - len(latest) :]
@@ -189,17 +204,22 @@ class ItemWeights:
             known = latest < self.num_item_rows
             latest, weight = latest[known], weight[known]
         if self.history.distinct:
-            place = np.arange(len(latest))
-            last = np.empty(self.num_item_rows, np.int64)
-            last[latest] = place
-            kept = last[latest] == place
+            kept = _last_places(latest, self.num_item_rows)
             latest, weight = latest[kept], weight[kept]
         begin, end = offsets[latest], offsets[latest + 1]
         pair = concatenated_ranges(begin, end)
-        scores = np.zeros(self.num_item_rows, np.float32)
-        np.add.at(scores, others[pair], np.repeat(weight, end - begin) * amounts[pair])
-        scores[scores == 0] = -np.inf
-        return torch.from_numpy(scores)
+        other, amount = others[pair], np.repeat(weight, end - begin) * amounts[pair]
+        if self.num_item_rows < DENSE_UP_TO * len(other):
+            scores = np.zeros(self.num_item_rows, np.float32)
+            np.add.at(scores, other, amount)
+            rows = np.flatnonzero(scores)
+            return rows, scores[rows]
+        rows = other[_last_places(other, self.num_item_rows)].astype(np.int64)
+        scores = np.empty(self.num_item_rows, np.float32)
+        scores[rows] = 0
+        np.add.at(scores, other, amount)
+        rows = rows[scores[rows] != 0]
+        return rows, scores[rows]
 
     def _is_last(self, query: Tensor, row: Tensor) -> Tensor:
         """Mark each item's last occurrence in its history, [M] bool."""

@@ -109,6 +109,17 @@ def test_one_list_is_that_of_a_batch(seed, num_items, k):
     assert found.scores.tolist() == batch.scores[0, there].tolist()
 
 
+@given(seed=st.integers(0, 10**6), number=st.integers(0, 30), k=st.integers(1, 35))
+def test_scores_of_some_rows_rank_as_those_of_all(seed, number, k):
+    random = np.random.default_rng(seed)
+    rows = random.permutation(np.arange(1, 60))[:number]
+    scores = torch.full((60,), -torch.inf)
+    scores[rows] = torch.tensor(random.choice([0.0, 1.5, -2.0, 7.0], number)).float()
+    every, some = best_of_one(scores, k), best_of_one(scores[rows], k, rows)
+    assert some.item_rows.tolist() == every.item_rows.tolist()
+    assert some.scores.tolist() == every.scores.tolist()
+
+
 def test_one_list_ends_with_its_last_item():
     top = TopK(torch.tensor([[2.0, 1.0, -torch.inf]]), torch.tensor([[7, 3, -1]]))
     assert OneList.of(top).item_rows.tolist() == [7, 3]
