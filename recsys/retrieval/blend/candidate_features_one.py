@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.top_k import OneList
-from recsys.layers.wide_linear import wide_product
 from recsys.retrieval.blend.candidate_features import OF_BLEND, OF_SOURCE, feature_names
 from recsys.retrieval.blend.fusion import ABSENT, CONSTANT
 from recsys.retrieval.blend.history_features import (
@@ -64,7 +63,11 @@ class OneQueryFeatures:
         self._scales: Floats = blend.scales.numpy()
         self._events: Floats = item_counts.float().log1p().numpy()  # [N]
         self._tables = history_features.tables
-        self._ease = history_features.ease
+        ease = history_features.ease
+        self._weights = ease.weights
+        # The last place is of rows behind the catalogue that the weights are of.
+        self._places: Rows = np.append(ease.places.numpy(), len(ease.item_rows))
+        self._taken: dict[int, Tensor] = {}
         self._past: Floats = log_events(item_counts, history_features.num_items).numpy()
 
     @torch.no_grad()
@@ -109,29 +112,47 @@ class OneQueryFeatures:
         known = rows if rows.max() < size else np.where(rows < size, rows, 0)
         latest: Rows = history[-NUM_EVENTS:].numpy()[::-1]  # [H]
         observed = (latest > 0) & (latest < size)
-        all_observed = bool(observed.all())
-        latest = latest.copy() if all_observed else np.where(observed, latest, 0)
-        self._of_linear(rows, history, columns[:3])
-        counts = [_at_least_one(observed[:number]) for number in (NUM_EVENTS, NUM_RECENT)]
-        own_rows, past_rows = torch.from_numpy(known), torch.from_numpy(latest)
-        for place, table in enumerate(self._tables):
-            if table.shape[1] and len(latest):
-                past = table.index_select(0, past_rows)
-                if not all_observed:
-                    past *= torch.from_numpy(observed)[:, None]
-                own = table.index_select(0, own_rows)
-                _cosines(own, past, counts, columns[3 + 4 * place : 7 + 4 * place])
+        latest = np.where(observed, latest, 0)
+        self._of_linear(rows, history.numpy(), columns[:3])
+        if len(latest):
+            self._of_tables(known, latest, observed, columns[3:-3])
         own_events, past_events = self._past[known], self._past[latest] * observed
-        for row, number, count in zip((-3, -2), (NUM_EVENTS, NUM_RECENT), counts, strict=True):
-            columns[row] = own_events - past_events[:number].sum() / count
+        for row, number in ((-3, NUM_EVENTS), (-2, NUM_RECENT)):
+            mean = past_events[:number].sum() / _at_least_one(observed[:number])
+            columns[row] = own_events - mean
         columns[-1] = np.log1p(np.float32(len(history)))
 
-    def _of_linear(self, rows: Rows, history: Tensor, columns: Floats) -> None:
-        places = self._ease.places_of
-        read, wanted = places(history), places(torch.from_numpy(rows)).numpy()
+    def _of_tables(
+        self, known: Rows, latest: Rows, observed: NDArray[np.bool_], columns: Floats
+    ) -> None:
+        """Compare unit vectors [N, D] of candidates [n] and of events [H], the latest first."""
+        if observed.all():
+            taken = self._taken.get(len(latest))
+            if taken is None:
+                taken = self._taken[len(latest)] = _near(observed)
+        else:
+            taken = _near(observed)
+        own_rows, past_rows = torch.from_numpy(known), torch.from_numpy(latest)
+        cosines = torch.zeros(len(self._tables), len(taken), len(known))
+        for table, products in zip(self._tables, cosines, strict=True):
+            if table.shape[1]:
+                near = taken @ table.index_select(0, past_rows)
+                torch.mm(near, table.index_select(0, own_rows).T, out=products)
+        found: Floats = cosines.numpy()
+        each = columns.reshape(len(self._tables), 4, -1)  # last, few, all, best
+        each[:, 0], each[:, 1:3] = found[:, 0], found[:, -2:]
+        each[:, 3] = found[:, :-2].max(1)
+        if len(latest) < NUM_BEST:
+            # A missing event has similarity 0.
+            np.maximum(each[:, 3], 0, out=each[:, 3])
+
+    def _of_linear(self, rows: Rows, history: Rows, columns: Floats) -> None:
+        beyond = len(self._places) - 1
+        read = torch.from_numpy(self._places[np.minimum(history, beyond)])
+        wanted = self._places[np.minimum(rows, beyond)]
         # Whole rows of weights are added faster than single ones are found.
         scores, recent = (
-            functional.embedding_bag(part, self._ease.weights, START, mode="sum")[0].numpy()[wanted]
+            functional.embedding_bag(part, self._weights, START, mode="sum")[0].numpy()[wanted]
             for part in (read, read[-NUM_LINEAR:])
         )
         count = np.float32(len(rows))
@@ -141,6 +162,19 @@ class OneQueryFeatures:
         columns[1] = above / np.maximum(spread, np.float32(1e-6))
 
 
+def _near(observed: NDArray[np.bool_]) -> Tensor:
+    """Say what of the events meets the candidates: the latest, and means over few and over all.
+
+    Means of cosines are products with a mean, so events are added before they meet candidates.
+    """
+    length = len(observed)
+    taken = np.zeros((min(length, NUM_BEST) + 2, length), np.float32)
+    taken[: len(taken) - 2, : len(taken) - 2] = np.eye(len(taken) - 2)
+    taken[-2, :NUM_RECENT] = 1 / _at_least_one(observed[:NUM_RECENT])
+    taken[-1] = 1 / _at_least_one(observed)
+    return torch.from_numpy(taken * observed)
+
+
 def _at_least_one(observed: NDArray[np.bool_]) -> int:
     return max(1, int(observed.sum()))
 
@@ -148,18 +182,3 @@ def _at_least_one(observed: NDArray[np.bool_]) -> int:
 def _reciprocal(ranks: Rows) -> Floats:
     found: Floats = ((1 + CONSTANT) / (CONSTANT + ranks)).astype(np.float32)
     return found
-
-
-def _cosines(own: Tensor, past: Tensor, counts: list[int], columns: Floats) -> None:
-    """Compare unit vectors of candidates [n, D] and of events [H, D], the latest first."""
-    # Means are products with a mean, so the events behind the latest are added before they meet
-    # the candidates.
-    every, few = past.sum(0) / counts[0], past[:NUM_RECENT].sum(0) / counts[1]
-    near = torch.cat([past[:NUM_BEST], few[None], every[None]])
-    cosines: Floats = wide_product(near, own, None).numpy()  # [H + 2, n]
-    columns[0] = cosines[0]
-    columns[1:3] = cosines[-2:]
-    columns[3] = cosines[:-2].max(0)
-    if len(past) < NUM_BEST:
-        # A missing event has similarity 0.
-        np.maximum(columns[3], np.float32(0), out=columns[3])

@@ -50,20 +50,31 @@ class MergedOne(NamedTuple):
 
 
 class _Merged(NamedTuple):
-    """Places of all lists, and the distinct items at them."""
+    """Places of all lists, one list after the other, and the distinct items at them."""
 
     item_rows: Rows
     """[L], ascending."""
+    source: Rows
+    """[C], number of the list."""
     at: Rows
-    """[C], the item at each place of each list, one list after the other, as column of [S, L]."""
+    """[C], which of the distinct items stands there."""
     ranks: Rows
     """[C]."""
     scores: Floats
     """[C]."""
     lengths: list[int]
     """[S], items of each list."""
-    rank_of: Rows
-    """[S, L]."""
+    where: Rows
+    """[S, L], the place of each item in each list; -1 where it does not have it."""
+
+    def spread(self, values: Doubles) -> Doubles:
+        """Lay out what each place adds, [C] -> [S, L]; 0 where a list does not have the item."""
+        laid_out: Doubles = np.append(values, 0.0)[self.where]
+        return laid_out
+
+    def rank_of(self) -> Rows:
+        """Lay out the ranks, [S, L]."""
+        return np.where(self.where < 0, ABSENT, self.ranks[self.where])
 
 
 class OneQueryBlend:
@@ -107,33 +118,31 @@ class OneQueryBlend:
                 "or fit the blend with them"
             )
         merged = _merged(lists)
-        source = np.repeat(np.arange(len(lists)), merged.lengths)  # [C]
+        chosen = [self.sources.index(name) for name in lists]
         leads, z_scores = _list_scores(merged)
-        weights = self._weights_of(merged, [self.sources.index(name) for name in lists], num_events)
-        scales = self._scales[[self.sources.index(name) for name in lists]]
-        own = weights[:, source] if weights.ndim == 2 else weights[:, source, merged.at]  # [F, C]
-        values = leads * scales[source] * own[0]
+        weights = self._weights_of(merged, chosen, num_events)
+        if weights.ndim == 2:
+            own = weights.take(merged.source, axis=1)  # [F, C]
+        else:
+            own = weights[:, merged.source, merged.at]
+        values = leads * self._scales[chosen].take(merged.source) * own[0]
         values += z_scores * own[1]
         values += ((1 + CONSTANT) / (CONSTANT + merged.ranks)).astype(np.float32) * own[2]
         values += own[3]
-        shape = merged.rank_of.shape
-        cell = source * shape[1] + merged.at
-        parts: Doubles = np.zeros(shape)
-        # Backwards, so that what is written last is the better rank.
-        parts.ravel()[cell[::-1]] = values[::-1]
+        parts = merged.spread(values)
         if self._log_odds is not None:
-            present = merged.rank_of != ABSENT
-            parts += self._odds_of(merged.item_rows) * present / np.maximum(present.sum(0), 1)
+            listed = merged.where >= 0
+            parts += self._odds_of(merged.item_rows) * listed / np.maximum(listed.sum(0), 1)
         best, scores = _best(parts, merged, k)
-        lead_of, z_score_of = np.zeros((2, *shape), np.float32)
-        lead_of.ravel()[cell[::-1]], z_score_of.ravel()[cell[::-1]] = leads[::-1], z_scores[::-1]
+        where = merged.where.take(best, axis=1).T  # [n, S]
+        present = where >= 0
         return MergedOne(
             merged.item_rows[best],
             scores.astype(np.float32),
-            merged.rank_of[:, best].T,
-            parts[:, best].T.astype(np.float32),
-            lead_of[:, best].T,
-            z_score_of[:, best].T,
+            np.where(present, merged.ranks[where], ABSENT),
+            parts.take(best, axis=1).T.astype(np.float32),
+            leads[where] * present,
+            z_scores[where] * present,
         )
 
     def _weights_of(self, merged: _Merged, chosen: list[int], num_events: int) -> Doubles:
@@ -182,12 +191,11 @@ def fused_one(lists: Mapping[str, OneList], k: int, weights: Mapping[str, float]
     """
     merged = _merged(lists)
     own = np.array([weights[name] for name in lists])[:, None]
-    shares = np.where(merged.rank_of == ABSENT, 0.0, own / (CONSTANT + merged.rank_of))
+    ranks = merged.rank_of()
+    shares = np.where(ranks == ABSENT, 0.0, own / (CONSTANT + ranks))
     scores = _added(shares)
     best = np.argsort(-scores, kind="stable")[:k]
-    return FusedOne(
-        merged.item_rows[best], scores[best].astype(np.float32), merged.rank_of[:, best].T
-    )
+    return FusedOne(merged.item_rows[best], scores[best].astype(np.float32), ranks[:, best].T)
 
 
 def _best(parts: Doubles, merged: _Merged, k: int) -> tuple[Rows, Doubles]:
@@ -199,7 +207,7 @@ def _best(parts: Doubles, merged: _Merged, k: int) -> tuple[Rows, Doubles]:
         near = NEAR * max(float(parts.max()), -float(parts.min()))
         if bool((ranked[:-1] - ranked[1:] <= near).any()):
             scores = _added(parts)
-            fused = np.where(merged.rank_of == ABSENT, 0.0, 1 / (CONSTANT + merged.rank_of))
+            fused = merged.spread(1 / (CONSTANT + merged.ranks))
             # Distinct items ascend, and the sort is stable.
             order = np.lexsort((-_added(fused), -scores))
     best = order[:k]
@@ -228,17 +236,17 @@ def _merged(lists: Mapping[str, OneList]) -> _Merged:
     longest = max(lengths)
     places = PLACES if longest <= len(PLACES) else np.arange(1, longest + 1)
     ranks = np.concatenate([places[:length] for length in lengths])
+    source = np.repeat(np.arange(len(lengths)), lengths)
     is_item = rows > 0
     if not is_item.all():
-        kept = np.repeat(np.arange(len(lengths)), lengths)[is_item]
-        rows, scores, ranks = rows[is_item], scores[is_item], ranks[is_item]
-        lengths = np.bincount(kept, minlength=len(lengths)).tolist()
+        rows, scores = rows[is_item], scores[is_item]
+        ranks, source = ranks[is_item], source[is_item]
+        lengths = np.bincount(source, minlength=len(lengths)).tolist()
     if not np.isfinite(scores).all():
         place = int(np.flatnonzero(~np.isfinite(scores))[0])
-        name = list(lists)[int(np.searchsorted(np.cumsum(lengths), place, side="right"))]
         raise ValueError(
-            f"source {name!r} scores item row {rows[place]} {scores[place]}; scores must be "
-            "finite, and holes have item row -1"
+            f"source {list(lists)[source[place]]!r} scores item row {rows[place]} "
+            f"{scores[place]}; scores must be finite, and holes have item row -1"
         )
     size = int(rows.max(initial=0)) + 1
     listed, column = np.zeros(size, np.bool_), np.empty(size, np.int64)
@@ -246,12 +254,11 @@ def _merged(lists: Mapping[str, OneList]) -> _Merged:
     items = np.flatnonzero(listed)
     column[items] = np.arange(len(items))
     at = column[rows]
-    rank_of = np.zeros((len(lengths), len(items)), np.int64)
-    begin = 0
-    for own, length in zip(rank_of, lengths, strict=True):
-        own[at[begin : begin + length][::-1]] = ranks[begin : begin + length][::-1]
-        begin += length
-    return _Merged(items, at, ranks, scores, lengths, rank_of)
+    where = np.full((len(lengths), len(items)), -1)
+    # Backwards, so that what is written last is the better rank.
+    place_of = np.arange(len(rows) - 1, -1, -1)
+    where.ravel()[(source * len(items) + at)[::-1]] = place_of
+    return _Merged(items, source, at, ranks, scores, lengths, where)
 
 
 def _list_scores(merged: _Merged) -> tuple[Floats, Floats]:
