@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +23,40 @@ def digest_of_file(path: Path) -> str:
     """Hash a file's bytes without holding them in memory (sha256, hex)."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+SETTLED_NS = 2_000_000_000
+"""A file that changed later than this before it was hashed may change again within one tick of the
+file system's clock, unseen."""
+_digests: dict[tuple[int, ...], str] = {}
+
+
+def digest_once(path: Path) -> str:
+    """Hash a file that this process, or the one it was forked from, may have hashed already.
+
+    A file is the same as long as its inode, size and times of change are. The time of its last
+    change of state cannot be set by whoever writes to it.
+    """
+    before = _state_of(path)
+    if (found := _digests.get(before)) is None:
+        begun = time.time_ns()
+        found = digest_of_file(path)
+        if _state_of(path) == before and max(before[3:]) < begun - SETTLED_NS:
+            _digests[before] = found
+    return found
+
+
+def digests_once(paths: Sequence[Path]) -> list[str]:
+    """Hash several files, on as many cores as there are."""
+    if len(paths) < 2:
+        return [digest_once(path) for path in paths]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        return list(threads.map(digest_once, paths))
+
+
+def _state_of(path: Path) -> tuple[int, ...]:
+    state = path.stat()
+    return (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 
 
 def flush(file: IO[Any]) -> None:

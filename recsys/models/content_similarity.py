@@ -12,6 +12,7 @@ Axes: B queries, M history values of a batch, N item rows, F width of the conten
 
 from __future__ import annotations
 
+import copy
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import JaggedBatch
+from recsys.data.finite import all_finite
 
 NORM_FLOOR = 1e-6
 
@@ -134,7 +136,7 @@ class ContentSimilarity:
         """
         if content.ndim != 2 or len(content) < 1:
             raise ValueError(f"content must be [N, F] with N >= 1, got {tuple(content.shape)}")
-        if not torch.isfinite(content).all():
+        if not all_finite(content):
             row = int((~torch.isfinite(content)).any(1).nonzero()[0])
             raise ValueError(f"content of item row {row} is not finite; embed the items again")
         content = content.detach()[:, : config.columns].float().clone()
@@ -155,6 +157,16 @@ class ContentSimilarity:
     @property
     def num_item_rows(self) -> int:
         return len(self.vectors)
+
+    def grown(self, content: Tensor) -> ContentSimilarity:
+        """Append the items whose content [N', F] stands behind that of these."""
+        num_before = len(self.vectors)
+        # Row 0 of what is made is no item.
+        added = ContentSimilarity(self.config, content[num_before - 1 :], whitening=self.whitening)
+        grown = copy.copy(self)
+        grown.vectors = torch.cat([self.vectors, added.vectors[1:]])
+        grown.has_content = torch.cat([self.has_content, added.has_content[1:]])
+        return grown
 
     def query_vectors(self, queries: JaggedBatch) -> Tensor:
         """Average each history as a unit vector, [B, F]; 0 where none of it has content."""

@@ -13,6 +13,7 @@ Axes: R distinct items, N item rows, K neighbours of an item, D width.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -246,6 +247,24 @@ class CatalogueModel(nn.Module):
     def take_item_inputs(self, other: CatalogueModel) -> None:
         """Keep what another model of the same items encoded, instead of encoding it again."""
         self._all_inputs = other.all_item_inputs()
+
+    @torch.no_grad()
+    def grown(self, catalogue: ItemCatalogue) -> Self:
+        """Read a catalogue with rows behind those of this one: shares weights, encodes the new.
+
+        Args:
+            catalogue: Its first rows are this model's.
+        """
+        twin = copy.copy(self)
+        for kind in ("_buffers", "_modules", "_parameters"):
+            twin.__dict__[kind] = dict(self.__dict__[kind])
+        twin._content = catalogue.content
+        twin._category_rows, twin._category_offsets, _ = catalogue.categories
+        before = self.all_item_inputs()
+        rows = torch.arange(len(before), twin.num_item_rows, device=before.device)
+        parts = [twin.item_inputs(part) for part in torch.split(rows, 1 << 16)]
+        twin._all_inputs = torch.cat([before, *parts])
+        return twin
 
     @torch.no_grad()
     def item_vectors(self, items: JaggedBatch, content: Tensor) -> Tensor:

@@ -159,6 +159,16 @@ class FaissIndex:
         """Read back item vectors, [n, D] float32; IVF-SQ8 keeps them in half precision."""
         return self._vectors()[item_rows].float()
 
+    def copy(self) -> FaissIndex:
+        """Copy the index on the CPU, so that rows can be added while others search this one."""
+        return FaissIndex(
+            load_faiss().clone_index(self._index),
+            self.kind,
+            effort=self.effort,
+            masked_exact_max_rows=self.masked_exact_max_rows,
+            num_threads=self.num_threads,
+        )
+
     def add(self, vectors: Tensor) -> None:
         """Append rows N, N + 1, ... for new items, [n, D]; never while another thread searches.
 

@@ -15,7 +15,7 @@ import struct
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from recsys.data.durable import digest_of_file, write_durably
+from recsys.data.durable import digest_once, write_durably
 
 FORMAT = 1
 FOURCC = {"flat": b"IxFI", "hnsw": b"IHNf", "ivf_sq8": b"IxRF"}
@@ -68,7 +68,7 @@ def read_verified_meta(path: Path, sha256: str | None) -> IndexFileMeta:
     if num_bytes != meta.num_bytes:
         raise _refusal(path, f"it has {num_bytes} bytes, {meta.num_bytes} were written")
     check_header(path, meta)
-    digest = digest_of_file(path)
+    digest = digest_once(path)
     if digest != meta.sha256 or (sha256 is not None and digest != sha256):
         raise _refusal(path, f"its sha256 is {digest}, expected {sha256 or meta.sha256}")
     return meta

@@ -31,7 +31,7 @@ from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from serving.bundle.load import Bundle
-from serving.bundle.manifest import CURRENT, FileEntry, Sha256, Verdict
+from serving.bundle.manifest import CURRENT, FileEntry, Sha256, Verdict, make_read_only
 from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS
 
 MAX_DOMAIN = 80
@@ -109,6 +109,7 @@ def write_adapter(
             )
             text = json.dumps(manifest.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
             (directory / ADAPTER_MANIFEST).write_text(text, encoding="utf-8")
+            make_read_only(directory)
     return final
 
 

@@ -51,8 +51,7 @@ def load_strings(directory: Path, name: str) -> StringTable:
     offsets = load_rows(directory / f"{name}.offsets.npy")
     with reading(directory / f"{name}.utf8.npy"):
         table = StringTable(utf8, offsets)
-        for _ in table:
-            pass
+        table.check()
     return table
 
 
@@ -84,11 +83,8 @@ def check_distinct(path: Path, table: StringTable) -> None:
     """
     if len(table) == 0 or table[0] != "":
         raise ValueError(f"{path} must begin with the empty text of row 0 (padding)")
-    seen: set[str] = set()
-    for row, text in enumerate(table):
-        if text in seen:
-            raise ValueError(
-                f"{path} holds {text!r} a second time at row {row}; ids must be distinct and not "
-                "empty, build the vocabulary again"
-            )
-        seen.add(text)
+    if (row := table.first_repeated()) is not None:
+        raise ValueError(
+            f"{path} holds {table[row]!r} a second time at row {row}; ids must be distinct and not "
+            "empty, build the vocabulary again"
+        )

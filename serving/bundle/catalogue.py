@@ -141,4 +141,4 @@ class Catalogue:
 
 
 def _append(table: StringTable, more: StringTable) -> StringTable:
-    return StringTable.from_strings([*table, *list(more)[1:]])
+    return table.extended(list(more)[1:])

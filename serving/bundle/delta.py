@@ -1,17 +1,19 @@
 """A delta: new item rows appended to a released bundle, so that fresh items are served at once.
 
-``bundle-<v>+<n>`` holds the new items' ids, texts, categories and vectors and names its parent
-(``bundle-<v>`` or ``bundle-<v>+<n - 1>``, in the same folder) by digest. Rows are only ever
-appended: a delta changes no older row. New items have no co-occurrences and popularity 0; they are
-found by content: by the two-tower, and by their semantic IDs where the parent has any.
+``bundle-<v>+<n>`` holds the ids, texts, categories and vectors of all items since the release and
+names its parent, ``bundle-<v>`` in the same folder, by digest. (A parent may be a delta: a chain is
+read from its bundle on.) Rows are only ever appended: a delta changes no older row. New items have
+no co-occurrences and popularity 0; they are found by content: by the two-tower, and by their
+semantic IDs where the parent has any.
 
 Axes: R new items, D width of item vectors, F width of content embeddings, L levels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,7 @@ from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, check_source
 Vectors = NDArray[np.float32]
 MAX_CHAIN = 1_000
 TWO_TOWER = "two_tower"
+CONTENT, ITEM_VECTORS = "content/content.npy", f"{TWO_TOWER}/item_vectors.npy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,19 +86,25 @@ def chain_of(directory: Path) -> list[Link]:
     return chain
 
 
-def semantic_ids_of(chain: Sequence[Link]) -> ItemSemanticIds | None:
+def semantic_ids_of(
+    chain: Sequence[Link], released: ItemSemanticIds | None = None
+) -> ItemSemanticIds | None:
     """Read the semantic IDs of a chain and hold each link's version against its manifest.
+
+    Args:
+        released: Those of the first link, where they are loaded already.
 
     Raises:
         ValueError: Names the directory and the two versions or counts that differ.
     """
-    found: ItemSemanticIds | None = None
+    found = released
     num_item_rows = 0
     for link in chain:
         directory, says = link.directory, link.manifest.semantic_ids
         num_before, num_item_rows = num_item_rows, link.manifest.dimensions.num_item_rows
         if link.manifest.kind == "bundle":
-            found = None if says is None else ItemSemanticIds.load(directory, says.version)
+            if found is None and says is not None:
+                found = ItemSemanticIds.load(directory, says.version)
         elif found is not None:
             nobody = NewIds.none(num_item_rows - num_before, found.ids.num_levels)
             with reading(directory / "semantic_ids"):
@@ -127,9 +136,8 @@ class Delta:
         added = Catalogue.load(link.directory)
         vectors = np.zeros((added.num_item_rows - 1, 0), np.float32)
         if TWO_TOWER in link.manifest.models:
-            path = link.directory / TWO_TOWER / "item_vectors.npy"
-            vectors = load_array(path, np.float32, 2).view(np.float32)
-        content = load_array(link.directory / "content" / "content.npy", np.float32, 2)
+            vectors = load_array(link.directory / ITEM_VECTORS, np.float32, 2).view(np.float32)
+        content = load_array(link.directory / CONTENT, np.float32, 2)
         return cls(
             directory=link.directory,
             dimensions=link.manifest.dimensions,
@@ -141,6 +149,10 @@ class Delta:
     @property
     def num_new_items(self) -> int:
         return self.added.num_item_rows - 1
+
+    def vectors(self) -> Mapping[str, Vectors]:
+        """Name the arrays of new rows by their files."""
+        return {CONTENT: self.content, ITEM_VECTORS: self.item_vectors}
 
     def extend(self, parent: Catalogue) -> Catalogue:
         """Append the new items to the parent's.
@@ -171,6 +183,8 @@ def write_delta(
 ) -> Path:
     """Write the delta that follows a bundle or a delta.
 
+    It holds the items of all deltas that it follows, so that a chain is never longer than one.
+
     Args:
         items: At least one, with ids that the parent does not have.
         content: Content embeddings of the new items, [R, F].
@@ -178,7 +192,7 @@ def write_delta(
             bundle has no two-tower.
 
     Returns:
-        The delta's directory, ``bundle-<v>+<n>``.
+        The delta's directory, ``bundle-<v>+<n>`` with the next n that is free.
 
     Raises:
         ValueError: No items, an id the parent has, shapes that do not fit, or it exists already.
@@ -186,43 +200,50 @@ def write_delta(
     if not items:
         raise ValueError("a delta needs at least one new item")
     chain = chain_of(bundle_directory(bundles_dir, parent_version).resolve())
-    newest = chain[-1]
+    base, newest = chain[0], chain[-1]
     vectors = _vectors_of(chain, len(items), content, item_vectors)
-    ids = _extended(semantic_ids_of(chain), semantic_ids, parent_version)
-    parent = Catalogue.load(chain[0].directory)
-    for link in chain[1:]:
-        parent = Delta.load(link).extend(parent)
+    ids = _extended(semantic_ids_of(chain), semantic_ids, len(items), parent_version)
+    earlier = [Delta.load(link) for link in chain[1:]]
+    released = parent = Catalogue.load(base.directory)
+    for delta in earlier:
+        parent = delta.extend(parent)
     added = _catalogue_of(items, parent)
-
-    stem, _, count = parent_version.partition("+")
-    version = f"{stem}+{int(count or 0) + 1}"
-    final = bundle_directory(bundles_dir, version)
-    before = newest.manifest.dimensions
-    dimensions = before.model_copy(
+    dimensions = newest.manifest.dimensions.model_copy(
         update={
-            "num_item_rows": before.num_item_rows + len(items),
-            "num_category_rows": before.num_category_rows + added.num_category_rows - 1,
+            "num_item_rows": parent.num_item_rows + len(items),
+            "num_category_rows": parent.num_category_rows + added.num_category_rows - 1,
         }
     )
+    final = bundle_directory(bundles_dir, _next_version(bundles_dir, base.manifest.version))
     with new_directory(final) as directory:
-        added.save(directory)
+        reduce(Catalogue.extended, [*(delta.added for delta in earlier), added]).save(directory)
         for path, array in vectors.items():
             (directory / path).parent.mkdir()
-            np.save(directory / path, np.asarray(array, np.float32))
-        if semantic_ids is not None:
-            semantic_ids.save(directory)
+            whole = [*(delta.vectors()[path] for delta in earlier), np.asarray(array, np.float32)]
+            np.save(directory / path, np.concatenate(whole))
+        if ids is not None:
+            new_ids = ids.since(released.num_item_rows)
+            if semantic_ids is not None or new_ids.id_rows.any():
+                new_ids.save(directory)
         manifest = seal(
             directory,
             kind="delta",
-            version=version,
-            parent=Parent(version=newest.manifest.version, digest=newest.digest),
+            version=final.name.removeprefix("bundle-"),
+            parent=Parent(version=base.manifest.version, digest=base.digest),
             dimensions=dimensions,
             models=newest.manifest.models,
             content=newest.manifest.content,
             semantic_ids=ids.source if ids else None,
         )
-        Delta.load(Link(directory, manifest, "")).extend(parent)
+        Delta.load(Link(directory, manifest, "")).extend(released)
     return final
+
+
+def _next_version(bundles_dir: Path, released: str) -> str:
+    """Name the delta after all that a bundle has, whichever of them was rolled back."""
+    stem = f"bundle-{released}+"
+    counts = [path.name.removeprefix(stem) for path in bundles_dir.glob(f"{stem}*")]
+    return f"{released}+{1 + max((int(count) for count in counts if count.isdigit()), default=0)}"
 
 
 def _vectors_of(
@@ -234,11 +255,11 @@ def _vectors_of(
         ValueError: Shapes that do not fit, or nothing of the bundle would find new items.
     """
     base = chain[0]
-    found = {"content/content.npy": content}
+    found = {CONTENT: content}
     if TWO_TOWER in base.manifest.models:
         if item_vectors is None:
             raise ValueError("the bundle has a two-tower: give the new items' item_vectors")
-        found[f"{TWO_TOWER}/item_vectors.npy"] = item_vectors
+        found[ITEM_VECTORS] = item_vectors
     for path, array in found.items():
         width = load_array(base.directory / path, np.float32, 2).shape[1]
         if array.shape != (num_new, width):
@@ -255,13 +276,13 @@ def _vectors_of(
 
 
 def _extended(
-    parent: ItemSemanticIds | None, new: NewIds | None, parent_version: str
+    parent: ItemSemanticIds | None, new: NewIds | None, num_new: int, parent_version: str
 ) -> ItemSemanticIds | None:
-    if new is None:
-        return parent
-    if parent is None:
+    if parent is not None:
+        return parent.extended(new or NewIds.none(num_new, parent.ids.num_levels))
+    if new is not None:
         raise ValueError(f"bundle {parent_version} has no semantic IDs that could be extended")
-    return parent.extended(new)
+    return None
 
 
 def _catalogue_of(items: Sequence[NewItem], parent: Catalogue) -> Catalogue:

@@ -34,24 +34,37 @@ def write_content(content: Vectors | None, num_item_rows: int, directory: Path) 
     np.save(directory / CONTENT, np.asarray(vectors, np.float32))
 
 
-def load_items(
-    directory: Path, manifest: BundleManifest, catalogue: Catalogue, deltas: Sequence[Delta]
-) -> ItemCatalogue:
-    """Load content and categories of all items, those that deltas append included.
+def load_items(directory: Path, manifest: BundleManifest, catalogue: Catalogue) -> ItemCatalogue:
+    """Load content and categories of all items.
 
     Raises:
-        ValueError: Names the file or the two numbers that do not fit.
+        ValueError: Names the file and the two numbers that do not fit.
     """
     content = load_array(directory / CONTENT, np.float32, 2)
-    num_features = content.shape[1]
-    check_rows(
-        directory / CONTENT, content.shape, (manifest.dimensions.num_item_rows, num_features)
-    )
-    for delta in deltas:
-        check_rows(delta.directory, delta.content.shape, (delta.num_new_items, num_features))
-    parts = [torch.from_numpy(part) for part in (content, *(delta.content for delta in deltas))]
+    num_rows = manifest.dimensions.num_item_rows
+    check_rows(directory / CONTENT, content.shape, (num_rows, content.shape[1]))
     known = known_categories(catalogue, manifest.dimensions.num_category_rows)
-    return ItemCatalogue(torch.cat(parts) if deltas else parts[0], known)
+    return ItemCatalogue(torch.from_numpy(content), known)
+
+
+def grown_items(
+    items: ItemCatalogue, catalogue: Catalogue, num_category_rows: int, deltas: Sequence[Delta]
+) -> ItemCatalogue:
+    """Append what deltas add.
+
+    Args:
+        catalogue: With the deltas' items.
+        num_category_rows: Of the bundle as it was released.
+
+    Raises:
+        ValueError: Names the delta whose content does not fit.
+    """
+    width = items.content.shape[1]
+    for delta in deltas:
+        check_rows(delta.directory, delta.content.shape, (delta.num_new_items, width))
+    added = [torch.from_numpy(delta.content) for delta in deltas]
+    known = known_categories(catalogue, num_category_rows)
+    return ItemCatalogue(torch.cat([items.content, *added]), known)
 
 
 def known_categories(catalogue: Catalogue, num_category_rows: int) -> Jagged:

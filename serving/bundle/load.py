@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 from features.point_in_time import FEATURES
+from recsys.layers.embedding.collection import filled_later
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.blend.learned import LearnedBlend
+from recsys.semantic_ids.trie import Trie
 from serving.bundle.arrays import reading
 from serving.bundle.catalogue import Catalogue
-from serving.bundle.delta import Delta, chain_of, semantic_ids_of
+from serving.bundle.delta import Delta, Link, chain_of, semantic_ids_of
 from serving.bundle.history_models import (
     ENSEMBLE,
     Generation,
@@ -30,11 +32,11 @@ from serving.bundle.history_models import (
     load_item_weights,
     load_sequence,
 )
-from serving.bundle.items import load_items
+from serving.bundle.items import grown_items, load_items
 from serving.bundle.manifest import BundleManifest, Profile, verify_files, vocabulary_digests
 from serving.bundle.model_files import check_rows
 from serving.bundle.ranker import LoadedRanker, load_ranker
-from serving.bundle.retriever import Retriever, load_retriever
+from serving.bundle.retriever import Retriever, grown_retriever, load_retriever
 from serving.bundle.semantic_ids import ItemSemanticIds
 from serving.bundle.users import Users
 
@@ -66,6 +68,10 @@ class Bundle:
     """Whether lists leave out the history where the deployment does not say otherwise."""
     num_released_rows: int
     """Item rows that models were fitted with; those behind were appended by deltas."""
+    directory: Path
+    """Of the bundle as it was released."""
+    released: Bundle | None = None
+    """What deltas were applied to; None where there are none."""
 
     @property
     def version(self) -> str:
@@ -82,10 +88,15 @@ class Bundle:
         return torch.from_numpy(counts.astype(np.float64))
 
 
-def load_bundle(path: Path) -> Bundle:
+def load_bundle(path: Path, loaded: Bundle | None = None) -> Bundle:
     """Verify ``bundle-<version>`` or ``current``, with all that a delta descends from, and load it.
 
-    Every file's digest and every agreement of dimensions is checked before anything is used.
+    Every file's digest and every agreement of dimensions is checked before anything is used; files
+    that this process has hashed are hashed again only if they changed.
+
+    Args:
+        loaded: Where the path is a delta of the same release, arrays and models are shared with
+            this one, which stays as it is; only new rows are read.
 
     Raises:
         ValueError: Names the file or the two numbers that do not fit, and what to do.
@@ -98,44 +109,106 @@ def load_bundle(path: Path) -> Bundle:
                 f"{link.directory} has id tables other than its vocabulary digests say; "
                 "release the bundle again"
             )
-    base, newest = chain[0], chain[-1]
-    check_context_features(base.directory, base.manifest.context_features)
-    deltas = [Delta.load(link) for link in chain[1:]]
+    released = None if loaded is None else loaded.released or loaded
+    found = (released.directory, released.digest) if released else None
+    if released is None or found != (chain[0].directory, chain[0].digest):
+        with filled_later():
+            released = _load_released(chain[0])
+    return _grown(released, chain) if len(chain) > 1 else released
 
-    catalogue = Catalogue.load(base.directory)
-    catalogue.check(base.directory)
-    _check_count(base.directory, "item", catalogue.num_item_rows, base.manifest)
-    _check_count(base.directory, "category", catalogue.num_category_rows, base.manifest)
-    for delta in deltas:
-        catalogue = delta.extend(catalogue)
-    users = Users.load(base.directory, list(base.manifest.user_features))
-    users.check(base.directory, base.manifest.dimensions.num_item_rows, base.manifest.user_features)
-    _check_count(base.directory, "user", users.num_user_rows, base.manifest)
 
-    items = load_items(base.directory, base.manifest, catalogue, deltas)
-    retriever = load_retriever(base.directory, base.manifest, items, deltas)
-    semantic_ids = semantic_ids_of(chain)
-    blends = load_blends(base.directory, base.manifest)
+def _load_released(link: Link) -> Bundle:
+    """Load a bundle as it was released, its files verified."""
+    directory, manifest = link.directory, link.manifest
+    check_context_features(directory, manifest.context_features)
+    catalogue = Catalogue.load(directory)
+    catalogue.check(directory)
+    _check_count(directory, "item", catalogue.num_item_rows, manifest)
+    _check_count(directory, "category", catalogue.num_category_rows, manifest)
+    num_item_rows = manifest.dimensions.num_item_rows
+    users = Users.load(directory, list(manifest.user_features))
+    users.check(directory, num_item_rows, manifest.user_features)
+    _check_count(directory, "user", users.num_user_rows, manifest)
+
+    items = load_items(directory, manifest, catalogue)
+    semantic_ids = semantic_ids_of([link])
+    blends = load_blends(directory, manifest)
     return Bundle(
-        manifest=newest.manifest,
-        digest=newest.digest,
+        manifest=manifest,
+        digest=link.digest,
+        directory=directory,
         catalogue=catalogue,
         users=users,
-        popularity=_load_popularity(base.directory, base.manifest, catalogue.num_item_rows),
-        item_weights=load_item_weights(base.directory, base.manifest, catalogue.num_item_rows),
+        popularity=_load_popularity(directory, manifest),
+        item_weights=load_item_weights(directory, manifest, num_item_rows),
         items=items,
-        retriever=retriever,
+        retriever=load_retriever(directory, manifest, items),
         semantic_ids=semantic_ids,
-        content_similarity=load_content_similarity(base.directory, base.manifest, items),
-        sequence=load_sequence(base.directory, base.manifest, items),
-        ensemble=load_sequence(base.directory, base.manifest, items, ENSEMBLE),
-        generative=load_generation(base.directory, base.manifest, items, semantic_ids),
+        content_similarity=load_content_similarity(directory, manifest, items),
+        sequence=load_sequence(directory, manifest, items),
+        ensemble=load_sequence(directory, manifest, items, ENSEMBLE),
+        generative=load_generation(directory, manifest, items, semantic_ids),
         blends=blends,
-        ranker=load_ranker(base.directory, base.manifest, items, blends),
-        context_features=base.manifest.context_features,
-        exclude_history=base.manifest.exclude_history,
-        num_released_rows=base.manifest.dimensions.num_item_rows,
+        ranker=load_ranker(directory, manifest, items, blends),
+        context_features=manifest.context_features,
+        exclude_history=manifest.exclude_history,
+        num_released_rows=num_item_rows,
     )
+
+
+def _grown(released: Bundle, chain: Sequence[Link]) -> Bundle:
+    """Apply the deltas of a chain to the bundle that it begins with; what does not grow is shared.
+
+    Raises:
+        ValueError: Names the delta and what does not fit.
+    """
+    deltas = [Delta.load(link) for link in chain[1:]]
+    catalogue = released.catalogue
+    for delta in deltas:
+        catalogue = delta.extend(catalogue)
+    items = grown_items(released.items, catalogue, released.catalogue.num_category_rows, deltas)
+    semantic_ids = semantic_ids_of(chain, released.semantic_ids)
+    old = released
+    num_new_rows = catalogue.num_item_rows - released.num_item_rows
+    retriever, generative, similar = old.retriever, old.generative, old.content_similarity
+    return replace(
+        released,
+        released=released,
+        manifest=chain[-1].manifest,
+        digest=chain[-1].digest,
+        catalogue=catalogue,
+        popularity=Popularity(
+            old.popularity.config,
+            torch.cat([old.popularity.item_scores, torch.zeros(num_new_rows)]),
+        ),
+        item_weights={
+            name: ItemWeights(one.table.grown(catalogue.num_item_rows), one.history, one.settings)
+            for name, one in old.item_weights.items()
+        },
+        items=items,
+        retriever=None if retriever is None else grown_retriever(retriever, items, deltas),
+        semantic_ids=semantic_ids,
+        content_similarity=None if similar is None else similar.grown(items.content),
+        sequence=None if old.sequence is None else old.sequence.grown(items),
+        ensemble=None if old.ensemble is None else old.ensemble.grown(items),
+        generative=None if generative is None else _grown_ids(generative, items, semantic_ids),
+        ranker=None if old.ranker is None else _grown_ranker(old.ranker, items),
+    )
+
+
+def _grown_ids(
+    generation: Generation, items: ItemCatalogue, semantic_ids: ItemSemanticIds | None
+) -> Generation:
+    assert semantic_ids is not None
+    ids = semantic_ids.item_codes
+    model = generation.model.grown(items).with_codes(ids.codes)
+    return Generation(model=model, trie=Trie.of_items(ids))
+
+
+def _grown_ranker(ranker: LoadedRanker, items: ItemCatalogue) -> LoadedRanker:
+    features = ranker.builder.history_features.grown(items)
+    builder = replace(ranker.builder, history_features=features)
+    return replace(ranker, model=ranker.model.grown(items), builder=builder)
 
 
 def _check_count(directory: Path, name: str, found: int, manifest: BundleManifest) -> None:
@@ -147,16 +220,14 @@ def _check_count(directory: Path, name: str, found: int, manifest: BundleManifes
         )
 
 
-def _load_popularity(directory: Path, manifest: BundleManifest, num_item_rows: int) -> Popularity:
-    """Load popularity; rows that a delta adds have score 0."""
+def _load_popularity(directory: Path, manifest: BundleManifest) -> Popularity:
     path = directory / "popularity"
     with reading(path):
         model = Popularity.load(path)
     check_rows(path, (model.num_item_rows,), (manifest.dimensions.num_item_rows,))
     if torch.isnan(model.item_scores).any():
         raise ValueError(f"{path} holds NaN; fit the baselines and release the bundle again")
-    added = torch.zeros(num_item_rows - model.num_item_rows)
-    return Popularity(model.config, torch.cat([model.item_scores, added]))
+    return model
 
 
 def check_context_features(path: Path, cardinalities: Mapping[str, int]) -> None:

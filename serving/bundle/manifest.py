@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recsys.data.durable import digest_of_file, replace_link
+from recsys.data.durable import digest_of_file, digests_once, replace_link
 
 SCHEMA_VERSION: Literal[3] = 3
 MANIFEST = "manifest.json"
 CURRENT = "current"
 MAX_MANIFEST_BYTES = 16 << 20
+WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 VERSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(\+[1-9][0-9]{0,5})?$"
 
 Profile = Literal["fast", "full"]
@@ -254,8 +257,8 @@ def verify_files(directory: Path, manifest: BundleManifest) -> None:
             f"{directory / extra[0]} is not in the bundle's manifest; nothing but what was "
             "released may lie in a bundle. Remove it, or release the bundle again"
         )
-    for name, entry in manifest.files.items():
-        path = directory / name
+    paths = [directory / name for name in manifest.files]
+    for path, (name, entry) in zip(paths, manifest.files.items(), strict=True):
         if name not in present:
             raise ValueError(f"{path} is missing from the bundle; copy or release it again")
         if path.stat().st_size != entry.size:
@@ -263,7 +266,8 @@ def verify_files(directory: Path, manifest: BundleManifest) -> None:
                 f"{path} has {path.stat().st_size} bytes, the manifest says {entry.size}: it is "
                 "truncated or altered. Copy or release the bundle again"
             )
-        if (found := digest_of_file(path)) != entry.sha256:
+    for path, entry, found in zip(paths, manifest.files.values(), digests_once(paths), strict=True):
+        if found != entry.sha256:
             raise ValueError(
                 f"{path} is altered: its sha256 is {found}, the manifest says {entry.sha256}. "
                 "Copy or release the bundle again"
@@ -297,7 +301,7 @@ def _everything_under(directory: Path) -> Iterator[Path]:
 
 
 def seal(directory: Path, **fields: Any) -> BundleManifest:
-    """Digest every file of a written directory, then write its manifest."""
+    """Digest every file of a written directory, write its manifest, and make all read-only."""
     files = {}
     for path in _everything_under(directory):
         name = path.relative_to(directory).as_posix()
@@ -306,7 +310,22 @@ def seal(directory: Path, **fields: Any) -> BundleManifest:
     manifest = BundleManifest(files=files, vocabularies=vocabulary_digests(files), **fields)
     text = json.dumps(manifest.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
     (directory / MANIFEST).write_text(text, encoding="utf-8")
+    make_read_only(directory)
     return manifest
+
+
+def make_read_only(directory: Path) -> None:
+    """Take the right to write to a bundle's files from everyone, so that no copy truncates one.
+
+    A server maps these files, and reading what was cut off a mapped file ends its process. Folders
+    keep their rights: the owner can still delete a bundle, whose files stay whole for a server that
+    has them open. Files that somebody else owns stay as they are.
+    """
+    for path in _everything_under(directory):
+        mode = path.stat().st_mode
+        if mode & WRITABLE:
+            with suppress(PermissionError):
+                path.chmod(mode & ~WRITABLE)
 
 
 def publish(bundles_dir: Path, version: str) -> Path:
@@ -318,5 +337,6 @@ def publish(bundles_dir: Path, version: str) -> Path:
     directory = bundle_directory(bundles_dir, version)
     manifest, _ = read_manifest(directory)
     verify_files(directory, manifest)
+    make_read_only(directory)
     replace_link(bundles_dir / CURRENT, directory.name)
     return bundles_dir / CURRENT

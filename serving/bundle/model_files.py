@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
+from recsys.data.finite import all_finite
 from serving.bundle.arrays import reading
 from serving.bundle.manifest import BundleManifest
 
@@ -51,7 +51,7 @@ def encode_items(model: EncodesItems) -> None:
     Raises:
         ValueError: One is not finite.
     """
-    if not bool(torch.isfinite(model.all_item_inputs()).all()):
+    if not all_finite(model.all_item_inputs()):
         raise ValueError("its item vectors are not finite; train and release it again")
 
 

@@ -61,9 +61,9 @@ def write_two_tower(parts: TwoTowerParts, directory: Path) -> None:
 
 
 def load_retriever(
-    directory: Path, manifest: BundleManifest, items: ItemCatalogue, deltas: Sequence[Delta]
+    directory: Path, manifest: BundleManifest, items: ItemCatalogue
 ) -> Retriever | None:
-    """Load the two-tower and its index, and append what deltas add to both; None without.
+    """Load the two-tower and its index; None without.
 
     Raises:
         ValueError: Names the file or the two numbers that do not fit.
@@ -85,13 +85,24 @@ def load_retriever(
     check_inputs(
         directory / "two_tower" / "config.json", manifest, items.content.shape[1], features
     )
-    for delta in deltas:
-        check_rows(delta.directory, delta.item_vectors.shape, (delta.num_new_items, dim))
-        index.add(torch.from_numpy(delta.item_vectors))
-
     with reading(directory / "two_tower"), torch.no_grad():
         model = TwoTower.load(directory / "two_tower", items, backend="torch")
         encode_items(model)
     if model.config.embedding_dim != dim:
         check_rows(directory / "two_tower", (model.config.embedding_dim,), (dim,))
     return Retriever(model=model, index=index)
+
+
+def grown_retriever(
+    retriever: Retriever, items: ItemCatalogue, deltas: Sequence[Delta]
+) -> Retriever:
+    """Append what deltas add to a copy of the index; the model shares its weights.
+
+    Raises:
+        ValueError: Names the delta whose vectors do not fit.
+    """
+    index = retriever.index.copy()
+    for delta in deltas:
+        check_rows(delta.directory, delta.item_vectors.shape, (delta.num_new_items, index.dim))
+        index.add(torch.from_numpy(delta.item_vectors))
+    return Retriever(model=retriever.model.grown(items), index=index)

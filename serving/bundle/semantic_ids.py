@@ -7,16 +7,18 @@
 
 Every run numbers item rows afresh, while an item keeps its published ID; so IDs are stored by id
 row, which is never given to another item. A delta holds ``semantic_ids/codes.npy`` [R, L]
-and ``id_rows.npy`` [R] of its new items; the version they lead to is computed and compared.
+and ``id_rows.npy`` [R] of its new items, and ``follows.json`` where they were appended in several
+steps; the version they lead to is computed and compared.
 
 Axes: N item rows, R new items, L levels.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -37,6 +39,7 @@ QUANTIZER = "quantizer"
 ID_ROWS = "id_rows.npy"
 CODES = "codes.npy"
 CONTENT_CODES = "content_codes.npy"
+FOLLOWS = "follows.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,8 @@ class NewIds(NamedTuple):
     """[R, L] int32, -1 where an item has none."""
     id_rows: Rows
     """[R], 0 where an item has none."""
+    follows: str | None = None
+    """Version that the last of them were appended to, where others were appended before."""
 
     @classmethod
     def none(cls, num_items: int, num_levels: int) -> NewIds:
@@ -87,13 +92,19 @@ class NewIds(NamedTuple):
         if not folder.is_dir():
             return None
         codes = torch.from_numpy(load_array(folder / CODES, np.int32, 2))
-        return cls(codes, load_rows(folder / ID_ROWS))
+        follows = None
+        if (folder / FOLLOWS).exists():
+            with reading(folder / FOLLOWS):
+                follows = str(json.loads((folder / FOLLOWS).read_text())["version"])
+        return cls(codes, load_rows(folder / ID_ROWS), follows)
 
     def save(self, delta: Path) -> None:
         folder = delta / FOLDER
         folder.mkdir()
         np.save(folder / CODES, self.codes.numpy())
         np.save(folder / ID_ROWS, self.id_rows)
+        if self.follows is not None:
+            (folder / FOLLOWS).write_text(json.dumps({"version": self.follows}) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -211,6 +222,10 @@ class ItemSemanticIds:
         codes = self.codes[torch.tensor(item_rows, dtype=torch.int64)].tolist()
         return [None if one[0] == NO_CODE else "-".join(map(str, one)) for one in codes]
 
+    def since(self, num_item_rows: int) -> NewIds:
+        """Give those of the item rows from one on, as one step of appending."""
+        return NewIds(self.codes[num_item_rows:], self.id_rows[num_item_rows:], self.ids.parent)
+
     def extended(self, new: NewIds) -> ItemSemanticIds:
         """Append new items; one that comes back to the catalogue has its earlier ID.
 
@@ -232,8 +247,11 @@ class ItemSemanticIds:
         if from_content is not None:
             # New items are encoded by content.
             from_content = torch.cat([from_content, codes[:, : from_content.shape[1]]])
+        ids = with_codes(self.ids, rows[given], codes[given])
+        if new.follows is not None and ids is not self.ids:
+            ids = replace(ids, parent=new.follows)
         extended = type(self)(
-            ids=with_codes(self.ids, rows[given], codes[given]),
+            ids=ids,
             id_rows=np.concatenate([self.id_rows, new.id_rows]),
             quantizer_directory=self.quantizer_directory,
             from_content=from_content,

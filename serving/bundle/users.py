@@ -139,4 +139,4 @@ class Users:
 def _ascending_within(times: Rows, offsets: Rows) -> bool:
     """Whether times never fall from one event to the next of the same user."""
     falls = np.flatnonzero(np.diff(times) < 0) + 1
-    return bool(np.isin(falls, offsets).all())
+    return bool((offsets[np.searchsorted(offsets, falls)] == falls).all())

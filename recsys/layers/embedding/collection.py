@@ -21,6 +21,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -80,6 +81,22 @@ def check_on_cpu(values: Mapping[str, Jagged], features: Sequence[tuple[str, Tab
             check_rows(feature, values[feature].values, table.num_rows)
 
 
+_FILLED_LATER = ContextVar("filled_later", default=False)
+
+
+@contextmanager
+def filled_later() -> Iterator[None]:
+    """Leave tables that are made inside undrawn: the weights of a file are about to fill them.
+
+    Drawing the rows of a million items takes longer than reading them.
+    """
+    token = _FILLED_LATER.set(True)
+    try:
+        yield
+    finally:
+        _FILLED_LATER.reset(token)
+
+
 class EmbeddingBags(nn.Module):
     """Several embedding tables, looked up and pooled for all their features at once.
 
@@ -120,8 +137,10 @@ class EmbeddingBags(nn.Module):
         )
         # Made on the meta device and filled here: equal seeds then give equal weights, and leave
         # the generator in the same state, whatever the backend.
-        self.collection.to_empty(device="cpu")
-        self.reset_parameters()
+        # Not by ``to_empty``, which imports sympy for half a second.
+        self.collection._apply(lambda made: torch.empty(made.shape, dtype=made.dtype))
+        if not _FILLED_LATER.get():
+            self.reset_parameters()
 
     @property
     def backend(self) -> str:

@@ -14,7 +14,7 @@ codes of a level, N item rows, R distinct items, J blocks, H heads, D width.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +106,17 @@ class GenerativeModel(RetrievalModel):
         )
         if item_counts is not None and config.reads_items:
             self.item_tower.item_counts.copy_(item_counts)
+
+    def with_codes(self, codes: Tensor) -> Self:
+        """Read the semantic IDs of a catalogue that this model was ``grown`` to, in place.
+
+        Args:
+            codes: Of each item row, [N, L]; -1 where there is none.
+        """
+        self.inputs.check_codes(codes, self.num_item_rows)
+        self.codes = codes.long()
+        self.code_children = CodeChildren(self.codes, self.inputs.level_sizes)
+        return self
 
     def _take_vectors(self, vectors: Tensor | None) -> None:
         width, dim = self.inputs.vector_dim, self.config.embedding_dim

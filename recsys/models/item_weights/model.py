@@ -23,6 +23,7 @@ from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import concatenated_ranges
+from recsys.data.finite import all_finite
 
 Rows = NDArray[np.int64]
 FILE = "weights.safetensors"
@@ -67,7 +68,7 @@ class WeightTable(NamedTuple):
                 f"it names item rows {int(rows.min())} to {int(rows.max())} of {num_rows}; "
                 "release the bundle again"
             )
-        if not bool(weights.isfinite().all()):
+        if not all_finite(weights):
             raise ValueError("its weights are not finite; fit it and release the bundle again")
 
     def grown(self, num_item_rows: int) -> WeightTable:

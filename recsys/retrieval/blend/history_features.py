@@ -9,6 +9,7 @@ features of a candidate.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import torch
@@ -58,7 +59,23 @@ class HistoryFeatures:
         known = functional.pad(known, (0, 0, 0, size - len(known)))
         self.ease = ease
         tables = (catalogue.content.float(), _category_table(catalogue))
-        self._tables = (*(functional.normalize(table, dim=1) for table in tables), known)
+        self._tables: tuple[Tensor, ...] = (
+            *(functional.normalize(table, dim=1) for table in tables),
+            known,
+        )
+
+    def grown(self, catalogue: ItemCatalogue) -> HistoryFeatures:
+        """Append the rows of a catalogue that stand behind those of this one."""
+        size = len(catalogue.content)
+        rows = torch.cat([torch.zeros(1, dtype=torch.int64), torch.arange(self.num_items, size)])
+        added = ItemCatalogue(catalogue.content[rows], catalogue.categories.take(rows))
+        more = HistoryFeatures(added, self.ease, self._tables[2][:0])
+        twin = copy.copy(self)
+        twin._tables = tuple(
+            _stacked(table, part[1:])
+            for table, part in zip(self._tables, more._tables, strict=True)
+        )
+        return twin
 
     def save(self, directory: Path) -> None:
         """Write the weights and the vectors, without the catalogue."""
@@ -148,6 +165,12 @@ def _category_table(catalogue: ItemCatalogue) -> Tensor:
     table[categories.segments(), categories.values] = 1
     table[0] = 0
     return table
+
+
+def _stacked(table: Tensor, more: Tensor) -> Tensor:
+    """Put rows below others, the narrower ones filled up with zeros."""
+    width = max(table.shape[1], more.shape[1])
+    return torch.cat([functional.pad(part, (0, width - part.shape[1])) for part in (table, more)])
 
 
 def log_events(item_counts: Tensor, size: int) -> Tensor:

@@ -4,12 +4,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from recsys.data.durable import (
     append_line,
+    digest_of_file,
+    digest_once,
+    digests_once,
     locked,
     new_directory,
     replace_file,
@@ -110,3 +114,34 @@ def test_lock_excludes_other_processes_and_ends_with_its_own(tmp_path: Path) -> 
     with locked(path, wait=False) as held:
         assert held
     assert path.read_text() == "process 1"
+
+
+def test_a_file_is_hashed_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path)
+        return digest_of_file(path)
+
+    monkeypatch.setattr("recsys.data.durable.digest_of_file", counted)
+    path = tmp_path / "weights"
+    path.write_bytes(b"first")
+    first = digest_once(path)
+    # It changed a moment ago, and may change again within one tick of the clock.
+    assert digest_once(path) == first
+    assert len(hashed) == 2
+
+    monkeypatch.setattr("recsys.data.durable.SETTLED_NS", -(10**12))
+    assert [digest_once(path), digest_once(path)] == [first, first]
+    assert len(hashed) == 3
+    state = path.stat()
+    time.sleep(0.02)
+    path.write_bytes(b"other")
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert digest_once(path) == digest_of_file(path) != first
+    replaced = tmp_path / "replaced"
+    replaced.write_bytes(b"third")
+    replaced.replace(path)
+    assert digests_once([path, path]) == [digest_of_file(path)] * 2

@@ -33,3 +33,34 @@ def test_a_lone_surrogate_is_refused_with_its_row(tmp_path: Path) -> None:
 def test_offsets_of_another_table_are_refused() -> None:
     with pytest.raises(ValueError, match="do not fit its 3 bytes"):
         StringTable(np.frombuffer(b"abc", np.uint8), np.array([0, 2, 9]))
+
+
+def test_a_text_that_ends_inside_a_character_is_refused() -> None:
+    whole = "aé".encode()
+    table = StringTable(np.frombuffer(whole, np.uint8), np.array([0, 2, 3]))
+    with pytest.raises(ValueError, match="begins inside a character"):
+        list(table)
+    with pytest.raises(ValueError, match="utf-8"):
+        list(StringTable(np.frombuffer(b"a\xff", np.uint8), np.array([0, 2])))
+
+
+@given(
+    st.lists(st.text(alphabet="ab\u00e9\u4e16", max_size=2), max_size=9),
+    st.lists(st.text(alphabet="ab\u00e9\u4e16", max_size=2), max_size=9),
+)
+def test_an_extended_table_is_as_if_it_had_been_built_whole(old: list[str], new: list[str]) -> None:
+    whole, grown = StringTable.from_strings(old + new), StringTable.from_strings(old).extended(new)
+    assert list(grown) == list(whole) == old + new
+    assert [grown.row_of(text) for text in [*old, *new, "absent"]] == [
+        whole.row_of(text) for text in [*old, *new, "absent"]
+    ]
+    assert grown.first_repeated() == whole.first_repeated()
+    repeated = [row for row, text in enumerate(old + new) if text in (old + new)[:row]]
+    assert whole.first_repeated() == min(repeated, default=None)
+
+
+def test_a_long_table_is_read_in_parts() -> None:
+    texts = [f"{row}\u4e16" for row in range(70_000)]
+    table = StringTable.from_strings(texts)
+    assert list(table) == texts
+    assert table.row_of("66000\u4e16") == 66_000

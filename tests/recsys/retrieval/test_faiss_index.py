@@ -141,6 +141,22 @@ def test_added_items_are_found_under_the_next_rows(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_that_grows_leaves_the_original_as_it_was(kind):
+    index = build_index(ITEMS[:5000], FaissIndexConfig(kind=kind))
+    before = index.search(QUERIES, 20)
+    copy = index.copy()
+    copy.add(ITEMS[5000:])
+    assert (index.num_item_rows, copy.num_item_rows) == (5000, NUM_ROWS)
+    after = index.search(QUERIES, 20)
+    assert torch.equal(after.item_rows, before.item_rows)
+    assert torch.equal(after.scores, before.scores)
+    assert copy.search(ITEMS[5000:5050], 1).item_rows.squeeze(1).tolist() == [*range(5000, 5050)]
+    assert (copy.kind, copy.effort) == (index.kind, index.effort)
+    del index
+    assert copy.search(QUERIES, 5).item_rows.shape == (100, 5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_equal_inputs_give_equal_bytes(kind, tmp_path):
     first = index_of(kind, seed=4).save(tmp_path / "first.faiss")
     assert index_of(kind, seed=4).save(tmp_path / "second.faiss") == first
