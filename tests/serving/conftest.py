@@ -17,6 +17,7 @@ from serving.bundle.manifest import (
     vocabulary_digests,
 )
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
+from tests.serving.writable import writable
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,7 +40,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def bundles_dir(released: Path, tmp_path: Path) -> Path:
     """A copy of ``released`` that a test may damage."""
-    return Path(shutil.copytree(released, tmp_path / "bundles", symlinks=True))
+    return writable(Path(shutil.copytree(released, tmp_path / "bundles", symlinks=True)))
 
 
 @pytest.fixture
@@ -47,6 +48,7 @@ def reseal() -> Callable[..., None]:
     """Make a manifest fit the files that lie there, as somebody would who forges a bundle."""
 
     def rewrite(directory: Path, **changes: Any) -> None:
+        writable(directory)
         document = json.loads((directory / MANIFEST).read_text())
         paths = [path for path in sorted(directory.rglob("*")) if path.is_file()]
         files = {

@@ -20,6 +20,7 @@ from pipelines.tracking.tracking import outbox_of
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.manifest import publish, read_manifest
 from tests.serving.synthetic_bundle import write_synthetic_bundle
+from tests.serving.writable import writable
 
 CONFIG = TrackingConfig(model="shop")
 
@@ -119,7 +120,7 @@ def test_an_unknown_or_altered_bundle_is_never_champion(bundles: Path, outbox: O
     promote(bundles, "v1", config=CONFIG)
     with pytest.raises(ValueError, match=r"no bundle 'v9' .* v1, v2, v3"):
         promote(bundles, "v9", config=CONFIG, outbox=outbox)
-    texts = next((bundles / "bundle-v2").rglob("*.npy"))
+    texts = next(writable(bundles / "bundle-v2").rglob("*.npy"))
     texts.write_bytes(texts.read_bytes() + b"x")
     with pytest.raises(ValueError, match=str(texts.name)):
         promote(bundles, "v2", config=CONFIG, outbox=outbox)

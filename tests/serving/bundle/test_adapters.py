@@ -28,6 +28,7 @@ from serving.schemas import Context, Request
 from serving.settings import ServingOptions
 from tests.serving.server.running import running
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
+from tests.serving.writable import writable
 
 USERS = [f"user-{number}" for number in range(1, 13)]
 DOMAINS = ["books", "films/& more", None, "unheard of"]
@@ -233,7 +234,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_adapter_is_left_out_and_all_else_serves(bundles_dir, damage):
     alone = answers(Recommender.load(bundles_dir / "current"), None)
-    directory = register(bundles_dir, "books")
+    directory = writable(register(bundles_dir, "books"))
     register(bundles_dir, "films/& more", 2)
     break_it, said = DAMAGES[damage]
     break_it(directory)

@@ -26,6 +26,7 @@ from serving.schemas import Request
 from serving.settings import ServingOptions
 from tests.recsys.testing.tensors import rounding
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
+from tests.serving.writable import writable
 
 pytestmark = pytest.mark.numerics
 
@@ -51,7 +52,7 @@ def made(parts, tmp_path_factory):
 @pytest.fixture
 def bundles_dir(made, tmp_path):
     """A copy that a test may damage."""
-    return shutil.copytree(made, tmp_path / "bundles")
+    return writable(shutil.copytree(made, tmp_path / "bundles"))
 
 
 def test_parts_come_back_as_they_were_fitted(made, parts):

@@ -202,7 +202,7 @@ import sys
 from pathlib import Path
 from serving.bundle.load import load_bundle
 load_bundle(Path(sys.argv[1]))
-print([name for name in ("torchrec", "torch._dynamo") if name in sys.modules])
+print([name for name in ("torchrec", "torch._dynamo", "sympy") if name in sys.modules])
 """
     child = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, str(released / "current")],

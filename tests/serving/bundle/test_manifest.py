@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import MANIFEST, publish, read_manifest, verify_files
+from tests.serving.synthetic_bundle import write_synthetic_bundle
 
 BLOCK = 4096
 FILES = (
@@ -213,3 +214,29 @@ def test_publish_refuses_what_is_not_there_or_damaged(bundles_dir):
     with pytest.raises(ValueError, match="truncated or altered"):
         publish(bundles_dir, "v2")
     assert (bundles_dir / "current").readlink().name == "bundle-v1"
+
+
+def test_published_files_are_read_only_and_a_bundle_can_still_be_deleted(bundles_dir):
+    """The fixture's files are writable, as those of a bundle of an earlier version are."""
+    directory = bundles_dir / "bundle-v1"
+    modes = {path: path.stat().st_mode for path in directory.rglob("*") if path.is_file()}
+    assert all(mode & 0o200 for mode in modes.values())
+    publish(bundles_dir, "v1")
+    for path, mode in modes.items():
+        assert path.stat().st_mode == mode & ~0o222
+    if os.geteuid():
+        # Root may write whatever the mode says.
+        with pytest.raises(PermissionError):
+            (directory / MANIFEST).open("r+b")
+    written = write_synthetic_bundle(bundles_dir, "v2")
+    assert not any(path.stat().st_mode & 0o222 for path in written.rglob("*") if path.is_file())
+    for folder in (written, directory):
+        shutil.rmtree(folder)
+    assert not list(bundles_dir.glob("bundle-*"))
+
+
+def test_what_was_mapped_stays_whole_after_its_bundle_is_deleted(bundles_dir):
+    bundle = load_bundle(bundles_dir / "current")
+    before = bundle.users.item_rows.copy()
+    shutil.rmtree(bundles_dir / "bundle-v1")
+    np.testing.assert_array_equal(bundle.users.item_rows, before)

@@ -21,6 +21,7 @@ from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
+from tests.serving.writable import writable
 
 FRESH = [
     NewItem(item_id="fresh-1", display_text="Fresh one", categories=["even"]),
@@ -101,7 +102,7 @@ def test_bundle_without_semantic_ids_says_null(tmp_path):
 
 def test_manifest_from_before_semantic_ids_still_loads(tmp_path, reseal):
     directory = write_synthetic_bundle(tmp_path, "v1", SyntheticSize(semantic_ids=False))
-    document = json.loads((directory / MANIFEST).read_text())
+    document = json.loads((writable(directory) / MANIFEST).read_text())
     del document["semantic_ids"]
     (directory / MANIFEST).write_text(json.dumps(document))
     assert load_bundle(directory).semantic_ids is None
@@ -358,7 +359,7 @@ def test_directory_without_semantic_ids_is_refused(parts, tmp_path):
 
 def test_delta_whose_version_does_not_recompute_is_refused(bundles_dir, reseal):
     directory, child = add_fresh(bundles_dir)
-    path = directory / "semantic_ids" / "codes.npy"
+    path = writable(directory) / "semantic_ids" / "codes.npy"
     codes = np.load(path)
     np.save(path, codes[::-1])
     with pytest.raises(ValueError, match=r"codes\.npy is altered"):
@@ -371,7 +372,7 @@ def test_delta_whose_version_does_not_recompute_is_refused(bundles_dir, reseal):
 def test_delta_with_ids_of_another_length_is_refused(bundles_dir, reseal):
     directory, _ = add_fresh(bundles_dir)
     for name in ("codes", "id_rows"):
-        path = directory / "semantic_ids" / f"{name}.npy"
+        path = writable(directory) / "semantic_ids" / f"{name}.npy"
         np.save(path, np.load(path)[:1])
     reseal(directory)
     with pytest.raises(ValueError, match="semantic IDs for 42 item rows, the rest of it needs 43"):
