@@ -191,8 +191,8 @@ def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, in
     with locked(bundles / LOCK):
         if publish_it and (now := served_version(bundles)) != served:
             raise ValueError(
-                f"while the new items were encoded, {bundles / CURRENT} moved from {served} to "
-                f"{now}; nothing was written. Run the command again"
+                f"while the new items were encoded, {bundles / CURRENT} moved from bundle-{served} "
+                f"to bundle-{now}; nothing was written. Run the command again"
             )
         ids = None
         if bundle.semantic_ids is not None:
