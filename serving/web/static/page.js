@@ -63,7 +63,7 @@ async function refresh() {
   const user = state.user;
   const started = performance.now();
   writeAddress();
-  at("curl").textContent = curlOf(location.origin, body);
+  at("curl").textContent = curlOf(location.origin, body, server.hasKey());
   at("list-title").textContent = user ? `Recommended for user ${user}` : "Recommended";
   at("list").setAttribute("aria-busy", "true");
   try {
@@ -185,6 +185,28 @@ async function similar(id, from) {
   }
 }
 
+// ---- the key, where the server asks for one
+
+function askForKey(isWrong) {
+  const dialog = at("key-dialog");
+  at("key").value = "";
+  if (isWrong) at("key-note").textContent = "The server does not know this key.";
+  dialog.showModal();
+  return new Promise((answered) => {
+    let given = null;
+    const use = () => {
+      // A header takes no others.
+      given = at("key").value.replace(/[^\x21-\x7e]/g, "") || null;
+      dialog.close();
+    };
+    at("key-use").onclick = use;
+    at("key").onkeydown = (event) => {
+      if (event.key === "Enter") use();
+    };
+    dialog.onclose = () => answered(given);
+  });
+}
+
 // ---- once
 
 async function about() {
@@ -265,6 +287,7 @@ function listen() {
 }
 
 readAddress();
+server.askForKeysBy(askForKey);
 at("size").value = String(state.k);
 at("explain").checked = state.explain;
 listen();

@@ -20,15 +20,41 @@ export class Refused extends Error {
   }
 }
 
+// A server with keys: the tab keeps the one that a person gave.
+let key = sessionStorage.getItem("key");
+let askForKey = () => Promise.resolve(null);
+let asking = null; // one question for all requests that are refused
+
+export function askForKeysBy(ask) {
+  askForKey = ask;
+}
+
+export const hasKey = () => key !== null;
+
 async function fetchJson(path, options = {}) {
+  const sent = key;
+  const headers = sent === null ? options.headers : { ...options.headers, authorization: `Bearer ${sent}` };
   let response;
   try {
-    response = await fetch(path, { ...options, cache: "no-store" });
+    response = await fetch(path, { ...options, headers, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refused(0, "unreachable", "The server does not answer. Is it still running?");
   }
   const body = await response.json().catch(() => ({}));
+  if (response.status === 401) {
+    if (sent === key) {
+      asking ??= askForKey(sent !== null);
+      const given = await asking;
+      if (given === null) {
+        throw new Refused(401, "key_missing", "This server asks for a key. Reload the page to give one.");
+      }
+      asking = null;
+      key = given;
+      sessionStorage.setItem("key", key);
+    }
+    return fetchJson(path, options);
+  }
   if (!response.ok) {
     const { code = "failed", message = `status ${response.status}` } = body.error ?? {};
     throw new Refused(response.status, code, message);

@@ -84,5 +84,7 @@ export function changeInWords({ entered, up, down, left }) {
 // One word for a POSIX shell, whatever is in it.
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-export const curlOf = (origin, body) =>
-  `curl -s ${origin}/v1/recommend \\\n  -H 'content-type: application/json' \\\n  -d ${quoted(body)}`;
+const KEY_HEADER = ` \\\n  -H "authorization: Bearer $RECSYS_KEY"`;
+
+export const curlOf = (origin, body, hasKey) =>
+  `curl -s ${origin}/v1/recommend \\\n  -H 'content-type: application/json'${hasKey ? KEY_HEADER : ""} \\\n  -d ${quoted(body)}`;

@@ -106,9 +106,11 @@ def open_page(chromium, address):
     """Open the page; nothing may go wrong in it and nothing may be requested of anyone else."""
     contexts, faults = [], []
 
-    def opened(path="/", server=address, width=1280, **options):
+    def opened(path="/", server=address, width=1280, asks_for=None, **options):
         context = chromium.new_context(viewport={"width": width, "height": 800}, **options)
         contexts.append(context)
+        if asks_for is not None:
+            context.route("**/v1/**", lambda route: pass_by_key(route, asks_for))
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on(
@@ -126,13 +128,23 @@ def open_page(chromium, address):
             ),
         )
         page.goto(server + path)
-        page.wait_for_selector("#list .item")
+        if asks_for is None:
+            page.wait_for_selector("#list .item")
         return page
 
     yield opened
     for context in contexts:
         context.close()
     assert faults == []
+
+
+def pass_by_key(route, key):
+    """Refuse as a server with keys does."""
+    if route.request.headers.get("authorization") == f"Bearer {key}":
+        route.continue_()
+    else:
+        error = {"error": {"code": "key_missing", "message": "send your key"}}
+        route.fulfill(status=401, json=error)
 
 
 def ask(address, path, body=None):
@@ -330,6 +342,33 @@ def test_degraded_replies_are_explained_in_plain_words(open_page):
     until(page, "document.querySelector('#history').textContent.includes('not known')")
     page = open_page("/#item=gone&item=item-5")
     assert "gone is not in the catalogue, so it was left out." in page.inner_text("#notes")
+
+
+def test_a_server_with_keys_is_asked_with_the_one_that_is_given(open_page):
+    page = open_page(asks_for="rk_right")
+    page.wait_for_selector("#key-dialog[open]")
+    page.fill("#key", "rk_wrong")
+    page.press("#key", "Enter")
+    until(page, "document.querySelector('#key-note').textContent.includes('does not know')")
+    page.fill("#key", " rk_right\u4e16 ")
+    page.click("#key-use")
+    page.wait_for_selector("#list .item")
+    assert page.is_hidden("#key-dialog")
+    page.click("summary")
+    with new_list(page):
+        page.select_option("#size", "20")
+    assert "rk_right" not in page.inner_text("#curl")
+    assert "Bearer $RECSYS_KEY" in page.inner_text("#curl")
+    page.reload()
+    page.wait_for_selector("#list .item")
+
+
+def test_who_gives_no_key_is_told_why_there_is_nothing(open_page):
+    page = open_page(asks_for="rk_right")
+    page.wait_for_selector("#key-dialog[open]")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#notes.failed")
+    assert "asks for a key" in page.inner_text("#notes")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
