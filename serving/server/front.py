@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from logging import ERROR
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -23,6 +23,9 @@ from serving.server.dispatch import Job, OverloadedError, WorkerDiedError
 from serving.server.fleet import Fleet
 from serving.server.frames import Frame
 from serving.settings import Settings
+
+if TYPE_CHECKING:
+    from serving.traces import Traces
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -36,6 +39,7 @@ JSON: Headers = [
 ]
 CLOSE = (b"connection", b"close")
 LISTS = {"/v1/recommend": "recommend", "/v1/recommend:batch": "batch"}
+PROBES = ("/healthz", "/readyz", "/metrics")
 READS = ("GET", "HEAD")
 RETRY_SECONDS = 1
 REQUEST_ID = b'{"request_id":"'
@@ -72,10 +76,11 @@ class Front:
         fleet: Fleet,
         connections: Connections,
         metrics: ServerMetrics,
+        traces: Traces | None = None,
     ) -> None:
         self._settings, self._access = settings, access
         self._fleet, self._connections = fleet, connections
-        self._dispatcher, self._metrics = fleet.dispatcher, metrics
+        self._dispatcher, self._metrics, self._traces = fleet.dispatcher, metrics, traces
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,13 +106,28 @@ class Front:
                 if not scope["recsys.connection"].transport.is_closing():
                     raise
                 status = CLIENT_GONE
-        seconds = time.perf_counter() - started
-        self._metrics.observe_request(route_of(scope["path"]), status, seconds)
-        if "timings_ms" in fields:
-            timings, sources = fields.pop("timings_ms"), fields.pop("sources")
+        self._observe(scope, status, time.perf_counter() - started, fields)
+
+    def _observe(self, scope: Scope, status: int, seconds: float, fields: dict[str, Any]) -> None:
+        """Count, trace and log a request that has its reply."""
+        route = route_of(scope["path"])
+        self._metrics.observe_request(route, status, seconds)
+        parts, timings = fields.pop("parts_ms", {}), fields.pop("timings_ms", {})
+        if timings:
+            sources = fields.pop("sources")
             self._metrics.observe_reply(timings, sources, fields["degraded"], fields["fallback"])
+        if self._traces is not None and route not in PROBES:
+            self._traces.record(
+                fields.get("request_id", ""),
+                time.time() - seconds,
+                {**parts, **timings},
+                status,
+                seconds=seconds,
+                route=route,
+                traceparent=dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1"),
+            )
         if self._settings.log_requests:
-            line = {"method": scope["method"], "path": route_of(scope["path"]), "status": status}
+            line = {"method": scope["method"], "path": route, "status": status}
             log("request", {**line, "ms": round(1_000 * seconds, 3), **fields})
 
     async def _send(self, send: Send, status: int, headers: Headers, body: bytes) -> None:
@@ -210,6 +230,10 @@ class Front:
         try:
             job = self._dispatcher.submit(kind, head, body, key=key)
             frame = await self._awaited(job, scope)
+            fields["parts_ms"] = {
+                "queue": 1_000 * max(0.0, job.sent - job.created),
+                "worker": 1_000 * (time.monotonic() - job.sent),
+            }
         except OverloadedError:
             code = "overloaded" if self._dispatcher.workers else "no_worker"
             message = f"the server is busy; try again in {RETRY_SECONDS} s"

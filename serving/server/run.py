@@ -7,6 +7,7 @@ import signal
 import socket
 from contextlib import suppress
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -18,6 +19,9 @@ from serving.server.dispatch import Dispatcher
 from serving.server.fleet import Fleet
 from serving.server.front import Front
 from serving.settings import Settings
+
+if TYPE_CHECKING:
+    from serving.traces import Traces
 
 BACKLOG = 4096
 
@@ -50,20 +54,36 @@ def serve(settings: Settings) -> None:
         ValueError: If there is no bundle to serve, or it is refused; says what to do.
     """
     log_to_stderr()
-    access = Access(settings)
+    access, traces = Access(settings), _traces(settings)
     with _listening(settings) as listener, suppress(KeyboardInterrupt):
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, access, listener))
+            runner.run(_serve(settings, access, traces, listener))
 
 
-async def _serve(settings: Settings, access: Access, listener: socket.socket) -> None:
+def _traces(settings: Settings) -> Traces | None:
+    """Open the traces where they have a collector.
+
+    Raises:
+        ValueError: The exporter is not installed.
+    """
+    if settings.otlp_endpoint is None:
+        return None
+    # Takes a tenth of a second to import.
+    from serving.traces import open_traces
+
+    return open_traces(settings.otlp_endpoint)
+
+
+async def _serve(
+    settings: Settings, access: Access, traces: Traces | None, listener: socket.socket
+) -> None:
     dispatcher = Dispatcher(queue_seconds=settings.queue_ms / 1_000, max_queue=settings.max_queue)
     metrics = ServerMetrics()
     fleet = Fleet(settings=settings, dispatcher=dispatcher, metrics=metrics)
     Connection.table = Connections(settings)
-    front = Front(settings, access, fleet, Connection.table, metrics)
+    front = Front(settings, access, fleet, Connection.table, metrics, traces)
     config = uvicorn.Config(
         front,
         http=Connection,
@@ -89,6 +109,8 @@ async def _serve(settings: Settings, access: Access, listener: socket.socket) ->
         sweeping.cancel()
     finally:
         await fleet.stop()
+        if traces is not None:
+            traces.close()
 
 
 def _listening(settings: Settings) -> socket.socket:

@@ -35,7 +35,7 @@ def wait_for(true, seconds=30.0):
 class RunningServer:
     """Starts a server and asks it."""
 
-    def __init__(self, bundles_dir, log, descriptors=None, **settings):
+    def __init__(self, bundles_dir, log, descriptors=None, program=SERVE, **settings):
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         given = {"BUNDLES": bundles_dir, "PORT": self.port, "WORKERS": 2, "POLL_SECONDS": 0.05}
@@ -50,7 +50,7 @@ class RunningServer:
 
         with self.log.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", SERVE],
+                [sys.executable, "-c", program],
                 env={**os.environ, **environment},
                 stderr=errors,
                 preexec_fn=limited,
