@@ -26,8 +26,11 @@ SWEEP_SECONDS = 0.25
 class Connections:
     """All connections of a server, those that wait for their client in order of their waiting."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(
+        self, settings: Settings, refused: Callable[[str], None] = lambda reason: None
+    ) -> None:
+        """``refused`` is called with the reason of each connection that is closed."""
+        self.settings, self.refused = settings, refused
         self.limit = min(settings.max_connections, _descriptors() - SPARE_DESCRIPTORS)
         self.waiting: OrderedDict[Connection, float] = OrderedDict()
         self.open: set[Connection] = set()
@@ -36,6 +39,7 @@ class Connections:
     def add(self, connection: Connection) -> bool:
         """Take a connection; False where the table is full of requests that are being answered."""
         if len(self.open) >= self.limit:
+            self.refused("connections")
             if not self.waiting:
                 return False
             oldest, _ = self.waiting.popitem(last=False)
@@ -66,8 +70,10 @@ class Connections:
             now = monotonic()
             for connection, since in list(self.waiting.items()):
                 if now - since > self.settings.header_timeout_seconds and not connection.idle:
+                    self.refused("deadline")
                     connection.abort()
             for connection in [one for one in self.open if one.is_unread(now)]:
+                self.refused("deadline")
                 connection.abort()
 
 
@@ -112,6 +118,7 @@ class Connection(HttpToolsProtocol):
             self._head_bytes = 0
         elif self._in_head() and self._head_bytes > self.table.settings.max_header_bytes:
             limit = self.table.settings.max_header_bytes
+            self.table.refused("headers")
             self._refuse(
                 b"431 Request Header Fields Too Large",
                 "headers_too_large",

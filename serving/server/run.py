@@ -82,7 +82,7 @@ async def _serve(
     dispatcher = Dispatcher(queue_seconds=settings.queue_ms / 1_000, max_queue=settings.max_queue)
     metrics = ServerMetrics()
     fleet = Fleet(settings=settings, dispatcher=dispatcher, metrics=metrics)
-    Connection.table = Connections(settings)
+    Connection.table = Connections(settings, metrics.refused)
     front = Front(settings, access, fleet, Connection.table, metrics, traces)
     config = uvicorn.Config(
         front,

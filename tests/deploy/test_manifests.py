@@ -44,7 +44,7 @@ POD_ENVIRONMENT = {one["name"]: one["value"] for one in CONTAINER["env"]}
 
 def stop_seconds(settings: Settings) -> float:
     """How long a server may take to end after SIGTERM."""
-    return settings.drain_seconds + getattr(settings, "drain_notice_seconds", 0.0)
+    return settings.drain_seconds + settings.drain_notice_seconds
 
 
 @pytest.mark.parametrize("path", [*FILES, ROOT / "docs" / "operations.md"], ids=lambda p: p.name)
@@ -177,7 +177,7 @@ def test_the_unit_is_hardened_and_waits_for_the_drain(tmp_path: Path) -> None:
     assert service["KillMode"] == "mixed"
     settings = Settings.from_environment(UNIT_ENVIRONMENT)
     assert service.getint("TimeoutStopSec") > stop_seconds(settings)
-    assert service.getint("LimitNOFILE") > getattr(settings, "max_connections", 10_000)
+    assert service.getint("LimitNOFILE") > settings.max_connections
     assert service["ReadOnlyPaths"] == str(settings.bundles)
     if analyze := shutil.which("systemd-analyze"):
         # It looks for the program, which is not installed here.
@@ -194,7 +194,7 @@ def test_the_proxy_hides_private_routes_and_closes_first(tmp_path: Path) -> None
     assert "location /v1/ {" in NGINX
     settings = Settings()
     (idle,) = re.findall(r"keepalive \d+;.*?keepalive_timeout (\d+)s;", NGINX, re.DOTALL)
-    assert int(idle) < getattr(settings, "keep_alive_seconds", 75)
+    assert int(idle) < settings.keep_alive_seconds
     (body,) = re.findall(r"client_max_body_size (\d+)m;", NGINX)
     assert int(body) << 20 == settings.max_body_bytes
     if nginx := shutil.which("nginx"):

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -46,6 +47,9 @@ def test_metrics_count_what_the_server_answered(shared):
     before = counted()
     assert shared.get("/v1/recommend", {"user_id": "nobody-here"})[0] == 200
     assert shared.get("/v1/recommend", {"k": 0})[0] == 422
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=10) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nx-large: " + b"x" * (40 << 10))
+        assert client.recv(64).startswith(b"HTTP/1.1 431 ")
     after = counted()
 
     def grown(*key):
@@ -56,6 +60,7 @@ def test_metrics_count_what_the_server_answered(shared):
     assert grown("recsys_stage_seconds_count", "total") == 1
     assert grown("recsys_degraded_total", "unknown_user") == 1
     assert grown("recsys_queue_seconds_count") == 2
+    assert grown("recsys_refused_total", "headers") == 1
     assert after["recsys_workers_ready",] == after["recsys_workers_wanted",] == 2
     assert after["recsys_connections",] >= 1
 
