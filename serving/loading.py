@@ -8,13 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from serving.bundle.load import Bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
 
 
-def load_and_try(target: Path, options: ServingOptions) -> Recommender:
+def load_and_try(
+    target: Path, options: ServingOptions, loaded: Bundle | None = None
+) -> Recommender:
     """Load a bundle and answer one request, so that the first real one finds everything warm.
+
+    Args:
+        loaded: A bundle in memory, which a delta of the same release shares.
 
     Raises:
         ValueError: If it is not a bundle, anything in it is not as it was released, or a file may
@@ -25,7 +31,7 @@ def load_and_try(target: Path, options: ServingOptions) -> Recommender:
         target = target.resolve()
         for _ in os.walk(target, onerror=_raise):
             pass
-        recommender = Recommender.load(target, options)
+        recommender = Recommender.load(target, options, loaded=loaded)
     bundle = recommender.bundle
     owner = bundle.users.user_ids[1] if bundle.users.num_user_rows > 1 else None
     recommender.answer(Request(user_id=owner, k=1))

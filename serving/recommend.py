@@ -111,15 +111,24 @@ class Recommender:
         return self._options.profile
 
     @classmethod
-    def load(cls, path: str | Path, options: ServingOptions | None = None) -> Recommender:
+    def load(
+        cls,
+        path: str | Path,
+        options: ServingOptions | None = None,
+        *,
+        loaded: Bundle | None = None,
+    ) -> Recommender:
         """Verify and load ``bundle-<version>`` or ``current``, and the adapters beside it.
 
         An adapter that does not fit is left out, see ``adapters.refused``.
 
+        Args:
+            loaded: A bundle to share with, see ``load_bundle``.
+
         Raises:
             ValueError: If it is not a bundle, or anything in it is not as it was released.
         """
-        bundle = load_bundle(Path(path))
+        bundle = load_bundle(Path(path), loaded)
         adapters = load_adapters(served_adapters(Path(path).parent), models_of(bundle))
         return cls(bundle, options, adapters=adapters)
 

@@ -43,7 +43,7 @@ def bundles_dir(released: Path, tmp_path: Path) -> Path:
     return writable(Path(shutil.copytree(released, tmp_path / "bundles", symlinks=True)))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def reseal() -> Callable[..., None]:
     """Make a manifest fit the files that lie there, as somebody would who forges a bundle."""
 
