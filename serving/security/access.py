@@ -158,7 +158,7 @@ class Access:
             peer: Address of the other end of the connection.
             now: Seconds of a clock that never goes back, by default the monotonic one.
         """
-        if path in OPEN_PATHS or path.startswith("/pages/"):
+        if method in ("GET", "HEAD") and (path in OPEN_PATHS or path.startswith("/pages/")):
             return ANONYMOUS
         now = time.monotonic() if now is None else now
         scope = scope_of(path)

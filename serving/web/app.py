@@ -19,15 +19,13 @@ from serving.loading import describe, load_and_try
 from serving.log import LOG_FIELDS, log
 from serving.query import UnknownItemError
 from serving.recommend import Recommender
-from serving.schemas import BatchRequest, Request, SimilarParameters
+from serving.schemas import Request, SimilarParameters
 from serving.settings import Settings
 from serving.web.answer import Answer, answer_batch, answer_body, answered
 from serving.web.http import (
     JsonResponse,
     RefusedError,
-    body_schema,
     error_body,
-    parameters_schema,
     read_body,
     read_parameters,
     validated,
@@ -54,13 +52,13 @@ def create_app(settings: Settings, recommender: Recommender | None = None) -> Fa
 
 
 def _add_recommendations(app: FastAPI, recommender: Recommender, settings: Settings) -> None:
-    @app.post("/v1/recommend", openapi_extra=body_schema(Request))
+    @app.post("/v1/recommend")
     async def recommend(http: HttpRequest) -> Response:
         """Make one list."""
         head, body = await read_body(http, settings)
         return _replied(http, answer_body(recommender, head, body))
 
-    @app.post("/v1/recommend:batch", openapi_extra=body_schema(BatchRequest))
+    @app.post("/v1/recommend:batch")
     async def recommend_batch(http: HttpRequest) -> Response:
         """Make several lists, all from one bundle."""
         batch = answer_batch(recommender, *await read_body(http, settings))
@@ -72,7 +70,7 @@ def _add_recommendations(app: FastAPI, recommender: Recommender, settings: Setti
             # Let other requests run between those of a batch.
             await asyncio.sleep(0)
 
-    @app.get("/v1/similar/{item_id:path}", openapi_extra=parameters_schema(SimilarParameters))
+    @app.get("/v1/similar/{item_id:path}")
     async def similar(http: HttpRequest, item_id: str) -> Response:
         """List items like one item."""
         k = read_parameters(SimilarParameters, http).k

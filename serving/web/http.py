@@ -164,23 +164,6 @@ def _printable(name: str) -> str:
     return name.encode("ascii", "backslashreplace").decode()[:80]
 
 
-def body_schema(schema: type[BaseModel]) -> dict[str, Any]:
-    """Describe a body for OpenAPI, which FastAPI does not parse itself."""
-    content = {"application/json": {"schema": schema.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def parameters_schema(schema: type[BaseModel]) -> dict[str, Any]:
-    """Describe the parameters of an address for OpenAPI."""
-    document = schema.model_json_schema()
-    required = document.get("required", [])
-    parameters = [
-        {"name": name, "in": "query", "required": name in required, "schema": described}
-        for name, described in document.get("properties", {}).items()
-    ]
-    return {"parameters": parameters}
-
-
 def shows_users(http: HttpRequest, settings: Settings) -> bool:
     """Whether this request may list users and read histories.
 

@@ -105,6 +105,8 @@ def test_without_one_key_there_is_401_that_says_how(access, headers):
 def test_open_routes_need_no_key(access):
     for path in ("/", "/healthz", "/readyz", "/openapi.json", "/pages/page.js"):
         assert outcome(access, path) == "anonymous"
+        # Nobody's body is read for them.
+        assert access.authorize([], path, "POST", PEER).status == 401
 
 
 def test_histories_are_shown_by_scope_or_switch_and_never_by_headers(keys):
