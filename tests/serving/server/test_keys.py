@@ -1,0 +1,175 @@
+"""A server with keys, attacked over HTTP as a stranger and as a client would."""
+
+import os
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from serving.security.keys import digest_of
+from tests.serving.server.running import SERVE, running, wait_for
+
+READ, SUPPORT, SLOW = "rk_read", "rk_support", "rk_slow"
+FILE = f"""
+[[keys]]
+name = "shop"
+sha256 = "{digest_of(READ)}"
+scopes = ["read"]
+[[keys]]
+name = "support"
+sha256 = "{digest_of(SUPPORT)}"
+scopes = ["read", "users"]
+[[keys]]
+name = "slow"
+sha256 = "{digest_of(SLOW)}"
+scopes = ["read"]
+rate = 0.5
+burst = 2
+"""
+EXPLAINED = {"user_id": "user-2", "k": 30, "explain": True}
+PRIVATE = (
+    "/v1/users?prefix=u",
+    "/v1/users/",
+    "/v1/users/user-1/history",
+    "/v1/users/%75ser-1/history",
+)
+
+
+def write_keys(folder, text=FILE):
+    path = folder / "keys.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(released, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    settings = {"keys": write_keys(folder), "host": "0.0.0.0", "workers": 1}
+    with running(released, folder / "log", **settings) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server):
+    with httpx.Client(base_url=server.url) as client:
+        yield client
+
+
+def bearer(secret):
+    return {"authorization": f"Bearer {secret}"}
+
+
+def code_of(reply):
+    return reply.status_code, reply.json().get("error", {}).get("code")
+
+
+def test_strangers_get_nothing_but_health_and_the_page(client):
+    for path in ("/healthz", "/readyz", "/", "/pages/page.js", "/openapi.json"):
+        assert client.get(path).status_code == 200
+    spoofed = {"host": "127.0.0.1", "x-forwarded-for": "127.0.0.1", "x-recsys-shown": "true"}
+    for headers in ({}, spoofed, bearer("rk_forged"), {"x-api-key": READ}):
+        for path in (*PRIVATE, "/v1/catalogue", "/v1/items?id=item-1", "/nothing", "/metrics"):
+            assert client.get(path, headers=headers).status_code == 401, path
+        reply = client.post("/v1/recommend", json=EXPLAINED, headers=headers)
+        assert reply.status_code == 401
+        assert reply.headers["www-authenticate"] == "Bearer"
+    assert client.post("/pages/page.js", content=b"x" * 100).status_code == 401
+
+
+def test_a_key_gets_what_its_scopes_open(client):
+    assert client.post("/v1/recommend", json={"k": 3}, headers=bearer(READ)).status_code == 200
+    for path in PRIVATE:
+        assert code_of(client.get(path, headers=bearer(READ))) == (403, "scope_missing")
+    assert client.get("/v1/users/user-1/history", headers=bearer(SUPPORT)).json()["num_events"] == 8
+    assert client.get("/v1/catalogue", headers=bearer(READ)).json()["shows_users"] is False
+    assert client.get("/v1/catalogue", headers=bearer(SUPPORT)).json()["num_users"] == 12
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_reasons_name_a_history_only_to_who_may_read_it(client, batch):
+    def named(secret):
+        path = "/v1/recommend:batch" if batch else "/v1/recommend"
+        body = {"requests": [EXPLAINED]} if batch else EXPLAINED
+        reply = client.post(path, json=body, headers=bearer(secret)).json()
+        items = (reply["replies"][0] if batch else reply)["items"]
+        return any("Title" in item["reason"] for item in items)
+
+    # The same body at the same time, so that replies are not shared between callers.
+    assert (named(READ), named(SUPPORT), named(READ)) == (False, True, False)
+
+
+def test_a_limit_counts_the_lists_of_batches(client):
+    headers = bearer(SLOW)
+    batch = {"requests": [{"k": 1}] * 5}
+    assert client.post("/v1/recommend:batch", json=batch, headers=headers).status_code == 200
+    refused = client.post("/v1/recommend", json={}, headers=headers)
+    assert code_of(refused) == (429, "rate_limited")
+    # Two at once, one each two seconds: five lists and the next are four too many.
+    assert 7 <= int(refused.headers["retry-after"]) <= 8
+
+
+def test_audit_lines_name_keys_and_routes_but_no_users_and_no_secrets(server, client):
+    client.get("/v1/users/user-7/history", headers=bearer(SUPPORT))
+    client.get("/v1/users/user-7/history", headers=bearer(READ))
+    lines = wait_for(lambda: [one for one in server.events("audit") if one["key"] == "shop"])
+    assert lines[-1]["route"] == "GET /v1/users/{user_id}/history"
+    assert lines[-1]["code"] == "scope_missing"
+    assert any(one["outcome"] == "passed" for one in server.events("audit"))
+    text = server.log.read_text()
+    assert not [secret for secret in (READ, SUPPORT, SLOW, "rk_forged", "user-7") if secret in text]
+
+
+def test_a_removed_key_is_refused_by_the_running_server(released, tmp_path):
+    keys = write_keys(tmp_path)
+    with running(released, tmp_path / "log", keys=keys, workers=1) as server:
+
+        def status(secret):
+            return httpx.get(f"{server.url}/v1/catalogue", headers=bearer(secret)).status_code
+
+        assert status(READ) == 200
+        write_keys(tmp_path, FILE.replace(digest_of(READ), digest_of("rk_next")))
+        wait_for(lambda: status(READ) == 401)
+        assert status("rk_next") == 200
+
+
+def test_a_wrong_method_is_named_and_head_is_answered(client):
+    wrong = client.put("/v1/recommend", content=b"{}", headers=bearer(READ))
+    assert code_of(wrong) == (405, "method_not_allowed")
+    assert wrong.headers["allow"] == "POST"
+    for path in ("/healthz", "/", "/v1/similar/item-1"):
+        head = client.head(path, headers=bearer(READ))
+        assert (head.status_code, head.content) == (200, b"")
+
+
+def test_the_largest_batch_has_a_reply_of_a_few_megabytes(client):
+    one = {"user_id": "user-1", "k": 20, "explain": True}
+    largest = client.post(
+        "/v1/recommend:batch", json={"requests": [one] * 1_000}, headers=bearer(READ), timeout=60
+    )
+    assert largest.status_code == 200
+    assert len(largest.content) < 8 << 20
+    more = {"requests": [{**one, "k": 21}] * 1_000}
+    refused = client.post("/v1/recommend:batch", json=more, headers=bearer(READ))
+    assert "adds up to 21000; a batch may have 20000" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"HOST": "0.0.0.0"}, "--allow-anonymous"),
+        ({"KEYS": "/nowhere/keys.toml"}, "cannot be read"),
+    ],
+)
+def test_a_server_that_nobody_guards_does_not_start(released, settings, message):
+    environment = {f"RECSYS_{name}": value for name, value in settings.items()}
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE],
+        env={**os.environ, "RECSYS_BUNDLES": str(released), "RECSYS_PORT": "0", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert message in done.stderr
