@@ -1,24 +1,29 @@
 """Requests a second and latency of /v1/recommend over loopback, in a closed and an open loop.
 
-The server is one process with one worker, the client another on the same machine, so both share
-its cores. In the closed loop each connection sends its next request as soon as it has a reply; in
-the open loop requests start at random times of a fixed mean rate whether or not earlier ones have
-been replied to, and latency counts from the planned start, so waiting is part of it.
+    taskset -c 0,1 python -m tests.benchmarks.serving.benchmark_load \
+        --bundles runs/movielens-100k/bundles
+
+Server and client share the machine's cores. In the closed loop each connection sends its next
+request as soon as it has a reply; in the open loop requests start at random times of a fixed mean
+rate whether or not earlier ones have been replied to, and latency counts from the planned start, so
+waiting is part of it. Beside it, on the same cores: FastAPI with one eager torch model.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
+import uvloop
 
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
@@ -26,96 +31,29 @@ from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
 from tests.benchmarks.harness import Row, command_line, write_results
-from tests.benchmarks.serving.server import serving
+from tests.benchmarks.serving.client import closed_loop, messages, open_loop
+from tests.benchmarks.serving.server import PLAIN, Served, serving
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
-DEMO_SIZE = SyntheticSize(
-    num_items=1682,
-    num_users=943,
-    events_per_user=106,
-    embedding_dim=128,
-    content_dim=384,
-    history_models=True,
-)
-LARGE_CATALOGUE = 100_000
-
-
-class Connection:
-    """A kept-alive connection that requests one list at a time."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    async def open(self) -> Connection:
-        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
-        return self
-
-    async def request(self, body: bytes) -> None:
-        head = f"POST /v1/recommend HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
-        self._writer.write(f"{head}content-type: application/json\r\n\r\n".encode() + body)
-        answer = await self._reader.readuntil(b"\r\n\r\n")
-        if not answer.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(f"not a 200: {answer[:80]!r}")
-        length = answer.lower().split(b"content-length:")[1].split(b"\r\n")[0]
-        await self._reader.readexactly(int(length))
+RATE = 500.0
+FALLBACK_RATE = 3_000.0
+OVERLOAD = 3.0
+CONNECTIONS = 16
+LARGE = (200_000, 1_000_000)
 
 
 def bodies(user_ids: list[str], count: int, k: int) -> list[bytes]:
+    """Requests of users at random, each with an exclusion of its own: none equals another."""
     chosen = np.random.default_rng(0).choice(len(user_ids), count)
-    return [json.dumps({"user_id": user_ids[row], "k": k}).encode() for row in chosen]
-
-
-async def closed_loop(
-    port: int, payloads: list[bytes], connections: int, seconds: float
-) -> tuple[float, np.ndarray]:
-    """Return requests a second and latencies in ms."""
-    latencies: list[float] = []
-    end = time.perf_counter() + seconds
-
-    async def client(number: int) -> None:
-        connection, place = await Connection(port).open(), number
-        while (begin := time.perf_counter()) < end:
-            await connection.request(payloads[place % len(payloads)])
-            latencies.append(1_000 * (time.perf_counter() - begin))
-            place += connections
-
-    await asyncio.gather(*(client(number) for number in range(connections)))
-    return len(latencies) / seconds, np.array(latencies)
-
-
-async def open_loop(port: int, payloads: list[bytes], rate: float, seconds: float) -> np.ndarray:
-    """Return latencies in ms from the planned start of each request, Poisson arrivals."""
-    gaps = np.random.default_rng(1).exponential(1 / rate, int(rate * seconds))
-    starts = np.cumsum(gaps)
-    idle: asyncio.LifoQueue[Connection] = asyncio.LifoQueue()
-    latencies: list[float] = []
-
-    async def one(begin: float, body: bytes) -> None:
-        connection = idle.get_nowait() if not idle.empty() else await Connection(port).open()
-        await connection.request(body)
-        latencies.append(1_000 * (time.perf_counter() - begin))
-        idle.put_nowait(connection)
-
-    zero = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for number, start in enumerate(starts):
-            if (wait := zero + start - time.perf_counter()) > 0:
-                await asyncio.sleep(wait)
-            group.create_task(one(zero + start, payloads[number % len(payloads)]))
-    return np.array(latencies)
-
-
-def percentiles(name: str, latencies: np.ndarray) -> list[Row]:
     return [
-        Row(name=f"{name}, p{share}", value=float(np.percentile(latencies, share)), unit="ms")
-        for share in (50, 99)
+        json.dumps({"user_id": user_ids[row], "k": k, "exclude": [f"none-{n}"]}).encode()
+        for n, row in enumerate(chosen)
     ]
 
 
-def in_process(recommender: Recommender, k: int, count: int) -> np.ndarray:
-    """Return latencies in ms without HTTP, one request after the other."""
-    user_ids = list(recommender.bundle.users.user_ids)[1:]
-    requests = [Request(user_id=user_ids[n % len(user_ids)], k=k) for n in range(count)]
+def in_process(recommender: Recommender, fields: Callable[[int], dict], count: int) -> np.ndarray:
+    """Latencies in ms without HTTP, one request after the other."""
+    requests = [Request.model_validate(fields(number)) for number in range(count)]
     latencies = []
     for request in requests:
         begin = time.perf_counter()
@@ -124,96 +62,184 @@ def in_process(recommender: Recommender, k: int, count: int) -> np.ndarray:
     return np.array(latencies[count // 10 :])
 
 
+def measure_in_process(bundles: Path, k: int, count: int) -> list[Row]:
+    """One core: with the ranker, without, the fallback, and profile full."""
+    bundle, rows = load_bundle(bundles / "current"), []
+    user_ids = list(bundle.users.user_ids)[1:]
+
+    def of_user(number: int) -> dict:
+        return {"user_id": user_ids[number % len(user_ids)], "k": k}
+
+    cases = [
+        ("fast", bundle, of_user, 2.0),
+        ("fast without the ranker", replace(bundle, ranker=None), of_user, 1.0),
+        ("fallback of an unknown visitor", bundle, lambda _: {"k": k}, None),
+        ("full", bundle, of_user, None),
+    ]
+    for name, of, fields, goal in cases:
+        options = ServingOptions(profile="full" if name == "full" else "fast")
+        latencies = in_process(Recommender(of, options), fields, count)
+        for share in (50, 99):
+            most = {"at_most": goal} if share == 50 and goal else {}
+            value = float(np.percentile(latencies, share))
+            rows.append(Row(name=f"in process, {name}: p{share}", value=value, unit="ms", **most))
+    return rows
+
+
+def peak_of(served: Served, requests: list[bytes], seconds: float) -> float:
+    """The best rate of a closed loop."""
+    uvloop.run(closed_loop(served.port, requests, 4, 2.0))
+    return uvloop.run(closed_loop(served.port, requests, CONNECTIONS, seconds)).rate
+
+
+def measure_http(
+    name: str, served: Served, requests: list[bytes], rate: float, seconds: float, p99: float
+) -> list[Row]:
+    """An open loop of a rate, with its errors."""
+    outcome = uvloop.run(open_loop(served.port, requests, rate, seconds))
+    errors = sum(count for status, count in outcome.counts.items() if status != 200)
+    what = f"{name}, open loop of {rate:.0f}/s"
+    return [
+        Row(name=f"{what}: p50", value=outcome.percentile(50), unit="ms"),
+        Row(name=f"{what}: p99", value=outcome.percentile(99), unit="ms", at_most=p99),
+        Row(name=f"{what}: errors", value=errors, at_most=0),
+    ]
+
+
+def measure_overload(
+    served: Served, requests: list[bytes], peak: float, seconds: float
+) -> list[Row]:
+    """Three times what it can: good replies, how fast others are refused, and health meanwhile."""
+    outcome = uvloop.run(open_loop(served.port, requests, OVERLOAD * peak, seconds))
+    name = f"{OVERLOAD:g}x overload"
+    share = 100 * outcome.rate / peak
+    lost = sum(count for status, count in outcome.counts.items() if status not in (200, 503))
+    return [
+        Row(name=f"{name}: good replies of the peak", value=share, unit="%", at_least=80),
+        Row(name=f"{name}: p99 of good replies", value=outcome.percentile(99), unit="ms"),
+        Row(name=f"{name}: p50 of refusals", value=outcome.percentile(50, 503), unit="ms"),
+        Row(name=f"{name}: neither reply nor 503", value=lost, at_most=0),
+    ]
+
+
+def measure_workers(
+    served: Served, name: str, requests: list[bytes], seconds: float
+) -> tuple[list[Row], float]:
+    """The peak, the time of the start and the memory of a server; the peak by itself too."""
+    peak = peak_of(served, requests, min(seconds, 10.0))
+    rows = [
+        Row(name=f"{name}: closed loop", value=peak, unit="requests/s"),
+        Row(name=f"{name}: ready after", value=served.start_seconds, unit="s", at_most=5),
+        Row(name=f"{name}: memory", value=memory_of(served), unit="MiB"),
+    ]
+    return rows, peak
+
+
+def measure_demo(options: argparse.Namespace) -> list[Row]:
+    """The released bundle by one, two and four workers, and a plain server beside it."""
+    bundles, seconds = options.bundles, options.seconds
+    user_ids = list(load_bundle(bundles / "current").users.user_ids)[1:]
+    requests = messages(bodies(user_ids, 20_000, options.k))
+    rows = measure_in_process(bundles, options.k, 1_000)
+    with serving(bundles, RECSYS_WORKERS="1") as served:
+        of_one, single = measure_workers(served, "fast, 1 worker", requests, seconds)
+    with serving(bundles, RECSYS_WORKERS="2") as served:
+        of_two, peak = measure_workers(served, "fast, 2 workers", requests, seconds)
+        rows += [*of_one, *of_two]
+        rows.append(Row(name="2 workers against 1", value=peak / single, unit="x", at_least=1.8))
+        rows += measure_http("fast", served, requests, RATE, seconds, 20.0)
+        rows += measure_http("fast", served, requests, 0.6 * peak, seconds, 20.0)
+        rows += measure_overload(served, requests, peak, min(seconds, 20.0))
+        anyone = messages([b'{"k": 20, "exclude": ["none-%d"]}' % n for n in range(5_000)])
+        top = peak_of(served, anyone, min(seconds, 10.0))
+        name = "fallback: closed loop"
+        rows.append(Row(name=name, value=top, unit="requests/s", at_least=FALLBACK_RATE))
+    with serving(bundles, RECSYS_WORKERS="4") as served:
+        uvloop.run(closed_loop(served.port, requests, CONNECTIONS, 5.0))
+        more = memory_of(served) / of_one[-1].value
+        rows.append(Row(name="memory of 4 workers against 1", value=more, unit="x", at_most=1.3))
+    with serving(bundles, RECSYS_PROFILE="full", RECSYS_WORKERS="2") as served:
+        top = peak_of(served, requests, min(seconds, 10.0))
+        rows.append(Row(name="full, 2 workers: closed loop", value=top, unit="requests/s"))
+        rows += measure_http("full", served, requests, 100.0, seconds, 100.0)
+    return [*rows, measure_plain(bundles, user_ids, peak, options)]
+
+
+def measure_plain(
+    bundles: Path, user_ids: list[str], peak: float, options: argparse.Namespace
+) -> Row:
+    """FastAPI with the sequence model alone, beside our whole list."""
+    asked = [json.dumps({"user_id": one, "k": options.k}).encode() for one in user_ids]
+    with serving(bundles, PLAIN) as served:
+        top = peak_of(served, messages(asked), min(options.seconds, 10.0))
+    name = "fast, 2 workers: against FastAPI and eager torch, the sequence model alone"
+    peer = f"plain {top:.0f} requests/s"
+    return Row(name=name, value=peak, unit="requests/s", peer=peer, ratio=peak / top)
+
+
+def memory_of(served: Served) -> float:
+    """Proportional memory of all processes in MiB: a shared page counts once."""
+    process = psutil.Process(served.pid)
+    everyone = [process, *process.children(recursive=True)]
+    return sum(one.memory_full_info().pss for one in everyone) / (1 << 20)
+
+
+def measure_large(num_items: int, options: argparse.Namespace) -> list[Row]:
+    """A made-up bundle of a large catalogue: start, load, latency and a swap."""
+    size = SyntheticSize(
+        num_items=num_items,
+        num_users=5_000,
+        events_per_user=50,
+        embedding_dim=64,
+        content_dim=32,
+        history_models=True,
+    )
+    name, rows = f"{num_items:,} made-up items", []
+    with tempfile.TemporaryDirectory() as folder:
+        bundles = Path(folder)
+        for version in ("v1", "v2"):
+            write_synthetic_bundle(bundles, version, replace(size, seed=int(version[1])))
+        publish(bundles, "v1")
+        requests = messages(bodies([f"user-{n}" for n in range(1, 5_000)], 5_000, options.k))
+        with serving(bundles, RECSYS_WORKERS="2", RECSYS_POLL_SECONDS="0.1") as served:
+            rows.append(
+                Row(name=f"{name}: ready after", value=served.start_seconds, unit="s", at_most=20)
+            )
+            top = peak_of(served, requests, min(options.seconds, 10.0))
+            rows.append(Row(name=f"{name}: closed loop", value=top, unit="requests/s"))
+            rows += measure_http(name, served, requests, min(200.0, 0.6 * top), 10.0, 30.0)
+            before, begin = memory_of(served), time.perf_counter()
+            publish(bundles, "v2")
+            while served.reply("/readyz")["bundle"] != "v2":
+                time.sleep(0.02)
+            taken = time.perf_counter() - begin
+            time.sleep(10)
+            grown = memory_of(served) / before
+        rows.append(Row(name=f"{name}: swap", value=taken, unit="s"))
+        rows.append(Row(name=f"{name}: memory 10 s after the swap", value=grown, unit="x"))
+    return rows
+
+
 def parsed_arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--bundles", type=Path, help="folder with current; else made-up bundles")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each loop")
+    parser.add_argument("--bundles", type=Path, required=True, help="folder with current")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each loop")
+    parser.add_argument("--large", action="store_true", help="made-up large catalogues too")
     parser.add_argument("-k", type=int, default=20, help="list length")
     return parser.parse_args()
-
-
-def measure_profiles(bundles_dir: Path, k: int, count: int, what: str) -> list[Row]:
-    """Time both profiles in process, the second only where it differs."""
-    rows = []
-    bundle = load_bundle(bundles_dir / "current")
-    for profile in ("fast", "full"):
-        recommender = Recommender(bundle, ServingOptions(profile=profile))
-        if recommender.profile == profile:
-            name = f"in process, {what}, profile {profile}"
-            rows += percentiles(name, in_process(recommender, k, count))
-    return rows
-
-
-def measure_server(bundles_dir: Path, profile: str, options: argparse.Namespace) -> list[Row]:
-    """Time a server of a profile."""
-    user_ids = list(load_bundle(bundles_dir / "current").users.user_ids)[1:]
-    payloads, rows, peak = bodies(user_ids, 5_000, options.k), [], 0.0
-    with serving(bundles_dir, RECSYS_PROFILE=profile, OMP_NUM_THREADS="1") as port:
-        asyncio.run(closed_loop(port, payloads, 4, 2.0))
-        for connections in (1, 16):
-            rate, latencies = asyncio.run(closed_loop(port, payloads, connections, options.seconds))
-            name = f"HTTP, profile {profile}, closed loop, {connections} connections"
-            rows.append(Row(name=name, value=rate, unit="requests/s"))
-            rows += percentiles(name, latencies)
-            peak = max(peak, rate)
-        for share in (0.5, 0.8):
-            latencies = asyncio.run(open_loop(port, payloads, share * peak, options.seconds))
-            name = f"HTTP, profile {profile}, open loop, {share * peak:.0f} requests/s"
-            rows += percentiles(name, latencies)
-    return rows
-
-
-def measure(bundles_dir: Path, options: argparse.Namespace, what: str) -> list[Row]:
-    begin = time.perf_counter()
-    load_bundle(bundles_dir / "current")
-    rows = [
-        Row(name=f"load and verify, {what}", value=time.perf_counter() - begin, unit="s"),
-        *measure_profiles(bundles_dir, options.k, 1_000, what),
-        *measure_server(bundles_dir, "fast", options),
-    ]
-    if load_bundle(bundles_dir / "current").generative is not None:
-        rows += measure_server(bundles_dir, "full", options)
-    return rows
-
-
-def made_up(folder: Path, name: str, size: SyntheticSize) -> Path:
-    """Publish a made-up bundle in a folder of its own."""
-    write_synthetic_bundle(folder / name, "v1", size)
-    publish(folder / name, "v1")
-    return folder / name
-
-
-def measure_made_up(folder: Path, options: argparse.Namespace) -> list[Row]:
-    """Time bundles with and without what reads histories, and one of a large catalogue."""
-    plain = made_up(folder, "plain", replace(DEMO_SIZE, history_models=False))
-    rows = measure_profiles(plain, options.k, 1_000, "three sources by reciprocal rank")
-    rows += measure(made_up(folder, "demo", DEMO_SIZE), options, "learned blend")
-    large = made_up(folder, "large", replace(DEMO_SIZE, num_items=LARGE_CATALOGUE))
-    return rows + measure_profiles(
-        large, options.k, 200, f"learned blend, {LARGE_CATALOGUE:,} items"
-    )
 
 
 def main() -> None:
     options = parsed_arguments()
     torch.set_num_threads(1)
-    if options.bundles:
-        rows = measure(options.bundles, options, "as released")
-        what = f"Bundle: {(options.bundles / 'current').resolve().name}."
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            rows = measure_made_up(Path(folder), options)
-        what = (
-            f"Made-up bundles of the demo's size: {DEMO_SIZE.num_items} items, "
-            f"{DEMO_SIZE.num_users} users, {DEMO_SIZE.events_per_user} events each, content of "
-            f"width {DEMO_SIZE.content_dim}, models as they were initialised, of width "
-            f"{DEMO_SIZE.embedding_dim}, one block each; the sources of `fast` are popular, "
-            "item-to-item, two-tower, content and sequence, `full` adds a beam of 50."
-        )
+    rows = measure_demo(options)
+    for num_items in LARGE if options.large else ():
+        rows += measure_large(num_items, options)
     notes = (
-        f"{what} k = {options.k}, one thread. HTTP: one server process, client on the same cores, "
-        f"{options.seconds:g} s a loop. Open-loop rates are 50% and 80% of the closed loop's best. "
-        f"Load average of the last minutes: {os.getloadavg()[1]:.1f}, this run's own included."
+        f"Bundle: {(options.bundles / 'current').resolve().name}, k = {options.k}, every request "
+        f"another one. {options.seconds:g} s a loop; the client shares the cores. Load average of "
+        f"the last minute: {os.getloadavg()[0]:.1f}, this run's own included. Memory counts a "
+        "shared page once."
     )
     write_results("load", rows, notes=notes)
 

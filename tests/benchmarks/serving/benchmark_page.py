@@ -85,7 +85,8 @@ def main() -> None:
             bundles = Path(scratch)
             write_synthetic_bundle(bundles, "v1", DEMO_SIZE)
             publish(bundles, "v1")
-        with serving(bundles, OMP_NUM_THREADS="1") as port:
+        with serving(bundles, OMP_NUM_THREADS="1") as served:
+            port = served.port
             address = f"http://127.0.0.1:{port}/"
             first_paints(browser, address, 1)
             paints, lists = first_paints(browser, address, arguments.paints)

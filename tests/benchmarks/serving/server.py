@@ -11,8 +11,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +21,47 @@ from playwright.sync_api import Browser, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-sync"]
-SERVE = "from serving.server.run import serve; from serving.settings import Settings;"
-SERVE += "serve(Settings.from_environment())"
+SERVE = (
+    "-c",
+    "from serving.server.run import serve; from serving.settings import Settings; "
+    "serve(Settings.from_environment())",
+)
+PLAIN = ("-m", "tests.benchmarks.serving.plain_server")
 TIMEOUT_SECONDS = 120.0
 
 
+@dataclass(frozen=True)
+class Served:
+    """A running server."""
+
+    port: int
+    pid: int
+    start_seconds: float
+    """From its start until it was ready."""
+
+    def reply(self, path: str) -> Any:
+        return reply_of(self.port, path)
+
+
 @contextmanager
-def serving(bundles_dir: Path, **settings: str) -> Iterator[int]:
-    """Run a server with settings of its environment; give its port once it is ready."""
+def serving(bundles_dir: Path, command: Sequence[str] = SERVE, **settings: str) -> Iterator[Served]:
+    """Run a server with settings of its environment until it is ready, and end it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {"RECSYS_BUNDLES": str(bundles_dir), "RECSYS_PORT": str(port), **settings}
+    environment = {"RECSYS_EXPOSE_USERS": "true", "RECSYS_LOG_REQUESTS": "false", **environment}
+    begin = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE],
+        [sys.executable, *command],
         env={**os.environ, **environment},
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + TIMEOUT_SECONDS
         while reply_of(port, "/readyz") is None:
-            if time.monotonic() > deadline or process.poll() is not None:
+            if time.monotonic() > begin + TIMEOUT_SECONDS or process.poll() is not None:
                 raise RuntimeError("the server does not reply")
-            time.sleep(0.1)
-        yield port
+            time.sleep(0.05)
+        yield Served(port, process.pid, time.monotonic() - begin)
     finally:
         process.terminate()
         process.wait()

@@ -1,0 +1,149 @@
+"""A light HTTP/1.1 client for load: a protocol on uvloop, one request in flight a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+WARM_SHARE = 0.1
+"""Of a loop's time that is not counted."""
+
+
+@dataclass
+class Outcome:
+    """What a loop got: milliseconds of each request by status, 0 where the connection broke."""
+
+    seconds: float
+    by_status: dict[int, list[float]] = field(default_factory=dict)
+
+    def add(self, status: int, ms: float) -> None:
+        self.by_status.setdefault(status, []).append(ms)
+
+    @property
+    def rate(self) -> float:
+        """Good replies a second."""
+        return len(self.by_status.get(200, [])) / self.seconds
+
+    def percentile(self, share: float, status: int = 200) -> float:
+        found = self.by_status.get(status, [])
+        return float(np.percentile(found, share)) if found else float("nan")
+
+    @property
+    def counts(self) -> Counter[int]:
+        return Counter({status: len(found) for status, found in self.by_status.items()})
+
+
+class Connection(asyncio.Protocol):
+    """Sends a request and tells the status of its reply."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._done: Callable[[int], None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def request(self, message: bytes, done: Callable[[int], None]) -> None:
+        self._done = done
+        self.transport.write(message)
+
+    def data_received(self, data: bytes) -> None:
+        self._bytes += data
+        end = self._bytes.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        head = bytes(self._bytes[:end]).lower()
+        length = int(head.split(b"content-length: ", 1)[1].split(b"\r\n", 1)[0])
+        if len(self._bytes) < end + 4 + length:
+            return
+        del self._bytes[: end + 4 + length]
+        if b"connection: close" in head:
+            self.transport.close()
+        self._finish(int(head[9:12]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._finish(0)
+
+    def _finish(self, status: int) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done(status)
+
+
+async def connected(port: int) -> Connection:
+    _, connection = await asyncio.get_running_loop().create_connection(
+        Connection, "127.0.0.1", port
+    )
+    return connection
+
+
+def messages(bodies: Sequence[bytes], path: str = "/v1/recommend") -> list[bytes]:
+    """Write requests as bytes."""
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    return [f"{head}content-length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
+
+
+async def closed_loop(
+    port: int, requests: Sequence[bytes], connections: int, seconds: float
+) -> Outcome:
+    """Each connection sends its next request as soon as it has a reply."""
+    counted = seconds * (1 - WARM_SHARE)
+    outcome, begin = Outcome(counted), time.perf_counter()
+    end = begin + seconds
+
+    async def client(number: int) -> None:
+        connection, place = await connected(port), number
+        while (sent := time.perf_counter()) < end:
+            reply = asyncio.get_running_loop().create_future()
+            connection.request(requests[place % len(requests)], reply.set_result)
+            status = await reply
+            now = time.perf_counter()
+            if end - counted <= now < end:
+                outcome.add(status, 1_000 * (now - sent))
+            if connection.transport.is_closing():
+                connection = await connected(port)
+            place += connections
+
+    await asyncio.gather(*(client(number) for number in range(connections)))
+    return outcome
+
+
+async def open_loop(port: int, requests: Sequence[bytes], rate: float, seconds: float) -> Outcome:
+    """Requests start at random times of a mean rate, replied to or not; latency is from then."""
+    rng = np.random.default_rng(1)
+    starts = np.cumsum(rng.exponential(1 / rate, int(rate * seconds)))
+    outcome, waiting = Outcome(float(starts[-1])), len(starts)
+    everything = asyncio.Event()
+    idle = [await connected(port) for _ in range(64)]
+    zero = time.perf_counter() + 0.05
+
+    async def one(planned: float, message: bytes) -> None:
+        nonlocal waiting
+        status = 0
+        try:
+            connection = idle.pop() if idle else await connected(port)
+            reply = asyncio.get_running_loop().create_future()
+            connection.request(message, reply.set_result)
+            status = await reply
+            if not connection.transport.is_closing():
+                idle.append(connection)
+        except OSError:
+            pass
+        outcome.add(status, 1_000 * (time.perf_counter() - planned))
+        waiting -= 1
+        if not waiting:
+            everything.set()
+
+    tasks = []
+    for number, start in enumerate(starts):
+        if (wait := zero + start - time.perf_counter()) > 0.0005:
+            await asyncio.sleep(wait)
+        task = one(zero + start, requests[number % len(requests)])
+        tasks.append(asyncio.create_task(task))
+    await everything.wait()
+    return outcome
