@@ -194,6 +194,7 @@ class Dispatcher:
         for worker in self.workers:
             if job.kind == "batch" and job.number in worker.jobs:
                 worker.cancel(job)
+        self._feed_batches(monotonic())
 
     def replied(self, worker: WorkerLink, job: Job, frame: Frame) -> None:
         """Give a reply to whoever waits for it, and the worker its next job."""

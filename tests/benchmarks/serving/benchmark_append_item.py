@@ -118,7 +118,7 @@ def main() -> None:
             bundles = Path(name) / "bundles"
             shutil.copytree(options.bundles, bundles, symlinks=True)
             with serving(bundles) as served:
-            port = served.port
+                port = served.port
                 seconds.append(append_once(bundles, port, Path(name)))
                 places = who_finds_it(port)
     middle = {name: statistics.median(run[name] for run in seconds) for name in seconds[0]}

@@ -15,9 +15,8 @@ from playwright.sync_api import Browser
 
 from serving.bundle.manifest import publish
 from tests.benchmarks.harness import Row, command_line, write_results
-from tests.benchmarks.serving.benchmark_load import DEMO_SIZE
 from tests.benchmarks.serving.server import CHROMIUM, chromium, serving
-from tests.serving.synthetic_bundle import write_synthetic_bundle
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
 # When the second frame after the change begins, what changed has been painted.
@@ -30,6 +29,15 @@ CLICK = """(place) => new Promise((done) => {
   }).observe(list, { childList: true });
   list.querySelectorAll(".title")[place].click();
 })"""
+
+DEMO_SIZE = SyntheticSize(
+    num_items=1682,
+    num_users=943,
+    events_per_user=106,
+    embedding_dim=128,
+    content_dim=384,
+    history_models=True,
+)
 
 
 def first_paints(browser: Browser, address: str, count: int) -> tuple[list[float], list[float]]:

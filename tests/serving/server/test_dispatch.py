@@ -1,0 +1,191 @@
+"""The queue: who gets a job, who waits, and who is refused; with workers that do nothing."""
+
+import asyncio
+
+import pytest
+
+from serving.server.dispatch import (
+    MAX_BATCHES,
+    Dispatcher,
+    OverloadedError,
+    WorkerDiedError,
+    WorkerLink,
+)
+from serving.server.frames import Frame, FrameReader, packed
+
+
+class Pipe(asyncio.WriteTransport):
+    """Holds what a worker would read."""
+
+    def __init__(self):
+        super().__init__()
+        self.frames, self._reader, self.closed = [], FrameReader(), False
+
+    def write(self, data):
+        self.frames += self._reader.feed(data)
+
+    def close(self):
+        self.closed = True
+
+
+class Bench:
+    """A dispatcher with idle workers, whose replies and deaths the test decides."""
+
+    def __init__(self, workers=1, queue_seconds=5.0, max_queue=100):
+        self.dispatcher = Dispatcher(queue_seconds=queue_seconds, max_queue=max_queue)
+        self.pipes = []
+        self.links = [self.link() for _ in range(workers)]
+        self.dispatcher.use(set(self.links))
+
+    def link(self):
+        link = WorkerLink(self.dispatcher, 0)
+        self.pipes.append(Pipe())
+        link.connection_made(self.pipes[-1])
+        return link
+
+    def submit(self, kind="recommend", key=None):
+        return self.dispatcher.submit(kind, {}, b"", key=key)
+
+    def reply(self, place, body=b"done"):
+        """Let a worker reply to its oldest job."""
+        frame = self.pipes[place].frames.pop(0)
+        self.links[place].data_received(packed(frame.job, {"status": 200, "fields": {}}, body))
+
+    def held(self):
+        return [[frame.head["kind"] for frame in pipe.frames] for pipe in self.pipes]
+
+
+def run(test):
+    async def inside():
+        await test()
+
+    asyncio.run(inside())
+
+
+def test_idle_workers_come_first_and_each_holds_one_more_while_others_wait():
+    async def test():
+        bench = Bench(workers=2)
+        jobs = [bench.submit() for _ in range(6)]
+        assert [len(one) for one in bench.held()] == [2, 2]
+        assert len(bench.dispatcher.queue) == 2
+        bench.reply(0)
+        assert len(bench.dispatcher.queue) == 1
+        assert sum(job.reply.done() for job in jobs) == 1
+
+    run(test)
+
+
+def test_job_that_would_wait_too_long_is_refused_at_once():
+    async def test():
+        bench = Bench(queue_seconds=0.05)
+        bench.dispatcher.service_seconds = 0.01
+        for _ in range(8):
+            bench.submit()
+        with pytest.raises(OverloadedError):
+            bench.submit()
+
+    run(test)
+
+
+def test_job_that_has_waited_too_long_is_refused_without_being_sent():
+    async def test():
+        bench = Bench(queue_seconds=0.02)
+        jobs = [bench.submit() for _ in range(3)]
+        with pytest.raises(OverloadedError):
+            await jobs[2].reply
+        assert bench.held() == [["recommend"] * 2]
+
+    run(test)
+
+
+def test_dead_workers_jobs_go_to_another_and_one_that_kills_twice_is_given_up():
+    async def test():
+        bench = Bench(workers=3)
+        job = bench.submit()
+        for death in (1, 2):
+            (place,) = [n for n, pipe in enumerate(bench.pipes) if pipe.frames]
+            bench.pipes[place].frames.clear()
+            bench.links[place].connection_lost(None)
+            assert len(bench.dispatcher.workers) == 3 - death
+        with pytest.raises(WorkerDiedError):
+            await job.reply
+        # The last worker is spared.
+        assert bench.held() == [[], [], []]
+
+    run(test)
+
+
+def test_jobs_wait_for_a_worker_to_come_back():
+    async def test():
+        bench = Bench(workers=1, queue_seconds=0.02)
+        bench.links[0].connection_lost(None)
+        job = bench.submit()
+        await asyncio.sleep(0.1)
+        assert not job.reply.done()
+        bench.links.append(bench.link())
+        bench.dispatcher.workers.add(bench.links[-1])
+        bench.dispatcher.fill()
+        bench.reply(1)
+        assert (await job.reply).body == b"done"
+
+    run(test)
+
+
+def test_equal_jobs_at_one_time_are_one():
+    async def test():
+        bench = Bench()
+        first, second = bench.submit(key=b"a"), bench.submit(key=b"a")
+        assert first is second
+        assert bench.submit(key=b"b") is not first
+        assert bench.dispatcher.num_deduplicated == 1
+        bench.reply(0)
+        assert isinstance(await first.reply, Frame)
+        # What comes later is computed anew.
+        assert bench.submit(key=b"a") is not first
+
+    run(test)
+
+
+def test_job_that_nobody_waits_for_is_not_sent():
+    async def test():
+        bench = Bench()
+        jobs = [bench.submit() for _ in range(4)]
+        bench.dispatcher.abandon(jobs[2])
+        for _ in range(3):
+            bench.reply(0)
+        assert jobs[3].reply.done()
+        assert not jobs[2].reply.done()
+
+    run(test)
+
+
+def test_each_worker_has_one_batch_and_lists_pass_it():
+    async def test():
+        bench = Bench(workers=1)
+        batch = bench.submit("batch")
+        for _ in range(MAX_BATCHES):
+            bench.submit("batch")
+        with pytest.raises(OverloadedError):
+            bench.submit("batch")
+        bench.submit()
+        assert bench.held() == [["batch", "recommend"]]
+        bench.dispatcher.abandon(batch)
+        assert bench.pipes[0].frames[2].head == {"cancel": True}
+
+    run(test)
+
+
+def test_replaced_workers_finish_what_they_have():
+    async def test():
+        bench = Bench(workers=1)
+        job = bench.submit()
+        bench.links.append(bench.link())
+        bench.dispatcher.use({bench.links[1]})
+        assert not bench.pipes[0].closed
+        bench.reply(0)
+        assert job.reply.done()
+        assert bench.pipes[0].closed
+        bench.submit()
+        assert bench.held() == [[], ["recommend"]]
+
+    run(test)
