@@ -108,6 +108,8 @@ class Generation(Process):
     def __init__(self, target: Path, identity: Identity) -> None:
         super().__init__()
         self.target, self.identity = target, identity
+        self.parent: Generation | None = None
+        """Whose loader was forked for it; None where it was the zygote."""
         self.loaded: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.links: set[WorkerLink] = set()
         self.started_at = time.monotonic()
@@ -144,13 +146,20 @@ class Generation(Process):
         self.links.add(link)
         return link
 
-    async def retire(self) -> None:
-        """Let workers finish, then end all processes."""
+    def is_release_of(self, target: Path) -> bool:
+        """Whether a bundle is this one, or a delta of it."""
+        return target.parent == self.target.parent and (
+            target.name.partition("+")[0] == self.target.name
+        )
+
+    async def retire(self, *, keep_loader: bool = False) -> None:
+        """Let workers finish, then end all processes, or all but the loader."""
         for link in self.links:
             link.retire()
         if waiting := [link.lost for link in self.links]:
             await asyncio.wait(waiting, timeout=RETIRE_SECONDS)
-        self.close()
+        if not keep_loader:
+            self.close()
 
     def _note_end(self, pid: int, status: int) -> None:
         code = os.waitstatus_to_exitcode(status)
@@ -187,6 +196,8 @@ class Fleet:
     last_poll: float = 0.0
     _zygote: Zygote | None = None
     _serving: Generation | None = None
+    _released: Generation | None = None
+    """The newest that was loaded whole; deltas and adapters are loaded by forks of its loader."""
     _good: list[Path] = field(default_factory=list)
     """Bundles that were served, the newest last."""
     _tried: Identity | None = None
@@ -217,8 +228,9 @@ class Fleet:
         for task in self._tasks:
             task.cancel()
         self.dispatcher.use(set())
-        if self._serving is not None:
-            await self._serving.retire()
+        for generation in {self._serving, self._released}:
+            if generation is not None:
+                await generation.retire()
         if self._zygote is not None:
             self._zygote.close()
             self._zygote.process.wait()
@@ -233,8 +245,11 @@ class Fleet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _loaded(self, target: Path, identity: Identity) -> Generation:
+    async def _loaded(self, target: Path, identity: Identity, *, whole: bool = False) -> Generation:
         """Make a generation; its loader has loaded the bundle.
+
+        Args:
+            whole: Share nothing with what is in memory.
 
         Raises:
             ValueError: The bundle is refused.
@@ -251,7 +266,12 @@ class Fleet:
             raise ValueError("the process that imports the models ended; see the log above")
         generation = Generation(target, identity)
         message = {"settings": self.settings.to_json(), "target": str(target)}
-        self._zygote.send(message, generation.theirs.fileno())
+        released = self._released
+        if whole or released is None or released.gone.done() or not released.is_release_of(target):
+            self._zygote.send(message, generation.theirs.fileno())
+        else:
+            released.send(message, generation.theirs.fileno())
+            generation.parent = released
         generation.started()
         try:
             await generation.loaded
@@ -274,14 +294,16 @@ class Fleet:
             self._good.remove(generation.target)
         self._good.append(generation.target)
         self.dispatcher.use({link for link in links if link is not None})
-        released = generation.identity[0][3] / 1e9 if generation.identity else time.time()
-        age = max(0.0, time.time() - released)
+        made = generation.identity[0][3] / 1e9 if generation.identity else time.time()
+        age = max(0.0, time.time() - made)
         self.metrics.bundle(self.info["bundle"], self.info["digest"], age)
         for link in generation.links:
             self._spawn(self._keep_alive(generation, link))
         self._spawn(self._mend(generation))
-        if before is not None:
-            self._spawn(before.retire())
+        released, self._released = self._released, generation.parent or generation
+        for replaced in {before, released} - {generation}:
+            if replaced is not None:
+                self._spawn(replaced.retire(keep_loader=replaced is self._released))
 
     async def _keep_alive(self, generation: Generation, link: WorkerLink | None) -> None:
         """Replace a worker whenever it ends, for as long as its generation serves."""
@@ -312,7 +334,7 @@ class Fleet:
                 published = identity_of(self.settings.followed)
                 # Another bundle than the published one has no identity that a poll would find.
                 identity = published if published[0][0] == str(target) else ()
-                await self._take_over(await self._loaded(target, identity))
+                await self._take_over(await self._loaded(target, identity, whole=True))
             except ValueError as error:
                 self._refuse(str(error))
                 continue

@@ -3,6 +3,7 @@
     front  --starts-->  zygote   imports torch and this package once
     zygote --forks-->   loader   loads, verifies and tries one bundle, then waits
     loader --forks-->   worker   answers the jobs of one socket
+    loader --forks-->   loader   of a delta of its release, or of other adapters
 
 A fork shares what its parent holds, so that further workers cost little memory and no time, and a
 bundle that was replaced gives back all of its memory with its processes. Every process has one
@@ -20,9 +21,12 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
+
+if TYPE_CHECKING:
+    from serving.bundle.load import Bundle
 
 MAX_MESSAGE = 1 << 20
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -66,8 +70,14 @@ def run_zygote(control: socket.socket) -> None:
         os.close(descriptor)
 
 
-def run_loader(control: socket.socket, message: dict[str, Any]) -> None:
-    """Load a bundle, say what it is or why it is refused, and fork a worker for each socket."""
+def run_loader(
+    control: socket.socket, message: dict[str, Any], loaded: Bundle | None = None
+) -> None:
+    """Load a bundle, say what it is or why it is refused, and fork workers and its successors.
+
+    Args:
+        loaded: What the process holds of the same release.
+    """
     from serving.loading import describe, load_and_try
     from serving.server.worker import run_worker
     from serving.settings import Settings
@@ -75,7 +85,7 @@ def run_loader(control: socket.socket, message: dict[str, Any]) -> None:
 
     settings = Settings.from_json(message["settings"])
     try:
-        recommender = load_and_try(Path(message["target"]), settings)
+        recommender = load_and_try(Path(message["target"]), settings, loaded)
     except Exception as error:
         # Whatever is wrong with a bundle, the front has to hear of it.
         known = isinstance(error, ValueError)
@@ -87,15 +97,19 @@ def run_loader(control: socket.socket, message: dict[str, Any]) -> None:
     _reap(lambda pid, status: send_message(control, {"ended": pid, "status": status}))
     send_message(control, {"loaded": describe(recommender)})
     while (received := receive_message(control)) is not None:
-        _, descriptor = received
+        message, descriptor = received
         assert descriptor is not None
         pid = os.fork()
+        if pid == 0 and "target" in message:
+            control.close()
+            _run(run_loader, socket.socket(fileno=descriptor), message, recommender.bundle)
         if pid == 0:
             control.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             jobs = socket.socket(fileno=descriptor)
             _run(run_worker, jobs, recommender, app, settings.torch_threads)
-        send_message(control, {"worker": pid})
+        if "target" not in message:
+            send_message(control, {"worker": pid})
         os.close(descriptor)
 
 

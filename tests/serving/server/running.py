@@ -94,6 +94,14 @@ class RunningServer:
         workers = [child for loader in loaders for child in loader.children()]
         return zygotes, loaders, workers
 
+    def loaders(self):
+        """Processes that hold a bundle and answer nothing: those that forked the workers."""
+        found = []
+        for one in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [one] if one.children() else []
+        return found[1:]
+
     def stop(self):
         """End as a service manager does; the exit code."""
         if self.process.poll() is None:

@@ -43,6 +43,13 @@ def test_published_bundles_are_taken_and_damaged_ones_refused(own, bundles_dir, 
     publish(bundles_dir, "v1+1")
     until_serves(own, "v1+1")
     assert own.get("/v1/similar/fresh?k=3")[0] == 200
+    # The release stays in memory, for the next delta of it.
+    wait_for(lambda: len(own.loaders()) == 2)
+    publish(bundles_dir, "v2")
+    until_serves(own, "v2")
+    wait_for(lambda: len(own.loaders()) == 1)
+    publish(bundles_dir, "v1+1")
+    until_serves(own, "v1+1")
     # Other dimensions.
     other = write_synthetic_bundle(bundles_dir, "v3", SyntheticSize(embedding_dim=16))
     bad = shutil.copytree(bundles_dir / "bundle-v2", bundles_dir / "bundle-bad")
@@ -57,7 +64,7 @@ def test_published_bundles_are_taken_and_damaged_ones_refused(own, bundles_dir, 
     publish(bundles_dir, "v3")
     until_serves(own, "v3")
     assert own.state()["refused"] is None
-    assert own.state()["num_swaps"] == 4
+    assert own.state()["num_swaps"] == 6
 
 
 def test_damage_is_repaired_by_a_signal(own, bundles_dir):
