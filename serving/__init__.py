@@ -2,8 +2,11 @@
 
 A request, in order:
 
-1. `web/app.py` routes it; `web/http.py` reads the body and checks it against `schemas.py`.
-2. `loading.py` made the `Recommender` of the bundle that is published (`bundle/load.py`).
+1. `server/front.py` holds the connection, asks `security/` whose it is, and reads the body;
+   `server/dispatch.py` gives it to a worker (`server/worker.py`), where `web/answer.py` checks it
+   against `schemas.py`. Other routes are `web/app.py`'s.
+2. `loading.py` made the `Recommender` of the bundle that is published (`bundle/load.py`);
+   `server/fleet.py` has the next one made when another is published.
 3. `recommend.py` runs the stages:
    `query.py` looks up ids, history and context features (`context.py`);
    `filters.py` compiles one mask of the items that may be shown;
