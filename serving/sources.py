@@ -30,10 +30,11 @@ from recsys.models.sequence.one import OneHistory
 from recsys.models.two_tower_one import OneQuery
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.retrieval.exact import exact_top_k
+from recsys.retrieval.faiss_index import FaissIndex
 from recsys.retrieval.sources import GeneratedSource, Source
 from serving.bundle.adapters import NO_ADAPTERS, Adapters
 from serving.bundle.content_neighbours import ContentNeighbours
-from serving.bundle.history_models import Generation
+from serving.bundle.history_models import CONTENT_SIMILARITY, ENSEMBLE, SEQUENCE, Generation
 from serving.bundle.load import Bundle
 from serving.bundle.retriever import Retriever
 from serving.query import Query
@@ -96,6 +97,25 @@ class ScoredSource:
         return best_of_one(scores, k)
 
 
+class IndexedSource:
+    """Nearest items to the vector of a history, of a large catalogue."""
+
+    def __init__(self, encode: Callable[[Query], Tensor], index: FaissIndex) -> None:
+        """Take what encodes a request's history, [D]."""
+        self._encode, self._index = encode, index
+
+    def candidates(self, query: Query, mask: ItemMask, k: int) -> OneList | None:
+        if not query.has_history or query.item_row:
+            return None
+        vector = self._encode(query)
+        if not bool(vector.any()):
+            return None
+        found = self._index.search_one(vector, k, mask)
+        # An item without a vector has score 0, and is no more like the history than any other.
+        there = found.scores != 0
+        return found if there.all() else OneList(found.scores[there], found.item_rows[there])
+
+
 class WeightsSource:
     """Items by their weights from those of the history, or from the item of the request."""
 
@@ -122,17 +142,23 @@ class HistorySource:
         return OneList.of(self._source(query.features, mask.as_bool()[None], k).lists)
 
 
-def sequence_source(model: SequenceModel) -> RequestSource:
-    """Rank the items that come next after a history, exactly, as SequenceModel.score does."""
+def sequence_source(model: SequenceModel, index: FaissIndex | None = None) -> RequestSource:
+    """Rank the items that come next after a history, as SequenceModel.score does.
+
+    Args:
+        index: Of its item vectors; None compares all of them.
+    """
     one = OneHistory(model)
+    if index is not None:
+        return IndexedSource(lambda q: one.query_vector(q.history_tensor, q.times_tensor), index)
     return ScoredSource(lambda query: one.scores(query.history_tensor, query.times_tensor))
 
 
 class AdaptedSequenceSource:
     """The sequence model, in domains that have an adapter with it."""
 
-    def __init__(self, model: SequenceModel, adapted: AdaptedRetriever) -> None:
-        self._base = sequence_source(model)
+    def __init__(self, base: RequestSource, adapted: AdaptedRetriever) -> None:
+        self._base = base
         self._adapted = adapted
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> OneList | None:
@@ -194,13 +220,20 @@ class ContentSource:
     """
 
     def __init__(
-        self, neighbours: ContentNeighbours | None, similarity: ContentSimilarity | None = None
+        self,
+        neighbours: ContentNeighbours | None,
+        similarity: ContentSimilarity | None = None,
+        index: FaissIndex | None = None,
     ) -> None:
         self._neighbours = neighbours
-        self._similar: ScoredSource | None = None
+        self._similar: RequestSource | None = None
         if similarity is not None:
             one = OneContent(similarity)
-            self._similar = ScoredSource(lambda query: one.scores(query.history_tensor))
+            self._similar = (
+                ScoredSource(lambda query: one.scores(query.history_tensor))
+                if index is None
+                else IndexedSource(lambda query: one.query_vector(query.history_tensor), index)
+            )
 
     def candidates(self, query: Query, mask: ItemMask, k: int) -> OneList | None:
         if not query.item_row and self._similar is not None:
@@ -255,19 +288,18 @@ def sources_of(
             bundle.semantic_ids, bundle.items.content, bundle.num_released_rows
         )
     if bundle.sequence is not None:
-        adapted = adapters.retrievers.get("sequence")
-        sources["sequence"] = (
-            sequence_source(bundle.sequence)
-            if adapted is None
-            else AdaptedSequenceSource(bundle.sequence, adapted)
-        )
+        sources["sequence"] = sequence_source(bundle.sequence, bundle.indexes.get(SEQUENCE))
+        if (adapted := adapters.retrievers.get("sequence")) is not None:
+            sources["sequence"] = AdaptedSequenceSource(sources["sequence"], adapted)
     if bundle.ensemble is not None and options.profile == "full":
-        sources["ensemble"] = sequence_source(bundle.ensemble)
+        sources["ensemble"] = sequence_source(bundle.ensemble, bundle.indexes.get(ENSEMBLE))
     if bundle.generative is not None and options.profile == "full":
         sources["generative"] = HistorySource(
             generative_source(bundle.generative, HOME.beam_width, options.beam_timeout_ms)
         )
     similarity = bundle.content_similarity if learned_content else None
     if neighbours is not None or similarity is not None:
-        sources["content"] = ContentSource(neighbours, similarity)
+        sources["content"] = ContentSource(
+            neighbours, similarity, bundle.indexes.get(CONTENT_SIMILARITY)
+        )
     return sources

@@ -9,7 +9,8 @@
                         weights between items (may be absent)         recsys/models/item_weights
         content/        content.npy                                   serving/bundle/items.py
         two_tower/      model, item_vectors.npy                       serving/bundle/retriever.py
-        index/          items.faiss and its description (both may be absent)
+        index/          items.faiss of the two-tower and its description (may be absent);
+                        of many items also those of serving/bundle/item_index.py
         semantic_ids/   codes, id rows (may be absent, with quantizer/)
         quantizer/      gives new items their IDs                     serving/bundle/semantic_ids.py
         content_similarity/, sequence/, ensemble/, generative/, blend_fast/, blend_full/

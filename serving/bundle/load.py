@@ -19,6 +19,7 @@ from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.blend.learned import LearnedBlend
+from recsys.retrieval.faiss_index import FaissIndex
 from recsys.semantic_ids.trie import Trie
 from serving.bundle.arrays import reading
 from serving.bundle.catalogue import Catalogue
@@ -32,6 +33,7 @@ from serving.bundle.history_models import (
     load_item_weights,
     load_sequence,
 )
+from serving.bundle.item_index import compared, grown_item_indexes, load_item_indexes
 from serving.bundle.items import grown_items, load_items
 from serving.bundle.manifest import BundleManifest, Profile, verify_files, vocabulary_digests
 from serving.bundle.model_files import check_rows
@@ -61,6 +63,8 @@ class Bundle:
     sequence: SequenceModel | None
     ensemble: SequenceModel | None
     generative: Generation | None
+    indexes: Mapping[str, FaissIndex]
+    """Of the item vectors of sequence models and content, by part; of large catalogues alone."""
     blends: Mapping[Profile, LearnedBlend]
     ranker: LoadedRanker | None
     context_features: Mapping[str, int]
@@ -133,6 +137,9 @@ def _load_released(link: Link) -> Bundle:
     items = load_items(directory, manifest, catalogue)
     semantic_ids = semantic_ids_of([link])
     blends = load_blends(directory, manifest)
+    content = load_content_similarity(directory, manifest, items)
+    sequence = load_sequence(directory, manifest, items)
+    ensemble = load_sequence(directory, manifest, items, ENSEMBLE)
     return Bundle(
         manifest=manifest,
         digest=link.digest,
@@ -144,10 +151,11 @@ def _load_released(link: Link) -> Bundle:
         items=items,
         retriever=load_retriever(directory, manifest, items),
         semantic_ids=semantic_ids,
-        content_similarity=load_content_similarity(directory, manifest, items),
-        sequence=load_sequence(directory, manifest, items),
-        ensemble=load_sequence(directory, manifest, items, ENSEMBLE),
+        content_similarity=content,
+        sequence=sequence,
+        ensemble=ensemble,
         generative=load_generation(directory, manifest, items, semantic_ids),
+        indexes=load_item_indexes(directory, manifest, compared(sequence, ensemble, content)),
         blends=blends,
         ranker=load_ranker(directory, manifest, items, blends),
         context_features=manifest.context_features,
@@ -171,6 +179,10 @@ def _grown(released: Bundle, chain: Sequence[Link]) -> Bundle:
     old = released
     num_new_rows = catalogue.num_item_rows - released.num_item_rows
     retriever, generative, similar = old.retriever, old.generative, old.content_similarity
+    content_similarity = None if similar is None else similar.grown(items.content)
+    sequence = None if old.sequence is None else old.sequence.grown(items)
+    ensemble = None if old.ensemble is None else old.ensemble.grown(items)
+    vectors = compared(sequence, ensemble, content_similarity)
     return replace(
         released,
         released=released,
@@ -188,9 +200,10 @@ def _grown(released: Bundle, chain: Sequence[Link]) -> Bundle:
         items=items,
         retriever=None if retriever is None else grown_retriever(retriever, items, deltas),
         semantic_ids=semantic_ids,
-        content_similarity=None if similar is None else similar.grown(items.content),
-        sequence=None if old.sequence is None else old.sequence.grown(items),
-        ensemble=None if old.ensemble is None else old.ensemble.grown(items),
+        content_similarity=content_similarity,
+        sequence=sequence,
+        ensemble=ensemble,
+        indexes=grown_item_indexes(old.indexes, vectors),
         generative=None if generative is None else _grown_ids(generative, items, semantic_ids),
         ranker=None if old.ranker is None else _grown_ranker(old.ranker, items),
     )

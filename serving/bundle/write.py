@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from recsys.data.durable import new_directory
+from recsys.models.item_tower import ItemCatalogue
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.history_models import (
     BLENDS,
@@ -17,7 +21,8 @@ from serving.bundle.history_models import (
     SEQUENCE,
     drop_item_vectors,
 )
-from serving.bundle.items import Vectors, write_content
+from serving.bundle.item_index import write_item_indexes
+from serving.bundle.items import Vectors, known_categories, write_content
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import (
     VERSION_PATTERN,
@@ -100,6 +105,7 @@ def write_bundle(
         parts.users.save(directory)
         write_content(parts.content, parts.catalogue.num_item_rows, directory)
         models = _write_models(parts, directory)
+        write_item_indexes(directory, _items(parts), parts.users)
         if parts.semantic_ids is not None:
             parts.semantic_ids.copy_to(directory)
         seal(
@@ -143,6 +149,13 @@ def _write_models(parts: BundleParts, directory: Path) -> list[str]:
     if parts.content_similarity is not None:
         drop_item_vectors(directory / CONTENT_SIMILARITY)
     return list(found)
+
+
+def _items(parts: BundleParts) -> ItemCatalogue:
+    num_item_rows = parts.catalogue.num_item_rows
+    content = np.zeros((num_item_rows, 0), np.float32) if parts.content is None else parts.content
+    categories = known_categories(parts.catalogue, parts.catalogue.num_category_rows)
+    return ItemCatalogue(torch.from_numpy(np.asarray(content, np.float32)), categories)
 
 
 def _dimensions(parts: BundleParts) -> Dimensions:

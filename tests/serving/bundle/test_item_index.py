@@ -1,0 +1,69 @@
+"""Indexes of sequence models and content in the bundle of a large catalogue."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.data.item_mask import ItemMask
+from serving.bundle import item_index
+from serving.bundle.delta import NewItem, write_delta
+from serving.bundle.load import Bundle, load_bundle
+from serving.query import hydrate
+from serving.recommend import Recommender
+from serving.schemas import Request
+from serving.surfaces import HOME
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
+
+SIZE = SyntheticSize(num_items=300, history_models=True, semantic_ids=False)
+PARTS = {"sequence", "content_similarity"}
+
+
+@pytest.fixture
+def bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_synthetic_bundle(tmp_path, "compared", SIZE)
+    monkeypatch.setattr(item_index, "COMPARED_UP_TO", 100)
+    write_synthetic_bundle(tmp_path, "indexed", SIZE)
+    return tmp_path
+
+
+def rows_of(bundle: Bundle, source: str, k: int, left_out: list[int]) -> list[int]:
+    query = hydrate(Request(session=["item-3", "item-8"]), bundle, HOME)
+    mask = ItemMask.all_but(bundle.num_item_rows, np.array(left_out))
+    with torch.inference_mode():
+        found = Recommender(bundle)._sources[source].candidates(query, mask, k)
+    assert found is not None
+    return found.item_rows.tolist()
+
+
+@pytest.mark.parametrize("source", ["sequence", "content"])
+def test_an_index_finds_nearly_what_comparing_all_items_does(bundles: Path, source: str) -> None:
+    compared, indexed = (
+        load_bundle(bundles / f"bundle-{name}") for name in ("compared", "indexed")
+    )
+    assert compared.indexes == {}
+    assert indexed.indexes.keys() == PARTS
+    truth, found = (rows_of(one, source, 100, [5, 7]) for one in (compared, indexed))
+    assert len(set(truth) & set(found)) >= 95
+    assert not {0, 5, 7} & set(found)
+
+
+def test_appended_items_are_found(bundles: Path) -> None:
+    before = load_bundle(bundles / "bundle-indexed")
+    assert before.retriever is not None
+    twin = before.items.content[[8]].numpy()
+    vector = before.retriever.index.vectors(torch.tensor([8])).numpy()
+    new = NewItem(item_id="fresh", display_text="Fresh", categories=["odd"])
+    write_delta(bundles, "indexed", [new], content=twin, item_vectors=vector)
+    after = load_bundle(bundles / "bundle-indexed+1")
+    for part in PARTS:
+        assert after.indexes[part].num_item_rows == 302
+    assert 301 in rows_of(after, "content", 20, [3, 8])
+
+
+def test_an_index_of_other_vectors_is_refused(bundles: Path) -> None:
+    bundle = load_bundle(bundles / "bundle-indexed")
+    narrow = {"sequence": lambda: torch.zeros(301, 3)}
+    with pytest.raises(ValueError, match=r"sequence\.faiss"):
+        item_index.load_item_indexes(bundles / "bundle-indexed", bundle.manifest, narrow)
