@@ -1,5 +1,6 @@
 """Known answers: in the synthetic bundle, user-<even> took even items only."""
 
+import json
 import logging
 from dataclasses import replace
 from itertools import chain
@@ -13,12 +14,14 @@ from hypothesis import strategies as st
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.retrieval.blend.fusion import FILL
+from serving.bundle.catalogue import Catalogue
 from serving.bundle.load import load_bundle
 from serving.bundle.write import write_bundle
+from serving.item_cards import ItemCard, ItemCards
 from serving.log import LOGGER
 from serving.query import UnknownItemError
 from serving.recommend import Recommender
-from serving.schemas import Request
+from serving.schemas import Request, to_json
 from serving.settings import ServingOptions
 
 pytestmark = pytest.mark.numerics
@@ -345,6 +348,21 @@ def test_items_carry_what_the_catalogue_says_of_them(recommender):
     assert item.title.startswith(f"Title {row} ")
     assert item.categories == ("even", "tens")
     assert item.semantic_id == recommender.bundle.semantic_ids.text(row)
+
+
+def test_what_the_catalogue_says_of_an_item_is_cut_to_a_bound(recommender):
+    names = [f"c{n}" for n in range(60)]
+    catalogue = Catalogue.from_lists(
+        item_ids=["a", "b"],
+        display_texts=["W" * 10_000, ""],
+        category_names=names,
+        category_values=np.arange(1, 61),
+        category_offsets=np.array([0, 0, 60, 60]),
+    )
+    cards = ItemCards(replace(recommender.bundle, catalogue=catalogue, semantic_ids=None))
+    assert cards.of(1) == ItemCard("a", "W" * 500, tuple(names[:50]), None)
+    assert cards.of(2) == ItemCard("b", None, None, None)
+    assert json.loads(to_json(cards.of(2))) == {"item_id": "b"}
 
 
 def test_bundle_without_two_tower_answers_from_the_rest(recommender, bundles_dir):
