@@ -18,6 +18,7 @@ import hmac
 import math
 import secrets
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -106,7 +107,7 @@ def read_keys(path: Path, *, named: Path | None = None) -> KeyRing:
             f"key file {path}: {where}: {first['msg']}; make keys with recsys keys add"
         ) from None
     for field in ("name", "sha256"):
-        values = [getattr(key, field) for key in keys]
-        if twice := sorted({value for value in values if values.count(value) > 1}):
-            raise ValueError(f"key file {path} has {field} {twice[0]!r} twice; keep one of them")
+        (most, times), *_ = Counter(getattr(key, field) for key in keys).most_common(1) or [("", 1)]
+        if times > 1:
+            raise ValueError(f"key file {path} has {field} {most!r} twice; keep one of them")
     return KeyRing(keys)
