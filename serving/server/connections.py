@@ -69,7 +69,9 @@ class Connections:
             also()
             now = monotonic()
             for connection, since in list(self.waiting.items()):
-                if now - since > self.settings.header_timeout_seconds and not connection.idle:
+                late = now - since > self.settings.header_timeout_seconds
+                # A slow body is refused by who reads it, with a reply.
+                if late and connection.in_head and not connection.idle:
                     self.refused("deadline")
                     connection.abort()
             for connection in [one for one in self.open if one.is_unread(now)]:
@@ -116,23 +118,24 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self.cycle is not before:
             self._head_bytes = 0
-        elif self._in_head() and self._head_bytes > self.table.settings.max_header_bytes:
-            limit = self.table.settings.max_header_bytes
-            self.table.refused("headers")
-            self._refuse(
-                b"431 Request Header Fields Too Large",
-                "headers_too_large",
-                f"the headers may have at most {limit} bytes",
-            )
+        elif self.in_head and self._head_bytes > self.table.settings.max_header_bytes:
+            self._refuse_head()
 
     def on_headers_complete(self) -> None:
-        self.table.works(self)
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.table.settings.max_header_bytes:
+            self._refuse_head()
+            raise ValueError("the head is too large")
         super().on_headers_complete()
         self.scope["recsys.connection"] = self  # type: ignore[typeddict-unknown-key]
 
+    def on_message_complete(self) -> None:
+        self.table.works(self)
+        super().on_message_complete()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.transport.is_closing() and self._in_head():
+        if not self.transport.is_closing() and self.in_head:
             self.idle = True
             self._head_bytes = 0
             self.table.waits(self)
@@ -153,14 +156,30 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(b"400 Bad Request", "bad_http", "this is not an HTTP/1.1 request")
+        if not self.transport.is_closing():
+            self._refuse(b"400 Bad Request", "bad_http", "this is not an HTTP/1.1 request")
 
     def _disconnect(self) -> None:
         if self.cycle is not None:
             self.cycle.disconnected = True
 
-    def _in_head(self) -> bool:
+    @property
+    def in_head(self) -> bool:
+        """Whether no request is being read or answered beyond its head."""
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def body_is_here(self) -> bool:
+        """Whether the newest request has arrived whole."""
+        return self.cycle is not None and not self.cycle.more_body
+
+    def _refuse_head(self) -> None:
+        self.table.refused("headers")
+        self._refuse(
+            b"431 Request Header Fields Too Large",
+            "headers_too_large",
+            f"the headers may have at most {self.table.settings.max_header_bytes} bytes",
+        )
 
     def _refuse(self, status: bytes, code: str, message: str) -> None:
         body = orjson.dumps({"error": {"code": code, "message": message}})

@@ -49,6 +49,19 @@ def test_half_open_connections_do_not_stop_others(strict):
     assert "Traceback" not in strict.log.read_text(), strict.log.read_text()[-3000:]
 
 
+def test_slow_bodies_do_not_stop_others(strict):
+    head = b"POST /v1/recommend HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    held = []
+    try:
+        for _ in range(600):
+            held.append(connected(strict))
+            held[-1].sendall(head + b"content-length: 20\r\n\r\n{")
+        assert strict.get("/v1/recommend", {"k": 1}, timeout=2.0)[0] == 200
+    finally:
+        for one in held:
+            one.close()
+
+
 def test_slow_body_gets_408(strict):
     with connected(strict) as client:
         head = b"POST /v1/recommend HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -61,10 +74,11 @@ def test_slow_body_gets_408(strict):
     [
         (b"GET /healthz HTTP/1.1\r\n" + b"a: " + b"x" * 40_000, b"431"),
         (b"GET /" + b"x" * 40_000, b"431"),
+        (b"GET /healthz HTTP/1.1\r\n" + b"a: " + b"x" * 40_000 + b"\r\n\r\n", b"431"),
         (b"\x16\x03\x01 no http\r\n\r\n", b"400"),
         (b"POST /v1/recommend HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n", b"413"),
     ],
-    ids=["header", "path", "not http", "body"],
+    ids=["header", "path", "whole head", "not http", "body"],
 )
 def test_what_is_too_large_or_no_http_is_refused_early(strict, head, status):
     with connected(strict) as client:
