@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import orjson
@@ -232,6 +233,7 @@ def scope_of(path: str) -> Scope:
     return "admin" if path.startswith("/v1/admin/") else "read"
 
 
+@lru_cache(maxsize=1_000)
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address."""
     if host == "localhost":

@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, ClassVar
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from serving.settings import Settings
 
@@ -187,6 +191,34 @@ class Connection(HttpToolsProtocol):
         self._disconnect()
         self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
         self.transport.close()
+
+
+def send_at_once(
+    cycle: RequestResponseCycle, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
+) -> None:
+    """Write a whole response in one piece, where uvicorn would write its head by itself.
+
+    Args:
+        cycle: The request; its connection is not paused, and nothing was written for it.
+        headers: Checked by who makes them: names in lower case, no line breaks.
+    """
+    if cycle.disconnected:
+        return
+    lines = [STATUS_LINE[status]]
+    for name, value in (*cycle.default_headers, *headers):
+        lines += (name, b": ", value, b"\r\n")
+    cycle.keep_alive = cycle.keep_alive and (b"connection", b"close") not in headers
+    if not cycle.keep_alive and (b"connection", b"close") not in headers:
+        lines.append(b"connection: close\r\n")
+    lines.append(b"\r\n")
+    if cycle.scope["method"] != "HEAD":
+        lines.append(body)
+    cycle.transport.write(b"".join(lines))
+    cycle.response_started = cycle.response_complete = True
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
 
 
 def _descriptors() -> int:

@@ -14,11 +14,12 @@ from logging import ERROR
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serving.log import log
 from serving.metrics import ServerMetrics, route_of
 from serving.security.access import Access, Caller
-from serving.server.connections import Connections
+from serving.server.connections import Connections, send_at_once
 from serving.server.dispatch import Job, OverloadedError, WorkerDiedError
 from serving.server.fleet import Fleet
 from serving.server.frames import Frame
@@ -131,10 +132,14 @@ class Front:
             log("request", {**line, "ms": round(1_000 * seconds, 3), **fields})
 
     async def _send(self, send: Send, status: int, headers: Headers, body: bytes) -> None:
-        length = (b"content-length", str(len(body)).encode())
-        closing = [CLOSE] if self.draining else []
-        start = {"type": "http.response.start", "status": status}
-        await send({**start, "headers": [*headers, length, *closing]})
+        whole = [*headers, (b"content-length", str(len(body)).encode())]
+        if self.draining:
+            whole.append(CLOSE)
+        cycle = getattr(send, "__self__", None)
+        if isinstance(cycle, RequestResponseCycle) and not cycle.flow.write_paused:
+            send_at_once(cycle, status, whole, body)
+            return
+        await send({"type": "http.response.start", "status": status, "headers": whole})
         await send({"type": "http.response.body", "body": body})
 
     async def _reply(

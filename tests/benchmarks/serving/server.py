@@ -74,7 +74,7 @@ def reply_of(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
         f"http://127.0.0.1:{port}{path}", data=data, headers={"content-type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=30) as reply:
             return json.loads(reply.read())
     except (urllib.error.URLError, ConnectionError):
         return None
