@@ -193,6 +193,18 @@ def test_released_again_by_force_nothing_that_is_served_is_removed_or_rewritten(
     Recommender.load(bundles / "current")
 
 
+def test_rollback_takes_appended_items_back_and_no_more(appended: Path, recsys: Recsys) -> None:
+    bundles = appended / "bundles"
+    released = (bundles / "current").readlink().name.removeprefix("bundle-").partition("+")[0]
+    result = recsys("rollback", "-b", bundles)
+    assert result.exit_code == 0, result.output
+    assert f"champion is {released} (before: {released}+1)" in result.output
+    assert Recommender.load(bundles / "current").bundle.catalogue.row_of("new-1") is None
+    result = recsys("rollback", "-b", bundles)
+    assert result.exit_code == 2
+    assert f"{released} is the first champion" in " ".join(result.output.split())
+
+
 def test_disk_full_ends_with_74_and_the_next_run_goes_on(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
