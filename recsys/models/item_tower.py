@@ -32,6 +32,7 @@ Config = TypeVar("Config")
 Inputs = TypeVar("Inputs")
 NEIGHBOURS = "item.neighbours"
 """Feature by which the tower looks up the ids of neighbours."""
+ENCODED_AT_A_TIME = 1 << 16
 NORM_FLOOR = 1e-6
 """Smallest length a vector is divided by when it is normalised."""
 
@@ -225,9 +226,13 @@ class CatalogueModel(nn.Module):
 
     def item_inputs(self, rows: Tensor) -> Tensor:
         """Encode rows of the catalogue as the history reads them, [R] -> [R, D]."""
+        return self.encoded(rows, self._content[rows])
+
+    def encoded(self, rows: Tensor, content: Tensor) -> Tensor:
+        """Encode rows of the catalogue whose content [R, content_dim] was looked up, [R, D]."""
         categories = Jagged(self._category_rows, self._category_offsets).take(rows)
         items = JaggedBatch({"item": Jagged.one_each(rows), "item.categories": categories})
-        inputs: Tensor = self.item_tower(items, self._content[rows])
+        inputs: Tensor = self.item_tower(items, content)
         return inputs
 
     def train(self, mode: bool = True) -> Self:
@@ -239,9 +244,7 @@ class CatalogueModel(nn.Module):
     def all_item_inputs(self) -> Tensor:
         """Encode the whole catalogue, [N, D]; kept until train(), eval() or load_state_dict()."""
         if self._all_inputs is None or self.training:
-            rows = torch.arange(self.num_item_rows, device=self._content.device)
-            parts = [self.item_inputs(part) for part in torch.split(rows, 1 << 16)]
-            self._all_inputs = torch.cat(parts)
+            self._all_inputs = torch.cat(self._encoded_from(0))
         return self._all_inputs
 
     def take_item_inputs(self, other: CatalogueModel) -> None:
@@ -261,10 +264,19 @@ class CatalogueModel(nn.Module):
         twin._content = catalogue.content
         twin._category_rows, twin._category_offsets, _ = catalogue.categories
         before = self.all_item_inputs()
-        rows = torch.arange(len(before), twin.num_item_rows, device=before.device)
-        parts = [twin.item_inputs(part) for part in torch.split(rows, 1 << 16)]
-        twin._all_inputs = torch.cat([before, *parts])
+        twin._all_inputs = torch.cat([before, *twin._encoded_from(len(before))])
         return twin
+
+    def _encoded_from(self, first: int) -> list[Tensor]:
+        """Encode all rows from one on, in parts [at most ENCODED_AT_A_TIME, D]."""
+        rows = torch.arange(first, self.num_item_rows, device=self._content.device)
+        parts = zip(
+            torch.split(rows, ENCODED_AT_A_TIME),
+            # A slice, where rows that are looked up would be copied.
+            torch.split(self._content[first:], ENCODED_AT_A_TIME),
+            strict=True,
+        )
+        return [self.encoded(some, content) for some, content in parts]
 
     @torch.no_grad()
     def item_vectors(self, items: JaggedBatch, content: Tensor) -> Tensor:

@@ -123,9 +123,9 @@ class Ranker(CatalogueModel):
             self.register_buffer(f"_{kind}", of_tasks, persistent=False)
         self.calibrator = Calibrator(num_tasks)
 
-    def item_inputs(self, rows: Tensor) -> Tensor:
-        """Encode rows of the catalogue as one field, [R] -> [R, D]."""
-        normed: Tensor = self.item_norm(super().item_inputs(rows))
+    def encoded(self, rows: Tensor, content: Tensor) -> Tensor:
+        """Encode rows of the catalogue as one field, [R, D]."""
+        normed: Tensor = self.item_norm(super().encoded(rows, content))
         return normed
 
     def read(self, batch: RankingBatch, vectors: Tensor, places: Tensor) -> Reader:
