@@ -17,6 +17,7 @@ from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import torch
 
 from recsys.data.item_mask import ItemMask
@@ -226,6 +227,8 @@ class Recommender:
                 continue
             try:
                 found = source.candidates(query, eligible, min(length, longest))
+                if found is not None and not np.isfinite(found.scores).all():
+                    raise ValueError(f"scores of source {name} are not finite")
             except LateError:
                 missing.append(Degraded("late_source", name))
                 continue

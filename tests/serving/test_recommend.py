@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.top_k import OneList
 from recsys.retrieval.blend.fusion import FILL
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.load import load_bundle
@@ -331,6 +332,20 @@ def test_source_that_fails_is_left_out_named_counted_and_logged(released, caplog
     assert recommender.failures == {"two_tower": 9}
     assert [line.fields["times"] for line in caplog.records] == [1, 2, 4, 8]
     assert caplog.records[0].exc_info
+
+
+@pytest.mark.parametrize("score", [np.nan, np.inf, -np.inf])
+def test_source_whose_scores_are_no_numbers_has_failed(released, score):
+    recommender = Recommender.load(released / "current")
+
+    class Strange:
+        def candidates(self, query, mask, k):
+            return OneList(np.array([1.0, score], np.float32), np.array([2, 4]))
+
+    recommender._sources["two_tower"] = Strange()
+    reply = ask(recommender, user_id="user-2", k=5)
+    assert said(reply) == ["failed_source: two_tower"]
+    assert all(np.isfinite(item.score) for item in reply.items)
 
 
 def test_request_is_answered_though_every_source_fails(released):
