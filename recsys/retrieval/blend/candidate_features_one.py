@@ -34,7 +34,6 @@ from recsys.retrieval.blend.history_features import (
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.one import MergedOne, OneQueryBlend
 
-START = torch.zeros(1, dtype=torch.int64)
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
@@ -151,10 +150,10 @@ class OneQueryFeatures:
         read = torch.from_numpy(self._places[np.minimum(history, beyond)])
         wanted = self._places[np.minimum(rows, beyond)]
         # Whole rows of weights are added faster than single ones are found.
-        scores, recent = (
-            functional.embedding_bag(part, self._weights, START, mode="sum")[0].numpy()[wanted]
-            for part in (read, read[-NUM_LINEAR:])
-        )
+        latest = torch.tensor([0, max(0, len(history) - NUM_LINEAR)])
+        sums = functional.embedding_bag(read, self._weights, latest, mode="sum").numpy()
+        before, recent = sums[:, wanted]
+        scores = before + recent
         count = np.float32(len(rows))
         above = scores - scores.sum() / count
         spread = np.sqrt(np.square(above).sum() / count)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.models import content_similarity
 from recsys.models.content_similarity import ContentSimilarity, ContentSimilarityConfig
 from recsys.models.content_similarity import OneHistory as OneContent
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
@@ -99,8 +100,12 @@ def test_two_tower(heads: int, length: int) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
 
 
+@pytest.mark.parametrize("pairs_up_to", [0, 4096])
 @pytest.mark.parametrize("rows", [[3], [5], [4, 5, 6, 4, 9, 12], list(range(1, 20))])
-def test_content_similarity(rows: list[int]) -> None:
+def test_content_similarity(
+    rows: list[int], pairs_up_to: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content_similarity, "PAIRS_UP_TO", pairs_up_to)
     config = ContentSimilarityConfig(max_history=8, history_power=0.7)
     model = ContentSimilarity(config, catalogue().content)
     expected = model.score(batch_of(torch.tensor(rows)))[0]
