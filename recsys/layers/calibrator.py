@@ -60,12 +60,12 @@ class Calibrator(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """Give probabilities, [P, T] -> [P, T]."""
-        columns = logits.float().T.contiguous()  # [T, P]
-        right = torch.searchsorted(self.knots, columns).clamp(1, NUM_KNOTS - 1)
-        low, high = self.knots.gather(1, right - 1), self.knots.gather(1, right)
-        start, end = self.values.gather(1, right - 1), self.values.gather(1, right)
-        share = ((columns - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
-        return torch.sigmoid(start + share * (end - start)).T
+        knots, values = self.knots, self.values
+        columns = logits.float().T.clamp(knots[:, :1], knots[:, -1:])  # [T, P]
+        left = torch.searchsorted(knots, columns.contiguous()).sub_(1).clamp_(0, NUM_KNOTS - 2)
+        slopes = values.diff(dim=1) / knots.diff(dim=1).clamp(min=1e-12)  # [T, Q - 1]
+        apart = columns - knots.gather(1, left)
+        return torch.sigmoid(torch.addcmul(values.gather(1, left), apart, slopes.gather(1, left))).T
 
 
 def platt_map(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -240,11 +240,11 @@ class CatalogueModel(nn.Module):
         self._all_inputs = None
         return super().train(mode)
 
-    @torch.no_grad()
     def all_item_inputs(self) -> Tensor:
         """Encode the whole catalogue, [N, D]; kept until train(), eval() or load_state_dict()."""
         if self._all_inputs is None or self.training:
-            self._all_inputs = torch.cat(self._encoded_from(0))
+            with torch.no_grad():
+                self._all_inputs = torch.cat(self._encoded_from(0))
         return self._all_inputs
 
     def take_item_inputs(self, other: CatalogueModel) -> None:

@@ -266,9 +266,8 @@ class Ranker(CatalogueModel):
         history = latest(features["history"], self.config.max_history)
         return self.read(one, self.all_item_inputs(), self._known(history.values))
 
-    @torch.no_grad()
     def reader_of_one(self, history: Tensor, features: Mapping[str, int]) -> Reader:
-        """Encode one query, the same bits as ``reader_of``.
+        """Encode one query, the same bits as ``reader_of``; call it without gradients.
 
         Args:
             history: Item rows, oldest first.
@@ -347,7 +346,6 @@ class Ranker(CatalogueModel):
             self.heads,
         )
 
-    @torch.no_grad()
     def all_item_routing(self) -> Routing | None:
         """Route the whole catalogue, cached as all_item_inputs is.
 
@@ -357,7 +355,8 @@ class Ranker(CatalogueModel):
             return None
         inputs = self.all_item_inputs()
         if self._routed is None or self._routed[0] is not inputs:
-            self._routed = (inputs, self.trunk.routing_of_items(inputs))
+            with torch.no_grad():
+                self._routed = (inputs, self.trunk.routing_of_items(inputs))
         return self._routed[1]
 
     def _score_of_logits(self, logits: Tensor) -> Tensor:

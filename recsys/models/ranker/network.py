@@ -76,11 +76,13 @@ class QueryFields(nn.Module):
 
     def of_one(self, rows: Mapping[str, int]) -> Tensor:
         """Encode one query by the row of each of its features, [1, fields * D]."""
-        fields = [torch.zeros(1, 0)]
+        if not self.kinds:
+            return torch.zeros(1, 0)
+        fields = []
         for (_, names), norm in zip(self.kinds, self.norms, strict=True):
             assert self.tables is not None
             fields.append(norm(sum(self.tables.one_row(name, rows[name]) for name in names)))
-        return torch.cat(fields, dim=1)
+        return fields[0] if len(fields) == 1 else torch.cat(fields, dim=1)
 
 
 class Correction(nn.Module):

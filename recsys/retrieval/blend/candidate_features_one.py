@@ -69,7 +69,6 @@ class OneQueryFeatures:
         self._taken: dict[int, Tensor] = {}
         self._past: Floats = log_events(item_counts, history_features.num_items).numpy()
 
-    @torch.no_grad()
     def candidates(self, lists: Mapping[str, OneList], history: Tensor, k: int) -> CandidatesOne:
         """Merge lists and compute the features of the first k places.
 
