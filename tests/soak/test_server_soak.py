@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from statistics import median
 
 import aiohttp
@@ -68,6 +69,15 @@ async def until_up(session, url):
     pytest.fail("the server is not up after 60 seconds")
 
 
+def memory_of_all(process):
+    """Bytes of the front and its processes, shared pages counted once."""
+    total = 0
+    for one in (process, *process.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            total += one.memory_full_info().pss
+    return total
+
+
 async def soak(url, process, bundles):
     """Give the number of replies, the bundles that answered, and what the process held."""
     num_answers, served, held = 0, set(), []
@@ -88,7 +98,8 @@ async def soak(url, process, bundles):
     async def sample():
         for _ in range(int(SECONDS / SAMPLE_SECONDS)):
             await asyncio.sleep(SAMPLE_SECONDS)
-            held.append((process.memory_info().rss, process.num_fds(), process.num_threads()))
+            front = (process.memory_info().rss, process.num_fds(), process.num_threads())
+            held.append((*front, memory_of_all(process)))
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=4)) as session:
         await until_up(session, url)
@@ -112,7 +123,9 @@ def test_steady_load_and_changing_bundles_leave_memory_and_descriptors_flat(serv
     assert served == {"v1", "v2"}
     quarter = len(held) // 4
     for what, values in zip(
-        ("bytes", "descriptors", "threads"), zip(*held, strict=True), strict=True
+        ("bytes", "descriptors", "threads", "bytes of all"), zip(*held, strict=True), strict=True
     ):
         early, late = median(values[quarter : 2 * quarter]), median(values[-quarter:])
-        assert late <= 1.05 * early + (what == "descriptors"), f"{what}: {early:g}, later {late:g}"
+        # While a bundle is swapped there are two: processes come and go under the samples.
+        most = 1.25 if what == "bytes of all" else 1.05
+        assert late <= most * early + (what == "descriptors"), f"{what}: {early:g}, later {late:g}"
