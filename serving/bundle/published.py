@@ -51,7 +51,7 @@ def check_published(bundle: Path) -> None:
         ValueError: If there is none, or this user may not look; says what to do.
     """
     try:
-        there = (bundle / MANIFEST).exists() or bundle.exists()
+        there = bundle.exists()
     except PermissionError as error:
         raise ValueError(
             f"{error.filename} may not be read by the user that serves (uid {os.geteuid()}); run "

@@ -54,15 +54,14 @@ def test_killed_process_loses_no_request_and_is_replaced(own, which):
         return which == "zygote" or (len(zygotes), len(loaders), len(workers)) == (1, 1, 2)
 
     wait_for(whole)
-    assert own.state()["workers"] == 2
+    wait_for(lambda: own.state()["workers"] == 2)
     if which == "worker":
         assert [line["reason"] for line in own.events("worker_ended")] == ["SIGKILL", "SIGKILL"]
 
 
 def test_killed_worker_is_back_within_a_second(own):
     own.processes()[2][0].send_signal(signal.SIGKILL)
-    wait_for(lambda: own.state()["num_restarts"] == 1, seconds=2.0)
-    assert own.state()["workers"] == 2
+    wait_for(lambda: (state := own.state())["num_restarts"] == 1 and state["workers"] == 2, 2.0)
 
 
 def test_all_processes_end_with_the_front(released, tmp_path):
