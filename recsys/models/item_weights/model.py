@@ -163,7 +163,7 @@ class ItemWeights:
         offsets, others, amounts = (part.numpy() for part in self.table)
         lengths = np.diff(offsets)
         width = int(lengths.max(initial=0))
-        if len(lengths) * width > 2 * len(others):
+        if width == 0 or len(lengths) * width > 2 * len(others):
             return None
         begins = np.arange(len(lengths)) * width
         cell = concatenated_ranges(begins, begins + lengths)
