@@ -94,8 +94,10 @@ class Front:
         except RefusedError as error:
             if error.reason is not None:
                 self._metrics.refused(error.reason)
-            # A body that was not read is not waited for.
-            headers = [*JSON, *error.headers, *([CLOSE] if scope["method"] not in READS else [])]
+            connection = scope.get("recsys.connection")
+            read = connection is None or connection.body_is_here
+            # A body that has not arrived is not waited for.
+            headers = [*JSON, *error.headers, *([] if read else [CLOSE])]
             status, body = error.status, error.body
         except ConnectionResetError:
             status, headers, body = CLIENT_GONE, [], b""
