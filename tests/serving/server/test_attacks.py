@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from tests.serving.server.running import post, running, wait_for
+from tests.serving.server.running import RunningServer, post, running, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +156,15 @@ def test_client_that_leaves_costs_no_list(strict):
             client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
     assert strict.get("/v1/recommend", {"k": 1})[0] == 200
     assert "Traceback" not in strict.log.read_text(), strict.log.read_text()[-3000:]
+
+
+def test_full_disk_under_the_log_stops_nobody(released):
+    server = RunningServer(released, "/dev/full", log_requests="true").until_ready()
+    try:
+        for _ in range(20):
+            assert server.get("/v1/recommend", {"k": 1})[0] == 200
+        server.processes()[2][0].kill()
+        wait_for(lambda: server.state()["num_restarts"] == 1)
+        assert server.get("/v1/recommend", {"k": 1})[0] == 200
+    finally:
+        server.stop()
