@@ -119,13 +119,16 @@ async def open_loop(port: int, requests: Sequence[bytes], rate: float, seconds: 
     starts = np.cumsum(rng.exponential(1 / rate, int(rate * seconds)))
     outcome, waiting = Outcome(float(starts[-1])), len(starts)
     everything = asyncio.Event()
-    idle = [await connected(port) for _ in range(64)]
+    idle: list[Connection] = []
     zero = time.perf_counter() + 0.05
 
     async def one(planned: float, message: bytes) -> None:
         nonlocal waiting
         status = 0
         try:
+            # A server closes connections that have not sent anything for long.
+            while idle and idle[-1].transport.is_closing():
+                idle.pop()
             connection = idle.pop() if idle else await connected(port)
             reply = asyncio.get_running_loop().create_future()
             connection.request(message, reply.set_result)
