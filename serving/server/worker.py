@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import select
 import socket
 from collections import deque
 from collections.abc import Generator
-from contextlib import suppress
 from logging import ERROR
 from typing import Any
 
@@ -41,10 +39,6 @@ def run_worker(jobs: socket.socket, recommender: Recommender, app: FastAPI, thre
     torch.set_num_threads(threads)
     # What a request leaves behind is freed at once; cycles are rare, and looking for them costs.
     gc.set_threshold(20_000, 20, 50)
-    if hasattr(os, "SCHED_BATCH"):
-        # The front, which every client waits for, comes first.
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     Worker(jobs, recommender, app).run()
 
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 WARM_SHARE = 0.1
-"""Of a loop's time that is not counted."""
+"""Of a closed loop's time that is not counted."""
+WARM_SECONDS = 1.0
+"""Of an open loop that are not counted: it opens its connections."""
 
 
 @dataclass
@@ -117,7 +119,7 @@ async def open_loop(port: int, requests: Sequence[bytes], rate: float, seconds: 
     """Requests start at random times of a mean rate, replied to or not; latency is from then."""
     rng = np.random.default_rng(1)
     starts = np.cumsum(rng.exponential(1 / rate, int(rate * seconds)))
-    outcome, waiting = Outcome(float(starts[-1])), len(starts)
+    outcome, waiting = Outcome(float(starts[-1]) - WARM_SECONDS), len(starts)
     everything = asyncio.Event()
     idle: list[Connection] = []
     zero = time.perf_counter() + 0.05
@@ -137,7 +139,8 @@ async def open_loop(port: int, requests: Sequence[bytes], rate: float, seconds: 
                 idle.append(connection)
         except OSError:
             pass
-        outcome.add(status, 1_000 * (time.perf_counter() - planned))
+        if planned - zero > WARM_SECONDS:
+            outcome.add(status, 1_000 * (time.perf_counter() - planned))
         waiting -= 1
         if not waiting:
             everything.set()
