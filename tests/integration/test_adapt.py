@@ -13,7 +13,8 @@ from click.testing import Result
 from recsys.layers.lora.linear import digest_of_weights
 from recsys.testing.world_text import DOMAINS
 from recsys.testing.worlds import WorldConfig, world
-from serving.bundle.adapters import models_of, read_registered, served_adapters
+from serving.bundle.adapters import models_of, read_registered
+from serving.bundle.published import served_adapters
 from serving.bundle.load import load_bundle
 
 Recsys = Callable[..., Result]
