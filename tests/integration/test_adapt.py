@@ -14,8 +14,8 @@ from recsys.layers.lora.linear import digest_of_weights
 from recsys.testing.world_text import DOMAINS
 from recsys.testing.worlds import WorldConfig, world
 from serving.bundle.adapters import models_of, read_registered
-from serving.bundle.published import served_adapters
 from serving.bundle.load import load_bundle
+from serving.bundle.published import served_adapters
 
 Recsys = Callable[..., Result]
 BOOKS, TOYS = list(DOMAINS)[:2]
