@@ -28,6 +28,8 @@ IN_HAND = 2
 MAX_BATCHES = 64
 RESPAWN_SECONDS = 2.0
 """How long jobs may wait where there is no worker, since one will soon be back."""
+PAUSE_SECONDS = 0.05
+"""Before a dead worker's jobs are sent to another one."""
 SMOOTHING = 0.05
 """Weight of the newest service time in the mean."""
 
@@ -223,7 +225,8 @@ class Dispatcher:
             else:
                 self.queue.appendleft(job)
         worker.jobs.clear()
-        self._feed(monotonic())
+        # Where several die at once, the others' ends are heard of before a job is sent again.
+        asyncio.get_running_loop().call_later(PAUSE_SECONDS, self.fill)
         self._expire_later()
 
     def use(self, workers: set[WorkerLink]) -> None:

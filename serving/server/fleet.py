@@ -32,6 +32,8 @@ FAULTS = (signal.SIGBUS, signal.SIGSEGV, signal.SIGILL)
 """A worker that ends so may have lost a file under its memory: its bundle is verified again."""
 MIN_LIFE_SECONDS = 1.0
 """Workers that live shorter are replaced after this pause."""
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 10.0
+"""Between attempts to load any bundle that has served before."""
 START_SECONDS = 120.0
 RETIRE_SECONDS = 60.0
 """How long workers of a replaced bundle may finish what they have in hand."""
@@ -286,6 +288,7 @@ class Fleet:
             await generation.add_worker(self.dispatcher) for _ in range(self.settings.num_workers)
         ]
         if None in links:
+            await generation.retire()
             raise ValueError("the process that loaded the bundle ended")
         before, self._serving = self._serving, generation
         self.info = generation.loaded.result()
@@ -329,18 +332,27 @@ class Fleet:
         faulty.cancel()
         if generation is not self._serving:
             return
-        for target in reversed(self._good):
-            try:
-                published = identity_of(self.settings.followed)
-                # Another bundle than the published one has no identity that a poll would find.
-                identity = published if published[0][0] == str(target) else ()
-                await self._take_over(await self._loaded(target, identity, whole=True))
-            except ValueError as error:
-                self._refuse(str(error))
-                continue
-            log("bundle_reloaded", {"bundle": self.info["bundle"]}, level=WARNING)
-            return
-        log("no_good_bundle", {"tried": [path.name for path in self._good]}, level=ERROR)
+        pause = MIN_PAUSE_SECONDS
+        while generation is self._serving:
+            for target in reversed(self._good):
+                if await self._reloaded(target):
+                    return
+            log("no_good_bundle", {"tried": [path.name for path in self._good]}, level=ERROR)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    async def _reloaded(self, target: Path) -> bool:
+        """Load a bundle that has served before, and serve it; False where it is refused."""
+        published = identity_of(self.settings.followed)
+        # Another bundle than the published one has no identity that a poll would find.
+        identity = published if published[0][0] == str(target) else ()
+        try:
+            await self._take_over(await self._loaded(target, identity, whole=True))
+        except ValueError as error:
+            self._refuse(str(error))
+            return False
+        log("bundle_reloaded", {"bundle": self.info["bundle"]}, level=WARNING)
+        return True
 
     async def _follow(self) -> None:
         """Poll for a newly published bundle until the server ends, whatever happens."""

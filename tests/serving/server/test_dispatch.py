@@ -6,6 +6,7 @@ import pytest
 
 from serving.server.dispatch import (
     MAX_BATCHES,
+    PAUSE_SECONDS,
     Dispatcher,
     OverloadedError,
     WorkerDiedError,
@@ -106,6 +107,7 @@ def test_dead_workers_jobs_go_to_another_and_one_that_kills_twice_is_given_up():
             (place,) = [n for n, pipe in enumerate(bench.pipes) if pipe.frames]
             bench.pipes[place].frames.clear()
             bench.links[place].connection_lost(None)
+            await asyncio.sleep(2 * PAUSE_SECONDS)
             assert len(bench.dispatcher.workers) == 3 - death
         with pytest.raises(WorkerDiedError):
             await job.reply

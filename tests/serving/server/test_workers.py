@@ -59,6 +59,22 @@ def test_killed_process_loses_no_request_and_is_replaced(own, which):
         assert [line["reason"] for line in own.events("worker_ended")] == ["SIGKILL", "SIGKILL"]
 
 
+def test_all_processes_killed_at_once_come_back_and_requests_wait_for_them(own):
+    async def kill_everything():
+        async with Load(own, connections=2) as load:
+            await asyncio.sleep(0.3)
+            for process in [one for some in own.processes() for one in some]:
+                process.send_signal(signal.SIGKILL)
+            await asyncio.sleep(1.0)
+        return load.statuses
+
+    # Those that wait longer than a server may need to come back are refused, none is lost.
+    assert set(asyncio.run(kill_everything())) <= {200, 503}
+    wait_for(lambda: own.ready() == 200)
+    assert own.get("/v1/recommend", {"k": 1})[0] == 200
+    assert own.events("bundle_reloaded")
+
+
 def test_killed_worker_is_back_within_a_second(own):
     own.processes()[2][0].send_signal(signal.SIGKILL)
     wait_for(lambda: (state := own.state())["num_restarts"] == 1 and state["workers"] == 2, 2.0)
