@@ -119,6 +119,9 @@ def _run(process: Any, *arguments: Any) -> None:
     try:
         process(*arguments)
         code = 0
+    except (BrokenPipeError, ConnectionResetError):
+        # The front is gone, or has let this process go while it was about to say something.
+        code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

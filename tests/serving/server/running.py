@@ -32,6 +32,15 @@ def wait_for(true, seconds=30.0):
     return found
 
 
+def _children_of(processes):
+    """Children of those that have not ended meanwhile."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += process.children()
+    return found
+
+
 class RunningServer:
     """Starts a server and asks it."""
 
@@ -90,9 +99,8 @@ class RunningServer:
     def processes(self):
         """The zygote, its loaders and their workers."""
         zygotes = psutil.Process(self.process.pid).children()
-        loaders = [child for zygote in zygotes for child in zygote.children()]
-        workers = [child for loader in loaders for child in loader.children()]
-        return zygotes, loaders, workers
+        loaders = _children_of(zygotes)
+        return zygotes, loaders, _children_of(loaders)
 
     def loaders(self):
         """Processes that hold a bundle and answer nothing: those that forked the workers."""
