@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from serving.bundle.load import Bundle
+from serving.bundle.published import permitted
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
@@ -26,7 +25,7 @@ def load_and_try(
         ValueError: If it is not a bundle, anything in it is not as it was released, or a file may
             not be read.
     """
-    with _permitted():
+    with permitted():
         # A folder that may not be listed would look empty, its files missing.
         target = target.resolve()
         for _ in os.walk(target, onerror=_raise):
@@ -50,23 +49,6 @@ def describe(recommender: Recommender) -> dict[str, Any]:
         "adapters": dict(recommender.adapters.versions),
         "adapters_refused": dict(recommender.adapters.refused),
     }
-
-
-@contextmanager
-def _permitted() -> Iterator[None]:
-    """Say which file this user may not read, and what to do.
-
-    Raises:
-        ValueError: In place of a PermissionError.
-    """
-    try:
-        yield
-    except PermissionError as error:
-        raise ValueError(
-            f"{error.filename} may not be read by the user that serves (uid {os.geteuid()}); run "
-            "the server as the owner of the bundles, or let everyone read them: "
-            "chmod -R a+rX <folder of the bundles>"
-        ) from error
 
 
 def _raise(error: OSError) -> None:

@@ -216,6 +216,11 @@ class Reply:
     """Milliseconds by stage, and ``total``."""
 
 
+def error_body(code: str, message: str) -> dict[str, object]:
+    """Describe an error as every response with one does."""
+    return {"error": {"code": code, "message": message}}
+
+
 def to_json(content: object) -> bytes:
     """Encode a reply, or anything made of dataclasses; their fields that are None are left out."""
     return orjson.dumps(content, default=_present, option=orjson.OPT_PASSTHROUGH_DATACLASS)

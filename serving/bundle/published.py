@@ -6,6 +6,8 @@ Looked at without reading a model, so that a server can do it twice a second.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from serving.bundle.manifest import CURRENT, MANIFEST
@@ -44,6 +46,23 @@ def served_adapters(bundles_dir: Path) -> dict[str, Path]:
     return {link.parent.name: Path(os.path.realpath(link)) for link in links if link.is_symlink()}
 
 
+@contextmanager
+def permitted() -> Iterator[None]:
+    """Say which file this user may not read, and what to do.
+
+    Raises:
+        ValueError: In place of a PermissionError.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise ValueError(
+            f"{error.filename} may not be read by the user that serves (uid {os.geteuid()}); run "
+            "the server as the owner of the bundles, or let everyone read them: "
+            "chmod -R a+rX <folder of the bundles>"
+        ) from error
+
+
 def check_published(bundle: Path) -> None:
     """Check that there is a bundle to serve.
 
@@ -51,13 +70,8 @@ def check_published(bundle: Path) -> None:
         ValueError: If there is none, or this user may not look; says what to do.
     """
     try:
-        there = bundle.exists()
-    except PermissionError as error:
-        raise ValueError(
-            f"{error.filename} may not be read by the user that serves (uid {os.geteuid()}); run "
-            "the server as the owner of the bundles, or let everyone read them: "
-            "chmod -R a+rX <folder of the bundles>"
-        ) from error
+        with permitted():
+            there = bundle.exists()
     except OSError:
         there = False
     if there:

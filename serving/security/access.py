@@ -18,6 +18,7 @@ import orjson
 
 from serving.log import log
 from serving.metrics import route_of
+from serving.schemas import error_body
 from serving.security import USERS_NOT_SHOWN
 from serving.security.keys import Key, KeyRing, Scope, read_keys
 from serving.settings import Settings
@@ -55,7 +56,7 @@ class Refusal:
 
     def body(self) -> bytes:
         """Write it as every refusal is written."""
-        return orjson.dumps({"error": {"code": self.code, "message": self.message}})
+        return orjson.dumps(error_body(self.code, self.message))
 
 
 NO_KEY = ((b"www-authenticate", b"Bearer"),)

@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from serving.schemas import error_body
 from serving.settings import Settings
 
 SPARE_DESCRIPTORS = 64
@@ -186,7 +187,7 @@ class Connection(HttpToolsProtocol):
         )
 
     def _refuse(self, status: bytes, code: str, message: str) -> None:
-        body = orjson.dumps({"error": {"code": code, "message": message}})
+        body = orjson.dumps(error_body(code, message))
         head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\n" % status
         self._disconnect()
         self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from logging import ERROR
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serving.log import log
 from serving.metrics import ServerMetrics, route_of
+from serving.schemas import error_body
 from serving.security.access import Access, Caller
 from serving.server.connections import Connections, send_at_once
 from serving.server.dispatch import Job, OverloadedError, WorkerDiedError
@@ -64,7 +66,7 @@ class RefusedError(Exception):
         """Refuse a request; ``reason`` is how metrics count it, where they do."""
         super().__init__(message)
         self.status, self.headers, self.reason = status, list(headers), reason
-        self.body = orjson.dumps({"error": {"code": code, "message": message}})
+        self.body = orjson.dumps(error_body(code, message))
 
 
 class Front:
@@ -356,8 +358,6 @@ def _too_large(limit: int) -> RefusedError:
 
 def _with_new_id(frame: Frame) -> Frame:
     """Give a shared reply an id of its own."""
-    import uuid
-
     own = uuid.uuid4().hex
     start, end = len(REQUEST_ID), len(REQUEST_ID) + ID_LENGTH
     body = frame.body[:start] + own.encode() + frame.body[end:]

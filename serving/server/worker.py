@@ -22,7 +22,7 @@ from fastapi import FastAPI
 
 from serving.log import LOG_FIELDS, log
 from serving.recommend import Recommender
-from serving.schemas import Request
+from serving.schemas import Request, error_body
 from serving.server.frames import Frame, FrameReader, packed
 from serving.web.answer import Answer, answer_batch, answer_body
 
@@ -107,8 +107,8 @@ class Worker:
 
 def _failed() -> Answer:
     log("request_failed", {}, level=ERROR, failed=True)
-    error = {"code": "internal", "message": "the request failed; see the server's log"}
-    return Answer(500, orjson.dumps({"error": error}), {})
+    body = error_body("internal", "the request failed; see the server's log")
+    return Answer(500, orjson.dumps(body), {})
 
 
 async def _through(app: FastAPI, frame: Frame) -> Answer:

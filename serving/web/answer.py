@@ -12,8 +12,8 @@ import orjson
 
 from serving.query import UnknownItemError
 from serving.recommend import Recommender
-from serving.schemas import BatchRequest, Reply, Request, to_json
-from serving.web.http import RefusedError, error_body, parsed_json, validated
+from serving.schemas import BatchRequest, Reply, Request, error_body, to_json
+from serving.web.http import RefusedError, parsed_json, validated
 
 
 class Answer(NamedTuple):

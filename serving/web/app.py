@@ -19,13 +19,12 @@ from serving.loading import describe, load_and_try
 from serving.log import LOG_FIELDS, log
 from serving.query import UnknownItemError
 from serving.recommend import Recommender
-from serving.schemas import Request, SimilarParameters
+from serving.schemas import Request, SimilarParameters, error_body
 from serving.settings import Settings
 from serving.web.answer import Answer, answer_batch, answer_body, answered
 from serving.web.http import (
     JsonResponse,
     RefusedError,
-    error_body,
     read_body,
     read_parameters,
     validated,

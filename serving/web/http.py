@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from serving.schemas import to_json
+from serving.schemas import error_body, to_json
 from serving.settings import Settings
 
 MAX_FIELDS_NAMED = 10
@@ -48,11 +48,6 @@ class RefusedError(Exception):
         self.body: dict[str, object] = error_body(code, message)
         if fields:
             self.body = {"error": {"code": code, "message": message, "fields": fields}}
-
-
-def error_body(code: str, message: str) -> dict[str, object]:
-    """Describe an error as every response with one does."""
-    return {"error": {"code": code, "message": message}}
 
 
 async def read_body(http: HttpRequest, settings: Settings) -> tuple[dict[str, Any], bytes]:
