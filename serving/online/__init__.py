@@ -1,0 +1,1 @@
+"""What happened since the release: events, shown lists, hidden and new items."""

@@ -1,0 +1,101 @@
+"""Events of visitors, as clients send them and as the online store keeps them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.schemas import Id
+
+EventType = Literal["view", "click", "cart", "purchase", "like", "impression"]
+HISTORY_TYPES: tuple[EventType, ...] = ("view", "click", "cart", "purchase", "like")
+"""What becomes part of a history; an impression only says what was shown."""
+MAX_EVENTS = 1_000
+"""Events of one request."""
+MAX_SLOT = 100_000
+MAX_AHEAD_MS = 300_000
+"""How far a client's clock may be ahead; such an event counts as happening when it arrives."""
+
+
+class SentEvent(BaseModel):
+    """One event of a visitor."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+    event_id: Annotated[str, Field(min_length=1, max_length=128)]
+    """Chosen by the client, unique: an event that is sent again is stored once."""
+    user_id: Id
+    """Of the user, or of the visit where nobody is signed in."""
+    item_id: Id
+    event_type: EventType
+    unix_time: Annotated[float, Field(ge=0, lt=1 << 40, allow_inf_nan=False)] | None = None
+    """When it happened, in unix seconds; by default when it arrives."""
+    value: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """Such as a price or a rating."""
+    request_id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
+    """Of the list in which the item was shown."""
+    slot: Annotated[int, Field(ge=1, le=MAX_SLOT)] | None = None
+    """Place in that list, from 1."""
+    domain: Id | None = None
+    session_id: Id | None = None
+
+
+class EventsRequest(BaseModel):
+    """Events of any visitors; all of them are stored, or none."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+    events: list[SentEvent] = Field(min_length=1, max_length=MAX_EVENTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event as it is stored; the fields of `SentEvent` with settled times."""
+
+    event_id: str
+    user_id: str
+    item_id: str
+    event_type: str
+    time_ms: int
+    """When it happened, in unix milliseconds."""
+    received_ms: int
+    """When it arrived."""
+    value: float | None = None
+    request_id: str | None = None
+    slot: int | None = None
+    domain: str | None = None
+    session_id: str | None = None
+
+    @classmethod
+    def received(cls, sent: SentEvent, now_ms: int) -> Event:
+        """Settle the times of an event that arrives now.
+
+        Raises:
+            ValueError: It lies further ahead than a client's clock may be.
+        """
+        time_ms = now_ms if sent.unix_time is None else int(1_000 * sent.unix_time)
+        if time_ms > now_ms + MAX_AHEAD_MS:
+            raise ValueError(
+                f"event {sent.event_id!r} has unix_time {sent.unix_time}, which is "
+                f"{(time_ms - now_ms) / 1_000:.0f} s ahead of the server's clock; at most "
+                f"{MAX_AHEAD_MS // 1_000} are allowed, send unix seconds"
+            )
+        return cls(
+            event_id=sent.event_id,
+            user_id=sent.user_id,
+            item_id=sent.item_id,
+            event_type=sent.event_type,
+            time_ms=min(time_ms, now_ms),
+            received_ms=now_ms,
+            value=sent.value,
+            request_id=sent.request_id,
+            slot=sent.slot,
+            domain=sent.domain,
+            session_id=sent.session_id,
+        )

@@ -1,0 +1,128 @@
+"""What an online store does; SQLite and Redis do the same, as one contract test says.
+
+One process writes (the server's front, through `serving.online.writer`), many read (its workers, at
+every request). Several servers may share a store. A store keeps ids as clients sent them and knows
+nothing of a bundle's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from serving.online.events import Event
+
+
+class StoreError(Exception):
+    """The store did not answer in time, is full, broken or of another version; says what to do."""
+
+
+class RecentEvent(NamedTuple):
+    """One event of a user's history."""
+
+    item_id: str
+    event_type: str
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """What the store knows of a user when a list is made."""
+
+    events: Sequence[RecentEvent] = ()
+    """The newest, oldest first by (time_ms, order of arrival); impressions are not among them."""
+    forgotten_ms: int | None = None
+    """When the user was forgotten: what a bundle released before knows of them does not count."""
+    items_version: int = 0
+    """Grows with every change of items; the worker then reads `items` again."""
+
+
+NOBODY = Visitor()
+
+
+class RequestRecord(NamedTuple):
+    """One list that was served."""
+
+    request_id: str
+    """32 hexadecimal digits; the first 12 are unix milliseconds, so that ids ascend."""
+    time_ms: int
+    user_id: str | None
+    document: bytes
+    """JSON, see serving/online/records.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemState:
+    """What was changed of one item since the release."""
+
+    hidden: bool = False
+    properties: Mapping[str, object] = field(default_factory=dict)
+    """Of a new or changed item: title, categories, price and so on; empty where only hidden."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What was removed of a user."""
+
+    num_events: int
+    num_requests: int
+
+
+class OnlineStore(Protocol):
+    """Any method raises `StoreError`."""
+
+    def add_events(self, events: Sequence[Event]) -> list[bool]:
+        """Keep events whose ids are new; they are durable on return.
+
+        Returns:
+            For each event whether it was new.
+        """
+
+    def add_requests(self, records: Sequence[RequestRecord]) -> None:
+        """Keep records of served lists; the latest may be lost with the machine."""
+
+    def visitor(self, user_id: str | None, limit: int, before_ms: int | None = None) -> Visitor:
+        """Read a user's newest events, at most ``limit``, those strictly before a moment.
+
+        Nobody (None) has no events; the version of items is read all the same.
+        """
+
+    def shown_items(self, user_id: str, since_ms: int) -> list[str]:
+        """Name items that a user was shown since a moment: impressions, and served lists."""
+
+    def request(self, request_id: str) -> RequestRecord | None:
+        """Find a served list."""
+
+    def requests_of(self, user_id: str, since_ms: int, limit: int) -> list[RequestRecord]:
+        """List a user's served lists, newest first."""
+
+    def change_items(self, changes: Mapping[str, ItemState | None]) -> int:
+        """Set or (None) reset what differs from the release for items by id; durable on return.
+
+        Returns:
+            The version of items after it.
+        """
+
+    def items(self) -> tuple[int, Mapping[str, ItemState]]:
+        """Read the version and everything that was changed."""
+
+    def forget(self, user_id: str, now_ms: int) -> Forgotten:
+        """Remove a user's events and served lists, and remember when; durable on return."""
+
+    def forgotten(self) -> Mapping[str, int]:
+        """Read when users were forgotten (unix ms), by the SHA-256 of their id in hex."""
+
+    def events_after(self, place: int, limit: int) -> list[tuple[int, Event]]:
+        """Read events in the order of their arrival, with their places, behind one (0 first)."""
+
+    def requests_between(
+        self, since_ms: int, before_ms: int, limit: int, after_id: str = ""
+    ) -> list[RequestRecord]:
+        """Read served lists in the order of their ids, for export, a page at a time."""
+
+    def remove_old(self, events_before_ms: int, requests_before_ms: int) -> None:
+        """Remove what is older than the retention says, by the time of arrival."""
+
+    def close(self) -> None:
+        """Close connections."""
