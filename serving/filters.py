@@ -1,8 +1,8 @@
-"""Filter: compile categories, exclusions and seen items into one mask of eligible items.
+"""Filter: compile the request's filter, exclusions and seen items into one mask of eligible items.
 
-What the request itself demands always holds: its categories and its exclusions are never relaxed,
-and where they leave nothing the list is empty and says so. Only the rule that leaves out the
-history gives way, where nothing else is left; the reply then says that too.
+What the request itself demands always holds: its filter and its exclusions are never relaxed, and
+where they leave nothing the list is empty and says so. Only the rule that leaves out the history
+gives way, where nothing else is left; the reply then says that too.
 """
 
 from __future__ import annotations
@@ -12,31 +12,38 @@ from numpy.typing import NDArray
 
 from recsys.data.item_mask import ItemMask
 from serving.bundle.load import Bundle
+from serving.filtering.compile import in_categories, matching
+from serving.filtering.expression import parse
 from serving.query import MAX_NAMED, Query
-from serving.schemas import Degraded
+from serving.schemas import Degraded, Filter
 
 Allowed = NDArray[np.bool_]
 SEEN_ITEMS_SHOWN = Degraded("seen_items_shown")
 
 
 def eligible_items(query: Query, bundle: Bundle) -> tuple[ItemMask, tuple[Degraded, ...]]:
-    """Compile the eligible items, and say what the filters could not do."""
+    """Compile the eligible items, and say what the filters could not do.
+
+    Raises:
+        FilterError: The filter names a property that the bundle does not have, or another kind.
+    """
     left_out = [*_rows_of(query.request.exclude, bundle), query.item_row]
-    if query.request.filter.categories is None:
+    notes: list[Degraded] = []
+    allowed, empty = _let_through(query.request.filter, bundle, notes)
+    if allowed is None:
         rows = np.array(left_out, np.int64)
         if query.surface.exclude_seen:
             rows = np.concatenate([rows, query.seen])
         mask = ItemMask.all_but(bundle.num_item_rows, rows)
         if mask.count():
             return mask, ()
+        allowed = np.ones(bundle.num_item_rows, np.bool_)
 
-    notes: list[Degraded] = []
-    allowed = _in_categories(query, bundle, notes)
     allowed[[0, query.item_row]] = False
-    in_categories = bool(allowed.any())
+    in_filter = bool(allowed.any())
     allowed[left_out] = False
     if not allowed.any():
-        why = "exclude" if in_categories else "filter.categories"
+        why = "exclude" if in_filter else empty
         return ItemMask(allowed), (*notes, Degraded("nothing_eligible", why))
 
     if query.surface.exclude_seen and len(query.seen):
@@ -53,15 +60,28 @@ def _rows_of(item_ids: list[str], bundle: Bundle) -> list[int]:
     return [row for row in rows if row is not None]
 
 
-def _in_categories(query: Query, bundle: Bundle, notes: list[Degraded]) -> Allowed:
-    names = query.request.filter.categories
-    if names is None:
-        return np.ones(bundle.num_item_rows, np.bool_)
-    found = {name: bundle.catalogue.category_names.row_of(name) for name in names}
-    unknown = [name for name, row in found.items() if not row]
+def _let_through(
+    filter_: Filter, bundle: Bundle, notes: list[Degraded]
+) -> tuple[Allowed | None, str]:
+    """Tell which items the filter lets through, and what of it to name where it leaves none.
+
+    None where there is no filter.
+    """
+    allowed, empty = None, "filter.categories"
+    if filter_.categories is not None:
+        _note_unknown(filter_.categories, bundle, notes)
+        allowed = in_categories(filter_.categories, bundle)
+    if filter_.where is not None:
+        if allowed is None or allowed.any():
+            empty = "filter.where"
+        found = matching(parse(filter_.where), bundle)
+        allowed = found if allowed is None else allowed & found
+    return allowed, empty
+
+
+def _note_unknown(names: list[str], bundle: Bundle, notes: list[Degraded]) -> None:
+    known = bundle.catalogue.category_names
+    unknown = [name for name in dict.fromkeys(names) if not known.row_of(name)]
     notes.extend(Degraded("unknown_category", name) for name in unknown[:MAX_NAMED])
     if len(unknown) > MAX_NAMED:
         notes.append(Degraded("unknown_categories", f"{len(unknown) - MAX_NAMED} more"))
-    allowed = np.zeros(bundle.num_item_rows, np.bool_)
-    allowed[bundle.catalogue.rows_in_categories([row for row in found.values() if row])] = True
-    return allowed

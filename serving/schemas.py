@@ -11,9 +11,10 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from serving.bundle.manifest import Profile
+from serving.filtering.expression import MAX_TEXT, parse
 
 MAX_K = 1_000
 MAX_SESSION = 10_000
@@ -75,6 +76,16 @@ class Filter(_Strict):
     categories: list[Id] | None = Field(default=None, min_length=1, max_length=MAX_CATEGORIES)
     """Only items in at least one of these categories. It always holds: an unknown category has no
     items, and a list that is short or empty for it says so."""
+    where: str | None = Field(default=None, min_length=1, max_length=MAX_TEXT)
+    """Only items for which this is true, such as ``price < 50 and brand in ['a', 'b']``;
+    docs/serving.md has the language. It always holds, and what is missing is never true."""
+
+    @field_validator("where")
+    @classmethod
+    def _can_be_parsed(cls, where: str | None) -> str | None:
+        if where is not None:
+            parse(where)
+        return where
 
 
 class Context(_Strict):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from recsys.data.string_table import StringTable, write_string_table
 from serving.bundle.arrays import check_distinct, check_ragged, load_rows, load_strings
+from serving.bundle.properties import ListColumn
 
 Rows = NDArray[np.int64]
 FOLDER = "catalogue"
@@ -99,11 +101,12 @@ class Catalogue:
         shown = self.category_values[first : min(last, first + MAX_SHOWN_CATEGORIES)]
         return [self.category_names[row] for row in shown.tolist() if row]
 
-    def rows_in_categories(self, category_rows: Sequence[int]) -> Rows:
-        """List the item rows that have at least one of the categories."""
-        hits = np.flatnonzero(np.isin(self.category_values, list(category_rows)))
-        rows: Rows = np.searchsorted(self.category_offsets, hits, side="right") - 1
-        return np.unique(rows)
+    @cached_property
+    def categories(self) -> ListColumn:
+        """The items' categories as a property of them."""
+        return ListColumn(
+            texts=self.category_names, codes=self.category_values, offsets=self.category_offsets
+        )
 
     def extended(self, more: Catalogue) -> Catalogue:
         """Append another catalogue's items and categories; its row 0 is left out."""

@@ -1,10 +1,10 @@
 """A delta: new item rows appended to a released bundle, so that fresh items are served at once.
 
-``bundle-<v>+<n>`` holds the ids, texts, categories and vectors of all items since the release and
-names its parent, ``bundle-<v>`` in the same folder, by digest. (A parent may be a delta: a chain is
-read from its bundle on.) Rows are only ever appended: a delta changes no older row. New items have
-no co-occurrences and popularity 0; they are found by content: by the two-tower, and by their
-semantic IDs where the parent has any.
+``bundle-<v>+<n>`` holds the ids, texts, categories, properties and vectors of all items since the
+release and names its parent, ``bundle-<v>`` in the same folder, by digest. (A parent may be a
+delta: a chain is read from its bundle on.) Rows are only ever appended: a delta changes no older
+row. New items have no co-occurrences and popularity 0; they are found by content: by the two-tower,
+and by their semantic IDs where the parent has any.
 
 Axes: R new items, D width of item vectors, F width of content embeddings, L levels.
 """
@@ -12,7 +12,7 @@ Axes: R new items, D width of item vectors, F width of content embeddings, L lev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from serving.bundle.manifest import (
     read_manifest,
     seal,
 )
+from serving.bundle.properties import Properties, load_properties
 from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, check_source
 
 Vectors = NDArray[np.float32]
@@ -46,6 +47,9 @@ class NewItem:
     display_text: str
     categories: Sequence[str] = ()
     """Names; ones the parent does not know become new category rows."""
+    properties: Mapping[str, object] = field(default_factory=dict)
+    """By name, as `serving.bundle.properties.column_of` takes them; ones that the bundle does not
+    have are not kept."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,8 @@ class Delta:
     dimensions: Dimensions
     added: Catalogue
     """The new items; its categories are rows of the parent's table with the new names after."""
+    properties: Properties
+    """Of the new items."""
     content: Vectors
     """[R, F]."""
     item_vectors: Vectors
@@ -142,6 +148,7 @@ class Delta:
             directory=link.directory,
             dimensions=link.manifest.dimensions,
             added=added,
+            properties=load_properties(link.directory, link.manifest),
             content=content.view(np.float32),
             item_vectors=vectors,
         )
@@ -170,6 +177,20 @@ class Delta:
             )
         extended.check(self.directory)
         return extended
+
+    def extend_properties(self, parent: Properties) -> Properties:
+        """Append the new items' properties to the parent's.
+
+        Raises:
+            ValueError: They are not those of the parent.
+        """
+        if self.properties.kinds != parent.kinds:
+            raise ValueError(
+                f"{self.directory} has properties {self.properties.kinds}, its parent has "
+                f"{parent.kinds}; make the delta again"
+            )
+        self.properties.check(self.directory, self.added.num_item_rows)
+        return parent.extended(self.properties)
 
 
 def write_delta(
@@ -208,6 +229,7 @@ def write_delta(
     for delta in earlier:
         parent = delta.extend(parent)
     added = _catalogue_of(items, parent)
+    properties = _properties_of(items, newest.manifest)
     dimensions = newest.manifest.dimensions.model_copy(
         update={
             "num_item_rows": parent.num_item_rows + len(items),
@@ -217,6 +239,8 @@ def write_delta(
     final = bundle_directory(bundles_dir, _next_version(bundles_dir, base.manifest.version))
     with new_directory(final) as directory:
         reduce(Catalogue.extended, [*(delta.added for delta in earlier), added]).save(directory)
+        known = [*(delta.properties for delta in earlier), properties]
+        reduce(Properties.extended, known).save(directory)
         for path, array in vectors.items():
             (directory / path).parent.mkdir()
             whole = [*(delta.vectors()[path] for delta in earlier), np.asarray(array, np.float32)]
@@ -231,6 +255,7 @@ def write_delta(
             version=final.name.removeprefix("bundle-"),
             parent=Parent(version=base.manifest.version, digest=base.digest),
             dimensions=dimensions,
+            properties=properties.kinds,
             models=newest.manifest.models,
             content=newest.manifest.content,
             semantic_ids=ids.source if ids else None,
@@ -283,6 +308,12 @@ def _extended(
     if new is not None:
         raise ValueError(f"bundle {parent_version} has no semantic IDs that could be extended")
     return None
+
+
+def _properties_of(items: Sequence[NewItem], manifest: BundleManifest) -> Properties:
+    kinds = manifest.properties
+    values = {name: [item.properties.get(name) for item in items] for name in kinds}
+    return Properties.of_values(kinds, values)
 
 
 def _catalogue_of(items: Sequence[NewItem], parent: Catalogue) -> Catalogue:

@@ -36,7 +36,9 @@ from serving.bundle.history_models import (
 from serving.bundle.item_index import compared, grown_item_indexes, load_item_indexes
 from serving.bundle.items import grown_items, load_items
 from serving.bundle.manifest import BundleManifest, Profile, verify_files, vocabulary_digests
+from serving.bundle.masks import PackedMasks
 from serving.bundle.model_files import check_rows
+from serving.bundle.properties import NO_PROPERTIES, Properties, load_properties
 from serving.bundle.ranker import LoadedRanker, load_ranker
 from serving.bundle.retriever import Retriever, grown_retriever, load_retriever
 from serving.bundle.semantic_ids import ItemSemanticIds
@@ -67,6 +69,8 @@ class Bundle:
     """Of the item vectors of sequence models and content, by part; of large catalogues alone."""
     blends: Mapping[Profile, LearnedBlend]
     ranker: LoadedRanker | None
+    properties: Properties = NO_PROPERTIES
+    """What else is known of items; what filters and rules read."""
     context_features: Mapping[str, int]
     exclude_history: bool
     """Whether lists leave out the history where the deployment does not say otherwise."""
@@ -90,6 +94,11 @@ class Bundle:
         """Events of each item that models were fitted on, [N] float64; 0 for appended ones."""
         counts = np.bincount(self.users.item_rows, minlength=self.num_item_rows)
         return torch.from_numpy(counts.astype(np.float64))
+
+    @cached_property
+    def masks(self) -> PackedMasks:
+        """Masks of filters that requests repeat."""
+        return PackedMasks(self.num_item_rows)
 
 
 def load_bundle(path: Path, loaded: Bundle | None = None) -> Bundle:
@@ -134,6 +143,8 @@ def _load_released(link: Link) -> Bundle:
     users.check(directory, num_item_rows, manifest.user_features)
     _check_count(directory, "user", users.num_user_rows, manifest)
 
+    properties = load_properties(directory, manifest)
+    properties.check(directory, num_item_rows)
     items = load_items(directory, manifest, catalogue)
     semantic_ids = semantic_ids_of([link])
     blends = load_blends(directory, manifest)
@@ -158,6 +169,7 @@ def _load_released(link: Link) -> Bundle:
         indexes=load_item_indexes(directory, manifest, compared(sequence, ensemble, content)),
         blends=blends,
         ranker=load_ranker(directory, manifest, items, blends),
+        properties=properties,
         context_features=manifest.context_features,
         exclude_history=manifest.exclude_history,
         num_released_rows=num_item_rows,
@@ -172,8 +184,10 @@ def _grown(released: Bundle, chain: Sequence[Link]) -> Bundle:
     """
     deltas = [Delta.load(link) for link in chain[1:]]
     catalogue = released.catalogue
+    properties = released.properties
     for delta in deltas:
         catalogue = delta.extend(catalogue)
+        properties = delta.extend_properties(properties)
     items = grown_items(released.items, catalogue, released.catalogue.num_category_rows, deltas)
     semantic_ids = semantic_ids_of(chain, released.semantic_ids)
     old = released
@@ -206,6 +220,7 @@ def _grown(released: Bundle, chain: Sequence[Link]) -> Bundle:
         indexes=grown_item_indexes(old.indexes, vectors),
         generative=None if generative is None else _grown_ids(generative, items, semantic_ids),
         ranker=None if old.ranker is None else _grown_ranker(old.ranker, items),
+        properties=properties,
     )
 
 

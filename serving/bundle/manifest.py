@@ -49,6 +49,7 @@ _TENSORS = frozenset([".json", ".safetensors"])
 FILES_ALLOWED: dict[str, frozenset[str]] = {
     **dict.fromkeys([*get_args(Model), "quantizer"], _TENSORS),
     **dict.fromkeys(["catalogue", "users", "histories", "content"], frozenset([".npy"])),
+    "properties": frozenset([".npy"]),
     **dict.fromkeys(["two_tower", "semantic_ids"], _TENSORS | {".npy"}),
     "index": frozenset([".json", ".faiss"]),
 }
@@ -59,6 +60,10 @@ Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 Version = Annotated[str, Field(pattern=VERSION_PATTERN)]
 FeatureName = Annotated[str, Field(pattern=r"^[^/\\\x00]{1,100}$")]
 """Becomes part of a file's name."""
+PROPERTY_NAME_PATTERN = r"^[^/\\.`\x00-\x1f]{1,60}$"
+PropertyName = Annotated[str, Field(pattern=PROPERTY_NAME_PATTERN)]
+"""Begins a file's name, whose rest begins with a dot."""
+PropertyKind = Literal["number", "date", "boolean", "text", "list"]
 
 
 class _Strict(BaseModel):
@@ -153,6 +158,8 @@ class BundleManifest(_Strict):
     user_features: dict[FeatureName, Count] = {}
     """Number of categorical rows by the feature's name, row 0 (unknown) included."""
     context_features: dict[FeatureName, Count] = {}
+    properties: dict[PropertyName, PropertyKind] = {}
+    """What is known of items besides titles and categories; a delta has those of its parent."""
     models: list[Model]
     metrics: dict[str, dict[str, float]] = {}
     """Test metrics by model."""

@@ -34,6 +34,7 @@ from serving.bundle.manifest import (
     seal,
 )
 from serving.bundle.model_files import copy_model
+from serving.bundle.properties import NO_PROPERTIES, Properties
 from serving.bundle.ranker import RANKER
 from serving.bundle.retriever import TwoTowerParts, write_two_tower
 from serving.bundle.semantic_ids import ItemSemanticIds, SemanticIdParts
@@ -46,6 +47,8 @@ class BundleParts:
 
     catalogue: Catalogue
     users: Users
+    properties: Properties = NO_PROPERTIES
+    """What filters and rules may read of the items, besides their categories."""
     popularity: Path
     """Directory that Popularity.save wrote."""
     item_weights: Mapping[str, Path] = field(default_factory=dict)
@@ -102,6 +105,7 @@ def write_bundle(
     final = bundle_directory(bundles_dir, version)
     with new_directory(final) as directory:
         parts.catalogue.save(directory)
+        parts.properties.save(directory)
         parts.users.save(directory)
         write_content(parts.content, parts.catalogue.num_item_rows, directory)
         models = _write_models(parts, directory)
@@ -116,6 +120,7 @@ def write_bundle(
             dimensions=_dimensions(parts),
             user_features=dict(parts.user_features),
             context_features=dict(parts.context_features),
+            properties=parts.properties.kinds,
             models=models,
             metrics={name: dict(values) for name, values in (metrics or {}).items()},
             verdicts=list(verdicts),

@@ -108,6 +108,7 @@ def test_bundle_without_them_is_as_before(released):
         "vocabularies",
         "user_features",
         "context_features",
+        "properties",
         "models",
         "metrics",
         "verdicts",

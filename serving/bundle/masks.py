@@ -1,0 +1,43 @@
+"""Masks over item rows that requests repeat, packed to bits and bounded in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.bool_]
+MAX_BYTES = 64 << 20
+"""Of all masks of one bundle in one process: 536 of a million rows."""
+MAX_MASKS = 4_096
+
+
+class PackedMasks:
+    """The masks used last, each made once; safe to share between threads."""
+
+    def __init__(self, num_rows: int, max_bytes: int = MAX_BYTES) -> None:
+        self._num_rows = num_rows
+        self.max_masks = max(1, min(MAX_MASKS, max_bytes // (num_rows // 8 + 1)))
+        self._packed: OrderedDict[Hashable, NDArray[np.uint8]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def get(self, key: Hashable, make: Callable[[], Mask]) -> Mask:
+        """Return a mask that the caller may write into, [N]; ``make`` runs where it is new."""
+        with self._lock:
+            packed = self._packed.get(key)
+            if packed is not None:
+                self._packed.move_to_end(key)
+        if packed is not None:
+            return np.unpackbits(packed, count=self._num_rows).view(np.bool_)
+        made = make()
+        with self._lock:
+            self._packed[key] = np.packbits(made)
+            if len(self._packed) > self.max_masks:
+                self._packed.popitem(last=False)
+        return made

@@ -1,0 +1,1 @@
+"""The language of a request's filter, and how it becomes a mask of item rows."""

@@ -1,0 +1,192 @@
+"""Compile a filter into a mask over item rows.
+
+Only what is known to be true passes: a test of a missing value is neither true nor false, and
+neither is its opposite, so a filter never lets through an item that it knows nothing of. ``not`` is
+pushed down to the tests, where "false" leaves out what is missing.
+
+Axes: N item rows (row 0 included).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.bundle.load import Bundle
+from serving.bundle.properties import Column, ListColumn, NumberColumn, TextColumn
+from serving.filtering.expression import (
+    AllOf,
+    AnyOf,
+    Comparison,
+    Expression,
+    FilterError,
+    Membership,
+    Missing,
+    Node,
+    Not,
+    Test,
+    Value,
+    shown,
+)
+
+Mask = NDArray[np.bool_]
+CATEGORY = "category"
+ITEM_ID = "item_id"
+RESERVED = (CATEGORY, ITEM_ID)
+"""Names that every catalogue has; no property is called so."""
+DAY = 86_400
+MAX_NAMED = 20
+_ORDERED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "=": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def matching(expression: Expression, bundle: Bundle) -> Mask:
+    """Tell which items a filter lets through, [N]; row 0 never.
+
+    Masks are kept by the filter's text, so only its first request scans the catalogue. The array is
+    the caller's own.
+
+    Raises:
+        FilterError: A property that the bundle does not have, or a value of another kind.
+    """
+    return bundle.masks.get(expression.text, lambda: _compiled(expression, bundle))
+
+
+def in_categories(names: Sequence[str], bundle: Bundle) -> Mask:
+    """Tell which items have at least one of these categories, [N]; unknown ones have none."""
+    key = tuple(sorted(set(names)))
+    return bundle.masks.get(key, lambda: bundle.catalogue.categories.with_any(key))
+
+
+def _compiled(expression: Expression, bundle: Bundle) -> Mask:
+    mask = _holds(expression.root, True, bundle)
+    mask[0] = False
+    return mask
+
+
+def _holds(node: Node, wanted: bool, bundle: Bundle) -> Mask:
+    """Tell for which items a node is known to be what is wanted, true or false, [N]."""
+    if isinstance(node, Not):
+        return _holds(node.part, not wanted, bundle)
+    if not isinstance(node, AllOf | AnyOf):
+        return _tested(node, wanted, bundle)
+    every = isinstance(node, AllOf) == wanted
+    found = _holds(node.parts[0], wanted, bundle)
+    for part in node.parts[1:]:
+        more = _holds(part, wanted, bundle)
+        if every:
+            found &= more
+        else:
+            found |= more
+    return found
+
+
+def _tested(test: Test, wanted: bool, bundle: Bundle) -> Mask:
+    if test.name == ITEM_ID:
+        return _of_ids(test, wanted, bundle)
+    column = _column(test, bundle)
+    if isinstance(test, Missing):
+        return ~column.known() if wanted else column.known()
+    if isinstance(test, Comparison) and test.operator == "!=":
+        test, wanted = Membership(test.name, (test.value,), test.position), not wanted
+    hits = _numbers(test, column) if isinstance(column, NumberColumn) else _texts(test, column)
+    return hits if wanted else column.known() & ~hits
+
+
+def _column(test: Test, bundle: Bundle) -> Column:
+    if test.name == CATEGORY:
+        return bundle.catalogue.categories
+    found = bundle.properties.columns.get(test.name)
+    if found is None:
+        known = [*RESERVED, *sorted(bundle.properties.columns)]
+        more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
+        raise FilterError(
+            "unknown_property",
+            f"character {test.position}: items of bundle {bundle.version} have no property "
+            f"{shown(test.name)}; they have {', '.join(known[:MAX_NAMED])}{more}",
+            test.position,
+        )
+    return found
+
+
+def _of_ids(test: Test, wanted: bool, bundle: Bundle) -> Mask:
+    """Test the ids, which no item lacks."""
+    if isinstance(test, Missing):
+        return np.full(bundle.num_item_rows, not wanted)
+    if isinstance(test, Comparison) and test.operator not in ("=", "!="):
+        _misfit(test, "a text", "=, !=, in and not in")
+    if isinstance(test, Comparison) and test.operator == "!=":
+        wanted = not wanted
+    found = np.full(bundle.num_item_rows, not wanted)
+    for item_id in _text_values(test, "a text"):
+        if (row := bundle.catalogue.row_of(item_id)) is not None:
+            found[row] = wanted
+    return found
+
+
+def _texts(test: Comparison | Membership, column: TextColumn | ListColumn) -> Mask:
+    kind = "a list of texts" if isinstance(column, ListColumn) else "a text"
+    if isinstance(test, Comparison) and test.operator != "=":
+        _misfit(test, kind, "=, !=, in and not in")
+    return column.with_any(_text_values(test, kind))
+
+
+def _text_values(test: Comparison | Membership, kind: str) -> list[str]:
+    values = _values(test)
+    texts = [value for value in values if isinstance(value, str)]
+    if len(texts) < len(values):
+        _misfit(test, kind, "texts between quotes")
+    return texts
+
+
+def _numbers(test: Comparison | Membership, column: NumberColumn) -> Mask:
+    values = column.values
+    if column.kind == "date":
+        # A date of the filter stands for its whole day.
+        values = np.floor_divide(values, DAY)
+        requested = [_day(value, test) for value in _values(test)]
+    else:
+        wanted = bool if column.kind == "boolean" else float
+        if not all(type(value) is wanted for value in _values(test)):
+            takes = "true and false" if wanted is bool else "numbers without quotes"
+            _misfit(test, f"a {column.kind}", takes)
+        requested = [float(value) for value in _values(test)]
+    if isinstance(test, Membership):
+        found: Mask = np.isin(values, requested) if len(requested) > 1 else values == requested[0]
+        return found
+    if column.kind == "boolean" and test.operator != "=":
+        _misfit(test, "a boolean", "=, !=, in and not in")
+    compared: Mask = _ORDERED[test.operator](values, requested[0])
+    return compared
+
+
+def _values(test: Comparison | Membership) -> Sequence[Value]:
+    return test.values if isinstance(test, Membership) else (test.value,)
+
+
+def _day(value: Value, test: Test) -> float:
+    """Count the days of a date since 1970."""
+    if isinstance(value, str) and len(value) == len("YYYY-MM-DD"):
+        try:
+            return float(date.fromisoformat(value).toordinal() - date(1970, 1, 1).toordinal())
+        except ValueError:
+            pass
+    _misfit(test, "a date", "dates as 'YYYY-MM-DD'")
+
+
+def _misfit(test: Test, kind: str, takes: str) -> NoReturn:
+    raise FilterError(
+        "invalid_filter",
+        f"character {test.position}: {shown(test.name)} is {kind} and takes {takes}",
+        test.position,
+    )
