@@ -21,6 +21,7 @@ from pipelines.cli import (
     keys,
     reports,
     reproduce,
+    score,
     semantic_ids,
     tracking,
 )
@@ -61,6 +62,7 @@ for command in (
     bundles.serve,
     bundles.recommend,
     bundles.append_items,
+    score.score,
     compare.compare,
     compare.ledger,
     doctor,

@@ -57,6 +57,9 @@ Rows = NDArray[np.int64]
 CATEGORIES = ("even", "odd", "tens")
 NUM_AGE_ROWS = 4
 NUM_LEVELS = 3
+MAX_EXACT = 2_000
+"""Items whose weights are regressed exactly, which takes memory with their square."""
+MAX_CANDIDATES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +241,7 @@ def _with_history_models(parts: BundleParts, scratch: Path, size: SyntheticSize)
         100,
     )
     pairs = CoOccurrence(users)
-    exact = most_frequent(pairs, size.num_items // 2)
+    exact = most_frequent(pairs, min(size.num_items // 2, MAX_EXACT))
     linear = EaseWeightsConfig(enabled=True, exact_items=len(exact))
     ease_model(pairs, exact, shared_users(pairs, exact), linear).save(scratch / "ease")
     sources = ["popular", "item_to_item", "ease", "two_tower", "content", "sequence"]
@@ -272,12 +275,12 @@ def _ranker(directory: Path, items: ItemCatalogue, blend: Path, size: SyntheticS
     )
     config = RankerConfig(embedding_dim=8, hidden_dim=8, num_experts=4, backend="torch")
     Ranker(config, inputs, items).save(directory)
-    rows = np.arange(1, size.num_items + 1)
+    rows = np.arange(1, min(size.num_items, MAX_EXACT) + 1)
     ease = Ease.fit(rows % 3, rows, size.num_items + 1, EaseConfig())
     CandidateBuilder(
         blend=merging,
         history_features=HistoryFeatures(items, ease),
-        num_candidates=3 * size.num_items // 4,
+        num_candidates=min(3 * size.num_items // 4, MAX_CANDIDATES),
     ).save(directory)
     return directory
 

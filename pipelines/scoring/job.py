@@ -1,0 +1,190 @@
+"""What lists are made of, for whom, and where they lie.
+
+    OUT/
+        manifest.json               the job, and once all is done its parts with their digests
+        lists/part-00000.parquet    lists of the first users, in their order; and so on
+        failed/part-00000.jsonl     users of that part who got no list, and why; most have none
+
+A job is settled by its first run, the time of its requests included. Later runs make the parts
+that are missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.engine.artifacts import MANIFEST, digest_of_json, read_json, to_json
+from pipelines.scoring.request import ScoreRequest
+from recsys.data.durable import write_durably
+from serving.bundle.load import Bundle
+from serving.bundle.manifest import Profile
+from serving.context import moment_of
+from serving.recommend import Recommender
+
+LISTS, FAILED = "lists", "failed"
+ROWS_PER_PART = 200_000
+"""Rows of a part at most: what a worker holds in memory, and what a kill loses."""
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What shapes the lists; equal jobs have equal lists to the last bit."""
+
+    bundle: str
+    bundle_digest: str
+    adapters: Mapping[str, str]
+    version: str
+    """Of the platform."""
+    surface: str
+    k: int
+    profile: Profile
+    filter: Mapping[str, Any]
+    unix_time: int
+    keys: str
+    """Which users (or items): ``all``, a file's name, or those active since a time."""
+    num_keys: int
+    keys_digest: str
+    keys_per_part: int
+    format: int = FORMAT
+
+    @property
+    def digest(self) -> str:
+        return digest_of_json(asdict(self))
+
+    @property
+    def num_parts(self) -> int:
+        return -(-self.num_keys // self.keys_per_part)
+
+    def keys_of(self, part: int, keys: Sequence[str]) -> Sequence[str]:
+        """The keys of one part."""
+        return keys[part * self.keys_per_part : (part + 1) * self.keys_per_part]
+
+    def request(self, key: str) -> dict[str, Any]:
+        """The request for one user, or on surface ``similar`` for one item."""
+        named = "item_id" if self.surface == "similar" else "user_id"
+        context = {"unix_time": self.unix_time}
+        fields = {"surface": self.surface, named: key, "k": self.k}
+        return {**fields, "filter": self.filter, "context": context}
+
+
+def keys_of(request: ScoreRequest, bundle: Bundle) -> list[str]:
+    """List whom to make lists for, each once.
+
+    Raises:
+        ValueError: There is nobody, or the bundle has no times to tell who was active.
+    """
+    users = bundle.users
+    if request.keys_file is not None:
+        keys = list(dict.fromkeys(json.loads(Path(request.keys_file).read_text())))
+    elif request.surface == "similar":
+        keys = list(bundle.catalogue.item_ids)[1:]
+    elif request.active_since is not None:
+        if users.times is None:
+            raise ValueError(
+                f"bundle {bundle.version} has no event times, so nobody is known to be active "
+                "since a time; leave out --active-since, or name users with --users"
+            )
+        recent = np.concatenate([[0], np.cumsum(users.times >= request.active_since)])
+        active = recent[users.offsets[1:]] > recent[users.offsets[:-1]]
+        keys = [users.user_ids[row] for row in np.flatnonzero(active).tolist() if row]
+    else:
+        keys = list(users.user_ids)[1:]
+    if not keys:
+        raise ValueError(
+            f"there is nobody to make lists for ({request.keys_name}); "
+            + (
+                "no user of the bundle was active since then, choose an earlier time"
+                if request.active_since is not None
+                else "name a file with at least one id"
+            )
+        )
+    return keys
+
+
+def plan(request: ScoreRequest, recommender: Recommender, keys: Sequence[str], version: str) -> Job:
+    """Settle a job; what its folder says of the time and the size of parts stays.
+
+    Raises:
+        ValueError: The folder holds lists of another job; names what differs.
+    """
+    bundle, out = recommender.bundle, Path(request.out)
+    found = read_manifest(out)
+    earlier = found["job"] if found else {}
+    unix_time = request.unix_time
+    if unix_time is None:
+        unix_time = earlier.get("unix_time")
+    if unix_time is None:
+        unix_time = moment_of(None, bundle.context_features, bundle.users, [])
+    size = min(ROWS_PER_PART // request.k, max(250, -(-len(keys) // 16)))
+    job = Job(
+        bundle=bundle.version,
+        bundle_digest=bundle.digest,
+        adapters=dict(recommender.adapters.versions),
+        version=version,
+        surface=request.surface,
+        k=request.k,
+        profile=recommender.profile,
+        filter=request.filter,
+        unix_time=unix_time,
+        keys=request.keys_name,
+        num_keys=len(keys),
+        keys_digest=hashlib.sha256("\0".join(keys).encode()).hexdigest(),
+        keys_per_part=max(1, size),
+    )
+    if found:
+        check_same(out, earlier, asdict(job))
+    return job
+
+
+def check_same(out: Path, earlier: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+    """Refuse to mix lists of two jobs.
+
+    Raises:
+        ValueError: Names what differs, with both values.
+    """
+    names = [name for name in job if earlier.get(name) != job[name]]
+    if names:
+        differences = "; ".join(
+            f"{name} is {earlier.get(name)!r} there, {job[name]!r} here" for name in names
+        )
+        raise ValueError(
+            f"{out} holds lists of another job: {differences}. Name another folder with --out, or "
+            "delete this one"
+        )
+
+
+def read_manifest(out: Path) -> dict[str, Any] | None:
+    """Read what a folder holds; None where nothing was begun.
+
+    Raises:
+        ValueError: The folder has files of something else, or a manifest that cannot be read.
+    """
+    path = out / MANIFEST
+    if not path.exists():
+        if out.is_dir() and any(not one.name.startswith(".") for one in out.iterdir()):
+            raise ValueError(f"{out} is not empty and holds no lists; name another with --out")
+        return None
+    try:
+        found: dict[str, Any] = read_json(path)
+        if found["job"]["format"] != FORMAT:
+            raise ValueError(f"format {found['job']['format']}, this version reads {FORMAT}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} does not describe lists of this version ({error}); name another folder with "
+            "--out, or delete this one"
+        ) from error
+    return found
+
+
+def write_manifest(out: Path, job: Job, outcome: Mapping[str, Any]) -> None:
+    """Say what the folder holds; equal jobs write equal bytes."""
+    document = {"job": asdict(job), "job_digest": job.digest, **outcome}
+    write_durably(out / MANIFEST, to_json(document))

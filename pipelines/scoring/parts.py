@@ -1,0 +1,187 @@
+"""One part of a job: lists of some users in one Parquet file, whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines.scoring.job import FAILED, LISTS, Job
+from recsys.data.durable import PARTIAL, digest_of_file, replace_file, write_durably
+from serving.recommend import Recommender
+from serving.schemas import Request
+
+REPORT_EVERY = 100
+"""Users after which a worker says how far it is."""
+MAX_MESSAGE = 500
+"""Characters that are kept of why a list failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one file holds."""
+
+    number: int
+    num_keys: int
+    rows: int
+    failed: int
+    """Keys without a list, for an error; failed/ names them."""
+    degraded: dict[str, int] = field(default_factory=dict)
+    """Lists by what was missing, late or left out, as the API's ``degraded`` says it."""
+    sha256: str = ""
+    made: bool = True
+    """Whether this run made it."""
+
+    def described(self) -> dict[str, Any]:
+        """What the manifest says of it."""
+        said = {name: value for name, value in asdict(self).items() if name != "made"}
+        return {"file": f"{LISTS}/{file_of(self.number)}", **said}
+
+
+def file_of(part: int) -> str:
+    """Name a part's file."""
+    return f"part-{part:05}.parquet"
+
+
+def find_part(out: Path, job: Job, number: int) -> Part | None:
+    """Read what an earlier run made of a part; None where it is to be made."""
+    import polars as pl
+
+    path = out / LISTS / file_of(number)
+    if not path.is_file():
+        return None
+    try:
+        found = pl.read_parquet_metadata(path)
+        if found["job"] != job.digest:
+            return None
+        part = Part(**json.loads(found["part"]), sha256=digest_of_file(path), made=False)
+    except (pl.exceptions.PolarsError, OSError, KeyError, ValueError, TypeError):
+        return None
+    # Whoever failed is tried again.
+    return part if part.failed == 0 else None
+
+
+def make_part(
+    recommender: Recommender,
+    job: Job,
+    number: int,
+    keys: Sequence[str],
+    out: Path,
+    progressed: Callable[[int], object] = lambda _: None,
+) -> Part:
+    """Make the lists of a part and put its file in place.
+
+    Args:
+        keys: Of this part alone.
+        progressed: Told now and then how many more lists are made.
+    """
+    lists = Lists(recommender, job, number)
+    unreported = 0
+    for key in keys:
+        lists.add(key)
+        unreported += 1
+        if unreported == REPORT_EVERY:
+            progressed(unreported)
+            unreported = 0
+    progressed(unreported)
+    failures = out / FAILED / f"{file_of(number).removesuffix('.parquet')}.jsonl"
+    if lists.failures:
+        failures.parent.mkdir(exist_ok=True)
+        lines = (json.dumps(one, ensure_ascii=False) + "\n" for one in lists.failures)
+        write_durably(failures, "".join(lines))
+    else:
+        failures.unlink(missing_ok=True)
+    return lists.write(out / LISTS / file_of(number), len(keys))
+
+
+class Lists:
+    """Lists of a part by column."""
+
+    def __init__(self, recommender: Recommender, job: Job, number: int) -> None:
+        self._recommender, self._job, self._number = recommender, job, number
+        self._keys: list[str] = []
+        self._lengths: list[int] = []
+        self._items: list[tuple[str, float, str, str | None]] = []
+        self.failures: list[dict[str, str]] = []
+        self.degraded: Counter[str] = Counter()
+
+    def add(self, key: str) -> None:
+        """Make a list; an error is kept with the key and ends nothing."""
+        try:
+            reply = self._recommender.answer(Request.model_validate(self._job.request(key)))
+        except Exception as error:
+            # Whatever is wrong with one, the others get their lists; the count is in the log line.
+            message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
+            self.failures.append({"id": key, "error": message})
+            return
+        self.degraded.update({note.code for note in reply.degraded})
+        self._keys.append(key)
+        self._lengths.append(len(reply.items))
+        self._items += [
+            (item.item_id, item.score, item.source, item.semantic_id) for item in reply.items
+        ]
+
+    def write(self, path: Path, num_keys: int) -> Part:
+        """Write the file under a temporary name and rename it."""
+        import polars as pl
+
+        part = Part(
+            number=self._number,
+            num_keys=num_keys,
+            rows=len(self._items),
+            failed=len(self.failures),
+            degraded=dict(sorted(self.degraded.items())),
+        )
+        said = asdict(part)
+        del said["sha256"], said["made"]
+        metadata = {"job": self._job.digest, "part": json.dumps(said, sort_keys=True)}
+        frame = self._frame(pl)
+        path.parent.mkdir(exist_ok=True)
+        replace_file(path, lambda partial: frame.write_parquet(partial, metadata=metadata))
+        return Part(**said, sha256=digest_of_file(path))
+
+    def _frame(self, pl: Any) -> Any:
+        """The columns of `Recommender.recommend`, and which surface and part."""
+        catalogue = self._recommender.bundle.catalogue
+        schema = {
+            "item_id": pl.String,
+            "score": pl.Float64,
+            "source": pl.String,
+            "semantic_id": pl.String,
+        }
+        items = pl.DataFrame(self._items, schema=schema, orient="row")
+        texts = [catalogue.display_texts[catalogue.row_of(one) or 0] for one, *_ in self._items]
+        lengths = pl.Series(self._lengths, dtype=pl.Int64)
+        keys = pl.DataFrame({"key": pl.Series(self._keys, dtype=pl.String), "length": lengths})
+        named = "query_item_id" if self._job.surface == "similar" else "user_id"
+        places = keys.select(
+            pl.col("key").repeat_by("length").list.explode(keep_nulls=False, empty_as_null=False)
+        )
+        ranks = [rank for length in self._lengths for rank in range(1, length + 1)]
+        return items.select(
+            places["key"].alias(named),
+            pl.Series("rank", ranks, dtype=pl.Int64),
+            "item_id",
+            pl.Series("display_text", texts, dtype=pl.String),
+            "score",
+            "source",
+            "semantic_id",
+            pl.lit(self._job.surface).alias("surface"),
+            pl.lit(self._number, dtype=pl.Int32).alias("partition"),
+        )
+
+
+def sweep(out: Path) -> None:
+    """Remove what a killed run left half written."""
+    for folder in (out, out / LISTS, out / FAILED):
+        for leftover in folder.glob(f"{PARTIAL}*"):
+            leftover.unlink()
+
+
+def ended_with(parent: int) -> bool:
+    """Say whether the process that forked this one is gone."""
+    return os.getppid() != parent

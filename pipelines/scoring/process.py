@@ -1,0 +1,120 @@
+"""The process that loads the bundle and forks workers; its starter shows how far it is.
+
+Nothing here uses Polars before the fork: threads of its pool would be missing afterwards.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from pipelines.engine.artifacts import MANIFEST
+from pipelines.engine.stage import installed_version
+from pipelines.scoring.job import Job, keys_of, plan, write_manifest
+from pipelines.scoring.parts import Part, sweep
+from pipelines.scoring.request import ScoreRequest
+from pipelines.scoring.workers import Task, Workers
+from serving.loading import load_and_try
+from serving.schemas import Request
+from serving.server.zygote import receive_message, send_message
+from serving.settings import ServingOptions
+
+
+def score(request: ScoreRequest, driver: socket.socket) -> dict[str, Any]:
+    """Make every list that is missing.
+
+    Returns:
+        Numbers for the log line.
+
+    Raises:
+        ValueError: What is wrong with the bundle, the folder or the options.
+    """
+    torch.set_num_threads(1)
+    begun = time.perf_counter()
+    recommender = load_and_try(Path(request.bundle), ServingOptions(profile=request.profile))
+    keys = keys_of(request, recommender.bundle)
+    out = Path(request.out)
+    job = plan(request, recommender, keys, installed_version("recsys-platform"))
+    check_request(job)
+    sweep(out)
+    if not (out / MANIFEST).exists():
+        write_manifest(out, job, {"complete": False})
+    loaded = time.perf_counter()
+    send_message(driver, {"lists_in_all": len(keys), "bundle": job.bundle})
+    workers = Workers(
+        Task(recommender, job, keys, out), driver, lambda message: send_message(driver, message)
+    )
+    parts = workers.run(range(job.num_parts), request.workers)
+    described = summed(job, [parts[number] for number in range(job.num_parts)])
+    failed_share = described["num_failed"] / job.num_keys
+    described["complete"] = failed_share <= request.max_failed_share
+    write_manifest(out, job, described)
+    made = [part for part in parts.values() if part.made]
+    return {
+        **{name: value for name, value in described.items() if name != "partitions"},
+        "parts": job.num_parts,
+        "parts_made": len(made),
+        "lists_made": sum(part.num_keys for part in made),
+        "load_seconds": round(loaded - begun, 1),
+        "seconds": round(time.perf_counter() - loaded, 1),
+        "unix_time": job.unix_time,
+    }
+
+
+def summed(job: Job, parts: list[Part]) -> dict[str, Any]:
+    """What the manifest says when all parts are there."""
+    degraded: Counter[str] = Counter()
+    for part in parts:
+        degraded.update(part.degraded)
+    return {
+        "num_lists": job.num_keys - sum(part.failed for part in parts),
+        "num_failed": sum(part.failed for part in parts),
+        "rows": sum(part.rows for part in parts),
+        "degraded": dict(sorted(degraded.items())),
+        "partitions": [part.described() for part in parts],
+    }
+
+
+def check_request(job: Job) -> None:
+    """Refuse options that every request would fail with.
+
+    Raises:
+        ValueError: Names the field, and what is allowed.
+    """
+    try:
+        Request.model_validate(job.request("1"))
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        lines = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults]
+        raise ValueError("; ".join(line.removeprefix(": ") for line in lines)) from None
+
+
+def run(driver: socket.socket) -> None:
+    """Do what the first message says, and answer how it ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    received = receive_message(driver)
+    assert received is not None
+    request = TypeAdapter(ScoreRequest).validate_python(received[0])
+    outcome: Mapping[str, Any]
+    try:
+        outcome = {"outcome": score(request, driver)}
+    except ValueError as error:
+        outcome = {"refused": str(error)}
+    except (BrokenPipeError, ConnectionResetError):
+        return
+    except OSError as error:
+        outcome = {"disk": str(error)}
+    send_message(driver, outcome)
+
+
+if __name__ == "__main__":
+    run(socket.socket(fileno=int(sys.argv[1])))

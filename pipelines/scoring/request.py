@@ -1,0 +1,35 @@
+"""What a run of batch scoring was told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from serving.bundle.manifest import Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreRequest:
+    """Passed from process to process as JSON."""
+
+    bundle: str
+    """Path of the bundle, or of the link to it."""
+    out: str
+    surface: Literal["home", "similar"] = "home"
+    k: int = 20
+    profile: Profile = "fast"
+    filter: Mapping[str, Any] = field(default_factory=dict)
+    """As in a request of the API."""
+    unix_time: int | None = None
+    """Time of every request; None takes what the folder's manifest says, else what the API takes
+    for a request without one when the job begins."""
+    active_since: int | None = None
+    """Only users with an event at or after this unix second."""
+    keys_file: str | None = None
+    """JSON list of the user ids (for ``similar`` item ids); None takes all that the bundle has."""
+    keys_name: str = "all"
+    """What the manifest says they are."""
+    workers: int = 1
+    max_failed_share: float = 0.01
+    """With more failed lists the job is not complete."""

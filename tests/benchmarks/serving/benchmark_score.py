@@ -1,0 +1,80 @@
+"""Lists a second of `recsys score`, and how long it takes for a million users.
+
+A made-up bundle of 100,000 items and a million users with 20 events each: two-tower, sequence
+model, item weights, content, blend and ranker, nearest items by ANN. A sample of the users is
+scored; what all of them take is computed from its rate and the time of loading.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.scoring.request import ScoreRequest
+from pipelines.scoring.run import score
+from serving.bundle.write import write_bundle
+from tests.benchmarks.harness import Row, command_line, write_results
+from tests.benchmarks.serving.benchmark_bundle_load import made_up_users
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
+
+
+def make(folder: Path, num_items: int, num_users: int, *, ranker: bool) -> Path:
+    """Write a bundle; models are fitted on few users, everyone has a history."""
+    size = SyntheticSize(
+        num_items=num_items,
+        num_users=5_000,
+        events_per_user=50,
+        embedding_dim=64,
+        content_dim=64,
+        semantic_ids=False,
+        history_models=True,
+        ranker=ranker,
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        parts = synthetic_parts(Path(scratch), size)
+        users = made_up_users(num_users, num_items)
+        return write_bundle(folder, replace(parts, users=users), version="v1")
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--users", type=int, default=1_000_000)
+    parser.add_argument("--sample", type=int, default=40_000, help="users that are scored")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("-k", type=int, default=20, help="list length")
+    options = parser.parse_args()
+    rows, chosen = [], np.random.default_rng(0).permutation(options.users)[: options.sample] + 1
+    for name, ranker in (("with the ranker", True), ("without", False)):
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            bundle = make(folder / "bundles", options.items, options.users, ranker=ranker)
+            request = ScoreRequest(
+                bundle=str(bundle),
+                out=str(folder / "lists"),
+                k=options.k,
+                workers=options.workers,
+            )
+            found = score(request, keys=[f"user-{row}" for row in chosen.tolist()])
+        rate = found["lists_made"] / found["seconds"]
+        minutes = (found["load_seconds"] + options.users / rate) / 60
+        rows += [
+            Row(name=f"{name}: lists a second", value=rate, unit="lists/s"),
+            Row(name=f"{name}: {options.users:,} users", value=minutes, unit="min", at_most=60),
+            Row(name=f"{name}: load", value=found["load_seconds"], unit="s"),
+        ]
+    notes = (
+        f"{options.items:,} items, k = {options.k}, {options.workers} processes of one thread, "
+        f"rates of {options.sample:,} users drawn at random, writing included. Load average of the "
+        f"last minute: {os.getloadavg()[0]:.1f}, this run's own included; other work shared the "
+        "cores."
+    )
+    write_results("score", rows, notes=notes)
+
+
+if __name__ == "__main__":
+    main()
