@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +103,7 @@ def run(driver: socket.socket) -> None:
     received = receive_message(driver)
     assert received is not None
     request = TypeAdapter(ScoreRequest).validate_python(received[0])
-    outcome: Mapping[str, Any]
+    outcome: dict[str, Any]
     try:
         outcome = {"outcome": score(request, driver)}
     except ValueError as error:
