@@ -12,7 +12,7 @@ import selectors
 import socket
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ class Workers:
     """Hands out parts and collects what was made of them."""
 
     def __init__(
-        self, task: Task, driver: socket.socket, told: Callable[[Mapping[str, Any]], object]
+        self, task: Task, driver: socket.socket, told: Callable[[dict[str, Any]], object]
     ) -> None:
         """Take what to do, who started it, and what is told of every list and part."""
         self._task, self._driver, self._told = task, driver, told
