@@ -18,44 +18,50 @@ from pipelines.engine.console import log, out
 FILES = (".csv", ".tsv", ".txt", ".parquet", ".jsonl", ".ndjson", ".gz")
 
 
+OutFolder = Annotated[
+    Path | None,
+    typer.Option("--out", help="Folder of the lists; lists/<bundle>-<surface> beside the bundles."),
+]
+Surface = Annotated[
+    Literal["home", "similar"], typer.Option(help="home for users, similar for items.")
+]
+Users = Annotated[
+    str | None,
+    typer.Option(help="A file with a column user_id, or ids: 1,2,3; by default all users."),
+]
+Items = Annotated[
+    str | None, typer.Option(help="The same of items (item_id), for --surface similar.")
+]
+ActiveSince = Annotated[
+    str | None, typer.Option(help="Only users with an event since 2026-01-31, or a unix second.")
+]
+UnixTime = Annotated[
+    int | None, typer.Option(help="Time of all requests; just after the newest event, or now.")
+]
+Categories = Annotated[
+    list[str] | None,
+    typer.Option("--category", help="Only items in this category (repeatable)."),
+]
+MaxFailedShare = Annotated[
+    float, typer.Option(help="Share of lists that may fail; the others are kept.")
+]
+
+
 def score(
     bundle: BundlePath = DEMO_BUNDLE,
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="Folder of the lists; lists/<bundle>-<surface> beside the bundles."
-        ),
-    ] = None,
+    to: OutFolder = None,
     k: Annotated[int, typer.Option(help="Length of each list.")] = 20,
-    surface: Annotated[
-        Literal["home", "similar"], typer.Option(help="home for users, similar for items.")
-    ] = "home",
-    users: Annotated[
-        str | None,
-        typer.Option(help="A file with a column user_id, or ids: 1,2,3; by default all users."),
-    ] = None,
-    items: Annotated[
-        str | None,
-        typer.Option(help="The same of items (item_id), for --surface similar."),
-    ] = None,
-    active_since: Annotated[
-        str | None,
-        typer.Option(help="Only users with an event since 2026-01-31, or a unix second."),
-    ] = None,
-    unix_time: Annotated[
-        int | None,
-        typer.Option(help="Time of all requests; just after the newest event, or now."),
-    ] = None,
-    category: Annotated[
-        list[str] | None, typer.Option(help="Only items in this category (repeatable).")
-    ] = None,
+    surface: Surface = "home",
+    users: Users = None,
+    items: Items = None,
+    active_since: ActiveSince = None,
+    unix_time: UnixTime = None,
+    categories: Categories = None,
     profile: Annotated[
         Profile, typer.Option(help="full also queries the generative model.")
     ] = "fast",
     workers: Annotated[int | None, typer.Option(help="Processes; one for each CPU.")] = None,
-    max_failed_share: Annotated[
-        float, typer.Option(help="Share of lists that may fail; the others are kept.")
-    ] = 0.01,
+    max_failed_share: MaxFailedShare = 0.01,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -94,15 +100,15 @@ def score(
         surface=surface,
         k=k,
         profile=profile,
-        filter={"categories": category} if category else {},
+        filter={"categories": categories} if categories else {},
         unix_time=unix_time,
         active_since=None if active_since is None else unix_seconds(active_since),
         keys_name=name,
         workers=workers or usable_cpus(),
         max_failed_share=max_failed_share,
     )
-    with progress(show=not quiet) as told:
-        found = make_lists(request, told, keys=keys)
+    with progress(show=not quiet) as report:
+        found = make_lists(request, report, keys=keys)
     if as_json:
         out.print_json(json.dumps({"out": request.out, **found}))
         return
@@ -164,7 +170,7 @@ def progress(*, show: bool) -> Iterator[Any]:
     with Progress(*columns, console=log, disable=not show, transient=True) as bar:
         task = bar.add_task("load", total=None)
 
-        def told(message: Mapping[str, Any]) -> None:
+        def report(message: Mapping[str, Any]) -> None:
             if "lists_in_all" in message:
                 total = message["lists_in_all"]
                 bar.update(task, description="lists", total=total)
@@ -177,7 +183,7 @@ def progress(*, show: bool) -> Iterator[Any]:
                     style="yellow",
                 )
 
-        yield told
+        yield report
 
 
 def log_line(folder: str, found: Mapping[str, Any]) -> str:

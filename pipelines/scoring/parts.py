@@ -77,7 +77,7 @@ def make_part(
 
     Args:
         keys: Of this part alone.
-        progressed: Told now and then how many more lists are made.
+        progressed: Called now and then with the number of lists made since.
     """
     lists = Lists(recommender, job, number)
     unreported = 0

@@ -1,4 +1,4 @@
-"""What a run of batch scoring was told."""
+"""What a run of batch scoring is to do."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ LOCK = ".lock"
 
 def score(
     request: ScoreRequest,
-    told: Callable[[Mapping[str, Any]], object] = lambda _: None,
+    report: Callable[[Mapping[str, Any]], object] = lambda _: None,
     *,
     keys: Sequence[str] | None = None,
 ) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def score(
 
     Args:
         keys: User ids (for ``similar`` item ids); None takes all that the bundle has.
-        told: Each message of the process: ``lists_in_all``, then ``lists`` made since the last
+        report: Each message of the process: ``lists_in_all``, then ``lists`` made since the last
             one, each ``part`` that is there, and a part that was ``lost`` with its worker.
 
     Returns:
@@ -59,7 +59,7 @@ def score(
                 json.dump(list(keys), file)
                 file.flush()
                 request = replace(request, keys_file=file.name)
-            outcome = _in_processes(request, told)
+            outcome = _in_processes(request, report)
     if not outcome["complete"]:
         raise ValueError(
             f"{outcome['num_failed']} of {outcome['num_failed'] + outcome['num_lists']} lists "
@@ -70,7 +70,7 @@ def score(
 
 
 def _in_processes(
-    request: ScoreRequest, told: Callable[[Mapping[str, Any]], object]
+    request: ScoreRequest, report: Callable[[Mapping[str, Any]], object]
 ) -> dict[str, Any]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
@@ -84,7 +84,7 @@ def _in_processes(
         try:
             while (received := receive_message(ours)) is not None:
                 outcome = received[0]
-                told(outcome)
+                report(outcome)
         finally:
             # It ends, and its workers do, when nobody listens any more.
             ours.close()

@@ -45,10 +45,10 @@ class Workers:
     """Hands out parts and collects what was made of them."""
 
     def __init__(
-        self, task: Task, driver: socket.socket, told: Callable[[dict[str, Any]], object]
+        self, task: Task, driver: socket.socket, report: Callable[[dict[str, Any]], object]
     ) -> None:
-        """Take what to do, who started it, and what is told of every list and part."""
-        self._task, self._driver, self._told = task, driver, told
+        """Take what to do, who started it, and what hears of every list and part."""
+        self._task, self._driver, self._report = task, driver, report
         self._waiting: deque[int] = deque()
         self._busy: dict[int, int] = {}
         """Part by the worker's pid."""
@@ -112,7 +112,7 @@ class Workers:
             part = Part(**message["part"])
             self.parts[part.number] = part
             self._order(worker)
-        self._told(message)
+        self._report(message)
 
     def _died(self, worker: _Worker) -> None:
         """Let another worker make the part of one that is gone."""
@@ -132,7 +132,7 @@ class Workers:
                 f"{self._task.out}; signal 9 often means too little memory: lower --workers. Run "
                 "the same command again for the parts that are missing"
             )
-        self._told({"lost": part, "how": how})
+        self._report({"lost": part, "how": how})
         self._waiting.append(part)
         self._start()
 
