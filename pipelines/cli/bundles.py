@@ -133,6 +133,9 @@ def recommend(
     category: Annotated[
         list[str] | None, typer.Option(help="Only items in this category (repeatable).")
     ] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Only items for which this is true, see docs/serving.md.")
+    ] = None,
     k: Annotated[int, typer.Option(help="Length of the list.")] = 10,
     explain: Annotated[bool, typer.Option(help="Show the reason for each item.")] = False,
     as_json: AsJson = False,
@@ -146,6 +149,8 @@ def recommend(
       recsys recommend --session 50,172,181 --k 5
 
       recsys recommend --item 50 --category Sci-Fi
+
+      recsys recommend --user 42 --where "release_year >= 1990 and category != 'Drama'"
     """
     from serving.recommend import Recommender
     from serving.schemas import to_json
@@ -156,7 +161,7 @@ def recommend(
         session=session.split(",") if session else None,
         item_id=item,
         k=k,
-        filter={"categories": category or None},
+        filter={"categories": category or None, "where": where},
         explain=explain,
     )
     recommender = Recommender.load(check_bundle(bundle))

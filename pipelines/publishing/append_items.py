@@ -68,6 +68,11 @@ def read_items(path: Path) -> pl.DataFrame:
     return items
 
 
+def as_list(value: object) -> object:
+    """Cut a text into the list that it stands for, as that of ``categories``."""
+    return value.split(CATEGORY_SEPARATOR) if isinstance(value, str) else value
+
+
 def content_config(bundle: Bundle, directory: Path) -> ContentConfig:
     """Return how the bundle's items were encoded.
 
@@ -184,6 +189,10 @@ def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, in
             item_id=row["item_id"],
             display_text=str(row.get("title") or row.get("description") or row["item_id"]),
             categories=[name for name in row.get("categories") or [] if name],
+            properties={
+                name: as_list(row.get(name)) if kind == "list" else row.get(name)
+                for name, kind in bundle.properties.kinds.items()
+            },
         )
         for row in rows
     ]

@@ -18,11 +18,13 @@ from pipelines.candidates.blends import served_blends
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain
 from pipelines.engine.artifacts import digest_of_json, read_json, to_json
+from pipelines.engine.console import log
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.tensors import read_inputs, released_order
 from pipelines.publishing.checks import Metrics, release_verdicts
+from pipelines.publishing.item_properties import item_properties
 from pipelines.publishing.promotion import LOCK, note_release, served_base
 from pipelines.publishing.write_release import is_release_of, write_release
 from pipelines.ranking.artefact import RANKED, served_ranker
@@ -40,6 +42,7 @@ from serving.bundle.manifest import (
     bundle_directory,
     read_manifest,
 )
+from serving.bundle.properties import Properties
 from serving.bundle.retriever import TwoTowerParts
 from serving.bundle.semantic_ids import SemanticIdParts
 from serving.bundle.users import Users
@@ -104,6 +107,14 @@ def present(directory: Path) -> Path | None:
     return directory if directory.exists() else None
 
 
+def properties_of(items: pl.DataFrame) -> Properties:
+    """Take what filters can read of the catalogue, and report what they cannot."""
+    found, left_out = item_properties(items)
+    for name, why in left_out.items():
+        log.print(f"item column {name} cannot be filtered by: {why}", style="dim")
+    return found
+
+
 def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     """Gather what a request needs from the artefacts."""
     features = context.inputs["build_features"]
@@ -121,6 +132,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
             category_values=inputs.catalogue.categories.values.numpy(),
             category_offsets=inputs.catalogue.categories.offsets.numpy(),
         ),
+        properties=properties_of(items),
         users=Users.from_lists(
             user_ids=users["id"].to_list(),
             features=inputs.user_features,

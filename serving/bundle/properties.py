@@ -40,6 +40,8 @@ Numbers = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 FOLDER = "properties"
 Shown = float | str | bool | list[str]
+YEAR_1, YEAR_10_000 = -62_135_596_800, 253_402_300_800
+"""In seconds since 1970: the dates that there are in ISO 8601."""
 NumberKind = Literal["number", "date", "boolean"]
 
 
@@ -79,8 +81,11 @@ class NumberColumn:
                 f"{path} must hold finite numbers, and NaN where they are missing and in row 0; "
                 "release the bundle again"
             )
-        if self.kind == "boolean" and not np.isin(self.values[self.known()], (0, 1)).all():
+        known = self.values[self.known()]
+        if self.kind == "boolean" and not np.isin(known, (0, 1)).all():
             raise ValueError(f"{path} is a boolean and holds other numbers than 0 and 1")
+        if self.kind == "date" and ((known < YEAR_1) | (known >= YEAR_10_000)).any():
+            raise ValueError(f"{path} is a date and holds seconds outside of years 1 to 9999")
 
     def value_of(self, item_row: int) -> Shown | None:
         """Give an item's value, a date as ISO text; None where it is missing."""
@@ -342,7 +347,10 @@ def seconds_of(value: object) -> float:
     if isinstance(value, datetime):
         zoned = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         return zoned.timestamp()
-    return _number(value)
+    seconds = _number(value)
+    if math.isfinite(seconds) and not YEAR_1 <= seconds < YEAR_10_000:
+        raise ValueError("outside of years 1 to 9999")
+    return seconds
 
 
 def _number(value: object) -> float:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from serving.filtering.expression import FilterError
 from serving.query import UnknownItemError
 from serving.recommend import Recommender
 from serving.schemas import BatchRequest, Reply, Request, error_body, to_json
@@ -40,6 +41,14 @@ def answer_body(recommender: Recommender, head: Mapping[str, Any], body: bytes) 
         return Answer(error.status, orjson.dumps(error.body), {})
     except UnknownItemError as error:
         return Answer(404, orjson.dumps(error_body("unknown_item", str(error))), {})
+    except FilterError as error:
+        return Answer(422, orjson.dumps(misfit_filter(error)), {})
+
+
+def misfit_filter(error: FilterError) -> dict[str, object]:
+    """Describe a filter that does not fit the bundle as the body of a 422."""
+    fields = [{"field": "filter.where", "message": str(error)}]
+    return RefusedError(422, error.code, f"filter.where: {error}", fields).body
 
 
 def answer_batch(
@@ -56,6 +65,8 @@ def answer_batch(
             reply: object = recommender.answer(request, names_history=head["shown"])
         except UnknownItemError as error:
             reply = error_body("unknown_item", str(error))
+        except FilterError as error:
+            reply = misfit_filter(error)
         replies.append(to_json(reply))
         yield
     body = b'{"replies":[' + b",".join(replies) + b"]}"

@@ -17,6 +17,7 @@ ErrorCode = Literal[
     "gone",
     "headers_too_large",
     "internal",
+    "invalid_filter",
     "invalid_request",
     "key_missing",
     "key_unknown",
@@ -33,6 +34,7 @@ ErrorCode = Literal[
     "too_many_connections",
     "too_slow",
     "unknown_item",
+    "unknown_property",
     "unknown_user",
     "users_not_shown",
 ]
@@ -70,7 +72,7 @@ class BatchReply:
     """The lists of a batch, in the order of its requests."""
 
     replies: list[Reply | ErrorReply]
-    """An error where the item of surface ``similar`` is unknown."""
+    """An error where the item of surface ``similar``, or a property of the filter, is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

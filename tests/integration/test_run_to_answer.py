@@ -174,6 +174,24 @@ def test_recommend_prints_titles(
     assert len(json.loads(similar.output)["items"]) == 2
 
 
+def test_a_column_of_the_catalogue_can_be_filtered_by(
+    shop: Path, world: World, recsys: Callable[..., Result]
+) -> None:
+    prices = dict(zip(world.catalogue.item_ids, world.catalogue.prices.tolist(), strict=True))
+    middle = sorted(prices.values())[len(prices) // 2]
+    command = ("recommend", "-b", shop, "--user", world.users[0], "--json", "--where")
+    result = recsys(*command, f"price < {middle:.2f}")
+    assert result.exit_code == 0, result.output
+    found = [item["item_id"] for item in json.loads(result.stdout)["items"]]
+    assert found
+    assert max(prices[item] for item in found) < middle
+    refused = recsys(*command, "cost < 5")
+    assert refused.exit_code == 2
+    assert "have no property 'cost'; they have category, item_id, price" in " ".join(
+        refused.output.split()
+    )
+
+
 def test_unknown_user_gets_a_list_and_a_note(shop: Path, recsys: Callable[..., Result]) -> None:
     result = recsys("recommend", "-b", shop, "--user", "nobody", "--k", 3)
     assert result.exit_code == 0
@@ -198,6 +216,8 @@ def test_appended_item_is_recommended_by_its_content(
     recommender = Recommender.load(bundles / "current")
     everything = recommender.recommend([recommender.bundle.users.user_ids[1]], k=25)
     assert "item-3-new" in everything["item_id"].to_list()
+    known, row_of = recommender.bundle.properties, recommender.bundle.catalogue.row_of
+    assert known.of(row_of("item-3-new")) == known.of(row_of("item-3")) != {}
     again = recsys("append-items", tmp_path / "new.csv", "-b", bundles / "current")
     assert again.exit_code == 2
     assert "in the bundle already" in again.output.replace("\n", " ")

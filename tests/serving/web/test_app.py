@@ -87,6 +87,38 @@ def test_unknown_item_is_404_and_named(client):
     assert len(replies[1]["items"]) == 20
 
 
+def test_filter_that_does_not_fit_the_bundle_is_422_and_says_what_does(client):
+    body = {"filter": {"where": "price < 50"}}
+    response = client.post("/v1/recommend", json=body)
+    message = refused(response, 422)
+    assert message.startswith("filter.where: character 1: items of bundle v1 have no property 'pr")
+    assert "they have category, item_id" in message
+    error = response.json()["error"]
+    assert error["code"] == "unknown_property"
+    assert error["fields"][0]["field"] == "filter.where"
+    replies = client.post("/v1/recommend:batch", json={"requests": [body, {}]}).json()["replies"]
+    assert replies[0]["error"] == error
+    assert replies[1]["items"]
+    wrong = client.post("/v1/recommend", json={"filter": {"where": "category < 'a'"}})
+    assert wrong.json()["error"]["code"] == "invalid_filter"
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("price < ", "filter.where: character 9: expected a number"),
+        ("(" * 1_000, "nested deeper than 32"),
+        ("not " * 1_000, "nested deeper than 32"),
+        ("a" * 10_240, "at most 4096 characters"),
+        ("", "at least 1 character"),
+        ("a = '\u4e16", "is not closed"),
+    ],
+)
+def test_filter_that_cannot_be_read_is_422(client, where, says):
+    response = client.post("/v1/recommend", json={"filter": {"where": where}})
+    assert says in refused(response, 422)
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

@@ -1,0 +1,101 @@
+"""Which columns of the items table a bundle carries for filters and rules, and of what kind."""
+
+from __future__ import annotations
+
+import re
+from typing import cast, get_args
+
+import polars as pl
+
+from serving.bundle.manifest import PROPERTY_NAME_PATTERN, PropertyKind
+from serving.bundle.properties import Properties, seconds_of
+from serving.filtering.compile import RESERVED
+
+ELSEWHERE = frozenset(
+    ["item_row", "display_text", "title", "name", "description", "categories", *RESERVED]
+)
+"""Columns that the catalogue itself holds, or that nobody filters by."""
+MAX_TEXTS = 100_000
+"""A column of more distinct texts is no property."""
+MAX_LENGTH = 200
+"""A column with a longer text is no property."""
+NUMBER = r"^[-+]?(0|[1-9]\d*)?(\.\d+)?([eE][-+]?\d+)?$"
+"""A text with leading zeros is a code, such as a postcode."""
+DAY = r"^\d{4}-\d{2}-\d{2}([T ].*)?$"
+
+
+def item_properties(items: pl.DataFrame) -> tuple[Properties, dict[str, str]]:
+    """Take all columns that can be properties.
+
+    Args:
+        items: One line for each item row from 1, in their order.
+
+    Returns:
+        The properties, and why each other column is none.
+    """
+    kinds: dict[str, PropertyKind] = {}
+    left_out: dict[str, str] = {}
+    for name in items.columns:
+        if name in ELSEWHERE:
+            continue
+        found = _kind_of(name, items[name])
+        if found in get_args(PropertyKind):
+            kinds[name] = cast("PropertyKind", found)
+        else:
+            left_out[name] = found
+    values = {name: items[name].to_list() for name in kinds}
+    return Properties.of_values(kinds, values), left_out
+
+
+def _kind_of(name: str, column: pl.Series) -> str:
+    """Find a column's kind, or why it has none."""
+    if not re.match(PROPERTY_NAME_PATTERN, name):
+        return "its name is too long, or has a dot, slash or backtick"
+    dtype = column.dtype
+    if column.null_count() == len(column):
+        return "it is empty"
+    if dtype.is_numeric() or dtype == pl.Boolean:
+        return "boolean" if dtype == pl.Boolean else "number"
+    if dtype in (pl.Date, pl.Datetime):
+        return "date"
+    inner = dtype.inner if isinstance(dtype, pl.List) else dtype
+    if inner in (pl.String, pl.Categorical, pl.Enum) or (inner != dtype and inner.is_integer()):
+        return _kind_of_texts(column)
+    return f"{dtype} is not a kind that filters compare"
+
+
+def _kind_of_texts(column: pl.Series) -> str:
+    """Find the kind of texts or of lists of them."""
+    listed = isinstance(column.dtype, pl.List)
+    texts = column.explode() if listed else column
+    texts = texts.cast(pl.String).str.strip_chars().unique().drop_nulls()
+    texts = texts.filter(texts != "")
+    if len(texts) == 0:
+        return "it is empty"
+    if not listed and (read := _read_as(texts)) is not None:
+        return read
+    if len(texts) > MAX_TEXTS:
+        return f"it has more than {MAX_TEXTS} distinct texts"
+    if (texts.str.len_chars() > MAX_LENGTH).any():
+        return f"it has a text of more than {MAX_LENGTH} characters"
+    return "list" if listed else "text"
+
+
+def _read_as(texts: pl.Series) -> PropertyKind | None:
+    """Find what all texts are where they are more than texts, as those of a CSV file."""
+    if texts.str.contains(NUMBER).all():
+        return "number"
+    if texts.str.to_lowercase().is_in(["true", "false"]).all():
+        return "boolean"
+    if texts.str.contains(DAY).all() and _are_dates(texts):
+        return "date"
+    return None
+
+
+def _are_dates(texts: pl.Series) -> bool:
+    try:
+        for text in texts:
+            seconds_of(text)
+    except (ValueError, OverflowError):
+        return False
+    return True
