@@ -1,0 +1,262 @@
+"""Commands to Redis or Valkey within a time limit, and a pause after one that was not met.
+
+A call takes an idle connection of its process, or makes one; what goes wrong is a `StoreError`. The
+limit holds for a call as a whole: connecting, sending, and every part of the replies. (The name in
+the URL is looked up by the system, which has a limit of its own; an address needs no looking up.)
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+from redis.connection import Connection, DefaultParser, parse_url
+
+from serving.online.redis_scripts import DIGESTS, SCRIPTS
+from serving.online.store import StoreError
+
+SCHEMA = b"1"
+PAUSE_SECONDS = 1.0
+"""After a failure calls are refused for so long; then one tries again, and the rest if it works."""
+DEFAULT_PORT = 6379
+DEFAULT_PREFIX = "recsys:"
+
+Argument = bytes | str | int
+Command = Sequence[Argument]
+
+_call = threading.local()
+
+
+class StoreUnreachableError(StoreError):
+    """Redis does not answer; waiting may help."""
+
+
+class _Parser(DefaultParser):  # type: ignore[misc]
+    """Reads replies until the deadline of the call, in however many parts they come."""
+
+    def read_from_socket(self, timeout: object = None, raise_on_timeout: bool = True) -> Any:
+        left = max(1e-3, _call.deadline - time.monotonic())
+        return super().read_from_socket(timeout=left, raise_on_timeout=raise_on_timeout)
+
+
+class Breaker:
+    """Refuses calls for a pause after one has failed: a frozen Redis costs one wait a pause.
+
+    The first call after the pause is a trial; the others are refused until it has worked.
+    """
+
+    def __init__(self, pause_seconds: float) -> None:
+        self._pause = pause_seconds
+        self._until: float | None = None
+        self._reason = ""
+        self._lock = threading.Lock()
+
+    def admit(self) -> None:
+        """Let a call pass.
+
+        Raises:
+            StoreUnreachableError: Another one has failed a short time ago.
+        """
+        if self._until is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            if self._until is not None:
+                if now < self._until:
+                    left = self._until - now
+                    raise StoreUnreachableError(f"{self._reason} (tried again in {left:.1f} s)")
+                self._until = now + self._pause
+
+    def failed(self, reason: str) -> None:
+        with self._lock:
+            self._reason = reason
+            self._until = time.monotonic() + self._pause
+
+    def worked(self) -> None:
+        self._until = None
+
+
+def _settings_of(url: str) -> dict[str, Any]:
+    """Read a URL into the settings of a connection.
+
+    Raises:
+        ValueError: It is no URL of a Redis.
+    """
+    settings = parse_url(url)
+    kind = settings.pop("connection_class", Connection)
+    # Each step of a handshake costs a round trip: no HELLO, no names.
+    settings |= {"protocol": 2, "driver_info": None, "parser_class": _Parser}
+    return {"kind": kind, **settings}
+
+
+class RedisConnections:
+    """Runs commands on connections of the calling process; safe for threads and after a fork."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_ms: float,
+        slow_timeout_ms: float,
+        pause_seconds: float = PAUSE_SECONDS,
+    ) -> None:
+        settings = _settings_of(url)
+        self._make = settings.pop("kind")
+        self._settings = settings
+        self.prefix: str = settings.pop("prefix", DEFAULT_PREFIX)
+        """Of all keys; ``?prefix=shop:`` in the URL."""
+        self._prefix = self.prefix.encode()
+        self._timeout_ms = timeout_ms
+        self._slow_timeout_ms = slow_timeout_ms
+        self._pause_seconds = pause_seconds
+        host = settings.get("path") or (
+            f"{settings.get('host', 'localhost')}:{settings.get('port', DEFAULT_PORT)}"
+        )
+        self.where = f"Redis at {host}, database {settings.get('db', 0)}"
+        """Without the password that the URL may hold."""
+        self._start()
+        # Settings that a connection does not know show here, not at the first request.
+        try:
+            self._connection(timeout_ms)
+        except TypeError as error:
+            raise ValueError(f"a setting in the URL of {self.where} is unknown: {error}") from None
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._idle: deque[Connection] = deque()
+        self._breaker = Breaker(self._pause_seconds)
+
+    def command(self, name: str, *arguments: Argument) -> Command:
+        """Make the command that runs a script."""
+        return (b"EVALSHA", DIGESTS[name], 0, self._prefix, *arguments)
+
+    def script(self, name: str, *arguments: Argument, slow: bool = False) -> Any:
+        """Run a script; see `run`."""
+        return self.run([self.command(name, *arguments)], slow=slow)[0]
+
+    def run(self, commands: Sequence[Command], *, slow: bool = False) -> list[Any]:
+        """Send commands at once and read their replies.
+
+        Args:
+            slow: Whether this may take as long as a write, not only as long as a request's read.
+
+        Raises:
+            StoreUnreachableError: No answer in time, or none for a short time before.
+            StoreError: Redis refuses a command; those before and after it may have been run.
+        """
+        if self._pid != os.getpid():
+            # Connections that came with a fork stay the parent's.
+            self._start()
+        self._breaker.admit()
+        limit_ms = self._slow_timeout_ms if slow else self._timeout_ms
+        _call.deadline = time.monotonic() + limit_ms / 1_000
+        try:
+            replies = self._replies(commands, limit_ms)
+        except (redis.ConnectionError, redis.TimeoutError, StoreError) as error:
+            self._drop_idle()
+            failure = self._failure(error, limit_ms)
+            self._breaker.failed(str(failure))
+            raise failure from None
+        except redis.RedisError as error:
+            self._breaker.worked()
+            raise self._failure(error, limit_ms) from None
+        self._breaker.worked()
+        return replies
+
+    def _replies(self, commands: Sequence[Command], limit_ms: float) -> list[Any]:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._opened(limit_ms)
+        else:
+            try:
+                return self._exchange(connection, commands)
+            except (redis.AuthenticationError, redis.exceptions.BusyLoadingError):
+                raise
+            except (redis.ConnectionError, redis.exceptions.NoScriptError):
+                # Redis has been started anew meanwhile, or forgot its scripts. Every call may be
+                # repeated: what has been stored is not stored twice.
+                self._drop_idle()
+                connection = self._opened(limit_ms)
+        return self._exchange(connection, commands)
+
+    def _exchange(self, connection: Connection, commands: Sequence[Command]) -> list[Any]:
+        """Send, read every reply, and keep the connection for the next call."""
+        replies: list[Any] = []
+        refused: redis.ResponseError | None = None
+        connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        for _ in commands:
+            try:
+                replies.append(connection.read_response())
+            except redis.ResponseError as error:
+                refused = refused or error
+        self._idle.append(connection)
+        if refused is not None:
+            raise refused
+        return replies
+
+    def _connection(self, limit_ms: float) -> Connection:
+        made: Connection = self._make(
+            **self._settings,
+            socket_timeout=self._slow_timeout_ms / 1_000,
+            socket_connect_timeout=limit_ms / 1_000,
+        )
+        return made
+
+    def _opened(self, limit_ms: float) -> Connection:
+        """Connect, see that the layout is ours, and bring the scripts."""
+        key = self._prefix + b"schema"
+        load = [(b"SCRIPT", b"LOAD", text) for text in SCRIPTS.values()]
+        connection = self._connection(limit_ms)
+        found, *_ = self._exchange(connection, [(b"GET", key), *load])
+        if found is None:
+            # Places grow even beyond those of a store that was lost.
+            place = int(1_000 * time.time())
+            first = (b"SET", self._prefix + b"place", place, b"NX")
+            schema = (b"SET", key, SCHEMA, b"NX")
+            *_, found = self._exchange(self._idle.pop(), [first, schema, (b"GET", key)])
+        if found != SCHEMA:
+            raise StoreError(
+                f"{self.where} holds a store of version {found.decode(errors='replace')} under the "
+                f"prefix {self.prefix!r}, and this program reads version "
+                f"{SCHEMA.decode()}: use the program that wrote it, another database or another "
+                "prefix"
+            )
+        return self._idle.pop()
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            try:
+                self._idle.pop().disconnect()
+            except IndexError:
+                return
+
+    def _failure(self, error: Exception, limit_ms: float) -> StoreError:
+        """Say what went wrong and what helps."""
+        said = str(error)
+        if isinstance(error, StoreError):
+            return error
+        if isinstance(error, redis.AuthenticationError):
+            return StoreError(f"{self.where} refuses the name and password in the URL: {said}")
+        if isinstance(error, redis.TimeoutError):
+            waited = f"did not answer within {limit_ms:.0f} ms"
+            return StoreUnreachableError(f"{self.where} {waited}: is it frozen or overloaded?")
+        if isinstance(error, redis.exceptions.BusyLoadingError):
+            return StoreUnreachableError(f"{self.where} is still reading its data: {said}")
+        if isinstance(error, redis.ConnectionError):
+            return StoreUnreachableError(f"{self.where} cannot be reached, is it running? {said}")
+        if "OOM" in said or isinstance(error, redis.exceptions.OutOfMemoryError):
+            return StoreError(
+                f"{self.where} is full: raise its maxmemory, or keep events and served lists for "
+                f"fewer days ({said})"
+            )
+        return StoreError(f"{self.where} refuses a command: {said}")
+
+    def close(self) -> None:
+        if self._pid == os.getpid():
+            self._drop_idle()

@@ -1,0 +1,251 @@
+"""What runs inside Redis: one script a step, so that each step happens whole or not at all.
+
+Keys behind the prefix:
+
+    schema, place         version of this layout; the place of the newest event
+    events                stream of all events, id ``<place>-0``, fields i, u, h, p
+    ids                   set of the event ids that are in the stream
+    places:<user>         list of the places of a user's events, ascending
+    recent:<user>         list of the newest of them that are no impressions, by (time, place)
+    impressions:<user>    the same of impressions
+    request:<id>          a served list
+    requests              sorted set of all ids of served lists; all scores are 0, ids ascend
+    lists:<user>          the same of a user's, each id followed by the JSON of the items shown
+    items, items_version  hash of what was changed of items; how often that was
+    forgotten             hash of SHA-256 of a user's id to when the user was forgotten
+
+Field h is ``time_ms event_type item_id``, p the JSON of [received_ms, value, request_id, slot,
+domain, session_id] less what is null at its end; an element of recent and impressions is h, a
+space and the place. Keys are made inside the scripts: a Redis Cluster is not supported.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha1
+
+SHARED = """
+local prefix = ARGV[1]
+
+local function time_of(element)
+  return tonumber(string.match(element, '^%d+'))
+end
+
+local function key_of(user, recent)
+  if string.match(recent, '^%d+ impression ') then
+    return prefix .. 'impressions:' .. user
+  end
+  return prefix .. 'recent:' .. user
+end
+
+-- How many elements of a list are not later than a time.
+local function count_until(key, time)
+  local low, high = 0, redis.call('LLEN', key)
+  if high > 0 and time_of(redis.call('LINDEX', key, -1)) <= time then
+    return high
+  end
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if time_of(redis.call('LINDEX', key, middle)) <= time then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  return low
+end
+
+-- Removes an entry of the stream and all that points at it; says how many (1, or 0: it was gone).
+local function drop(entry)
+  local place, fields = string.match(entry[1], '%d+'), entry[2]
+  local event, user, recent = fields[2], fields[4], fields[6]
+  redis.call('SREM', prefix .. 'ids', event)
+  redis.call('LREM', prefix .. 'places:' .. user, 1, place)
+  redis.call('LREM', key_of(user, recent), 1, recent .. ' ' .. place)
+  return redis.call('XDEL', prefix .. 'events', entry[1])
+end
+
+local function drop_request(id, user)
+  if user then
+    local members = prefix .. 'lists:' .. user
+    redis.call('ZREMRANGEBYLEX', members, '[' .. id, '(' .. id .. '\\255')
+  end
+  redis.call('ZREM', prefix .. 'requests', id)
+  return redis.call('DEL', prefix .. 'request:' .. id)
+end
+"""
+
+# ARGV: prefix, elements kept a list, then event id, user, h and p of each event.
+ADD_EVENTS = """
+local kept, added = tonumber(ARGV[2]), {}
+for i = 3, #ARGV, 4 do
+  local event, user, recent, rest = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  local is_new = redis.call('SADD', prefix .. 'ids', event)
+  added[#added + 1] = is_new
+  if is_new == 1 then
+    local place = redis.call('INCR', prefix .. 'place')
+    redis.call('XADD', prefix .. 'events', place .. '-0',
+      'i', event, 'u', user, 'h', recent, 'p', rest)
+    redis.call('RPUSH', prefix .. 'places:' .. user, place)
+    local key, element = key_of(user, recent), recent .. ' ' .. place
+    local at, length = count_until(key, time_of(recent)), redis.call('LLEN', key)
+    if at == length then
+      redis.call('RPUSH', key, element)
+    else
+      redis.call('LINSERT', key, 'BEFORE', redis.call('LINDEX', key, at), element)
+    end
+    if length >= kept then
+      redis.call('LTRIM', key, -kept, -1)
+    end
+  end
+end
+return added
+"""
+
+# ARGV: prefix, user, SHA-256 of the user's id, most events, before which time ('': any).
+VISITOR = """
+local key = prefix .. 'recent:' .. ARGV[2]
+local count = ARGV[5] == '' and redis.call('LLEN', key) or count_until(key, ARGV[5] - 1)
+local events = {}
+if count > 0 then
+  events = redis.call('LRANGE', key, math.max(0, count - ARGV[4]), count - 1)
+end
+return {
+  events,
+  redis.call('HGET', prefix .. 'forgotten', ARGV[3]),
+  redis.call('GET', prefix .. 'items_version')
+}
+"""
+
+# ARGV: prefix, user, since which time, the ids of lists from then on, most lists.
+SHOWN = """
+local key = prefix .. 'impressions:' .. ARGV[2]
+return {
+  redis.call('LRANGE', key, count_until(key, ARGV[3] - 1), -1),
+  redis.call('ZRANGEBYLEX', prefix .. 'lists:' .. ARGV[2], ARGV[4], '+')
+}
+"""
+
+# ARGV: prefix, lowest and highest id as ZRANGEBYLEX has them, most lists.
+REQUESTS_BETWEEN = """
+local found = {}
+local ids = redis.call(
+  'ZRANGEBYLEX', prefix .. 'requests', ARGV[2], ARGV[3], 'LIMIT', 0, ARGV[4])
+for _, id in ipairs(ids) do
+  found[#found + 1] = {id, redis.call('GET', prefix .. 'request:' .. id)}
+end
+return found
+"""
+
+# ARGV: prefix, user, lowest id as ZRANGEBYLEX has it, most lists.
+REQUESTS_OF = """
+local found = {}
+local members = redis.call(
+  'ZREVRANGEBYLEX', prefix .. 'lists:' .. ARGV[2], '+', ARGV[3], 'LIMIT', 0, ARGV[4])
+for _, member in ipairs(members) do
+  local id = string.sub(member, 1, 32)
+  found[#found + 1] = {id, redis.call('GET', prefix .. 'request:' .. id)}
+end
+return found
+"""
+
+ITEMS = """
+return {
+  redis.call('GET', prefix .. 'items_version'),
+  redis.call('HGETALL', prefix .. 'items')
+}
+"""
+
+# ARGV: prefix, then item and state ('' resets it) of each.
+CHANGE_ITEMS = """
+for i = 2, #ARGV, 2 do
+  if ARGV[i + 1] == '' then
+    redis.call('HDEL', prefix .. 'items', ARGV[i])
+  else
+    redis.call('HSET', prefix .. 'items', ARGV[i], ARGV[i + 1])
+  end
+end
+return redis.call('INCR', prefix .. 'items_version')
+"""
+
+# ARGV: prefix, user, SHA-256 of the user's id, when. From here on no reader sees a history.
+FORGET = """
+redis.call('HSET', prefix .. 'forgotten', ARGV[3], ARGV[4])
+redis.call('DEL', prefix .. 'recent:' .. ARGV[2], prefix .. 'impressions:' .. ARGV[2])
+return redis.call('GET', prefix .. 'place')
+"""
+
+# ARGV: prefix, user, up to which place, most events. Returns how many were looked at, and removed.
+FORGET_EVENTS = """
+local key = prefix .. 'places:' .. ARGV[2]
+local looked, removed = 0, 0
+for _, place in ipairs(redis.call('LRANGE', key, 0, ARGV[4] - 1)) do
+  if tonumber(place) <= tonumber(ARGV[3]) then
+    looked = looked + 1
+    local entry = redis.call('XRANGE', prefix .. 'events', place, place)[1]
+    if entry then
+      removed = removed + drop(entry)
+    else
+      redis.call('LREM', key, 1, place)
+    end
+  end
+end
+return {looked, removed}
+"""
+
+# ARGV: prefix, user, most lists. Returns how many were looked at, and removed.
+FORGET_REQUESTS = """
+local key = prefix .. 'lists:' .. ARGV[2]
+local members = redis.call('ZRANGE', key, 0, ARGV[3] - 1)
+local removed = 0
+for _, member in ipairs(members) do
+  removed = removed + drop_request(string.sub(member, 1, 32), nil)
+  redis.call('ZREM', key, member)
+end
+return {#members, removed}
+"""
+
+# ARGV: prefix, arrived before which time, behind which place, most events.
+# Returns how many were looked at, how many removed, and the last place.
+REMOVE_EVENTS = """
+local entries = redis.call(
+  'XRANGE', prefix .. 'events', '(' .. ARGV[3] .. '-0', '+', 'COUNT', ARGV[4])
+local removed, last = 0, ARGV[3]
+for _, entry in ipairs(entries) do
+  last = string.match(entry[1], '%d+')
+  if tonumber(string.match(entry[2][8], '%d+')) < tonumber(ARGV[2]) then
+    removed = removed + drop(entry)
+  end
+end
+return {#entries, removed, last}
+"""
+
+# ARGV: prefix, first id that stays as ZRANGEBYLEX has it, most lists.
+REMOVE_REQUESTS = """
+local ids = redis.call(
+  'ZRANGEBYLEX', prefix .. 'requests', '-', ARGV[2], 'LIMIT', 0, ARGV[3])
+for _, id in ipairs(ids) do
+  local value = redis.call('GET', prefix .. 'request:' .. id)
+  local user = value and cjson.decode(string.match(value, '^[^\\n]*'))[2]
+  drop_request(id, user ~= cjson.null and user or nil)
+end
+return #ids
+"""
+
+SCRIPTS = {
+    name: (SHARED + text).encode()
+    for name, text in {
+        "add_events": ADD_EVENTS,
+        "visitor": VISITOR,
+        "shown": SHOWN,
+        "requests_between": REQUESTS_BETWEEN,
+        "requests_of": REQUESTS_OF,
+        "items": ITEMS,
+        "change_items": CHANGE_ITEMS,
+        "forget": FORGET,
+        "forget_events": FORGET_EVENTS,
+        "forget_requests": FORGET_REQUESTS,
+        "remove_events": REMOVE_EVENTS,
+        "remove_requests": REMOVE_REQUESTS,
+    }.items()
+}
+DIGESTS = {name: sha1(text, usedforsecurity=False).hexdigest() for name, text in SCRIPTS.items()}

@@ -1,0 +1,316 @@
+"""The online store in Redis 7 or Valkey: what several servers share, and 10,000 events a second.
+
+How it lies there is said in `serving.online.redis_scripts`. What was acknowledged is as durable as
+Redis is told to be (``appendonly``, ``appendfsync``); `RedisStore.open` logs where that is less
+than to disk at once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from logging import WARNING
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from serving.log import log
+from serving.online.events import Event
+from serving.online.store import (
+    Forgotten,
+    ItemState,
+    OnlineStore,
+    RecentEvent,
+    RequestRecord,
+    StoreError,
+    Visitor,
+)
+
+if TYPE_CHECKING:
+    from serving.online.redis_connection import RedisConnections
+
+MIN_VERSION = 7
+MAX_RECENT = 1_000
+"""Events of a history, and as many impressions, that are kept at hand for each user."""
+EVENTS_A_SCRIPT = 1_000
+"""Others wait while a script runs: 1,000 events take about 10 ms."""
+REMOVED_A_SCRIPT = 500
+READ_A_CALL = 2_000
+SLOW_TIMEOUT_MS = 1_000.0
+MAX_MS = (1 << 48) - 1
+
+
+def _hashed(user_id: str) -> str:
+    return sha256(user_id.encode()).hexdigest()
+
+
+def _first_id(since_ms: int) -> str:
+    """Write the lowest id of a list served at a time or later, as ZRANGEBYLEX has it."""
+    return f"[{min(max(since_ms, 0), MAX_MS):012x}"
+
+
+def _packed_event(event: Event) -> tuple[str, str, str, bytes]:
+    rest: list[object] = [
+        event.received_ms,
+        event.value,
+        event.request_id,
+        event.slot,
+        event.domain,
+        event.session_id,
+    ]
+    while rest[-1] is None:
+        rest.pop()
+    recent = f"{event.time_ms} {event.event_type} {event.item_id}"
+    return event.event_id, event.user_id, recent, orjson.dumps(rest)
+
+
+def _event(entry: Sequence[Any]) -> tuple[int, Event]:
+    """Read an entry of the stream."""
+    place, fields = int(entry[0].partition(b"-")[0]), entry[1]
+    time_ms, event_type, item_id = fields[5].decode().split(" ", 2)
+    received_ms, *rest = orjson.loads(fields[7])
+    event = Event(
+        fields[1].decode(),
+        fields[3].decode(),
+        item_id,
+        event_type,
+        int(time_ms),
+        received_ms,
+        *rest,
+    )
+    return place, event
+
+
+def _recent_event(element: bytes) -> RecentEvent:
+    time_ms, event_type, item_id = element.decode().rpartition(" ")[0].split(" ", 2)
+    return RecentEvent(item_id, event_type, int(time_ms))
+
+
+def _packed_request(record: RequestRecord) -> bytes:
+    """Write a record: one line of JSON for the scripts, then the document, compressed."""
+    return (
+        orjson.dumps([record.time_ms, record.user_id]) + b"\n" + zlib.compress(record.document, 1)
+    )
+
+
+def _request(request_id: bytes, value: bytes) -> RequestRecord:
+    head, _, document = value.partition(b"\n")
+    time_ms, user_id = orjson.loads(head)
+    return RequestRecord(request_id.decode(), time_ms, user_id, zlib.decompress(document))
+
+
+def _shown_items(record: RequestRecord) -> list[str]:
+    return [item["item_id"] for item in orjson.loads(record.document).get("items", ())]
+
+
+class RedisStore(OnlineStore):
+    """An online store in Redis; threads may share it, and it goes on in a forked process."""
+
+    def __init__(self, connections: RedisConnections) -> None:
+        self._redis = connections
+        self._prefix = connections.prefix
+
+    @classmethod
+    def open(
+        cls, url: str, timeout_ms: float = 50, *, slow_timeout_ms: float = SLOW_TIMEOUT_MS
+    ) -> RedisStore:
+        """Open the store at a URL such as ``redis://:password@host:6379/0?prefix=shop:``.
+
+        A Redis that does not answer is logged and tried again at each call: a server starts
+        without it.
+
+        Args:
+            timeout_ms: What a request may wait for it, connecting included.
+            slow_timeout_ms: The same for writes, exports and removals.
+
+        Raises:
+            StoreError: It refuses the password, or is too old, or holds another version's store.
+            ValueError: The URL is none of a Redis.
+        """
+        try:
+            from serving.online.redis_connection import RedisConnections, StoreUnreachableError
+        except ModuleNotFoundError as error:
+            raise StoreError(
+                f"a store in Redis needs the package {error.name}: pip install "
+                "'recsys-platform[redis]'"
+            ) from None
+        connections = RedisConnections(url, timeout_ms=timeout_ms, slow_timeout_ms=slow_timeout_ms)
+        store = cls(connections)
+        try:
+            store._check_server()
+        except StoreUnreachableError as error:
+            log("store_unreachable", {"error": str(error)}, level=WARNING)
+        return store
+
+    def _check_server(self) -> None:
+        """Refuse a server that is too old; say where it loses what it acknowledged."""
+        (about,) = self._redis.run([(b"INFO", b"server")], slow=True)
+        lines = dict(line.split(":", 1) for line in about.decode().splitlines() if ":" in line)
+        version = lines.get("redis_version", "0")
+        if int(version.partition(".")[0]) < MIN_VERSION:
+            raise StoreError(
+                f"{self._redis.where} is of version {version}; {MIN_VERSION} or newer is "
+                "needed, or any Valkey"
+            )
+        names = (b"appendonly", b"appendfsync", b"maxmemory", b"maxmemory-policy")
+        try:
+            (found,) = self._redis.run([(b"CONFIG", b"GET", *names)], slow=True)
+        except StoreError as error:
+            # Hosted ones hide it.
+            log("store_durability_unknown", {"error": str(error)}, level=WARNING)
+            return
+        config = {found[i].decode(): found[i + 1].decode() for i in range(0, len(found), 2)}
+        for setting, loss in _losses(config):
+            fields = {"store": self._redis.where, "setting": setting, "loss": loss}
+            log("store_may_lose_events", fields, level=WARNING)
+
+    def add_events(self, events: Sequence[Event]) -> list[bool]:
+        commands = []
+        packed = [_packed_event(event) for event in events]
+        for start in range(0, len(packed), EVENTS_A_SCRIPT):
+            some = [part for event in packed[start : start + EVENTS_A_SCRIPT] for part in event]
+            commands.append(self._redis.command("add_events", MAX_RECENT, *some))
+        replies = self._redis.run(commands, slow=True) if commands else []
+        return [bool(is_new) for reply in replies for is_new in reply]
+
+    def add_requests(self, records: Sequence[RequestRecord]) -> None:
+        key = self._prefix
+        commands: list[tuple[bytes | str | int, ...]] = []
+        for record in records:
+            name = record.request_id
+            commands.append((b"SET", f"{key}request:{name}", _packed_request(record)))
+            commands.append((b"ZADD", f"{key}requests", 0, name))
+            if record.user_id is not None:
+                member = name.encode() + orjson.dumps(_shown_items(record))
+                commands.append((b"ZADD", f"{key}lists:{record.user_id}", 0, member))
+        if commands:
+            self._redis.run(commands, slow=True)
+
+    def visitor(self, user_id: str | None, limit: int, before_ms: int | None = None) -> Visitor:
+        if user_id is None:
+            (version,) = self._redis.run([(b"GET", f"{self._prefix}items_version")])
+            return Visitor(items_version=int(version or 0))
+        before = "" if before_ms is None else before_ms
+        events, forgotten_ms, version = self._redis.script(
+            "visitor", user_id, _hashed(user_id), limit, before
+        )
+        return Visitor(
+            events=[_recent_event(element) for element in events],
+            forgotten_ms=None if forgotten_ms is None else int(forgotten_ms),
+            items_version=int(version or 0),
+        )
+
+    def shown_items(self, user_id: str, since_ms: int) -> list[str]:
+        impressions, lists = self._redis.script("shown", user_id, since_ms, _first_id(since_ms))
+        shown = [_recent_event(element).item_id for element in impressions]
+        shown += [item for member in lists for item in orjson.loads(member[32:])]
+        return list(dict.fromkeys(shown))
+
+    def request(self, request_id: str) -> RequestRecord | None:
+        (value,) = self._redis.run([(b"GET", f"{self._prefix}request:{request_id}")])
+        return None if value is None else _request(request_id.encode(), value)
+
+    def requests_of(self, user_id: str, since_ms: int, limit: int) -> list[RequestRecord]:
+        found = self._redis.script("requests_of", user_id, _first_id(since_ms), limit, slow=True)
+        return [_request(name, value) for name, value in found if value is not None]
+
+    def change_items(self, changes: Mapping[str, ItemState | None]) -> int:
+        parts: list[bytes | str] = []
+        for item_id, state in changes.items():
+            parts.append(item_id)
+            parts.append(
+                b"" if state is None else orjson.dumps([state.hidden, dict(state.properties)])
+            )
+        return int(self._redis.script("change_items", *parts, slow=True))
+
+    def items(self) -> tuple[int, Mapping[str, ItemState]]:
+        version, found = self._redis.script("items", slow=True)
+        states = {
+            found[i].decode(): ItemState(*orjson.loads(found[i + 1]))
+            for i in range(0, len(found), 2)
+        }
+        return int(version or 0), states
+
+    def forget(self, user_id: str, now_ms: int) -> Forgotten:
+        """See the protocol; where it fails halfway, call it again.
+
+        Readers see no history from the start; the stream and the lists are emptied in steps.
+        """
+        last = self._redis.script("forget", user_id, _hashed(user_id), now_ms, slow=True)
+        num_events = sum(
+            removed for _, removed in self._steps("forget_events", user_id, int(last or 0))
+        )
+        num_requests = sum(removed for _, removed in self._steps("forget_requests", user_id))
+        return Forgotten(num_events, num_requests)
+
+    def _steps(self, name: str, *arguments: str | int) -> Iterator[tuple[int, int]]:
+        """Run a script until it finds nothing more; gives how many it looked at and removed."""
+        while True:
+            looked, removed = self._redis.script(name, *arguments, REMOVED_A_SCRIPT, slow=True)
+            yield looked, removed
+            if looked < REMOVED_A_SCRIPT:
+                return
+
+    def forgotten(self) -> Mapping[str, int]:
+        (found,) = self._redis.run([(b"HGETALL", f"{self._prefix}forgotten")], slow=True)
+        return {found[i].decode(): int(found[i + 1]) for i in range(0, len(found), 2)}
+
+    def events_after(self, place: int, limit: int) -> list[tuple[int, Event]]:
+        events: list[tuple[int, Event]] = []
+        while len(events) < limit:
+            count = min(READ_A_CALL, limit - len(events))
+            start = f"({place}-0"
+            command = (b"XRANGE", f"{self._prefix}events", start, b"+", b"COUNT", count)
+            (entries,) = self._redis.run([command], slow=True)
+            events += [_event(entry) for entry in entries]
+            if len(entries) < count:
+                break
+            place = events[-1][0]
+        return events
+
+    def requests_between(
+        self, since_ms: int, before_ms: int, limit: int, after_id: str = ""
+    ) -> list[RequestRecord]:
+        first = max(_first_id(since_ms)[1:], after_id)
+        low = f"({first}" if first == after_id else f"[{first}"
+        high = f"({_first_id(before_ms)[1:]}"
+        found = self._redis.script("requests_between", low, high, limit, slow=True)
+        return [_request(name, value) for name, value in found if value is not None]
+
+    def remove_old(self, events_before_ms: int, requests_before_ms: int) -> None:
+        """See the protocol.
+
+        It takes about a second for each 100,000 events, in short steps: call it on another thread
+        than the one that acknowledges events.
+        """
+        place = 0
+        while True:
+            looked, removed, last = self._redis.script(
+                "remove_events", events_before_ms, place, REMOVED_A_SCRIPT, slow=True
+            )
+            place = int(last)
+            # Clocks of servers differ by less than it takes for so many events to arrive.
+            if looked < REMOVED_A_SCRIPT or removed == 0:
+                break
+        stays = f"({_first_id(requests_before_ms)[1:]}"
+        while (
+            self._redis.script("remove_requests", stays, REMOVED_A_SCRIPT, slow=True)
+            == REMOVED_A_SCRIPT
+        ):
+            pass
+
+    def close(self) -> None:
+        self._redis.close()
+
+
+def _losses(config: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Name settings of a Redis by which acknowledged events may be lost, and when they are."""
+    if config.get("appendonly", "yes") == "no":
+        yield "appendonly no", "all since the last snapshot, when Redis ends"
+    elif (often := config.get("appendfsync", "always")) != "always":
+        last = "the last second" if often == "everysec" else "what the system had not written"
+        yield f"appendfsync {often}", f"{last}, when its machine fails"
+    policy = config.get("maxmemory-policy", "noeviction")
+    if policy != "noeviction":
+        yield f"maxmemory-policy {policy}", "any, when its memory is full"
