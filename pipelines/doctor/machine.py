@@ -88,11 +88,11 @@ def check_threads(_environment: Environment) -> CheckResult:
 
 
 def check_redis(_environment: Environment) -> CheckResult:
-    """Ping the Redis of RECSYS_REDIS_URL; without one, SQLite keeps the online state."""
-    wanted = "optional: RECSYS_REDIS_URL, or redis-server on PATH"
+    """Ping the Redis of RECSYS_STORE; without one, SQLite keeps what visitors do."""
+    wanted = "optional: RECSYS_STORE=redis://..., or redis-server on PATH"
     result = partial(CheckResult, "redis", wanted=wanted)
-    url = os.environ.get("RECSYS_REDIS_URL")
-    if not url:
+    url = os.environ.get("RECSYS_STORE", "")
+    if not url.startswith("redis://"):
         if program := shutil.which("redis-server"):
             return result("ok", program)
         return result("absent", "not installed", fix="apt-get install redis-server")

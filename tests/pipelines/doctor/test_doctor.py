@@ -169,7 +169,7 @@ def test_redis_is_asked(reply: bytes, status: str, monkeypatch: pytest.MonkeyPat
 
         thread = threading.Thread(target=answer)
         thread.start()
-        monkeypatch.setenv("RECSYS_REDIS_URL", f"redis://127.0.0.1:{server.getsockname()[1]}/0")
+        monkeypatch.setenv("RECSYS_STORE", f"redis://127.0.0.1:{server.getsockname()[1]}/0")
         result = machine_checks.check_redis(environment({}))
         thread.join()
     assert result.status == status
@@ -179,7 +179,7 @@ def test_services_that_are_gone_are_warnings_without_their_passwords(
     monkeypatch: pytest.MonkeyPatch,
 ):
     port = free_port()
-    monkeypatch.setenv("RECSYS_REDIS_URL", f"redis://:secret@127.0.0.1:{port}/0")
+    monkeypatch.setenv("RECSYS_STORE", f"redis://:secret@127.0.0.1:{port}/0")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://anna:secret@127.0.0.1:{port}")
     for check in (machine_checks.check_redis, machine_checks.check_mlflow_server):
         result = check(environment({}))

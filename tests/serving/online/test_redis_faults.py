@@ -1,0 +1,209 @@
+"""A Redis that is killed, frozen, slow, full, or not the one that was meant."""
+
+import logging
+import time
+
+import pytest
+
+from serving.online.redis_connection import Breaker, StoreUnreachableError
+from serving.online.redis_store import RedisStore
+from serving.online.store import ItemState, StoreError
+from tests.serving.online.redis_server import SlowWire, free_port
+from tests.serving.online.test_redis_store import event, items_of, record
+from tests.serving.server.running import wait_for
+
+TIMEOUT_MS = 100
+
+
+def again(call):
+    """Wait until a store that was away answers."""
+
+    def answer():
+        try:
+            return [call()]
+        except StoreUnreachableError:
+            return None
+
+    return wait_for(answer)[0]
+
+
+def refusal_of(store):
+    with pytest.raises(StoreUnreachableError) as failed:
+        store.visitor("ann", 5)
+    return str(failed.value)
+
+
+def seconds_of(call):
+    begin = time.monotonic()
+    with pytest.raises(StoreUnreachableError):
+        call()
+    return time.monotonic() - begin
+
+
+def test_a_frozen_redis_costs_one_wait_a_pause(start_redis):
+    redis = start_redis()
+    store = RedisStore.open(redis.url, TIMEOUT_MS, slow_timeout_ms=2 * TIMEOUT_MS)
+    store.add_events([event(1)])
+    redis.freeze()
+    limit = TIMEOUT_MS / 1_000
+    assert 0.9 * limit < seconds_of(lambda: store.visitor("ann", 5)) < 4 * limit
+    # Without the pause these would take a hundred limits.
+    calls = [lambda: store.visitor("ann", 5), lambda: store.add_events([event(2)])]
+    assert sum(seconds_of(call) for call in calls * 50) < 10 * limit
+    with pytest.raises(StoreUnreachableError, match=r"within 100 ms.*tried again in \d\.\d s"):
+        store.visitor("ann", 5)
+
+
+def test_a_reply_that_comes_byte_by_byte_is_given_up_at_the_limit(start_redis):
+    # Each byte is well within the limit, the reply is not.
+    slow = SlowWire(start_redis().port, TIMEOUT_MS / 4 / 1_000)
+    url = f"redis://127.0.0.1:{slow.port}/0"
+    store = RedisStore.open(url, TIMEOUT_MS, slow_timeout_ms=TIMEOUT_MS)
+    wait_for(lambda: "tried again" not in refusal_of(store))
+    assert "did not answer within 100 ms" in refusal_of(store)
+    slow.close()
+
+
+def test_a_frozen_redis_is_used_again_when_it_thaws(start_redis):
+    redis = start_redis()
+    store = RedisStore.open(redis.url, TIMEOUT_MS, slow_timeout_ms=TIMEOUT_MS)
+    store.add_events([event(1)])
+    redis.freeze()
+    with pytest.raises(StoreUnreachableError, match="did not answer within 100 ms"):
+        store.add_events([event(2)])
+    redis.thaw()
+    # The batch may have been stored all the same: sent again it is not stored twice.
+    again(lambda: store.add_events([event(2), event(3)]))
+    assert items_of(store.visitor("ann", 9)) == ["item-1", "item-2", "item-3"]
+
+
+def test_nothing_acknowledged_is_lost_when_redis_is_killed(start_redis):
+    redis = start_redis()
+    store = RedisStore.open(redis.url, 1_000, slow_timeout_ms=5_000)
+    acknowledged = []
+    for round_ in range(5):
+        for number in range(20):
+            some = [event(1_000 * round_ + 20 * number + i) for i in range(20)]
+            assert store.add_events(some) == [True] * 20
+            acknowledged += some
+        redis.restart()
+        # The idle connection is dead: that is no failure of the next call.
+        assert store.add_events(some) == [False] * 20
+    assert [found for _, found in store.events_after(0, 10_000)] == acknowledged
+
+
+def test_without_its_data_a_redis_is_an_empty_store_whose_places_go_on(start_redis):
+    redis = start_redis("--appendonly", "no")
+    store = RedisStore.open(redis.url, 1_000, slow_timeout_ms=5_000)
+    store.add_events([event(1)])
+    ((place, _),) = store.events_after(0, 9)
+    redis.restart()
+    assert store.visitor("ann", 5).events == []
+    assert store.add_events([event(1), event(2)]) == [True, True]
+    assert [found.time_ms for _, found in store.events_after(place, 9)] == [1, 2]
+
+
+def test_a_killed_redis_is_named_and_found_again_by_itself(start_redis):
+    redis = start_redis("--requirepass", "secret")
+    store = RedisStore.open(redis.url.replace("//", "//:secret@"), TIMEOUT_MS)
+    store.add_events([event(1)])
+    redis.kill()
+    with pytest.raises(StoreUnreachableError, match=rf"127.0.0.1:{redis.port}.*reached") as failed:
+        store.visitor("ann", 5)
+    assert "secret" not in str(failed.value)
+    redis.start()
+    assert items_of(again(lambda: store.visitor("ann", 5))) == ["item-1"]
+
+
+def test_a_full_redis_stores_a_batch_whole_or_not_at_all(start_redis):
+    redis = start_redis("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
+    store = RedisStore.open(redis.url, 1_000, slow_timeout_ms=5_000)
+    stored, full = 0, ""
+    while not full:
+        batch = [event(stored + i, user_id=f"user-{stored + i}") for i in range(50)]
+        try:
+            store.add_events(batch)
+            stored += 50
+        except StoreError as error:
+            full = str(error)
+    assert "is full: raise its maxmemory" in full
+    with pytest.raises(StoreError, match="is full"):
+        store.add_requests([record(1, 5)])
+    with pytest.raises(StoreError, match="is full"):
+        store.change_items({"a": ItemState(hidden=True)})
+    # It is there all the same: reads go on, and so do writes once there is room.
+    assert len(store.events_after(0, 100_000)) == stored
+    assert items_of(store.visitor("user-7", 5)) == ["item-7"]
+    store.remove_old(10**12, 0)
+    assert store.add_events(batch) == [True] * 50
+
+
+def test_a_wrong_or_missing_password_is_refused_at_once(start_redis):
+    redis = start_redis("--requirepass", "right")
+    for secret in ("", ":wrong@"):
+        with pytest.raises(StoreError, match="refuses the name and password in the URL") as failed:
+            RedisStore.open(redis.url.replace("//", f"//{secret}"))
+        assert "wrong@" not in str(failed.value)
+    assert RedisStore.open(redis.url.replace("//", "//:right@")).add_events([event(1)]) == [True]
+
+
+def test_a_store_opens_without_its_redis_and_finds_it_later(start_redis, caplog):
+    redis = start_redis()
+    redis.kill()
+    with caplog.at_level(logging.WARNING, "recsys.serving"):
+        store = RedisStore.open(redis.url, TIMEOUT_MS)
+    assert [line.message for line in caplog.records] == ["store_unreachable"]
+    redis.start()
+    assert again(lambda: store.add_events([event(1)])) == [True]
+    with caplog.at_level(logging.WARNING, "recsys.serving"):
+        RedisStore.open(f"redis://127.0.0.1:{free_port()}/0", TIMEOUT_MS)
+    assert "cannot be reached, is it running" in caplog.records[-1].fields["error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        (["--appendfsync", "always"], []),
+        (["--appendfsync", "everysec"], ["appendfsync everysec"]),
+        (["--appendonly", "no"], ["appendonly no"]),
+        (["--maxmemory-policy", "allkeys-lru"], ["maxmemory-policy allkeys-lru"]),
+    ],
+)
+def test_settings_by_which_events_may_be_lost_are_logged(start_redis, caplog, options, settings):
+    redis = start_redis(*options)
+    with caplog.at_level(logging.WARNING, "recsys.serving"):
+        RedisStore.open(redis.url, 1_000)
+    assert [line.fields["setting"] for line in caplog.records] == settings
+
+
+def test_where_the_settings_are_hidden_that_is_logged(start_redis, caplog):
+    redis = start_redis("--rename-command", "CONFIG", "")
+    with caplog.at_level(logging.WARNING, "recsys.serving"):
+        store = RedisStore.open(redis.url, 1_000)
+    assert [line.message for line in caplog.records] == ["store_durability_unknown"]
+    assert store.add_events([event(1)]) == [True]
+
+
+def test_scripts_that_redis_forgot_are_brought_again(start_redis):
+    redis = start_redis()
+    store = RedisStore.open(redis.url, 1_000)
+    store.add_events([event(1)])
+    redis.ask(b"SCRIPT FLUSH")
+    assert items_of(store.visitor("ann", 5)) == ["item-1"]
+
+
+def test_after_the_pause_one_call_is_a_trial(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    breaker = Breaker(1.0)
+    breaker.admit()
+    breaker.failed("away")
+    now[0] += 0.9
+    with pytest.raises(StoreUnreachableError, match=r"away \(tried again in 0\.1 s\)"):
+        breaker.admit()
+    now[0] += 0.2
+    breaker.admit()
+    with pytest.raises(StoreUnreachableError):
+        breaker.admit()
+    breaker.worked()
+    breaker.admit()

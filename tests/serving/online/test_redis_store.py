@@ -1,0 +1,229 @@
+"""The store in Redis: what is its own beside the contract of all stores."""
+
+import os
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import orjson
+import pytest
+
+from serving.online import redis_store
+from serving.online.events import Event
+from serving.online.redis_store import MAX_RECENT, RedisStore
+from serving.online.store import Forgotten, ItemState, RequestRecord, StoreError
+
+
+@pytest.fixture
+def url(shared_redis):
+    return f"{shared_redis.url}?prefix={uuid.uuid4().hex}:"
+
+
+@pytest.fixture
+def store(url):
+    store = RedisStore.open(url, 2_000, slow_timeout_ms=20_000)
+    yield store
+    store.close()
+
+
+def event(number, user_id="ann", item_id=None, time_ms=None, event_type="click", **fields):
+    """An event that arrives at millisecond 1,000 + its number."""
+    return Event(
+        event_id=f"{user_id}-{number}",
+        user_id=user_id,
+        item_id=item_id or f"item-{number}",
+        event_type=event_type,
+        time_ms=number if time_ms is None else time_ms,
+        received_ms=1_000 + number,
+        **fields,
+    )
+
+
+def record(number, time_ms, user_id="ann", items=("a", "b")):
+    request_id = f"{time_ms:012x}{number:020x}"
+    document = {"request_id": request_id, "items": [{"item_id": item} for item in items]}
+    return RequestRecord(request_id, time_ms, user_id, orjson.dumps(document))
+
+
+def items_of(visitor):
+    return [event.item_id for event in visitor.events]
+
+
+def keys_of(url):
+    """Names of all keys behind the prefix of a URL."""
+    import redis
+
+    address, _, prefix = url.partition("?prefix=")
+    with redis.Redis.from_url(address, decode_responses=True) as client:
+        return {key.removeprefix(prefix) for key in client.scan_iter(f"{prefix}*", count=1_000)}
+
+
+def test_events_come_back_as_they_were_sent(store):
+    sent = [
+        event(1, user_id="bo b\n", item_id="two words \u00e9\x00\u2028", value=0.1 + 0.2),
+        event(2, request_id="0" * 32, slot=3, domain="d", session_id="s", event_type="impression"),
+        event(3, value=5.0, session_id="only the last"),
+        event(4, time_ms=1_795_381_075_176),
+    ]
+    assert store.add_events(sent) == [True] * 4
+    assert [found for _, found in store.events_after(0, 10)] == sent
+    assert items_of(store.visitor("bo b\n", 10)) == [sent[0].item_id]
+    assert store.visitor("ann", 10).events[-1].time_ms == 1_795_381_075_176
+
+
+def test_late_events_take_their_place_and_equal_times_keep_the_order_of_arrival(store):
+    for number, time_ms in enumerate([50, 20, 50, 10, 20, 60, 50]):
+        store.add_events([event(number, time_ms=time_ms)])
+    assert [e.time_ms for e in store.visitor("ann", 10).events] == [10, 20, 20, 50, 50, 50, 60]
+    expected = [f"item-{number}" for number in (3, 1, 4, 0, 2, 6, 5)]
+    assert items_of(store.visitor("ann", 10)) == expected
+    assert items_of(store.visitor("ann", 3)) == expected[-3:]
+    assert items_of(store.visitor("ann", 2, before_ms=50)) == expected[1:3]
+    assert items_of(store.visitor("ann", 9, before_ms=51)) == expected[:6]
+    for nothing in (store.visitor("ann", 9, before_ms=10), store.visitor("ann", 0)):
+        assert not nothing.events
+
+
+def test_a_history_keeps_the_newest_and_the_export_everything(store, monkeypatch):
+    monkeypatch.setattr(redis_store, "READ_A_CALL", 300)
+    num_events = MAX_RECENT + 700
+    store.add_events([event(number) for number in range(num_events)])
+    store.add_events([event(num_events, time_ms=5)])
+    recent = store.visitor("ann", num_events).events
+    assert len(recent) == MAX_RECENT
+    assert (recent[0].time_ms, recent[-1].time_ms) == (700, num_events - 1)
+    exported = store.events_after(0, num_events + 5)
+    assert len(exported) == num_events + 1
+    places = [place for place, _ in exported]
+    assert places == sorted(set(places))
+    assert store.events_after(places[-3], 10) == exported[-2:]
+    assert store.events_after(places[3], 2) == exported[4:6]
+
+
+def test_forgetting_leaves_no_key_that_names_the_user(store, url, monkeypatch):
+    monkeypatch.setattr(redis_store, "REMOVED_A_SCRIPT", 3)
+    store.add_events([event(number) for number in range(7)])
+    store.add_events([event(7, event_type="impression"), event(0, user_id="bob")])
+    store.add_requests([record(number, 100 + number) for number in range(4)])
+    store.add_requests([record(9, 100, user_id="bob")])
+    assert store.forget("ann", 5_000) == Forgotten(8, 4)
+    assert not [key for key in keys_of(url) if "ann" in key]
+    assert [found.user_id for _, found in store.events_after(0, 99)] == ["bob"]
+    assert [found.user_id for found in store.requests_between(0, 999, 99)] == ["bob"]
+    (forgotten_ms,) = store.forgotten().values()
+    assert store.visitor("ann", 5).forgotten_ms == forgotten_ms == 5_000
+    # Somebody new of the same name.
+    assert store.add_events([event(1)]) == [True]
+    assert items_of(store.visitor("ann", 5)) == ["item-1"]
+    assert store.forget("nobody", 1) == Forgotten(0, 0)
+
+
+def test_old_events_and_lists_leave_every_key(store, url, monkeypatch):
+    monkeypatch.setattr(redis_store, "REMOVED_A_SCRIPT", 3)
+    before = keys_of(url)
+    users = ("ann", "bob")
+    store.add_events([event(number, user_id=user) for number in range(5) for user in users])
+    store.add_events([event(9, event_type="impression"), event(10, time_ms=3)])
+    store.add_requests([record(1, 50), record(2, 60), record(3, 50, user_id=None)])
+    store.remove_old(1_004, 60)
+    assert items_of(store.visitor("ann", 9)) == ["item-10", "item-4"]
+    assert items_of(store.visitor("bob", 9)) == ["item-4"]
+    assert [r.time_ms for r in store.requests_between(0, 999, 9)] == [60]
+    assert store.requests_of("ann", 0, 9) == [record(2, 60)]
+    assert store.add_events([event(0), event(4)]) == [True, False]
+    store.remove_old(9_999, 9_999)
+    assert keys_of(url) == before | {"events"}
+    assert store.events_after(0, 9) == []
+
+
+def test_an_event_that_arrived_late_by_another_clock_is_removed_all_the_same(store, monkeypatch):
+    monkeypatch.setattr(redis_store, "REMOVED_A_SCRIPT", 4)
+    store.add_events([event(5), event(50), event(6), event(60)])
+    store.remove_old(1_010, 0)
+    assert [found.time_ms for _, found in store.events_after(0, 9)] == [50, 60]
+
+
+def test_shown_items_are_impressions_and_lists_since_a_time(store):
+    seen = [event(number, event_type="impression", item_id=f"i{number}") for number in (10, 20, 15)]
+    store.add_events([*seen, event(30)])
+    store.add_requests([record(1, 10, items=["x"]), record(2, 15, items=["y", "i20"])])
+    store.add_requests([record(3, 20, items=["z"], user_id="bob"), record(4, 20, user_id=None)])
+    assert set(store.shown_items("ann", 15)) == {"i15", "i20", "y"}
+    assert store.shown_items("ann", 21) == []
+
+
+def test_served_lists_are_found_by_id_user_and_time(store):
+    records = [record(number, 100 + number) for number in range(5)]
+    nobodys = record(9, 102, user_id=None)
+    store.add_requests([records[3], records[0], nobodys, *records[1:3], records[4], records[0]])
+    assert store.request(nobodys.request_id) == nobodys
+    assert store.request("f" * 32) is None
+    assert store.requests_of("ann", 102, 2) == [records[4], records[3]]
+    assert store.requests_of("ann", 103, 9) == [records[4], records[3]]
+    between = [records[1], records[2], nobodys, records[3]]
+    assert store.requests_between(101, 104, 9) == between
+    assert store.requests_between(101, 104, 2, after_id=records[1].request_id) == between[1:3]
+
+
+def test_changes_of_items_have_a_version(store):
+    assert store.items() == (0, {})
+    hat = ItemState(properties={"title": "Hat", "price": 9.5, "categories": ["a"]})
+    assert store.change_items({"hat": hat, "cap": ItemState(hidden=True)}) == 1
+    assert store.items() == (1, {"hat": hat, "cap": ItemState(hidden=True)})
+    assert store.change_items({"cap": None, "none": None}) == 2
+    assert store.items() == (2, {"hat": hat})
+    assert store.visitor(None, 5).items_version == store.visitor("ann", 5).items_version == 2
+
+
+def test_two_writers_store_an_event_once(url):
+    stores = [RedisStore.open(url, 2_000, slow_timeout_ms=20_000) for _ in range(2)]
+    events = [event(number) for number in range(1_000)]
+
+    def add(store):
+        return [store.add_events(events[at : at + 10]) for at in range(0, 1_000, 10)]
+
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(add, [*stores, *stores]))
+    new = sum(is_new for reply in replies for flags in reply for is_new in flags)
+    assert new == 1_000
+    assert len(stores[0].events_after(0, 5_000)) == 1_000
+
+
+def test_stores_of_other_prefixes_and_databases_are_apart(shared_redis):
+    name = uuid.uuid4().hex
+    urls = [f"{shared_redis.url}?prefix={name}{tenant}:" for tenant in "ab"]
+    urls.append(urls[0].replace("/0?", "/1?"))
+    stores = [RedisStore.open(url, 2_000) for url in urls]
+    for number, store in enumerate(stores):
+        assert store.add_events([event(1, item_id=f"of-{number}")]) == [True]
+    assert [items_of(store.visitor("ann", 5)) for store in stores] == [["of-0"], ["of-1"], ["of-2"]]
+
+
+def test_a_forked_process_has_connections_of_its_own(store):
+    store.add_events([event(1)])
+    child = os.fork()
+    for number in range(100):
+        asked = store.visitor("ann", 1 if child else 5)
+        if len(asked.events) != 1:
+            os._exit(1)
+        store.add_events([event(number, user_id="parent" if child else "child")])
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (
+        len(store.visitor("child", 500).events) == len(store.visitor("parent", 500).events) == 100
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong", ["http://x", "redis://127.0.0.1:6379/0?colour=red", "127.0.0.1:6379"]
+)
+def test_a_url_that_is_none_of_a_redis_is_refused(wrong):
+    with pytest.raises(ValueError, match="URL"):
+        RedisStore.open(wrong)
+
+
+def test_a_store_of_another_version_is_refused(url, shared_redis):
+    prefix = url.partition("prefix=")[2]
+    shared_redis.ask(f"SET {prefix}schema 99".encode())
+    with pytest.raises(StoreError, match=r"version 99.*reads version 1.*another prefix"):
+        RedisStore.open(url, 2_000)
