@@ -1,8 +1,8 @@
 """The online store in Redis 7 or Valkey: what several servers share, and 10,000 events a second.
 
 How it lies there is said in `serving.online.redis_scripts`. What was acknowledged is as durable as
-Redis is told to be (``appendonly``, ``appendfsync``); `RedisStore.open` logs where that is less
-than to disk at once.
+the settings ``appendonly`` and ``appendfsync`` make it; `RedisStore.open` logs where events could
+still be lost.
 """
 
 from __future__ import annotations
