@@ -1,51 +1,209 @@
-"""Surfaces: where a list is shown, as configuration."""
+"""Surfaces: where a list is shown, as configuration.
+
+Built in are ``home``, ``related`` (also called ``similar``), ``cart``, ``session`` and ``search``;
+serving/configuration reads others, and changes of these, from a file.
+"""
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import timedelta
+from typing import Annotated, Literal, get_args
 
-from recsys.retrieval.blend.fusion import FILL
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from recsys.retrieval.blend.filling import FILL
 
 MAX_SEEN_SHARE = 0.5
 """Of ``home`` where lists may hold the history: half of a list is what the user has not had."""
+MAX_K = 1_000
+MAX_CANDIDATES = 10_000
+MAX_DURATION = timedelta(days=366)
+SEARCH = "search"
+"""The source of what was searched for, by titles."""
+
+STRICT = ConfigDict(
+    extra="forbid",
+    strict=True,
+    allow_inf_nan=False,
+    validate_by_name=True,
+    validate_by_alias=True,
+)
+
+Kind = Literal["home", "related", "cart", "session", "search"]
+"""What a request must bring: a user, a session, both or neither (``home``), one item (``related``),
+the items of a cart (``cart``), the items of a session (``session``), a text (``search``)."""
+SOURCES = (
+    "two_tower",
+    "item_to_item",
+    "ease",
+    "item_knn",
+    "repeats",
+    "next_basket",
+    "content",
+    "sequence",
+    "ensemble",
+    "generative",
+    "popular",
+    SEARCH,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
+def _source(name: str) -> str:
+    if name not in SOURCES:
+        near = difflib.get_close_matches(name, SOURCES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SOURCES)}"
+        raise ValueError(f"unknown source; {hint}")
+    return name
+
+
+Weights = Mapping[Annotated[str, AfterValidator(_source)], Annotated[float, Field(ge=0)]]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=MAX_K)]
+Text = Annotated[str, Field(min_length=1, max_length=512)]
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_DURATION = re.compile(r"(\d{1,9})([smhd])")
+
+
+def duration_of(text: object) -> object:
+    """Read ``90s``, ``30m``, ``6h`` or ``7d``; anything but a text stays as it is.
+
+    Raises:
+        ValueError: Says how a duration is written.
+    """
+    if not isinstance(text, str):
+        return text
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError("a duration is a whole number and a unit: 90s, 30m, 6h or 7d")
+    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+Duration = Annotated[
+    timedelta, BeforeValidator(duration_of), Field(gt=timedelta(0), le=MAX_DURATION)
+]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Diversity:
+    """How unlike each other the items of a list are made."""
+
+    method: Literal["mmr", "dpp", "none"] = "mmr"
+    strength: Share = 0.3
+    """0 keeps the order by score, 1 looks at nothing but differences."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Calibration:
+    """How far a list follows the mix of the user's own history."""
+
+    strength: Share
+    property: Text = "category"
+    """Whose values are mixed: ``category``, or a property of the items."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Exploration:
+    """How lists try what the models are not sure of."""
+
+    method: Literal["epsilon", "plackett_luce", "thompson"]
+    epsilon: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Of ``epsilon``: chance that a place is given to any of the candidates (0.05)."""
+    temperature: Annotated[float, Field(gt=0, le=1_000)] | None = None
+    """Of ``plackett_luce``: scores are divided by it, so that more is closer to chance (0.5)."""
+    scale: Annotated[float, Field(gt=0, le=1_000)] | None = None
+    """Of ``thompson``: standard deviations that a draw is multiplied by (1)."""
+
+    def __post_init__(self) -> None:
+        own, default = _EXPLORING[self.method]
+        for name, _ in _EXPLORING.values():
+            if name != own and getattr(self, name) is not None:
+                raise ValueError(f"{name} is not for method {self.method!r}, which takes {own}")
+        if getattr(self, own) is None:
+            object.__setattr__(self, own, default)
+
+
+_EXPLORING = {
+    "epsilon": ("epsilon", 0.05),
+    "plackett_luce": ("temperature", 0.5),
+    "thompson": ("scale", 1.0),
+}
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Surface:
     """How the lists of one surface are made."""
 
-    name: str
-    weights: Mapping[str, float]
-    """Sources by name with their weight in the fusion."""
-    exclude_seen: bool
-    """Whether items of the history are left out; the item of ``similar`` always is."""
-    num_candidates: int = 200
+    name: Text
+    kind: Kind = "home"
+    """What a request must bring."""
+    weights: Annotated[Weights, Field(alias="sources")]
+    """Sources by name with their weight in the fusion; ``sources`` in a file."""
+    exclude_seen: bool | None = None
+    """Whether items of the history are left out, as the item of ``related`` always is; None does
+    as the bundle was evaluated."""
+    num_candidates: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] = 200
     """Items requested from each source; a longer list requests as many as it has places."""
-    max_history: int = 200
+    max_history: Annotated[int, Field(ge=1, le=10_000)] = 200
     """Latest events that models read."""
-    beam_width: int = 50
+    beam_width: Annotated[int, Field(ge=1, le=1_000)] = 50
     """Prefixes that generation keeps after each level."""
     learned: bool = False
     """Whether the bundle's learned blend, where there is one, takes the place of the weights."""
-    max_seen_share: float = 1.0
+    max_seen_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the places of a list that items of the history may take, while there are others."""
+    domain: Literal["restrict", "context"] = "context"
+    """Whether a request's domain restricts the candidates to its items, or is context alone."""
+    diversity: Diversity = Diversity(method="none")
+    calibration: Calibration | None = None
+    caps: Mapping[Text, Count] = Field(default_factory=dict)
+    """Most items of a list with the same value of a property: ``category``, ``brand``."""
+    not_shown_within: Duration | None = None
+    """Items that the user was shown within this time are left out."""
+    exploration: Exploration | None = None
+    filter: Text | None = None
+    """An expression that holds for every item of every list."""
+    min_k: Count = 1
+    k: Count = 20
+    """Length of a list whose request does not say."""
+    max_k: Count = MAX_K
 
     def __post_init__(self) -> None:
-        if not 0 < self.max_seen_share <= 1:
+        if not any(weight > 0 for weight in self.weights.values()):
             raise ValueError(
-                f"surface {self.name!r} needs max_seen_share in (0, 1], got {self.max_seen_share}"
+                f"surface {self.name!r} needs sources with weights >= 0 and one above, got "
+                f"{dict(self.weights)}"
             )
-        if not self.weights or any(weight < 0 for weight in self.weights.values()):
+        if (self.kind == "search") != (SEARCH in self.weights):
             raise ValueError(
-                f"surface {self.name!r} needs sources with weights >= 0, got {dict(self.weights)}"
+                f"surface {self.name!r} is of kind {self.kind!r} and has sources "
+                f"{', '.join(self.weights)}; surfaces of kind 'search' need the source 'search', "
+                "and no others may have it"
             )
+        if not self.min_k <= self.k <= self.max_k:
+            raise ValueError(
+                f"surface {self.name!r} needs min_k <= k <= max_k, got {self.min_k}, {self.k}, "
+                f"{self.max_k}"
+            )
+
+    def as_evaluated(self, exclude_history: bool) -> Surface:
+        """Settle what is left to the bundle: whether ``home`` leaves out the history."""
+        if self.exclude_seen is not None:
+            return self
+        share = self.max_seen_share if exclude_history else min(MAX_SEEN_SHARE, self.max_seen_share)
+        return replace(self, exclude_seen=exclude_history, max_seen_share=share)
 
 
 # Without a learned blend content speaks only for items appended since the release: as released,
 # lists are as evaluated.
 HOME = Surface(
     name="home",
+    kind="home",
     weights={
         "two_tower": 1.0,
         "item_to_item": 1.0,
@@ -59,19 +217,42 @@ HOME = Surface(
         "content": 1.0,
         "popular": FILL,
     },
-    exclude_seen=True,
     learned=True,
 )
 # Content at 0.75: at 1 the next item of a user is found less often (DECISIONS.md).
-SIMILAR = Surface(
-    name="similar",
+RELATED = Surface(
+    name="related",
+    kind="related",
     weights={"item_to_item": 1.0, "two_tower": 1.0, "content": 0.75, "popular": FILL},
     exclude_seen=False,
 )
+CART = Surface(
+    name="cart",
+    kind="cart",
+    weights={
+        "item_to_item": 1.0,
+        "ease": 1.0,
+        "item_knn": 1.0,
+        "next_basket": 1.0,
+        "sequence": 1.0,
+        "content": 0.75,
+        "popular": FILL,
+    },
+    exclude_seen=True,
+)
+SESSION = replace(HOME, name="session", kind="session")
+SEARCHED = Surface(name="search", kind="search", weights={SEARCH: 1.0}, exclude_seen=False)
+BUILT_IN: Mapping[str, Surface] = {
+    surface.name: surface for surface in (HOME, RELATED, CART, SESSION, SEARCHED)
+}
+KINDS: tuple[Kind, ...] = get_args(Kind)
+ALIASES = {"similar": "related"}
+"""Other names of built-in surfaces."""
 
 
-def surfaces_of(exclude_history: bool) -> dict[str, Surface]:
-    """Return the surfaces by name; ``home`` leaves out the history where it says so."""
-    share = 1.0 if exclude_history else MAX_SEEN_SHARE
-    home = replace(HOME, exclude_seen=exclude_history, max_seen_share=share)
-    return {surface.name: surface for surface in (home, SIMILAR)}
+def surfaces_of(
+    exclude_history: bool, surfaces: Mapping[str, Surface] = BUILT_IN
+) -> dict[str, Surface]:
+    """Return the surfaces by each of their names, as a bundle was evaluated."""
+    settled = {name: surface.as_evaluated(exclude_history) for name, surface in surfaces.items()}
+    return settled | {alias: settled[name] for alias, name in ALIASES.items() if name in settled}

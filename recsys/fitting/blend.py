@@ -23,7 +23,7 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK, no_items
 from recsys.evaluation.ranking import distinct_targets, list_ranks, per_user_metric
 from recsys.fitting.queries import EvaluationQueries
-from recsys.retrieval.blend.fusion import FILL
+from recsys.retrieval.blend.filling import FILL
 from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.blend.source_features import FEATURES
 from recsys.retrieval.blend.source_lists import blended_lists, fitted_blend

@@ -21,8 +21,6 @@ ABSENT = 0
 """Rank of an item in a source that does not have it."""
 CONSTANT = 60.0
 """Added to every rank; the paper's."""
-FILL = 0.001
-"""Weight of a source that only fills lists up: below any place of the others, in its own order."""
 
 
 class Blended(NamedTuple):

@@ -54,7 +54,7 @@ def rows(reply):
 def candidates(recommender, user_id):
     """A user's candidates and query, from the sources that a request asks."""
     bundle = recommender.bundle
-    query = hydrate(Request(user_id=user_id), bundle, HOME)
+    query = hydrate(Request(user_id=user_id), bundle, HOME.as_evaluated(True))
     eligible, _ = eligible_items(query, bundle)
     builder = bundle.ranker.builder
     blend = builder.blend

@@ -1,0 +1,1 @@
+"""The serving configuration: surfaces, rules and experiments, read from one TOML file."""

@@ -1,0 +1,167 @@
+"""What cannot hold together in a serving configuration, found when it is read.
+
+What certainly contradicts is refused with both names; what may, because nobody knows which items an
+expression has before a bundle is there, is a warning.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+
+from serving.configuration.experiments import Experiment
+from serving.configuration.rules import Rule
+from serving.filtering.expression import Comparison, Membership
+from serving.surfaces import Surface
+
+ValuesOf = Callable[[Rule, str], Collection[object]]
+"""Values of a property that every item of a rule has."""
+
+
+def contradictions(
+    surfaces: Mapping[str, Surface],
+    rules: Sequence[Rule],
+    experiments: Sequence[Experiment],
+) -> Iterator[str]:
+    """Say what cannot hold together."""
+    for one, other in combinations(experiments, 2):
+        if one.meets(other):
+            yield (
+                f"experiments {one.name!r} and {other.name!r} run on one surface at one time; "
+                "part their surfaces, or their from and until"
+            )
+    yield from _of_pins(surfaces, rules)
+    yield from _of_items(rules)
+    yield from too_many_pins(variants_of(surfaces, experiments), rules, demanded_values)
+
+
+def _of_pins(surfaces: Mapping[str, Surface], rules: Sequence[Rule]) -> Iterator[str]:
+    by_slot: dict[int, list[Rule]] = defaultdict(list)
+    for rule in rules:
+        if rule.slot is None:
+            continue
+        by_slot[rule.slot].append(rule)
+        for name, surface in surfaces.items():
+            if rule.on(name) and rule.slot > surface.max_k:
+                yield (
+                    f"rule {rule.name!r} pins to slot {rule.slot}, and lists of surface {name!r} "
+                    f"have at most {surface.max_k}; choose a lower slot or raise its max_k"
+                )
+    for slot, pins in by_slot.items():
+        for one, other in combinations(pins, 2):
+            if one.meets(other):
+                yield (
+                    f"rules {one.name!r} and {other.name!r} both pin to slot {slot} of one surface "
+                    "at one time; choose another slot, or part their surfaces, users or times"
+                )
+
+
+def _of_items(rules: Sequence[Rule]) -> Iterator[str]:
+    """Rules that certainly hold for one item: both name it, or have the same expression."""
+    by_item: dict[str, list[Rule]] = defaultdict(list)
+    for rule in rules:
+        for item_id in rule.items if rule.where is None else ():
+            by_item[item_id].append(rule)
+        if rule.where is not None and not rule.items:
+            by_item[f"where {rule.where}"].append(rule)
+    found: set[tuple[str, str]] = set()
+    for what, sharing in by_item.items():
+        for one, other in combinations(sharing, 2):
+            complaint = _complaint(one, other)
+            if complaint and one.meets(other) and (one.name, other.name) not in found:
+                found.add((one.name, other.name))
+                named = what if one.where is not None else f"item {what!r}"
+                yield f"rules {one.name!r} and {other.name!r}: {named} is {complaint}"
+
+
+def _complaint(one: Rule, other: Rule) -> str | None:
+    kinds = {one.kind, other.kind}
+    if kinds == {"pin", "hide"}:
+        return "pinned and hidden; remove it from one of them"
+    if kinds == {"boost", "bury"} and one.priority == other.priority:
+        return "boosted and buried with equal priority; give one of them a higher priority"
+    if kinds == {"pin"} and one.where is None:
+        return "pinned twice on one surface; remove it from one of them"
+    return None
+
+
+def doubts(rules: Sequence[Rule]) -> Iterator[str]:
+    """Say which rules contradict each other if an item is in both."""
+    unsure = [rule for rule in rules if rule.where is not None]
+    names = {rule.name for rule in unsure}
+    for one, other in combinations(rules, 2):
+        if one.name not in names and other.name not in names:
+            continue
+        if one.items and other.items and set(one.items).isdisjoint(other.items):
+            continue
+        # Two pins never show one item twice: the second takes its next.
+        if {one.kind, other.kind} == {"pin"}:
+            continue
+        complaint = _complaint(one, other)
+        if complaint and one.meets(other):
+            yield f"rules {one.name!r} and {other.name!r}: an item that is in both is {complaint}"
+
+
+def variants_of(
+    surfaces: Mapping[str, Surface], experiments: Sequence[Experiment]
+) -> Iterator[tuple[str, Surface, Experiment | None]]:
+    """List the surfaces as they are and as each arm makes them, with words for which it is."""
+    for name, surface in surfaces.items():
+        yield f"surface {name!r}", surface, None
+        for experiment in experiments:
+            for arm in experiment.arms if experiment.on(name) else ():
+                words = f"arm {arm.name!r} of experiment {experiment.name!r} on surface {name!r}"
+                yield words, arm.overrides.of(surface), experiment
+
+
+def too_many_pins(
+    variants: Iterable[tuple[str, Surface, Experiment | None]],
+    rules: Sequence[Rule],
+    values_of: ValuesOf,
+) -> Iterator[str]:
+    """Say where pins that hold together are more of one value than a cap allows."""
+    pins = [rule for rule in rules if rule.kind == "pin"]
+    for words, surface, experiment in variants:
+        for name, cap in surface.caps.items():
+            by_value: dict[object, list[Rule]] = defaultdict(list)
+            for rule in pins:
+                if rule.on(surface.name) and (experiment is None or _meets(rule, experiment)):
+                    for value in values_of(rule, name):
+                        by_value[value].append(rule)
+            for value, sharing in by_value.items():
+                together = _together(sharing, cap)
+                if together:
+                    named = " and ".join(repr(rule.name) for rule in together)
+                    yield (
+                        f"rules {named} pin {len(together)} items of {name} {value!r}, and "
+                        f"{words} has a cap of {cap}; raise the cap or pin fewer"
+                    )
+
+
+def _meets(rule: Rule, experiment: Experiment) -> bool:
+    return rule.span[0] < experiment.span[1] and experiment.span[0] < rule.span[1]
+
+
+def _together(pins: Sequence[Rule], cap: int) -> list[Rule]:
+    """Find more pins than a cap that all hold for one request, if there are any."""
+    for first in pins:
+        begin = first.span[0]
+        found = [first]
+        for other in pins:
+            running = other.span[0] <= begin < other.span[1]
+            if other is not first and running and all(other.meets(one) for one in found):
+                found.append(other)
+                if len(found) > cap:
+                    return found
+    return []
+
+
+def demanded_values(rule: Rule, name: str) -> Collection[object]:
+    """Values of a property that a rule's expression demands: ``brand = 'x'`` and nothing else."""
+    root = None if rule.expression is None else rule.expression.root
+    if isinstance(root, Comparison) and root.name == name and root.operator == "=":
+        return [root.value]
+    if isinstance(root, Membership) and root.name == name and len(root.values) == 1:
+        return root.values
+    return []

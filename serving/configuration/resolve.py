@@ -1,0 +1,133 @@
+"""What of the configuration counts for one request: its surface, its rules, its arm.
+
+Everything that a request need not decide is worked out once: for each surface the moments at which
+a rule begins or ends, the rules that hold between them, and the surface as each arm makes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from serving.configuration.experiments import Experiment
+from serving.configuration.file import ServingConfiguration
+from serving.configuration.periods import ALWAYS
+from serving.configuration.rules import EVERYONE, Rule
+from serving.surfaces import ALIASES, Surface, surfaces_of
+
+RANGE = float(1 << 64)
+
+
+class Resolved(NamedTuple):
+    """How one request is answered."""
+
+    surface: Surface
+    """With what the arm changes."""
+    rules: tuple[Rule, ...]
+    """Those that hold, of the highest priority first, then as the file lists them."""
+    experiment: str | None = None
+    arm: str | None = None
+
+
+class UnknownSurfaceError(ValueError):
+    """There is no surface of this name."""
+
+
+class Resolver:
+    """Answers for one configuration and bundle; never changes."""
+
+    def __init__(self, configuration: ServingConfiguration, exclude_history: bool) -> None:
+        """Work out what requests share.
+
+        Args:
+            exclude_history: Whether surfaces that do not say leave out the history.
+        """
+        settled = surfaces_of(exclude_history, configuration.surfaces)
+        self._planned = {
+            name: _Plan(surface, configuration)
+            for name, surface in settled.items()
+            if name not in ALIASES
+        }
+        self._planned |= {
+            alias: self._planned[name] for alias, name in ALIASES.items() if name in self._planned
+        }
+        self.surfaces: Mapping[str, Surface] = settled
+        """By each of their names, without any arm."""
+
+    def resolve(
+        self, surface: str, user_id: str | None, unix_time: float, domain: str | None = None
+    ) -> Resolved:
+        """Tell what counts for a request.
+
+        Raises:
+            UnknownSurfaceError: Names the surfaces that there are.
+        """
+        plan = self._planned.get(surface)
+        if plan is None:
+            raise UnknownSurfaceError(
+                f"unknown surface {surface!r}; this server has {', '.join(self._planned)}"
+            )
+        return plan.resolve(user_id, unix_time, domain)
+
+
+class _Plan:
+    """One surface with the spans between two changes of its rules and experiments."""
+
+    def __init__(self, surface: Surface, configuration: ServingConfiguration) -> None:
+        rules = [rule for rule in configuration.rules if rule.on(surface.name)]
+        rules.sort(key=lambda rule: -rule.priority)
+        experiments = [one for one in configuration.experiments if one.on(surface.name)]
+        spans = [*(rule.span for rule in rules), *(one.span for one in experiments)]
+        moments = {moment for span in spans for moment in span}
+        self._begins = sorted({ALWAYS[0], *moments})
+        self._rules = [_during(rules, begin) for begin in self._begins]
+        assigners = [_Assigner(one, surface) for one in experiments]
+        self._assigners = [
+            next((one for one in assigners if _runs(one.experiment, begin)), None)
+            for begin in self._begins
+        ]
+        self._same_for_all = [
+            all(rule.users == EVERYONE for rule in holding) for holding in self._rules
+        ]
+        self._surface = surface
+
+    def resolve(self, user_id: str | None, unix_time: float, domain: str | None) -> Resolved:
+        place = bisect_right(self._begins, unix_time) - 1
+        rules = self._rules[place]
+        if not self._same_for_all[place]:
+            rules = tuple(rule for rule in rules if rule.users.has(user_id, domain))
+        assigner = self._assigners[place]
+        if assigner is None or user_id is None:
+            return Resolved(self._surface, rules)
+        arm, surface = assigner.arm_of(user_id)
+        return Resolved(surface, rules, assigner.experiment.name, arm)
+
+
+def _during(rules: Sequence[Rule], begin: float) -> tuple[Rule, ...]:
+    return tuple(rule for rule in rules if _runs(rule, begin))
+
+
+def _runs(one: Rule | Experiment, moment: float) -> bool:
+    return one.span[0] <= moment < one.span[1]
+
+
+class _Assigner:
+    """Gives each user an arm, the same on every server and at every time."""
+
+    def __init__(self, experiment: Experiment, surface: Surface) -> None:
+        self.experiment = experiment
+        total = sum(arm.weight for arm in experiment.arms)
+        ends = accumulate(arm.weight / total for arm in experiment.arms)
+        self._ends = list(ends)[:-1]
+        self._arms = [(arm.name, arm.overrides.of(surface)) for arm in experiment.arms]
+        self._prefix = hashlib.blake2b(digest_size=8)
+        self._prefix.update(f"{experiment.salt or experiment.name}\0".encode())
+
+    def arm_of(self, user_id: str) -> tuple[str, Surface]:
+        digest = self._prefix.copy()
+        digest.update(user_id.encode("utf-8", "surrogatepass"))
+        place = int.from_bytes(digest.digest(), "big") / RANGE
+        return self._arms[bisect_right(self._ends, place)]

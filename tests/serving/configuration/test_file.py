@@ -1,0 +1,293 @@
+"""A serving configuration is read as it is written, and refused by name where it is wrong."""
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from recsys.retrieval.blend.filling import FILL
+from serving.configuration.file import (
+    ServingConfiguration,
+    configuration_of,
+    read_configuration,
+)
+from serving.surfaces import BUILT_IN, HOME, Diversity, Exploration, surfaces_of
+
+
+def read(text: str) -> ServingConfiguration:
+    return configuration_of(tomllib.loads(text))
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ValueError, match=": ") as caught:
+        read(text)
+    return str(caught.value)
+
+
+PIN = 'name = "launch"\nkind = "pin"\nitems = ["242"]\nslot = 1\n'
+
+
+def test_an_empty_file_is_the_five_built_in_surfaces():
+    assert read("").surfaces == BUILT_IN == ServingConfiguration().surfaces
+    assert list(BUILT_IN) == ["home", "related", "cart", "session", "search"]
+    assert read("").rules == read("").experiments == read("").warnings == ()
+
+
+def test_reading_needs_no_torch():
+    code = "import sys, serving.configuration.resolve; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_table_changes_what_it_names_and_nothing_else():
+    surfaces = read(
+        """
+        [surfaces.home]
+        diversity = {strength = 0.4}
+        caps = {category = 3, brand = 2}
+        not_shown_within = "6h"
+        filter = "price < 50"
+        k = 12
+        """
+    ).surfaces
+    home = surfaces["home"]
+    assert home.diversity == Diversity(method="mmr", strength=0.4)
+    assert (home.caps, home.k) == ({"category": 3, "brand": 2}, 12)
+    assert home.not_shown_within == timedelta(hours=6)
+    assert (home.weights, home.learned) == (HOME.weights, True)
+    assert {name: one for name, one in surfaces.items() if name != "home"} == {
+        name: one for name, one in BUILT_IN.items() if name != "home"
+    }
+
+
+def test_a_surface_of_ones_own_starts_from_its_kind():
+    checkout = read(
+        """
+        [surfaces.checkout]
+        kind = "cart"
+        exploration = {method = "plackett_luce", temperature = 0.2}
+        """
+    ).surfaces["checkout"]
+    assert (checkout.name, checkout.kind) == ("checkout", "cart")
+    assert checkout.weights == BUILT_IN["cart"].weights
+    assert checkout.exploration == Exploration(method="plackett_luce", temperature=0.2)
+
+
+def test_sources_of_a_file_take_the_place_of_the_learned_blend():
+    text = "[surfaces.home]\nsources = {two_tower = 1, popular = 0.001}"
+    home = read(text).surfaces["home"]
+    assert home.weights == {"two_tower": 1.0, "popular": FILL}
+    assert not home.learned
+    assert read(f"{text}\nlearned = true").surfaces["home"].learned
+
+
+def test_similar_is_another_name_of_related():
+    configuration = read(f"[surfaces.similar]\nk = 7\n[[rules]]\n{PIN}surfaces = ['similar']")
+    assert configuration.surfaces["related"].k == 7
+    assert "similar" not in configuration.surfaces
+    assert configuration.rules[0].surfaces == ("related",)
+    assert surfaces_of(True)["similar"] is surfaces_of(True)["related"]
+
+
+def test_what_a_file_leaves_open_is_as_the_bundle_was_evaluated():
+    kept, left_out = surfaces_of(False)["home"], surfaces_of(True)["home"]
+    assert (kept.exclude_seen, kept.max_seen_share) == (False, 0.5)
+    assert (left_out.exclude_seen, left_out.max_seen_share) == (True, 1.0)
+    fixed = read("[surfaces.home]\nexclude_seen = true").surfaces
+    assert surfaces_of(False, fixed)["home"].exclude_seen is True
+
+
+def test_times_are_toml_times_or_texts():
+    rule = read(
+        f"[[rules]]\n{PIN}from = 2026-11-01T00:00:00+01:00\nuntil = '2026-12-01T00:00:00Z'"
+    ).rules[0]
+    assert rule.since == datetime(2026, 10, 31, 23, tzinfo=UTC)
+    assert rule.until == datetime(2026, 12, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[surface.home]", "serving.toml: surface: unknown 'surface'; did you mean 'surfaces'?"),
+        (
+            "[surfaces.home]\nmax_histroy = 3",
+            "[surfaces.home]: unknown 'max_histroy'; did you mean 'max_history'?",
+        ),
+        ("[surfaces.home]\nweights = {popular = 1}", "unknown 'weights'"),
+        ("[surfaces.home]\nname = 'x'", "the table's own name is the surface's"),
+        (
+            "[surfaces.home.diversity]\nmethd = 'mmr'",
+            "unknown 'diversity.methd'; did you mean 'method'?",
+        ),
+        (
+            "[surfaces.home]\ndiversity = {method = 'mm'}",
+            "diversity.method = 'mm': input should be 'mmr', 'dpp' or 'none'",
+        ),
+        (
+            "[surfaces.home]\ndiversity = {strength = 1.5}",
+            "diversity.strength = 1.5: input should be less than or equal to 1",
+        ),
+        ("[surfaces.home]\ndiversity = {strength = nan}", "diversity.strength = nan"),
+        ("[surfaces.home]\nk = '5'", "k = '5': input should be a valid integer"),
+        ("[surfaces.home]\nk = true", "k = True: input should be a valid integer"),
+        ("[surfaces.home]\nk = 30\nmax_k = 20", "needs min_k <= k <= max_k, got 1, 30, 20"),
+        (
+            "[surfaces.home]\ncaps = {brand = 0}",
+            "caps.brand = 0: input should be greater than or equal to 1",
+        ),
+        ("[surfaces.home]\nnot_shown_within = '6 hours'", "90s, 30m, 6h or 7d"),
+        ("[surfaces.home]\nnot_shown_within = '0s'", "not_shown_within = '0s'"),
+        ("[surfaces.home]\nfilter = 'price <'", "filter = 'price <': character 8"),
+        (
+            "[surfaces.home]\nsources = {two_towers = 1}",
+            "sources.two_towers.[key] = 'two_towers': unknown source; did you mean 'two_tower'?",
+        ),
+        ("[surfaces.home]\nsources = {popular = -1}", "sources.popular = -1"),
+        (
+            "[surfaces.home]\nsources = {popular = 0}",
+            "needs sources with weights >= 0 and one above",
+        ),
+        ("[surfaces.home]\nsources = {search = 1}", "no others may have it"),
+        (
+            "[surfaces.home]\nexploration = {method = 'epsilon', scale = 2}",
+            "scale is not for method 'epsilon', which takes epsilon",
+        ),
+        (
+            "[surfaces.hom]\nk = 3",
+            "or session or search; or did you mean [surfaces.home]?",
+        ),
+        ("[surfaces.x]\nkind = 'hme'", "kind = 'hme': input should be 'home'"),
+        ("[surfaces.similar]\n[surfaces.related]", "is another name of 'related'; write one"),
+        ("surfaces = 3", "write tables such as [surfaces.home]"),
+        ("surfaces = {home = 3}", "[surfaces.home]: is 3; write a table"),
+        ("rules = 'x'", "write tables such as [[rules]]"),
+        ("rules = [3]", "[[rules]] number 1: is 3; write a table"),
+        ("[[rules]]\nkind = 'hide'\nitems = ['1']", "[[rules]] number 1: name is missing"),
+        ("[[rules]]\nname = 'x'\nkind = 'hide'", "a rule that hides needs items, where, or both"),
+        ("[[rules]]\nname = 'x'\nkind = 'pin'\nitems = ['1']", "a rule that pins needs slot"),
+        ("[[rules]]\nname = 'x'\nkind = 'boost'\nitems = ['1']", "a rule that boosts needs places"),
+        (
+            "[[rules]]\nname = 'x'\nkind = 'hide'\nitems = ['1']\nslot = 2",
+            "slot is for pin, not for 'hide'",
+        ),
+        ("[[rules]]\nname = 'x'\nkind = 'hide'\nitems = ['1', '1']", "'1' stands there twice"),
+        (
+            "[[rules]]\nname = 'x'\nkind = 'hide'\nwhere = 'price <'",
+            "where = 'price <': character 8",
+        ),
+        (f"[[rules]]\n{PIN}from = 2026-11-01T00:00:00", "a time needs its offset from UTC"),
+        (f"[[rules]]\n{PIN}since = 2026-11-01T00:00:00Z", "unknown 'since'"),
+        (
+            f"[[rules]]\n{PIN}users = {{domain = ['a']}}",
+            "unknown 'users.domain'; did you mean 'domains'?",
+        ),
+        (f"[[rules]]\n{PIN}[[rules]]\n{PIN}", "there are two of this name"),
+        ("[[experiments]]\nname = 'x'\narms = [{name = 'a'}]", "at least 2 items"),
+        (
+            "[[experiments]]\nname = 'x'\narms = [{name = 'a'}, {name = 'a'}]",
+            "two arms are called 'a'",
+        ),
+        (
+            "[[experiments]]\nname = 'x'\narms = [{name = 'a'}, {name = 'b', weight = 0}]",
+            "arms[1].weight = 0: input should be greater than 0",
+        ),
+        (
+            "[[experiments]]\nname = 'x'\narms = [{name = 'a'}, {name = 'b', overrides = {k = 3}}]",
+            "unknown 'arms[1].overrides.k'",
+        ),
+        (
+            "[[experiments]]\nname = 'x'\nsurfaces = ['home']\n"
+            "arms = [{name = 'a'}, {name = 'b', overrides = {sources = {search = 1}}}]",
+            "no others may have it",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_table_key_value_and_what_is_allowed(text, said):
+    assert said in refused(text)
+
+
+def test_every_fault_has_a_line_of_its_own():
+    lines = refused("[surfaces.home]\nk = 0\nmin_kk = 2\n[[rules]]\nname = 'x'").splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("serving.toml: [") for line in lines)
+
+
+def test_a_file_that_cannot_be_read_says_why(tmp_path):
+    path = tmp_path / "serving.toml"
+    for content, said in (
+        (b"[surfaces", "is not valid TOML"),
+        (b"\xff\xfe", "cannot read"),
+        (b"#" * (5 << 20), "is larger than"),
+        (b"surfaces = " + b"[" * 5_000, "serving.toml"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=said):
+            read_configuration(path)
+    with pytest.raises(ValueError, match=r"did you mean .*serving\.toml\?"):
+        read_configuration(tmp_path / "servng.toml")
+    with pytest.raises(ValueError, match="cannot read"):
+        read_configuration(tmp_path)
+
+
+def test_the_version_is_the_files_digest(tmp_path):
+    path = tmp_path / "serving.toml"
+    path.write_text("")
+    first = read_configuration(path)
+    path.write_text("[surfaces.home]\nk = 5\n")
+    second = read_configuration(path)
+    assert first.version != second.version
+    assert len(second.version) == 12
+    assert second.source == str(path)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.datetimes(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+NAMED = ("name", "kind", "sources", "k", "diversity", "caps", "filter", "items", "where", "slot")
+MORE = ("places", "from", "until", "users", "arms", "surfaces", "exploration", "overrides")
+KEYS = st.sampled_from([*NAMED, *MORE]) | st.text(max_size=5)
+PARTS = st.dictionaries(KEYS, VALUES, max_size=5)
+
+
+TABLES = st.fixed_dictionaries(
+    {},
+    optional={
+        "surfaces": VALUES | st.dictionaries(st.sampled_from(["home", "x"]), PARTS, max_size=2),
+        "rules": VALUES | st.lists(PARTS, max_size=3),
+        "experiments": VALUES | st.lists(PARTS, max_size=3),
+    },
+)
+
+
+def complaint(read: Callable[..., object], *arguments: object) -> str | None:
+    """What a reader refuses with; anything but ValueError fails the test."""
+    try:
+        read(*arguments)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(TABLES)
+def test_any_tables_are_a_configuration_or_a_refusal(table: dict[str, Any]):
+    said = complaint(configuration_of, table)
+    assert said is None or said.startswith("serving.toml: ")
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_any_bytes_are_a_configuration_or_a_refusal(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "any.toml"
+    path.write_bytes(content)
+    said = complaint(read_configuration, path)
+    assert said is None or "any.toml" in said

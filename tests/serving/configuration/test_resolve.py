@@ -1,0 +1,134 @@
+"""A request gets its surface, the rules that hold for it, and its arm."""
+
+from collections import Counter
+from datetime import UTC, datetime
+
+import pytest
+
+from serving.configuration.file import ServingConfiguration, configuration_of
+from serving.configuration.resolve import Resolver, UnknownSurfaceError
+from serving.surfaces import BUILT_IN, Diversity
+
+CONFIGURATION = configuration_of(
+    {
+        "rules": [
+            {"name": "always", "kind": "hide", "items": ["1"]},
+            {
+                "name": "november",
+                "kind": "pin",
+                "items": ["2"],
+                "slot": 1,
+                "from": "2026-11-01T00:00:00Z",
+                "until": "2026-12-01T00:00:00Z",
+                "priority": 3,
+            },
+            {
+                "name": "gardeners",
+                "kind": "boost",
+                "where": "price < 5",
+                "places": 2,
+                "surfaces": ["home"],
+                "users": {"domains": ["garden"], "visitors": "known"},
+            },
+        ],
+        "experiments": [
+            {
+                "name": "diversity",
+                "surfaces": ["home", "cart"],
+                "from": "2026-11-10T00:00:00Z",
+                "arms": [
+                    {"name": "control", "weight": 3},
+                    {
+                        "name": "diverse",
+                        "overrides": {"diversity": {"strength": 0.5}, "sources": {"ease": 1}},
+                    },
+                ],
+            }
+        ],
+    }
+)
+
+
+def moment(month, day):
+    return datetime(2026, month, day, tzinfo=UTC).timestamp()
+
+
+@pytest.fixture(scope="module")
+def resolver():
+    return Resolver(CONFIGURATION, exclude_history=True)
+
+
+def names(resolved):
+    return [rule.name for rule in resolved.rules]
+
+
+def test_rules_hold_from_their_first_moment_until_before_their_last(resolver):
+    def at(unix_time):
+        return names(resolver.resolve("cart", None, unix_time))
+
+    first, last = moment(11, 1), moment(12, 1)
+    assert at(first - 0.001) == at(last) == at(0) == ["always"]
+    assert at(first) == at(last - 0.001) == ["november", "always"]
+
+
+def test_rules_are_for_their_surfaces_domains_and_visitors(resolver):
+    def on(surface, user_id, domain):
+        return "gardeners" in names(resolver.resolve(surface, user_id, 0, domain))
+
+    assert on("home", "u", "garden")
+    assert not on("home", None, "garden")
+    assert not on("home", "u", "books")
+    assert not on("home", "u", None)
+    assert not on("session", "u", "garden")
+
+
+def test_without_a_configuration_nothing_changes():
+    found = Resolver(ServingConfiguration(), exclude_history=True).resolve("similar", "u", 0)
+    assert found == (BUILT_IN["related"], (), None, None)
+
+
+def test_an_arm_changes_its_surface(resolver):
+    home = resolver.surfaces["home"]
+    for n in range(50):
+        surface, _, experiment, arm = resolver.resolve("home", f"u{n}", moment(11, 20))
+        assert experiment == "diversity"
+        if arm == "control":
+            assert surface == home
+        else:
+            assert surface.diversity == Diversity(strength=0.5)
+            assert (surface.weights, surface.learned) == ({"ease": 1.0}, False)
+            assert surface.num_candidates == home.num_candidates
+
+
+def test_there_is_no_arm_before_the_experiment_elsewhere_or_without_a_user(resolver):
+    running = moment(11, 20)
+    assert resolver.resolve("home", "u", moment(11, 9)).arm is None
+    assert resolver.resolve("session", "u", running).arm is None
+    assert resolver.resolve("home", None, running).experiment is None
+
+
+def test_users_stay_in_their_arm_and_arms_have_their_shares(resolver):
+    running = moment(11, 20)
+
+    def arms(surface):
+        return [resolver.resolve(surface, f"user-{n}", running).arm for n in range(20_000)]
+
+    assigned = arms("home")
+    assert assigned == arms("home") == arms("cart")
+    # Four standard errors.
+    assert abs(Counter(assigned)["control"] / 20_000 - 0.75) < 4 * (0.75 * 0.25 / 20_000) ** 0.5
+
+
+def test_a_salt_shuffles_the_users_anew():
+    def arms(salt):
+        table = {"name": "e", "salt": salt, "arms": [{"name": "a"}, {"name": "b"}]}
+        found = Resolver(configuration_of({"experiments": [table]}), exclude_history=True)
+        return [found.resolve("home", f"user-{n}", 0).arm for n in range(4_000)]
+
+    same = sum(one == other for one, other in zip(arms("x"), arms("y"), strict=True))
+    assert abs(same / 4_000 - 0.5) < 0.04
+
+
+def test_an_unknown_surface_is_named_with_those_there_are(resolver):
+    with pytest.raises(UnknownSurfaceError, match="unknown surface 'hoem'; this server has home"):
+        resolver.resolve("hoem", None, 0)
