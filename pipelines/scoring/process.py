@@ -5,6 +5,7 @@ Nothing here uses Polars before the fork: threads of its pool would be missing a
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -52,7 +53,10 @@ def score(request: ScoreRequest, driver: socket.socket) -> dict[str, Any]:
     workers = Workers(
         Task(recommender, job, keys, out), driver, lambda message: send_message(driver, message)
     )
+    before = os.times()
     parts = workers.run(range(job.num_parts), request.workers)
+    after = os.times()
+    cpu = after.children_user + after.children_system - before.children_user
     described = summed(job, [parts[number] for number in range(job.num_parts)])
     failed_share = described["num_failed"] / job.num_keys
     described["complete"] = failed_share <= request.max_failed_share
@@ -65,6 +69,7 @@ def score(request: ScoreRequest, driver: socket.socket) -> dict[str, Any]:
         "lists_made": sum(part.num_keys for part in made),
         "load_seconds": round(loaded - begun, 1),
         "seconds": round(time.perf_counter() - loaded, 1),
+        "cpu_seconds": round(cpu - before.children_system, 1),
         "unix_time": job.unix_time,
     }
 
