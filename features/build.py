@@ -26,15 +26,24 @@ from numpy.typing import NDArray
 
 from features.counts import Core
 from features.days import MICROS_PER_DAY, days_of, write_days
+from features.events import as_text
 from features.histories import Part, SequenceWriter, sequence_part
-from features.ingest import Dictionaries, Ingested, read_events
+from features.ingest import Dictionaries, Ingested, OnlineEvents, read_events
 from features.ordering import OrderedEvents, Ranks, order_events
 from features.parallel import in_order
 from features.point_in_time import FEATURES, Feature
 from features.quarantine import Quarantine
 from features.records import RecordFile, Records, Rows, compressed
 from features.report import FeaturesReport
-from features.schema import FeaturesConfig, FilterConfig, SourceConfig, SplitConfig, TieOrder
+from features.scan import read_whole
+from features.schema import (
+    ITEM_ID,
+    FeaturesConfig,
+    FilterConfig,
+    SourceConfig,
+    SplitConfig,
+    TieOrder,
+)
 from features.shown import write_shown
 from features.splits import Cuts, Ends, global_time, leave_one_out, midnights
 from features.tables import aligned, catalogue, read_table, write_categories, write_user_features
@@ -126,7 +135,12 @@ class _Build:
         """Read the event files."""
         now = self.config.now or datetime.now(UTC)
         ingested = read_events(
-            self.config.events, self.config.filters, self.quarantine, self.scratch, now
+            self.config.events,
+            self.config.filters,
+            self.quarantine,
+            self.scratch,
+            now,
+            self._online_events(),
         )
         self.texts = ingested.texts
         report = self.report
@@ -145,6 +159,17 @@ class _Build:
         self.features = tuple(f for f in chosen if ingested.has_time or not f.needs_time)
         self.first_day = ingested.min_time // MICROS_PER_DAY
         return ingested
+
+    def _online_events(self) -> OnlineEvents | None:
+        online, items = self.config.online_events, self.config.items
+        if online is None:
+            return None
+        catalogue = None
+        if items is not None:
+            tables = [read_whole(path, items, (ITEM_ID,)) for path in items.paths]
+            ids = [one.select(as_text(ITEM_ID, one.schema[ITEM_ID])) for one in tables]
+            catalogue = pl.concat(ids)[ITEM_ID].drop_nulls().unique()
+        return OnlineEvents(online, catalogue)
 
     def _previous(self, name: str) -> pl.Series | None:
         if self.config.previous is None:

@@ -44,6 +44,7 @@ from features.schema import (
 DEFAULT_TYPE = "event"
 """Type of all events where the files have no such column."""
 SHOWN = "shown, no part of histories"
+UNKNOWN_ITEM = "item_id of an online event is in neither the catalogue nor the event files"
 
 
 NO_SEQUENCE = np.iinfo(np.int64).min
@@ -157,6 +158,18 @@ def _open(source: SourceConfig) -> list[EventFile]:
     return files
 
 
+class ItemIds(NamedTuple):
+    """Items that the catalogue or the event files have."""
+
+    catalogue: pl.Series
+    num_in_files: int
+    """Their codes are below it."""
+
+    def have(self, ids: pl.Series, codes: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        in_catalogue: NDArray[np.bool_] = ids.is_in(self.catalogue.implode()).to_numpy()
+        return in_catalogue | (codes < self.num_in_files)
+
+
 @dataclass
 class _Reader:
     """Turns batches into records; the state of one pass."""
@@ -172,6 +185,10 @@ class _Reader:
     rows_in: int = 0
     num_bad: int = 0
     min_time: int | None = None
+    online: bool = False
+    """Whether what is read was collected online."""
+    known: ItemIds | None = None
+    """Items of which online events may be; None lets all pass."""
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def read(self, file: EventFile, source: SourceConfig) -> None:
@@ -208,6 +225,13 @@ class _Reader:
             ]
             raw = batch[rows]
             self.quarantine.add(file.path, pl.Series(rows + first_row), pl.Series(reasons), raw)
+        if self.online and self.known is not None:
+            # Clients may send anything: this is counted, and stops no run as bad files do.
+            unknown = np.flatnonzero(good & ~self.known.have(typed[ITEM_ID].fill_null(""), items))
+            reasons = [UNKNOWN_ITEM] * len(unknown)
+            raw = batch[unknown]
+            self.quarantine.add(file.path, pl.Series(unknown + first_row), pl.Series(reasons), raw)
+            good[unknown] = False
         self._append(typed, users, items, good)
 
     def _append(
@@ -256,10 +280,11 @@ class _Reader:
     def _counted(self, records: NDArray[np.void], good: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Mark the events that the filters let through, and note how many it does not."""
         counted = np.ones(len(records), np.bool_)
-        if self.filters.event_types:
-            counted = self._of_types(records, self.filters.event_types)
+        types = self.filters.online_types if self.online else self.filters.event_types
+        if types or self.online:
+            counted = self._of_types(records, types)
             self.dropped["event_type not selected"] += int(np.count_nonzero(good & ~counted))
-        if self.filters.min_value is not None:
+        if self.filters.min_value is not None and not self.online:
             if "value" not in (self.records.dtype.names or ()):
                 raise ValueError(
                     f"min_value = {self.filters.min_value} needs a column value, which no event "
@@ -276,27 +301,47 @@ class _Reader:
         self.user_counts = found
 
 
+class OnlineEvents(NamedTuple):
+    """What a server collected."""
+
+    source: SourceConfig
+    catalogue: pl.Series | None
+    """Item ids of the catalogue; without one online events may be of any item."""
+
+
 def read_events(
     source: SourceConfig,
     filters: FilterConfig,
     quarantine: Quarantine,
     directory: Path,
     now: datetime,
+    online: OnlineEvents | None = None,
 ) -> Ingested:
-    """Read every event file once.
+    """Read every event file once, then what was collected online.
 
     Raises:
         ValueError: If a file or too large a share of the rows cannot be used.
     """
     files = _open(source)
-
-    present = {name for file in files for name in file.schema}
+    later = _open(online.source) if online else []
+    if later and EVENT_TIME not in files[0].schema:
+        raise ValueError(
+            f"{files[0].path} has no event_time, so nothing says which of its events come before "
+            "those collected online; map a column to event_time, or leave out online_events"
+        )
+    present = {name for file in [*files, *later] for name in file.schema}
     dtype = record_dtype([name for name, one in OPTIONAL_FIELDS.items() if one.column in present])
     records, shown = RecordFile(directory / "read", dtype), RecordFile(directory / "shown", dtype)
     reader = _Reader(filters, quarantine, records, shown, now)
     with reader.pool:
         for file in files:
             reader.read(file, source)
+        if online is not None:
+            reader.online = True
+            if online.catalogue is not None:
+                reader.known = ItemIds(online.catalogue, reader.texts.items.size)
+            for file in later:
+                reader.read(file, online.source)
     if reader.rows_in == 0:
         names = ", ".join(str(path) for path in source.paths)
         raise ValueError(f"{names}: no data rows; there must be at least one event")

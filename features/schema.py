@@ -42,6 +42,8 @@ EVENT_COLUMNS = (
     SLOT,
     PROPENSITY,
 )
+HISTORY_TYPES = ("view", "click", "cart", "purchase", "like")
+"""What visitors do, as the API's events name it; an impression only says what was shown."""
 TEXT_COLUMNS = (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN, SESSION_ID, REQUEST_ID)
 
 TimeUnit = Literal["s", "ms", "us"]
@@ -105,11 +107,13 @@ class FilterConfig:
     """Which events are kept, and when a source is too broken to use."""
 
     event_types: tuple[str, ...] = ()
-    """Kept event types; empty keeps all."""
+    """Kept event types; empty keeps all. Those of online events are ``online_types``."""
+    online_types: tuple[str, ...] = HISTORY_TYPES
+    """Kept types of online events (data.online_events)."""
     shown_types: tuple[str, ...] = ()
     """Types of impressions: no part of histories; rankers learn position bias from them."""
     min_value: float | None = None
-    """Events with a smaller value (a low rating) are left out."""
+    """Events with a smaller value (a low rating) are left out; online events have no ratings."""
     min_user_events: int = 0
     min_item_events: int = 0
     """Iterative k-core: both hold for what is left. 0 and 1 switch it off."""
@@ -123,11 +127,12 @@ class FilterConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad_share <= 1:
             raise ValueError(f"max_bad_share must be in [0, 1], got {self.max_bad_share}")
-        if both := set(self.event_types) & set(self.shown_types):
-            raise ValueError(
-                f"{sorted(both)} are in event_types and in shown_types; what was shown is no part "
-                "of a history, so name each type in one of them"
-            )
+        for name in ("event_types", "online_types"):
+            if both := set(getattr(self, name)) & set(self.shown_types):
+                raise ValueError(
+                    f"{sorted(both)} are in {name} and in shown_types; what was shown is no part "
+                    "of a history, so name each type in one of them"
+                )
         for name in ("min_user_events", "min_item_events"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
@@ -183,6 +188,9 @@ class FeaturesConfig(FeatureChoice):
     """Everything that turns raw files into features."""
 
     events: SourceConfig
+    online_events: SourceConfig | None = None
+    """Events that a server collected since: of items of the catalogue or of ``events`` alone, of
+    the types in ``filters.online_types``."""
     items: SourceConfig | None = None
     users: SourceConfig | None = None
     filters: FilterConfig = field(default_factory=FilterConfig)

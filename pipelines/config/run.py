@@ -169,6 +169,10 @@ class DataConfig(FileFormat):
     """A data set known by name (recsys data list), instead of files."""
     events: Path | tuple[Path, ...] | None = None
     """CSV, TSV, JSONL or Parquet, one file or a list; relative to the TOML file."""
+    online_events: str | None = None
+    """What a server collected: a folder of recsys events export, or its store, which is then
+    exported at the start of the run (sqlite:runs/shop/online, redis://host:6379/0). They come
+    behind the events and have none of the columns and formats below."""
     items: Path | None = None
     """The catalogue: item_id, title, categories and what else is known. May be left out."""
     users: Path | None = None
@@ -260,7 +264,8 @@ class RunConfig:
 
     def raw_file_keys(self) -> list[str]:
         """Name the keys of raw files' places, which shape no artefact."""
-        return ["data.dataset", "data.events", "data.items", "data.users", "release.bundles"]
+        tables = ("dataset", "events", "online_events", "items", "users")
+        return [*(f"data.{name}" for name in tables), "release.bundles"]
 
 
 OWN_DATA = "Your data"

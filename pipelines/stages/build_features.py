@@ -5,22 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from features.build import FeaturesConfig
+from features.build import FeaturesConfig, SourceConfig
 from features.build import build_features as build
 from pipelines.config.run import RunConfig
 from pipelines.engine.stage import StageContext, StageRows
+from pipelines.inputs.exported import parts_of
+
+NO_VALUES = {"value": ""}
+"""A price or a number of seconds is no rating, which the value of an event is elsewhere."""
 
 
 def raw_files(config: RunConfig) -> Mapping[str, Path]:
     """Name the raw files that shape the artefact."""
-    return config.data.files()
+    online = {f"online_events[{path.name}]": path for path in online_files(config)}
+    return {**config.data.files(), **online}
+
+
+def online_files(config: RunConfig) -> list[Path]:
+    """List the files of what a server collected."""
+    folder = config.data.online_events
+    return [] if folder is None else parts_of(Path(folder))
 
 
 def features_config(config: RunConfig) -> FeaturesConfig:
     """Put the run's sections together as features/ takes them."""
-    data = config.data
+    data, online = config.data, tuple(online_files(config))
     return FeaturesConfig(
         events=data.source(data.event_paths(), data.columns),
+        online_events=SourceConfig(paths=online, columns=NO_VALUES) if online else None,
         items=data.source((data.items,), data.item_columns) if data.items else None,
         users=data.source((data.users,), data.user_columns) if data.users else None,
         filters=config.filters,
