@@ -42,6 +42,9 @@ Categories = Annotated[
     list[str] | None,
     typer.Option("--category", help="Only items in this category (repeatable)."),
 ]
+Where = Annotated[
+    str | None, typer.Option(help="Only items with \"price < 50 and category in ['a', 'b']\".")
+]
 MaxFailedShare = Annotated[
     float, typer.Option(help="Share of lists that may fail; the others are kept.")
 ]
@@ -57,6 +60,7 @@ def score(
     active_since: ActiveSince = None,
     unix_time: UnixTime = None,
     categories: Categories = None,
+    where: Where = None,
     profile: Annotated[
         Profile, typer.Option(help="full also queries the generative model.")
     ] = "fast",
@@ -94,13 +98,15 @@ def score(
     keys, name = None, "all" if active_since is None else f"active since {active_since}"
     if named := users or items:
         keys, name = ids_of(named, "item_id" if items else "user_id")
+    wanted: dict[str, object] = {"categories": categories, "where": where}
+    chosen = {name: value for name, value in wanted.items() if value}
     request = ScoreRequest(
         bundle=str(path),
         out=str(to or path.parent.parent / "lists" / f"{path.name}-{surface}"),
         surface=surface,
         k=k,
         profile=profile,
-        filter={"categories": categories} if categories else {},
+        filter=chosen,
         unix_time=unix_time,
         active_since=None if active_since is None else unix_seconds(active_since),
         keys_name=name,

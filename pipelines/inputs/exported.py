@@ -109,8 +109,8 @@ class Exported:
             if kept.height:
                 path = Path(name)
                 stem, _, number = path.stem.partition("~")
-                again = str(path.with_name(f"{stem}~{int(number or 0) + 1}.parquet"))
-                self.parts[again] = _write(out / again, kept)
+                rewritten = str(path.with_name(f"{stem}~{int(number or 0) + 1}.parquet"))
+                self.parts[rewritten] = _write(out / rewritten, kept)
         self.write(out)
         for name in replaced:
             (out / name).unlink()
