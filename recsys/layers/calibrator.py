@@ -1,6 +1,6 @@
 """Calibrate a ranker's logits, each task by a line of its own (Platt 1999).
 
-A line is stored as a piecewise-linear map from logit to logit, flat beyond its outer knots.
+A line is stored as a map from logit to logit at knots, flat beyond the outer ones.
 
 Axes: P predictions, T tasks, Q knots.
 """
@@ -28,6 +28,8 @@ class Calibrator(nn.Module):
         self.register_buffer("knots", line.clone())
         self.register_buffer("values", line.clone())
         self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
+        self._line: tuple[Tensor, Tensor, Tensor] | None = None
+        self.register_load_state_dict_post_hook(_forget_line)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def fit(self, logits: Tensor, labels: Tensor) -> None:
@@ -57,15 +59,36 @@ class Calibrator(nn.Module):
         self.knots.copy_(torch.stack([knots for knots, _ in maps]))
         self.values.copy_(torch.stack([values for _, values in maps]))
         self.fitted.fill_(True)
+        self._line = None
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Give probabilities, [P, T] -> [P, T]."""
-        knots, values = self.knots, self.values
-        columns = logits.float().T.clamp(knots[:, :1], knots[:, -1:])  # [T, P]
-        left = torch.searchsorted(knots, columns.contiguous()).sub_(1).clamp_(0, NUM_KNOTS - 2)
-        slopes = values.diff(dim=1) / knots.diff(dim=1).clamp(min=1e-12)  # [T, Q - 1]
-        apart = columns - knots.gather(1, left)
-        return torch.sigmoid(torch.addcmul(values.gather(1, left), apart, slopes.gather(1, left))).T
+        """Give probabilities, [P, T] -> [P, T].
+
+        Raises:
+            ValueError: If a loaded map is no line.
+        """
+        if self._line is None or self._line[0] is not self.values:
+            self._line = (self.values, *self._slope_and_shift())
+        _, slope, shift = self._line
+        clamped = logits.float().clamp(-FURTHEST, FURTHEST)
+        return torch.sigmoid(torch.addcmul(shift, clamped, slope))
+
+    def _slope_and_shift(self) -> tuple[Tensor, Tensor]:
+        """Read each task's line off its ends, [T] each."""
+        knots, values = self.knots.double(), self.values.double()
+        slope = (values[:, -1] - values[:, 0]) / (knots[:, -1] - knots[:, 0])
+        shift = values[:, 0] - slope * knots[:, 0]
+        off = (torch.addcmul(shift[:, None], slope[:, None], knots) - values).abs().max()
+        if not off <= 1e-4 * (1 + values.abs().max()):
+            raise ValueError(
+                f"a calibration is {float(off):.4g} off its line; this version calibrates by a "
+                "line for each task: fit the ranker's calibration again"
+            )
+        return slope.float(), shift.float()
+
+
+def _forget_line(calibrator: Calibrator, _keys: object) -> None:
+    calibrator._line = None
 
 
 def platt_map(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

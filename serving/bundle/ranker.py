@@ -205,11 +205,13 @@ class CandidateRanker:
         # A sum is finite where all it adds up is.
         if not math.isfinite(float(dense.sum())):
             raise ValueError("a feature of a candidate is not finite")
-        reader = model.reader_of_one(history, features)
+        adapted = self._adapted if self._adapted and self._adapted.knows(domain) else None
+        encode = model.reader_of_one if adapted else model.folded_reader_of_one
+        reader = encode(history, features)
         if time.perf_counter() > deadline:
             raise LateRankerError
-        if self._adapted is not None and self._adapted.knows(domain):
-            scores = self._adapted.score_candidates(reader, rows, dense, domain)
+        if adapted is not None:
+            scores = adapted.score_candidates(reader, rows, dense, domain)
         else:
             scores = model.score_candidates(reader, rows, dense)
         if not math.isfinite(float(scores.sum())):

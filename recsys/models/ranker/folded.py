@@ -3,37 +3,49 @@
 With 300 candidates an operator's call costs as much as its arithmetic, so everything that does not
 depend on the request is precomputed, and the rest is fused:
 
-- a candidate's key and the query's are one product: q(c) . k = c . (W_q^T k) + b_q . k;
+- a candidate's key and the query's are one product: q(c) . k = c . (W_q^T k) + b_q . k, and k is
+  linear in an event's vector, so the events are folded by one small product too;
 - the norm before experts, whose only layers are linear without bias and rectifier, is one number of
   a row: relu(W (s x)) = s relu(W x) for s > 0. Its weights go into the experts', its number into
   the row's routing weights;
 - few experts are two products over all of them, with weight 0 where a row does not visit one: four
   times the operations of a sparse product in less time, since a wide product runs at four times
   the rate and needs no sorting;
-- heads are two products for all tasks.
+- heads are two products for all tasks; features of candidates give a field and the correction of
+  the base score by one.
+
+A tile is laid out with a column for each candidate, so that sums over a row's width, biases and
+routing weights run along the memory. Products are torch's, all between them is numpy's, into arrays
+that are kept: to start an operation costs numpy a third of what it costs torch.
 
 Scores equal training's up to rounding. Not used with adapters or on other devices.
 
 Axes: N item rows, C candidates of a tile, D width of a field, W width of all fields, E experts, F
-their inner width, T tasks, P places of a history.
+their inner width, T tasks, P places of a history, G features of a candidate.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recsys.layers.attention.target import TargetAttention
 from recsys.layers.cross import CrossNetwork
 from recsys.layers.moe.layer import SparseMoe
 from recsys.layers.moe.routing import Routing
-from recsys.layers.wide_linear import WideLinear, wide_product, wide_product_onto
-from recsys.models.ranker.network import Correction, Heads, Reader, Trunk
+from recsys.layers.wide_linear import WideLinear
+from recsys.models.ranker.network import MAX_STANDARDISED, Correction, Heads, Reader, Trunk
 
+Floats = NDArray[np.float32]
+Rows = NDArray[np.int64]
 MOST_EXPERTS = 4
 """Maximum experts per visited expert, up to which all of them are multiplied."""
+ZERO = np.float32(0)
 
 
 class Layers(NamedTuple):
@@ -55,25 +67,59 @@ class FoldedReader(NamedTuple):
     """An encoded query, [P] places of its history."""
 
     keys: Tensor
-    """[D, P], in the candidates' space."""
-    offsets: Tensor
-    """[P], -inf where there is no event."""
+    """[P, D], in the candidates' space."""
+    offsets: Floats
+    """[P, 1], -inf where there is no event."""
     values: Tensor
-    """[P, D]."""
-    fields: Tensor
-    """[1, W - ...]."""
+    """[D, P]."""
+    fields: Floats
+    """[W - ..., 1]."""
 
 
-class _Experts(NamedTuple):
-    """All experts of a trunk, concatenated."""
+class _Linear(NamedTuple):
+    """A product and what is added to it."""
+
+    weight: Tensor
+    """[O, I]."""
+    bias: Floats
+    """[O, 1]."""
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor) -> _Linear:
+        kept = weight.detach().float().contiguous()
+        return cls(kept, bias.detach().float().numpy().reshape(-1, 1).copy())
+
+
+class _Trunk(NamedTuple):
+    """Experts of a trunk, concatenated, or its one network."""
 
     up: Tensor
     """[E F, W]."""
+    up_bias: Floats | None
+    """[F, 1], of the one network."""
     down: Tensor
     """[W, E F]."""
-    weights: Tensor
-    """[N, E], of each item's routing; 0 where it does not visit."""
+    down_bias: Floats | None
+    """[W, 1]."""
     eps: float
+
+
+class _Space(threading.local):
+    """Arrays of a tile, kept by each thread from one tile to the next."""
+
+    arrays: dict[str, Floats]
+    tensors: dict[str, Tensor]
+
+    def __init__(self) -> None:
+        self.arrays, self.tensors = {}, {}
+
+    def take(self, name: str, rows: int, columns: int) -> tuple[Floats, Tensor]:
+        """Give an array [rows, columns] of any content, and the same memory as a tensor."""
+        found = self.arrays.get(name)
+        if found is None or found.shape != (rows, columns):
+            found = self.arrays[name] = np.zeros((rows, columns), np.float32)
+            self.tensors[name] = torch.from_numpy(found)
+        return found, self.tensors[name]
 
 
 class FoldedRanker:
@@ -86,73 +132,209 @@ class FoldedRanker:
             items: Fields of all items, [N, D].
             routing: Of all items, where the trunk is sparse.
         """
-        self._items = items
-        self._attention, self._correction = model.attention, model.correction
-        self._dense, self._trunk = model.candidate_dense, model.trunk
-        self._cross = [cast("WideLinear", layer) for layer in model.cross.layers]
-        self._experts = None if routing is None else _side_by_side(model.trunk, routing)
+        self._items: Floats = items.numpy()
+        # Beside an item's field stands its routing: both are looked up at once.
+        table = [items]
+        if routing is not None:
+            num_experts = cast("SparseMoe", model.trunk.body).config.num_experts
+            weights = routing.weights.new_zeros(len(routing.experts), num_experts)
+            table.append(weights.scatter_(1, routing.experts, routing.weights))
+        self._table: Floats = torch.cat(table, dim=1).detach().numpy()
+        self._fold_attention(model.attention)
+        self._fold_dense(model)
+        self._cross = [
+            _Linear.of(one.weight, one.bias)
+            for one in (cast("WideLinear", layer) for layer in model.cross.layers)
+        ]
+        self._trunk = _folded_trunk(model.trunk)
         first, last = model.heads.linear(0), model.heads.linear(2)
-        self._hidden = (
-            torch.cat([one.weight for one in first]),
-            torch.cat([one.bias for one in first]),
+        self._hidden = _Linear.of(
+            torch.cat([one.weight for one in first]), torch.cat([one.bias for one in first])
         )
-        self._last = (
-            _block_diagonal([one.weight[0] for one in last]).T.contiguous(),
+        self._last = _Linear.of(
+            _block_diagonal([one.weight[0] for one in last]).T,
             torch.cat([one.bias for one in last]),
         )
-        self._watched = [one for part in model.folded() for one in part.modules()]
+        watched = [one for part in model.folded() for one in part.modules()]
+        self._hooks = [one._forward_hooks for one in watched]
+        self._replaced = [vars(one) for one in watched]
+        self._space = _Space()
+        self.query_fields: dict[tuple[int, ...], Tensor] = {}
+        """Encoded features of queries by their rows, [1, W - ...]; kept by who encodes them."""
+
+    def _fold_attention(self, attention: TargetAttention) -> None:
+        key, query = attention.key, attention.query
+        scale = key.out_features**-0.5
+        own = torch.cat([query.weight, query.bias[:, None]], dim=1).detach().double()  # [A, D + 1]
+        self._keys: Floats = (scale * key.weight.double().T @ own).detach().float().numpy()
+        self._key_bias: Floats = (scale * key.bias.double() @ own).detach().float().numpy()
+        self._nothing: Floats = attention.nothing.detach()[None].numpy()
+        # The latest event last.
+        self._recency: Floats = attention.recency.weight.detach().flip(0).numpy()
+
+    def _fold_dense(self, model: Layers) -> None:
+        """Arrange what reads the features: the field's rows, then the correction's."""
+        self._base: int | None = None
+        self._means: Floats | None = None
+        parts = [] if model.candidate_dense is None else [model.candidate_dense]
+        weights, biases = [one.weight for one in parts], [one.bias for one in parts]
+        self._dense_dim = len(weights[0]) if weights else 0
+        if (correction := model.correction) is not None:
+            self._base, self._means = correction.column, correction.means.numpy()[:, None].copy()
+            self._scales: Floats = correction.scales.numpy()[:, None].copy()
+            weights, biases = [*weights, correction.weight], [*biases, correction.bias]
+        self._dense = _Linear.of(torch.cat(weights), torch.cat(biases)) if weights else None
 
     def is_bare(self) -> bool:
         """Check that no adapter corrects a layer, by a hook or a replaced forward."""
-        return not any(one._forward_hooks or "forward" in vars(one) for one in self._watched)
+        return not any(self._hooks) and not any("forward" in one for one in self._replaced)
 
     def read(self, reader: Reader) -> FoldedReader:
-        """Fold one query's keys, [1, P, A], into the candidates' space."""
-        history, query = reader.history, self._attention.query
-        keys = history.keys[0] * history.keys.shape[2] ** -0.5  # [P, A]
-        offsets = history.mask[0, 0] + keys @ query.bias
-        return FoldedReader((keys @ query.weight).T, offsets, history.values[0], reader.fields)
+        """Fold one query's encoded history."""
+        history = reader.history
+        return self._read(
+            history.values[0].numpy(), history.mask[0, 0].numpy(), reader.fields.numpy()
+        )
 
-    def logits(self, reader: FoldedReader, rows: Tensor, dense: Tensor | None) -> Tensor:
-        """Predict a tile of candidates, [C, T].
+    def read_one(self, history: Rows, fields: Tensor) -> FoldedReader:
+        """Fold one query, with the same bits as ``read``.
 
         Args:
-            rows: Known item rows, [C].
-            dense: Their features, [C, F of a candidate].
+            history: Item rows, oldest first.
+            fields: Of its features, [1, W - ...].
         """
-        own = self._items.index_select(0, rows)  # [C, D]
-        read = torch.addmm(reader.offsets, own, reader.keys).softmax(1).mm(reader.values)
-        fields, corrected = [own, read, reader.fields.expand(len(rows), -1)], None
-        if self._correction is not None and dense is not None:
-            base, dense = self._correction.base(dense), self._correction.standardised(dense)
-            corrected = base + self._correction(dense)
-        if self._dense is not None and dense is not None:
-            fields.append(self._dense(dense))
-        together = torch.cat(fields, dim=1)  # [C, W]
-        crossed = together
-        for layer in self._cross:
-            product = wide_product(crossed, layer.weight, layer.bias)
-            crossed = torch.addcmul(crossed, together, product)
-        each = self._mixed(crossed, rows)
-        # A third of the time of addmm, which is slow for so few columns.
-        logits = nn.functional.linear(
-            wide_product(each, *self._hidden, rectified=True), self._last[0], self._last[1]
+        latest = self._known(history[-len(self._recency) :])
+        values = np.empty((len(latest) + 1, self._items.shape[1]), np.float32)
+        values[:1] = self._nothing
+        np.add(
+            self._items.take(latest, 0),
+            self._recency[len(self._recency) - len(latest) :],
+            out=values[1:],
         )
-        return logits if corrected is None else logits + corrected
+        return self._read(values, None, fields.numpy())
 
-    def _mixed(self, crossed: Tensor, rows: Tensor) -> Tensor:
-        """Run the trunk, [C, W] -> [C, W]."""
-        experts, count, width = self._experts, *crossed.shape
-        if experts is None:
-            first, _, last = cast("tuple[WideLinear, nn.ReLU, WideLinear]", self._trunk.body)
-            hidden = wide_product(self._trunk.norm(crossed), first.weight, first.bias, True)
-            return wide_product_onto(hidden, last.weight, last.bias, crossed)
-        length = torch.linalg.vector_norm(crossed, dim=1, keepdim=True)
-        scale = (length.square_() / width).add_(experts.eps).rsqrt_()  # [C, 1]
-        hidden = wide_product(crossed, experts.up, None, rectified=True)  # [C, E F]
-        weights = experts.weights.index_select(0, rows).mul_(scale)  # [C, E]
-        hidden.view(count, weights.shape[1], -1).mul_(weights[:, :, None])
-        return wide_product_onto(hidden, experts.down, None, crossed)
+    def _read(self, values: Floats, mask: Floats | None, fields: Floats) -> FoldedReader:
+        keys = torch.from_numpy(values).mm(torch.from_numpy(self._keys)).numpy()
+        keys += self._key_bias
+        offsets = keys[:, -1:] if mask is None else keys[:, -1:] + mask[:, None]
+        return FoldedReader(
+            torch.from_numpy(keys[:, :-1]), offsets, torch.from_numpy(values).T, fields.T
+        )
+
+    def logits(
+        self, reader: FoldedReader, rows: Rows, dense: Floats | None, columns: int
+    ) -> Floats:
+        """Predict a tile of candidates, [T, columns], of which the first C are theirs.
+
+        Args:
+            reader: Of ``read``.
+            rows: Item rows, [C].
+            dense: Their features, [C, G].
+            columns: Of the tile, at least C.
+        """
+        looked_up = self._table.take(self._known(rows), 0)  # [C, D + E]
+        count, dim, width = len(rows), self._items.shape[1], self._trunk.up.shape[1]
+        together, together_t = self._space.take("together", width, columns)
+        if count < columns:
+            together[:dim, count:] = 0
+        together[:dim, :count] = looked_up[:, :dim].T
+        self._attend(reader, together, together_t, dim)
+        end = width - self._dense_dim
+        together[2 * dim : end] = reader.fields
+        corrected = self._read_dense(dense, together[end:])
+        crossed, crossed_t = together, together_t
+        for layer, (weight, bias) in enumerate(self._cross):
+            product, product_t = self._space.take(f"crossed {layer}", width, columns)
+            torch.mm(weight, crossed_t, out=product_t)
+            product += bias
+            product *= together
+            product += crossed
+            crossed, crossed_t = product, product_t
+        mixed, mixed_t = self._mixed(crossed, crossed_t, looked_up[:, dim:])
+        mixed += crossed
+        hidden, hidden_t = self._space.take("heads", len(self._hidden.weight), columns)
+        torch.mm(self._hidden.weight, mixed_t, out=hidden_t)
+        hidden += self._hidden.bias
+        np.maximum(hidden, ZERO, out=hidden)
+        logits: Floats = torch.mm(self._last.weight, hidden_t).numpy()
+        logits += self._last.bias
+        if corrected is not None:
+            logits += corrected
+        return logits
+
+    def _known(self, rows: Rows) -> Rows:
+        """Map rows outside the catalogue to the unknown item."""
+        size = len(self._table)
+        if len(rows) and rows.min() >= 0 and rows.max() < size:
+            return rows
+        return np.where((rows >= 0) & (rows < size), rows, 0)
+
+    def _attend(
+        self, reader: FoldedReader, together: Floats, together_t: Tensor, dim: int
+    ) -> None:
+        """Read the history for each candidate, from [D, C] to the [D, C] behind them."""
+        found = torch.mm(reader.keys, together_t[:dim]).numpy()  # [P, C]
+        found += reader.offsets
+        found -= found.max(0)
+        np.exp(found, out=found)
+        read = together[dim : 2 * dim]
+        torch.mm(reader.values, torch.from_numpy(found), out=together_t[dim : 2 * dim])
+        read /= found.sum(0)
+
+    def _read_dense(self, dense: Floats | None, field: Floats) -> Floats | None:
+        """Write the field of features [C, G], [D, columns]; return the corrected base, [T, C]."""
+        if self._dense is None or dense is None:
+            return None
+        count, columns = len(dense), field.shape[1]
+        own, own_t = self._space.take("dense", dense.shape[1], columns)
+        if count < columns:
+            own[:, count:] = 0
+        if self._means is None:
+            own[:, :count] = dense.T
+        else:
+            np.subtract(dense.T, self._means, out=own[:, :count])
+            own *= self._scales
+            np.minimum(own, np.float32(MAX_STANDARDISED), out=own)
+            np.maximum(own, np.float32(-MAX_STANDARDISED), out=own)
+        product = torch.mm(self._dense.weight, own_t).numpy()
+        product += self._dense.bias
+        field[:] = product[: self._dense_dim]
+        if self._base is None:
+            return None
+        corrected: Floats = product[self._dense_dim :]
+        corrected[:, :count] += dense[:, self._base]
+        return corrected
+
+    def _mixed(self, crossed: Floats, crossed_t: Tensor, routed: Floats) -> tuple[Floats, Tensor]:
+        """Run the trunk without its residual, [W, columns] -> [W, columns].
+
+        Args:
+            routed: Weights of the experts, [C, E].
+        """
+        trunk, (width, columns) = self._trunk, crossed.shape
+        mixed, mixed_t = self._space.take("mixed", width, columns)
+        np.multiply(crossed, crossed, out=mixed)
+        scale = mixed.sum(0)  # [columns]
+        scale /= np.float32(width)
+        scale += np.float32(trunk.eps)
+        np.sqrt(scale, out=scale)
+        np.reciprocal(scale, out=scale)
+        hidden, hidden_t = self._space.take("experts", len(trunk.up), columns)
+        torch.mm(trunk.up, crossed_t, out=hidden_t)
+        if trunk.up_bias is None:
+            np.maximum(hidden, ZERO, out=hidden)
+            weights, _ = self._space.take("routed", routed.shape[1], columns)
+            weights[:, : len(routed)] = routed.T
+            weights *= scale
+            hidden.reshape(len(weights), -1, columns)[:] *= weights[:, None]
+        else:
+            hidden *= scale
+            hidden += trunk.up_bias
+            np.maximum(hidden, ZERO, out=hidden)
+        torch.mm(trunk.down, hidden_t, out=mixed_t)
+        if trunk.down_bias is not None:
+            mixed += trunk.down_bias
+        return mixed, mixed_t
 
 
 def _block_diagonal(columns: list[Tensor]) -> Tensor:
@@ -163,17 +345,19 @@ def _block_diagonal(columns: list[Tensor]) -> Tensor:
     return torch.cat(rows)
 
 
-def _side_by_side(trunk: Trunk, routing: Routing) -> _Experts:
-    body = cast("SparseMoe", trunk.body).experts
-    num_experts, hidden_dim, width = body.up.shape
-    weights = routing.weights.new_zeros(len(routing.experts), num_experts)
-    eps = trunk.norm.eps
-    return _Experts(
-        up=(body.up * trunk.norm.weight).reshape(num_experts * hidden_dim, width),
-        down=body.down.permute(1, 0, 2).reshape(width, num_experts * hidden_dim),
-        weights=weights.scatter_(1, routing.experts, routing.weights),
-        eps=torch.finfo(torch.float32).eps if eps is None else eps,
-    )
+def _folded_trunk(trunk: Trunk) -> _Trunk:
+    norm = trunk.norm
+    eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+    if isinstance(trunk.body, SparseMoe):
+        body = trunk.body.experts
+        num_experts, hidden_dim, width = body.up.shape
+        up = (body.up * norm.weight).reshape(num_experts * hidden_dim, width).detach()
+        down = body.down.permute(1, 0, 2).reshape(width, num_experts * hidden_dim)
+        return _Trunk(up, None, down.detach().contiguous(), None, eps)
+    first, _, last = cast("tuple[WideLinear, nn.ReLU, WideLinear]", trunk.body)
+    up, up_bias = _Linear.of(first.weight * norm.weight, first.bias)
+    down, down_bias = _Linear.of(last.weight, last.bias)
+    return _Trunk(up, up_bias, down, down_bias, eps)
 
 
 def folded(model: Layers, items: Tensor, routing: Routing | None) -> FoldedRanker | None:
@@ -193,7 +377,8 @@ def folded(model: Layers, items: Tensor, routing: Routing | None) -> FoldedRanke
     plain = all(one.device.type == "cpu" and one.dtype == torch.float32 for one in weights)
     if not (fits and plain and _is_full_rank(model.cross)):
         return None
-    return FoldedRanker(model, items, routing)
+    with torch.no_grad():
+        return FoldedRanker(model, items, routing)
 
 
 def _is_full_rank(cross: CrossNetwork) -> bool:

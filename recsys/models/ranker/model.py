@@ -34,10 +34,12 @@ from recsys.layers.moe.routing import Routing
 from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower, read_settings
 from recsys.models.ranker.batch import Candidates, Feedback, RankingBatch, check_batch
 from recsys.models.ranker.config import RankerConfig, RankerInputs, num_fields
-from recsys.models.ranker.folded import FoldedRanker, Layers, folded
+from recsys.models.ranker.folded import FoldedRanker, FoldedReader, Layers, folded
 from recsys.models.ranker.network import Correction, Heads, QueryFields, Ranked, Reader, Trunk
 
 Finish = Callable[[Tensor], Tensor]
+MOST_QUERY_FIELDS = 10_000
+"""Encoded combinations of a query's features that are kept."""
 
 
 def _per_query(batch: RankingBatch) -> list[tuple[int, Tensor, Tensor | None]]:
@@ -52,6 +54,13 @@ def _per_query(batch: RankingBatch) -> list[tuple[int, Tensor, Tensor | None]]:
         for query, (begin, end) in enumerate(pairwise(bounds))
         if end > begin
     ]
+
+
+def _folded_logits(
+    laid_out: FoldedRanker, reader: FoldedReader, size: int, rows: Tensor, dense: Tensor | None
+) -> Tensor:
+    numbers = None if dense is None else dense.numpy()
+    return torch.from_numpy(laid_out.logits(reader, rows.numpy(), numbers, size)).T
 
 
 class Ranker(CatalogueModel):
@@ -278,15 +287,40 @@ class Ranker(CatalogueModel):
         return Reader(self.attention.prepare_one(inputs), self.query_fields.of_one(features))
 
     @torch.no_grad()
-    def score_candidates(self, reader: Reader, rows: Tensor, dense: Tensor | None) -> Tensor:
+    def folded_reader_of_one(
+        self, history: Tensor, features: Mapping[str, int]
+    ) -> Reader | FoldedReader:
+        """Encode one query for the folded weights, where there are any: less work, equal scores.
+
+        Not for a model whose adapter is chosen between this and the scores.
+        """
+        laid_out = self._laid_out()
+        if laid_out is None:
+            return self.reader_of_one(history, features)
+        return laid_out.read_one(history.numpy(), self._fields_of_one(laid_out, features))
+
+    def _fields_of_one(self, laid_out: FoldedRanker, features: Mapping[str, int]) -> Tensor:
+        """Encode a query's features once for all queries that have the same."""
+        kept = laid_out.query_fields
+        rows = tuple(features[name] for _, names in self.query_fields.kinds for name in names)
+        if (fields := kept.get(rows)) is None:
+            if len(kept) >= MOST_QUERY_FIELDS:
+                kept.clear()
+            fields = kept[rows] = self.query_fields.of_one(features)
+        return fields
+
+    def score_candidates(
+        self, reader: Reader | FoldedReader, rows: Tensor, dense: Tensor | None
+    ) -> Tensor:
         """Score candidates of one query by tiles, the same bits as ``score``, [C] -> [C].
 
         Args:
-            reader: Of ``reader_of``.
+            reader: Of ``reader_of``, ``reader_of_one`` or ``folded_reader_of_one``.
             rows: Item rows.
             dense: Features of the candidates, [C, F], finite.
         """
-        return self._of_tiles(reader, rows, dense, self._score_of_logits)
+        with torch.no_grad():
+            return self._of_tiles(reader, rows, dense, self._score_of_logits)
 
     def _of_batch(self, batch: RankingBatch, finish: Finish, shape: tuple[int, ...]) -> Tensor:
         check_batch(batch, self.inputs)
@@ -298,39 +332,60 @@ class Ranker(CatalogueModel):
         return torch.cat([torch.empty(0, *shape, device=self._content.device), *parts])
 
     def _of_tiles(
-        self, reader: Reader, rows: Tensor, dense: Tensor | None, finish: Finish
+        self,
+        reader: Reader | FoldedReader,
+        rows: Tensor,
+        dense: Tensor | None,
+        finish: Finish,
     ) -> Tensor:
         """Run whole tiles, because even a sigmoid rounds differently in a shorter tensor."""
         size, count = self.config.tile_rows, len(rows)
-        missing = -count % size if count else size
-        places = self._known(rows)
-        if missing:
-            places = functional.pad(places, (0, missing))
-            dense = None if dense is None else functional.pad(dense, (0, 0, 0, missing))
         logits_of = self._tile_logits(reader)
-        if len(places) == size:
-            return finish(logits_of(places, dense))[:count]
+        if count <= size:
+            return finish(logits_of(rows, dense))[:count]
         tiles = [
-            finish(logits_of(own, None if dense is None else dense[begin : begin + size]))
-            for begin, own in zip(
-                range(0, len(places), size), torch.split(places, size), strict=True
+            finish(
+                logits_of(
+                    rows[begin : begin + size],
+                    None if dense is None else dense[begin : begin + size],
+                )
             )
+            for begin in range(0, count, size)
         ]
         return torch.cat(tiles)[:count]
 
-    def _tile_logits(self, reader: Reader) -> Callable[[Tensor, Tensor | None], Tensor]:
-        """Return what predicts a query's tiles of rows [C] and features, folded where possible."""
+    def _laid_out(self) -> FoldedRanker | None:
+        """Give the folded weights; None where they are not what the layers compute."""
+        inputs = self.all_item_inputs()
+        if self.training:
+            return None
+        if self._folded is None or self._folded[0] is not inputs:
+            self._folded = (inputs, folded(self.layers(), inputs, self.all_item_routing()))
+        laid_out = self._folded[1]
+        return laid_out if laid_out is not None and laid_out.is_bare() else None
+
+    def _tile_logits(
+        self, reader: Reader | FoldedReader
+    ) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """Return what predicts a query's tiles, [size, T], folded where possible.
+
+        It takes at most ``tile_rows`` rows [C] with their features, and fills the tile up.
+        """
+        size = self.config.tile_rows
+        laid_out = self._folded[1] if self._folded and isinstance(reader, FoldedReader) else None
+        laid_out = laid_out or self._laid_out()
+        if laid_out is not None:
+            read = reader if isinstance(reader, FoldedReader) else laid_out.read(reader)
+            return partial(_folded_logits, laid_out, read, size)
+        assert isinstance(reader, Reader)
         inputs, routing = self.all_item_inputs(), self.all_item_routing()
-        if not self.training and (self._folded is None or self._folded[0] is not inputs):
-            self._folded = (inputs, folded(self.layers(), inputs, routing))
-        laid_out = None if self._folded is None or self.training else self._folded[1]
-        if laid_out is not None and laid_out.is_bare():
-            return partial(laid_out.logits, laid_out.read(reader))
 
         def logits(rows: Tensor, dense: Tensor | None) -> Tensor:
+            missing = size - len(rows)
+            rows = functional.pad(self._known(rows), (0, missing))
             routed = None if routing is None else routing.of_rows(rows)
             items = inputs.index_select(0, rows)[None]
-            features = None if dense is None else dense[None]
+            features = None if dense is None else functional.pad(dense, (0, 0, 0, missing))[None]
             return self.rank(reader, items, features, None, routed).logits
 
         return logits

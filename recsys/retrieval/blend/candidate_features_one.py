@@ -34,6 +34,9 @@ from recsys.retrieval.blend.history_features import (
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.one import MergedOne, OneQueryBlend
 
+PAIRS_UP_TO, PAIRS_FROM = 4096, 256
+"""Items, and width of their vectors, from which on the cosines of every two are kept, in at most
+64 MiB: fifty times two hundred of them are looked up where two hundred vectors are copied."""
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
@@ -62,6 +65,12 @@ class OneQueryFeatures:
         self._scales: Floats = blend.scales.numpy()
         self._events: Floats = item_counts.float().log1p().numpy()  # [N]
         self._tables = history_features.tables
+        self._pairs = [
+            (table @ table.T).numpy()
+            if len(table) <= PAIRS_UP_TO and table.shape[1] >= PAIRS_FROM
+            else None
+            for table in self._tables
+        ]
         ease = history_features.ease
         self._weights = ease.weights
         # The last place is of rows behind the catalogue that the weights are of.
@@ -86,7 +95,7 @@ class OneQueryFeatures:
         if count:
             self._of_lists(merged, [self.blend.sources.index(name) for name in lists], columns)
             self._of_history(merged.item_rows, history, columns[-len(HISTORY_FEATURES) :])
-        return CandidatesOne(merged, torch.from_numpy(columns).T.contiguous())
+        return CandidatesOne(merged, torch.from_numpy(columns).T)
 
     def _of_lists(self, merged: MergedOne, listed: list[int], columns: Floats) -> None:
         rows = merged.item_rows
@@ -132,8 +141,11 @@ class OneQueryFeatures:
             taken = _near(observed)
         own_rows, past_rows = torch.from_numpy(known), torch.from_numpy(latest)
         cosines = torch.zeros(len(self._tables), len(taken), len(known))
-        for table, products in zip(self._tables, cosines, strict=True):
-            if table.shape[1]:
+        for table, pairs, products in zip(self._tables, self._pairs, cosines, strict=True):
+            if pairs is not None:
+                met = pairs.take(latest[:, None] * len(pairs) + known)
+                torch.mm(taken, torch.from_numpy(met), out=products)
+            elif table.shape[1]:
                 near = taken @ table.index_select(0, past_rows)
                 torch.mm(near, table.index_select(0, own_rows).T, out=products)
         found: Floats = cosines.numpy()
