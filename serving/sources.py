@@ -125,9 +125,15 @@ class WeightsSource:
     def candidates(self, query: Query, mask: ItemMask, k: int) -> OneList | None:
         if not query.has_history:
             return None
-        rows, scores = self._model.scores_of_one(query.history)
+        scores, some = self._model.laid_out_scores(query.history)
+        if some is None:
+            scores[scores == 0] = -np.inf
+            mask.blank(scores)
+            return best_of_one(torch.from_numpy(scores), k)
+        rows = some[scores[some] != 0]
         allowed = mask.allows(rows)
-        return best_of_one(torch.from_numpy(scores[allowed]), k, rows[allowed])
+        rows = rows[allowed]
+        return best_of_one(torch.from_numpy(scores[rows]), k, rows)
 
 
 class HistorySource:

@@ -10,6 +10,7 @@ Axes: M events of the history, D width, H heads, E = D / H.
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
@@ -54,8 +55,10 @@ class LatestEvent:
         inner = cast("nn.LayerNorm", hidden[0])
         first, second = (cast("nn.Linear", hidden[place]) for place in (1, 4))
         self._inner_norm = (inner.weight.detach(), inner.bias.detach(), inner.eps)
-        self._first = (first.bias.detach(), first.weight.detach())
-        self._second = (second.bias.detach(), second.weight.detach())
+        # With y = x / sqrt(2), gelu(x) = (y + y erf(y)) / sqrt(2): a third of gelu's own time.
+        half = math.sqrt(0.5)
+        self._first = (half * first.bias.detach(), half * first.weight.detach())
+        self._second = (second.bias.detach(), half * second.weight.detach())
 
     @classmethod
     def of(cls, block: AttentionBlock) -> LatestEvent:
@@ -89,10 +92,11 @@ class LatestEvent:
         read = (logits.softmax(1) @ normed).flatten()  # [H D]
         state = torch.addmv(self._bias, self._output, read).add_(events[-1])
         inner = torch.layer_norm(state, self._shape, *self._inner_norm)
-        inner = nn.functional.gelu(torch.addmv(self._first[0], self._first[1], inner))
+        inner = torch.addmv(self._first[0], self._first[1], inner)
+        inner.addcmul_(inner, inner.erf())
         return torch.addmv(self._second[0], self._second[1], inner).add_(state)
 
 
 def unit_vector(vector: Tensor, floor: float) -> Tensor:
     """Divide a vector by its length, as ``functional.normalize`` does, [D]."""
-    return vector / max(float(torch.linalg.vector_norm(vector)), floor)
+    return vector / max(math.sqrt(float(vector.dot(vector))), floor)

@@ -217,6 +217,15 @@ class ItemWeights:
 
         The same sums as ``score``, with no work that grows with the catalogue where it is large.
         """
+        scores, rows = self.laid_out_scores(history)
+        rows = np.flatnonzero(scores) if rows is None else rows[scores[rows] != 0]
+        return rows, scores[rows]
+
+    def laid_out_scores(self, history: Rows) -> tuple[NDArray[np.float32], Rows | None]:
+        """Score one history by item row, [N], and list the rows that may have a score.
+
+        None are all rows, of which those without a score have 0; other places hold anything.
+        """
         latest = history[-self.history.max_events :]
         weight = self._latest_last[len(self._latest_last) - len(latest) :]
         offsets, others, amounts = (part.numpy() for part in self.table)
@@ -237,14 +246,12 @@ class ItemWeights:
         if self.num_item_rows < DENSE_UP_TO * len(other):
             scores = np.zeros(self.num_item_rows, np.float32)
             np.add.at(scores, other, amount)
-            rows = np.flatnonzero(scores)
-            return rows, scores[rows]
+            return scores, None
         rows = other[_last_places(other, self.num_item_rows)].astype(np.int64)
         scores = np.empty(self.num_item_rows, np.float32)
         scores[rows] = 0
         np.add.at(scores, other, amount)
-        rows = rows[scores[rows] != 0]
-        return rows, scores[rows]
+        return scores, rows
 
     def _is_last(self, query: Tensor, row: Tensor) -> Tensor:
         """Mark each item's last occurrence in its history, [M] bool."""
