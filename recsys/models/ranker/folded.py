@@ -15,8 +15,8 @@ depend on the request is precomputed, and the rest is fused:
   the base score by one.
 
 A tile is laid out with a column for each candidate, so that sums over a row's width, biases and
-routing weights run along the memory. Products are torch's, all between them is numpy's, into arrays
-that are kept: to start an operation costs numpy a third of what it costs torch.
+routing weights run along the memory. Products and bounds are torch's, what is between them numpy's,
+into arrays that are kept: to start an operation costs numpy a third of what it costs torch.
 
 Scores equal training's up to rounding. Not used with adapters or on other devices.
 
@@ -45,7 +45,6 @@ Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 MOST_EXPERTS = 4
 """Maximum experts per visited expert, up to which all of them are multiplied."""
-ZERO = np.float32(0)
 
 
 class Layers(NamedTuple):
@@ -255,7 +254,7 @@ class FoldedRanker:
         hidden, hidden_t = self._space.take("heads", len(self._hidden.weight), columns)
         torch.mm(self._hidden.weight, mixed_t, out=hidden_t)
         hidden += self._hidden.bias
-        np.maximum(hidden, ZERO, out=hidden)
+        hidden_t.relu_()
         logits: Floats = torch.mm(self._last.weight, hidden_t).numpy()
         logits += self._last.bias
         if corrected is not None:
@@ -294,8 +293,7 @@ class FoldedRanker:
         else:
             np.subtract(dense.T, self._means, out=own[:, :count])
             own *= self._scales
-            np.minimum(own, np.float32(MAX_STANDARDISED), out=own)
-            np.maximum(own, np.float32(-MAX_STANDARDISED), out=own)
+            own_t.clamp_(-MAX_STANDARDISED, MAX_STANDARDISED)
         product = torch.mm(self._dense.weight, own_t).numpy()
         product += self._dense.bias
         field[:] = product[: self._dense_dim]
@@ -322,7 +320,7 @@ class FoldedRanker:
         hidden, hidden_t = self._space.take("experts", len(trunk.up), columns)
         torch.mm(trunk.up, crossed_t, out=hidden_t)
         if trunk.up_bias is None:
-            np.maximum(hidden, ZERO, out=hidden)
+            hidden_t.relu_()
             weights, _ = self._space.take("routed", routed.shape[1], columns)
             weights[:, : len(routed)] = routed.T
             weights *= scale
@@ -330,7 +328,7 @@ class FoldedRanker:
         else:
             hidden *= scale
             hidden += trunk.up_bias
-            np.maximum(hidden, ZERO, out=hidden)
+            hidden_t.relu_()
         torch.mm(trunk.down, hidden_t, out=mixed_t)
         if trunk.down_bias is not None:
             mixed += trunk.down_bias

@@ -10,7 +10,7 @@ D width of a table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -64,19 +64,35 @@ class OneQueryFeatures:
         self._num_features = len(feature_names(blend.sources))
         self._scales: Floats = blend.scales.numpy()
         self._events: Floats = item_counts.float().log1p().numpy()  # [N]
-        self._tables = history_features.tables
-        self._pairs = [
-            (table @ table.T).numpy()
-            if len(table) <= PAIRS_UP_TO and table.shape[1] >= PAIRS_FROM
-            else None
-            for table in self._tables
-        ]
+        self._num_tables = len(history_features.tables)
+        self._pairs: list[tuple[int, Floats]] = []
+        """Wide tables of few items: the cosines of every two."""
+        self._vectors: list[tuple[Tensor, list[tuple[int, slice]]]] = []
+        """The other tables, those of few items side by side, with the columns of each."""
+        self._keep_tables(history_features.tables)
         ease = history_features.ease
         self._weights = ease.weights
         # The last place is of rows behind the catalogue that the weights are of.
         self._places: Rows = np.append(ease.places.numpy(), len(ease.item_rows))
         self._taken: dict[int, Tensor] = {}
         self._past: Floats = log_events(item_counts, history_features.num_items).numpy()
+
+    def _keep_tables(self, tables: Sequence[Tensor]) -> None:
+        few = len(tables[0]) <= PAIRS_UP_TO
+        narrow, width = [], 0
+        parts: list[tuple[int, slice]] = []
+        for number, table in enumerate(tables):
+            columns = table.shape[1]
+            if few and columns >= PAIRS_FROM:
+                self._pairs.append((number, (table @ table.T).numpy()))
+            elif few and columns:
+                narrow.append(table)
+                parts.append((number, slice(width, width + columns)))
+                width += columns
+            elif columns:
+                self._vectors.append((table, [(number, slice(0, columns))]))
+        if narrow:
+            self._vectors.append((torch.cat(narrow, dim=1), parts))
 
     def candidates(self, lists: Mapping[str, OneList], history: Tensor, k: int) -> CandidatesOne:
         """Merge lists and compute the features of the first k places.
@@ -139,17 +155,18 @@ class OneQueryFeatures:
                 taken = self._taken[len(latest)] = _near(observed)
         else:
             taken = _near(observed)
+        cosines = torch.zeros(self._num_tables, len(taken), len(known))
+        for number, pairs in self._pairs:
+            met = torch.from_numpy(pairs.take(latest[:, None] * len(pairs) + known))
+            torch.mm(taken, met, out=cosines[number])
         own_rows, past_rows = torch.from_numpy(known), torch.from_numpy(latest)
-        cosines = torch.zeros(len(self._tables), len(taken), len(known))
-        for table, pairs, products in zip(self._tables, self._pairs, cosines, strict=True):
-            if pairs is not None:
-                met = pairs.take(latest[:, None] * len(pairs) + known)
-                torch.mm(taken, torch.from_numpy(met), out=products)
-            elif table.shape[1]:
-                near = taken @ table.index_select(0, past_rows)
-                torch.mm(near, table.index_select(0, own_rows).T, out=products)
+        for vectors, parts in self._vectors:
+            own, near = vectors.index_select(0, own_rows), vectors.index_select(0, past_rows)
+            near = taken @ near
+            for number, part in parts:
+                torch.mm(near[:, part], own[:, part].T, out=cosines[number])
         found: Floats = cosines.numpy()
-        each = columns.reshape(len(self._tables), 4, -1)  # last, few, all, best
+        each = columns.reshape(self._num_tables, 4, -1)  # last, few, all, best
         each[:, 0], each[:, 1:3] = found[:, 0], found[:, -2:]
         each[:, 3] = found[:, :-2].max(1)
         if len(latest) < NUM_BEST:
