@@ -63,6 +63,8 @@ class FaissIndex:
         self.num_threads = num_threads
         """Threads of one search; None is all cores, serving workers set 1."""
         self._gpu: GpuCopy | None = None
+        self._flat: Tensor | None = None
+        """View of a flat index, for single queries."""
 
     @property
     def dim(self) -> int:
@@ -151,7 +153,9 @@ class FaissIndex:
             return OneList.of(self.search(query[None], k, mask))
         if not math.isfinite(float(query.sum())):
             check_queries(query[None], self.dim)
-        scores = torch.mv(self._vectors(), query)
+        if self._flat is None:
+            self._flat = self._vectors()
+        scores = torch.mv(self._flat, query)
         mask.blank(scores.numpy())
         return best_of_one(scores, k)
 
@@ -175,6 +179,7 @@ class FaissIndex:
         An IVF index keeps its lists, so build anew once the catalogue has grown by half.
         """
         _check_items(vectors, self.dim, first_row=self.num_item_rows)
+        self._flat = None
         with faiss_threads(1):
             self._index.add(as_float32(vectors))
         if self._gpu is not None:

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -205,15 +206,16 @@ class CandidateRanker:
         # A sum is finite where all it adds up is.
         if not math.isfinite(float(dense.sum())):
             raise ValueError("a feature of a candidate is not finite")
-        adapted = self._adapted if self._adapted and self._adapted.knows(domain) else None
-        encode = model.reader_of_one if adapted else model.folded_reader_of_one
-        reader = encode(history, features)
+        score: Callable[[], Tensor]
+        if self._adapted is not None and self._adapted.knows(domain):
+            reader = model.reader_of_one(history, features)
+            score = partial(self._adapted.score_candidates, reader, rows, dense, domain)
+        else:
+            folded = model.folded_reader_of_one(history, features)
+            score = partial(model.score_candidates, folded, rows, dense)
         if time.perf_counter() > deadline:
             raise LateRankerError
-        if adapted is not None:
-            scores = adapted.score_candidates(reader, rows, dense, domain)
-        else:
-            scores = model.score_candidates(reader, rows, dense)
+        scores = score()
         if not math.isfinite(float(scores.sum())):
             raise ValueError("a score of the ranker is not finite")
         return reranked(merged, scores, k)

@@ -117,7 +117,9 @@ class _Space(threading.local):
         found = self.arrays.get(name)
         if found is None or found.shape != (rows, columns):
             found = self.arrays[name] = np.zeros((rows, columns), np.float32)
-            self.tensors[name] = torch.from_numpy(found)
+            # Written inside and outside of inference mode.
+            with torch.inference_mode(mode=False):
+                self.tensors[name] = torch.from_numpy(found)
         return found, self.tensors[name]
 
 
@@ -176,7 +178,8 @@ class FoldedRanker:
         self._base: int | None = None
         self._means: Floats | None = None
         parts = [] if model.candidate_dense is None else [model.candidate_dense]
-        weights, biases = [one.weight for one in parts], [one.bias for one in parts]
+        weights: list[Tensor] = [one.weight for one in parts]
+        biases: list[Tensor] = [one.bias for one in parts]
         self._dense_dim = len(weights[0]) if weights else 0
         if (correction := model.correction) is not None:
             self._base, self._means = correction.column, correction.means.numpy()[:, None].copy()
@@ -268,9 +271,7 @@ class FoldedRanker:
             return rows
         return np.where((rows >= 0) & (rows < size), rows, 0)
 
-    def _attend(
-        self, reader: FoldedReader, together: Floats, together_t: Tensor, dim: int
-    ) -> None:
+    def _attend(self, reader: FoldedReader, together: Floats, together_t: Tensor, dim: int) -> None:
         """Read the history for each candidate, from [D, C] to the [D, C] behind them."""
         found = torch.mm(reader.keys, together_t[:dim]).numpy()  # [P, C]
         found += reader.offsets

@@ -93,6 +93,7 @@ class OneQueryBlend:
         self._weights: Doubles = blend.weights.double().numpy()  # [G + 1, I + 1, S, F]
         self._sizes: Doubles = blend.weights[-1, -1].abs().sum(1).double().numpy()  # [S]
         self._scales: Floats = blend.scales.numpy()
+        self._grown: dict[tuple[int, ...], Doubles] = {}
         self._item_kinds: Rows | None = None
         if blend.config.item_bounds:
             self._item_kinds = kinds_of(counts, blend.config.item_bounds, len(counts)).numpy()
@@ -150,18 +151,22 @@ class OneQueryBlend:
         user = int(np.searchsorted(self._history_bounds, num_events, side="right"))
         if num_events < 0:
             user = UNKNOWN_KIND if self._history_bounds else 0
-        there = float(
-            sum(self._sizes[one] for one, n in zip(chosen, merged.lengths, strict=True) if n)
-        )
-        grown = float(self._sizes.sum()) / there if there > 0 else 1.0
+        filled = tuple(one for one, n in zip(chosen, merged.lengths, strict=True) if n)
         if self._item_kinds is None:
-            weights: Doubles = self._weights[user, 0, chosen].T * grown
+            if (weights := self._grown.get((user, -1, *chosen, -1, *filled))) is None:
+                weights = self._weights[user, 0, chosen].T * self._growth(filled)
+                self._grown[user, -1, *chosen, -1, *filled] = weights
             return weights
+        grown = self._growth(filled)
         inside = merged.item_rows < len(self._item_kinds)
         known = self._item_kinds[np.where(inside, merged.item_rows, 0)]
         kinds = np.where(inside, known, UNKNOWN_KIND)
         by_kind: Doubles = self._weights[user, kinds][:, chosen].transpose(2, 1, 0) * grown
         return by_kind
+
+    def _growth(self, filled: tuple[int, ...]) -> float:
+        there = float(sum(self._sizes[one] for one in filled))
+        return float(self._sizes.sum()) / there if there > 0 else 1.0
 
     def _odds_of(self, item_rows: Rows) -> Doubles:
         assert self._log_odds is not None

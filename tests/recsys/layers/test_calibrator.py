@@ -58,3 +58,17 @@ def test_unobserved_labels_are_left_out_and_one_class_is_refused():
         other.fit(logits, torch.zeros_like(labels))
     with pytest.raises(ValueError, match="wrong way round"):
         other.fit(-logits[:1000], labels[:1000])
+
+
+def test_a_loaded_line_replaces_the_one_before_and_a_curve_is_refused():
+    logits, labels, _ = drawn(2_000, 5)
+    fitted, loaded = Calibrator(1), Calibrator(1)
+    fitted.fit(logits, labels)
+    loaded(logits)
+    state = fitted.state_dict()
+    loaded.load_state_dict(state)
+    assert torch.equal(loaded(logits), fitted(logits))
+    state["values"] = state["values"] ** 3
+    loaded.load_state_dict(state)
+    with pytest.raises(ValueError, match="off its line"):
+        loaded(logits)

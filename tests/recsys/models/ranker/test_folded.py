@@ -9,7 +9,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.config import RankerConfig, RankerInputs
-from recsys.models.ranker.folded import folded
+from recsys.models.ranker.folded import FoldedReader, folded
 from recsys.models.ranker.model import Ranker
 
 pytestmark = pytest.mark.numerics
@@ -107,6 +107,20 @@ def test_a_rows_bits_do_not_depend_on_its_place_or_its_neighbours(trunk):
     for place in (0, 131, 299):
         alone = model.score_candidates(reader, rows[place : place + 1], numbers[place : place + 1])
         assert torch.equal(alone[0], together[place])
+
+
+@pytest.mark.parametrize("events", [0, 1, 40])
+def test_one_query_has_the_bits_of_a_batch(events):
+    model, batch = ranker(), asked(events=events)
+    features = {
+        name: int(one.values) for name, one in batch.queries.features.items() if name != "history"
+    }
+    for _ in range(2):
+        with torch.inference_mode():
+            reader = model.folded_reader_of_one(batch.queries["history"].values, features)
+            found = model.score_candidates(reader, batch.candidates.values, batch.candidate_dense)
+        assert isinstance(reader, FoldedReader)
+        assert torch.equal(found, model.score(batch))
 
 
 @pytest.mark.parametrize("name", LAYERS)
