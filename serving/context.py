@@ -7,7 +7,6 @@ trained on users who were all away for years; replies then say ``stale_data``.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -23,12 +22,16 @@ STALE_SECONDS = 30 * 24 * 3600
 
 
 def moment_of(
-    given: int | None, names: Mapping[str, int], users: Users, degraded: list[Degraded]
+    given: int | None,
+    clock: int,
+    names: Mapping[str, int],
+    users: Users,
+    degraded: list[Degraded],
 ) -> int:
     """Settle the unix second as of which a request's features are computed."""
     if given is not None:
         return given
-    clock, newest = int(time.time()), users.newest_time
+    newest = users.newest_time
     if newest is None or 0 <= clock - newest <= STALE_SECONDS:
         return clock
     if any(FEATURES[name].needs_time for name in names):

@@ -14,24 +14,33 @@ from recsys.data.item_mask import ItemMask
 from serving.bundle.load import Bundle
 from serving.filtering.compile import in_categories, matching
 from serving.filtering.expression import parse
-from serving.query import MAX_NAMED, Query
+from serving.query import MAX_NAMED, NOTHING, Query, session_rows
 from serving.schemas import Degraded, Filter
 
 Allowed = NDArray[np.bool_]
+Rows = NDArray[np.int64]
 SEEN_ITEMS_SHOWN = Degraded("seen_items_shown")
 
 
-def eligible_items(query: Query, bundle: Bundle) -> tuple[ItemMask, tuple[Degraded, ...]]:
+def eligible_items(
+    query: Query, bundle: Bundle, hidden: Rows = NOTHING
+) -> tuple[ItemMask, tuple[Degraded, ...]]:
     """Compile the eligible items, and say what the filters could not do.
+
+    Args:
+        hidden: Items that no list may show.
 
     Raises:
         FilterError: The filter names a property that the bundle does not have, or another kind.
     """
-    left_out = [*_rows_of(query.request.exclude, bundle), query.item_row]
+    own = [*_rows_of(query.request.exclude, bundle), query.item_row]
+    left_out = np.concatenate([np.array(own, np.int64), hidden])
     notes: list[Degraded] = []
     allowed, empty = _let_through(query.request.filter, bundle, notes)
+    if query.request.candidates is not None:
+        return _among(query, bundle, allowed, left_out, notes)
     if allowed is None:
-        rows = np.array(left_out, np.int64)
+        rows = left_out
         if query.surface.exclude_seen:
             rows = np.concatenate([rows, query.seen])
         mask = ItemMask.all_but(bundle.num_item_rows, rows)
@@ -53,6 +62,21 @@ def eligible_items(query: Query, bundle: Bundle) -> tuple[ItemMask, tuple[Degrad
             return ItemMask(unseen), tuple(notes)
         notes.append(SEEN_ITEMS_SHOWN)
     return ItemMask(allowed), tuple(notes)
+
+
+def _among(
+    query: Query, bundle: Bundle, allowed: Allowed | None, left_out: Rows, notes: list[Degraded]
+) -> tuple[ItemMask, tuple[Degraded, ...]]:
+    """Allow the request's own candidates, items of the history too."""
+    among = np.zeros(bundle.num_item_rows, np.bool_)
+    among[session_rows(query.request.candidates or [], bundle, notes)] = True
+    if allowed is not None:
+        among &= allowed
+    among[[0, query.item_row]] = False
+    among[left_out] = False
+    if not among.any():
+        notes.append(Degraded("nothing_eligible", "candidates"))
+    return ItemMask(among), tuple(notes)
 
 
 def _rows_of(item_ids: list[str], bundle: Bundle) -> list[int]:

@@ -35,11 +35,15 @@ ROUTES = (
     "/pages/{name}",
     "/v1/recommend",
     "/v1/recommend:batch",
+    "/v1/rank",
+    "/v1/events",
+    "/v1/explain/{request_id}",
     "/v1/similar/{item_id}",
     "/v1/catalogue",
     "/v1/search",
     "/v1/items",
     "/v1/users",
+    "/v1/users/{user_id}",
     "/v1/users/{user_id}/history",
 )
 STAGES = ("hydrate", "filter", "retrieve", "rank", "select", "total")
@@ -83,6 +87,10 @@ def route_of(path: str) -> str:
         return "/v1/similar/{item_id}"
     if path.startswith("/v1/users/") and path.endswith("/history"):
         return "/v1/users/{user_id}/history"
+    if path.startswith("/v1/users/"):
+        return "/v1/users/{user_id}"
+    if path.startswith("/v1/explain/"):
+        return "/v1/explain/{request_id}"
     return "/pages/{name}" if path.startswith("/pages/") else OTHER
 
 

@@ -1,11 +1,15 @@
 """Hydrate: turn a request into rows and features; unknown ids are noted, not refused.
 
+A history is what the bundle knows of the user, then what the online store has seen since, then the
+items of the request itself.
+
 Axes: H history values of the one query.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +21,7 @@ from torch import Tensor
 from recsys.data.batch import JaggedBatch, one_example
 from serving.bundle.load import Bundle
 from serving.context import context_rows, moment_of
+from serving.online.store import NOBODY, RecentEvent, Visitor
 from serving.schemas import Degraded, Request
 from serving.surfaces import Surface
 
@@ -41,7 +46,9 @@ class Query:
     seen: Rows
     """Every item of the history, oldest first."""
     sent: Rows
-    """Items of the request itself; the rest of the history comes from the bundle."""
+    """Items of the request itself; the rest of the history comes from the bundle and the store."""
+    moment: int | None
+    """Unix second as of which features are computed; None for surface ``similar``."""
     history: Rows
     """Item rows that models read, oldest first, at most surface.max_history, [H]."""
     times: Rows | None
@@ -76,10 +83,20 @@ class Query:
         return JaggedBatch(found)
 
 
-def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
+def hydrate(
+    request: Request,
+    bundle: Bundle,
+    surface: Surface,
+    visitor: Visitor = NOBODY,
+    clock: int | None = None,
+) -> Query:
     """Look up the user, session or item of a request.
 
     An unknown user is user row 0 with an empty history; unknown items of a session are left out.
+
+    Args:
+        visitor: What the online store knows of the user.
+        clock: Unix seconds, by default now.
 
     Raises:
         UnknownItemError: The item of surface ``similar`` is not in the catalogue.
@@ -91,23 +108,30 @@ def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
         if user_row == 0:
             degraded.append(Degraded("unknown_user"))
 
-    item_row = 0
+    item_row, moment = 0, None
     categorical: dict[str, int] = {}
     times: Rows | None = None
     if request.item_id is not None:
         item_row = _item_row(request.item_id, bundle)
         seen = sent = np.array([item_row], np.int64)
     else:
-        sent = _session_rows(request.session or [], bundle, degraded)
+        sent = session_rows(request.session or [], bundle, degraded)
+        clock = int(time.time()) if clock is None else clock
         moment = moment_of(
-            request.context.unix_time, bundle.context_features, bundle.users, degraded
+            request.context.unix_time, clock, bundle.context_features, bundle.users, degraded
         )
-        known, known_times = _before(moment, user_row, bundle)
+        known, known_times = _before(moment, user_row, bundle, visitor.forgotten_ms)
+        if visitor.events:
+            late = 0 if request.context.unix_time is not None else moment - clock
+            known, known_times = _with_live(
+                known, known_times, visitor.events, late, moment, sent, bundle
+            )
         seen = np.concatenate([known, sent]) if len(sent) else known
         times = _times(known_times, len(sent), moment, surface.max_history)
-        categorical["user"] = user_row
+        features_row = 0 if visitor.forgotten_ms is not None else user_row
+        categorical["user"] = features_row
         for name, rows in bundle.users.features.items():
-            categorical[f"user.{name}"] = int(rows[user_row])
+            categorical[f"user.{name}"] = int(rows[features_row])
         found = context_rows(bundle.context_features, known_times, len(known), len(sent), moment)
         categorical.update({f"context.{name}": row for name, row in found.items()})
     if len(seen) == 0:
@@ -119,6 +143,7 @@ def hydrate(request: Request, bundle: Bundle, surface: Surface) -> Query:
         item_row=item_row,
         seen=seen,
         sent=sent,
+        moment=moment,
         history=seen[-surface.max_history :],
         times=times,
         categorical=categorical,
@@ -136,7 +161,8 @@ def _item_row(item_id: str, bundle: Bundle) -> int:
     return row
 
 
-def _session_rows(session: list[str], bundle: Bundle, degraded: list[Degraded]) -> Rows:
+def session_rows(session: list[str], bundle: Bundle, degraded: list[Degraded]) -> Rows:
+    """Look items up; unknown ones are left out and noted."""
     if not session:
         return NOTHING
     found = [(item_id, bundle.catalogue.row_of(item_id)) for item_id in session]
@@ -147,13 +173,56 @@ def _session_rows(session: list[str], bundle: Bundle, degraded: list[Degraded]) 
     return np.array([row for _, row in found if row is not None], np.int64)
 
 
-def _before(moment: int, user_row: int, bundle: Bundle) -> tuple[Rows, Rows | None]:
-    """The user's events strictly before a moment, and their times where there are any."""
+def _before(
+    moment: int, user_row: int, bundle: Bundle, forgotten_ms: int | None
+) -> tuple[Rows, Rows | None]:
+    """The user's events in the bundle strictly before a moment, and their times where it has any.
+
+    Of a user who was forgotten only those count that came after it.
+    """
     rows, times = bundle.users.history(user_row), bundle.users.history_times(user_row)
     if times is None:
-        return rows, None
+        return (rows, None) if forgotten_ms is None else (NOTHING, None)
     end = np.searchsorted(times, moment, side="left")
-    return rows[:end], times[:end]
+    first = 0
+    if forgotten_ms is not None:
+        first = int(np.searchsorted(times, -(-forgotten_ms // 1_000), side="left"))
+    return rows[first:end], times[first:end]
+
+
+def _with_live(
+    known: Rows,
+    known_times: Rows | None,
+    events: Sequence[RecentEvent],
+    late: int,
+    moment: int,
+    sent: Rows,
+    bundle: Bundle,
+) -> tuple[Rows, Rows | None]:
+    """Append the store's events to what the bundle knows of a user.
+
+    What the bundle was trained on is in it already, and what the request itself names counts as
+    its own. Times are moved as the request's moment is (`moment_of`), and stay before it.
+    """
+    row_of, own = bundle.catalogue.row_of, set(sent.tolist())
+    pairs = [
+        (row, event.time_ms // 1_000)
+        for event in events
+        if (row := row_of(event.item_id)) is not None and row not in own
+    ]
+    if known_times is None:
+        return np.concatenate([known, np.array([row for row, _ in pairs], np.int64)]), None
+    if len(known_times) and pairs and pairs[0][1] <= known_times[-1]:
+        first = np.searchsorted(known_times, pairs[0][1], side="left")
+        there = set(zip(known[first:].tolist(), known_times[first:].tolist(), strict=True))
+        pairs = [pair for pair in pairs if pair not in there]
+    rows = np.concatenate([known, np.array([row for row, _ in pairs], np.int64)])
+    times = np.array([second for _, second in pairs], np.int64) + late
+    if late and len(known_times):
+        times = np.maximum(times, known_times[-1])
+    times = np.minimum(np.concatenate([known_times, times]), moment - 1)
+    order = np.argsort(times, kind="stable")
+    return rows[order], times[order]
 
 
 def _times(times: Rows | None, num_sent: int, moment: int, limit: int) -> Rows | None:

@@ -1,6 +1,6 @@
 """Answer one request: hydrate, filter, retrieve, rank, select.
 
-`Recommender.answer` is the only way a list is made: HTTP, batch scoring and the parity check all
+`Recommender.make` is the only way a list is made: HTTP, batch scoring and the parity check all
 call it, one query at a time, so equal requests get equal scores to the last bit.
 
 Axes: k list length.
@@ -9,16 +9,17 @@ Axes: k list length.
 from __future__ import annotations
 
 import time
-import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from logging import WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import OneList
@@ -28,10 +29,14 @@ from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import Profile
 from serving.bundle.published import served_adapters
 from serving.bundle.ranker import PROFILE, CandidateRanker, LateRankerError
+from serving.cursor import Cursor, read_cursor
 from serving.explain import reasons
 from serving.filters import SEEN_ITEMS_SHOWN, eligible_items
 from serving.item_cards import ItemCards
+from serving.live import LiveState, Opener
 from serving.log import log
+from serving.online.records import new_request_id, record_document, time_of
+from serving.online.store import Visitor
 from serving.query import Query, hydrate
 from serving.ranking import FILLER, Ranked, by_reciprocal_rank, with_new_items
 from serving.schemas import (
@@ -46,9 +51,13 @@ from serving.schemas import (
 from serving.settings import ServingOptions
 from serving.sources import LateError, sources_of
 from serving.surfaces import surfaces_of
+from serving.title_search import TitleIndex
 
 if TYPE_CHECKING:
     import polars as pl
+
+
+Rows = NDArray[np.int64]
 
 
 class _Stopwatch:
@@ -68,6 +77,18 @@ class _Stopwatch:
         return {**self.timings_ms, "total": total}
 
 
+class Made(NamedTuple):
+    """A list, and what it was made from."""
+
+    reply: Reply
+    query: Query
+    visitor: Visitor
+    eligible: ItemMask
+    candidates: Mapping[str, OneList]
+    """Lists by source."""
+    ranked: Ranked | None
+
+
 class Recommender:
     """Answers requests from one loaded bundle; safe to share between threads."""
 
@@ -84,6 +105,7 @@ class Recommender:
             options = replace(options, profile="fast")
         self.bundle, self.adapters, self._options = bundle, adapters, options
         self.cards = ItemCards(bundle)
+        self.live = LiveState(bundle)
         self.failures: Counter[str] = Counter()
         """Times that each source or stage failed."""
         excluded = options.exclude_history
@@ -111,6 +133,13 @@ class Recommender:
         """The profile that is served: ``fast`` if the bundle has no slow models."""
         return self._options.profile
 
+    @cached_property
+    def titles(self) -> TitleIndex:
+        """The index of titles; built on first use."""
+        order = torch.sort(self.bundle.popularity.item_scores, descending=True, stable=True).indices
+        rows = order[order > 0].tolist()
+        return TitleIndex((row, self.bundle.catalogue.title_of(row)) for row in rows)
+
     @classmethod
     def load(
         cls,
@@ -133,20 +162,59 @@ class Recommender:
         adapters = load_adapters(served_adapters(Path(path).parent), models_of(bundle))
         return cls(bundle, options, adapters=adapters)
 
-    def answer(self, request: Request, *, names_history: bool = True) -> Reply:
+    def connect(self, opener: Opener, *, keeps_lists: bool = False) -> None:
+        """Read visitors' events and hidden items from a store, which is opened on first use.
+
+        Args:
+            keeps_lists: Whether records of the lists are written.
+        """
+        self.live = LiveState(self.bundle, opener, keeps_lists=keeps_lists)
+
+    def answer(
+        self,
+        request: Request,
+        *,
+        names_history: bool = True,
+        now_ms: int | None = None,
+        visitor: Visitor | None = None,
+    ) -> Reply:
         """Make one list.
 
         Args:
             names_history: Whether a reason may name items of the user's stored history.
+            now_ms: The clock in unix milliseconds, by default now.
+            visitor: What is known of the user, by default what the store says.
 
         Raises:
             UnknownItemError: The item of surface ``similar`` is not in the catalogue.
+            CursorError: The cursor is none that a reply gave.
         """
+        made = self.make(request, names_history=names_history, now_ms=now_ms, visitor=visitor)
+        return made.reply
+
+    def make(
+        self,
+        request: Request,
+        *,
+        names_history: bool = True,
+        now_ms: int | None = None,
+        visitor: Visitor | None = None,
+    ) -> Made:
+        """Make one list, as `answer` does, with what its record is written from."""
         surface, clock = self._surfaces[request.surface], _Stopwatch()
+        request_id = new_request_id(now_ms)
+        now_ms = time_of(request_id)
+        page = None if request.cursor is None else read_cursor(request.cursor, now_ms)
+        if page is not None:
+            now_ms = page.now_ms
+        unreadable: tuple[Degraded, ...] = ()
+        if visitor is None:
+            visitor, unreadable = self.live.visitor(request, surface.max_history)
         with torch.inference_mode():
-            query = hydrate(request, self.bundle, surface)
+            query = hydrate(request, self.bundle, surface, visitor, now_ms // 1_000)
             clock.lap("hydrate")
-            eligible, notes = eligible_items(query, self.bundle)
+            left_out = self._left_out(page)
+            eligible, notes = eligible_items(query, self.bundle, left_out)
             clock.lap("filter")
             relaxed = SEEN_ITEMS_SHOWN in notes
             blend = self._blend if surface.learned and not relaxed else None
@@ -163,13 +231,36 @@ class Recommender:
         short = []
         if len(items) < request.k and lengths:
             short.append(Degraded("short_list", f"{len(items)} of {request.k}"))
-        return Reply(
-            request_id=uuid.uuid4().hex,
+        reply = Reply(
+            request_id=request_id,
             items=items,
             served_by=self._parts_used(query, candidates, ranker),
-            degraded=[*query.degraded, *notes, *missing, *not_ranked, *short],
+            degraded=[*query.degraded, *unreadable, *notes, *missing, *not_ranked, *short],
             fallback="popular" if set(candidates) == {"popular"} else None,
             timings_ms=clock.total(),
+            cursor=None if page is None else page.after([item.item_id for item in items]),
+        )
+        return Made(reply, query, visitor, eligible, candidates, ranked)
+
+    def _left_out(self, page: Cursor | None) -> Rows:
+        """Name the rows that no list, or no further page, may show."""
+        if page is None or not page.shown:
+            return self.live.hidden
+        found = map(self.bundle.catalogue.row_of, page.shown)
+        shown = np.array([row for row in found if row is not None], np.int64)
+        return np.concatenate([self.live.hidden, shown])
+
+    def record(self, made: Made) -> bytes:
+        """Write the record of a list."""
+        visitor = made.visitor
+        made_of = {
+            "digest": self.bundle.digest,
+            "unix_time": made.query.moment,
+            "live": [list(event) for event in visitor.events],
+            "forgotten_ms": visitor.forgotten_ms,
+        }
+        return record_document(
+            made.query.request, made.reply, made_of, [{}] * len(made.reply.items)
         )
 
     def recommend(

@@ -1,8 +1,7 @@
 """Requests and replies, the same over HTTP, in Python and in batch.
 
-A field that is not in these schemas is refused by its name, never ignored: ``query``,
-``diversity``, ``cursor`` and ``dry_run`` are not supported. A reply's fields that are None are
-left out of its JSON (`to_json`).
+A field that is not in these schemas is refused by its name, never ignored. A reply's fields that
+are None are left out of its JSON (`to_json`).
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ from serving.filtering.expression import MAX_TEXT, parse
 MAX_K = 1_000
 MAX_SESSION = 10_000
 MAX_EXCLUDE = 10_000
+MAX_CANDIDATES = 1_000
+MAX_CURSOR = 64 << 10
 MAX_CATEGORIES = 100
 MAX_BATCH = 1_000
 MAX_BATCH_ITEMS = 20_000
@@ -54,6 +55,7 @@ DegradedCode = Literal[
     "failed_source",
     "late_stage",
     "failed_stage",
+    "failed_store",
 ]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 
@@ -118,6 +120,14 @@ class Request(_Strict):
     explain: bool = False
     """Whether each item comes with a reason and the contributions of its sources; k may then be at
     most 100."""
+    dry_run: bool = False
+    """Whether the list leaves no trace: it is not logged and counts as shown to nobody."""
+    cursor: str | None = Field(default=None, max_length=MAX_CURSOR)
+    """``start`` for the first page of a list, then what the page before gave; pages never repeat an
+    item. Without it a reply has no cursor."""
+    candidates: list[Id] | None = Field(default=None, min_length=1, max_length=MAX_CANDIDATES)
+    """Only these items are listed, in the order that suits the visitor, items of the history too;
+    `/v1/rank` is this with ``k`` for all of them."""
 
     @model_validator(mode="after")
     def _can_be_explained(self) -> Request:
@@ -137,6 +147,34 @@ class Request(_Strict):
         elif self.item_id is not None:
             raise ValueError("item_id belongs to surface 'similar'; here put it into session")
         return self
+
+
+class RankRequest(_Strict):
+    """A request to order items that the client has chosen."""
+
+    items: list[Id] = Field(min_length=1, max_length=MAX_CANDIDATES)
+    """Ids of the items; unknown ones are left out and named, hidden ones are left out."""
+    surface: Literal["home", "similar"] = "home"
+    user_id: Id | None = None
+    session: list[Id] | None = Field(default=None, max_length=MAX_SESSION)
+    """Item ids of the visit, oldest first."""
+    item_id: Id | None = None
+    """The item that they are compared with, on surface ``similar``."""
+    context: Context = Context()
+    filter: Filter = Filter()
+    explain: bool = False
+    """As of `Request`; at most 100 items may then be ordered."""
+    dry_run: bool = False
+
+    @model_validator(mode="after")
+    def _makes_a_request(self) -> RankRequest:
+        self.request()
+        return self
+
+    def request(self) -> Request:
+        """Give the request for the list."""
+        same = {name: getattr(self, name) for name in RankRequest.model_fields if name != "items"}
+        return Request(**same, candidates=self.items, k=len(self.items))
 
 
 class BatchRequest(_Strict):
@@ -200,7 +238,7 @@ class ServedBy:
     """Versions of the parts that made a list; absent where the bundle has no such part."""
 
     bundle: str
-    index: str | None
+    index: str | None = None
     semantic_ids: str | None = None
     """Version of the items' semantic IDs."""
     profile: Profile = "fast"
@@ -221,10 +259,77 @@ class Reply:
     served_by: ServedBy
     degraded: list[Degraded]
     """What was missing, late or left out; empty if nothing."""
-    fallback: Source | None
-    """The source of the whole list where no other found an item, else absent."""
     timings_ms: dict[str, float]
     """Milliseconds by stage, and ``total``."""
+    fallback: Source | None = None
+    """The source of the whole list where no other found an item, else absent."""
+    cursor: str | None = None
+    """Of the next page; absent where the request had none, or there is nothing behind this page."""
+
+
+WhyNotCode = Literal[
+    "unknown_item",
+    "shown",
+    "hidden",
+    "excluded",
+    "on_an_earlier_page",
+    "not_a_candidate",
+    "in_history",
+    "filtered",
+    "no_source",
+    "outranked",
+    "rearranged",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotExplained:
+    """One place of a served list."""
+
+    slot: int
+    item_id: str
+    score: float
+    source: str
+    title: str | None = None
+    reason: str | None = None
+    """Absent where another bundle is served by now."""
+    contributions: dict[str, float] | None = None
+    """Share of the score by source; absent where another bundle is served by now."""
+    propensity: float | None = None
+    """How likely the item was at this place, given those before; absent where it was certain."""
+    rules: list[str] | None = None
+    """Rules that put it here."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhyNot:
+    """Why an item is not in a list."""
+
+    item_id: str
+    code: WhyNotCode
+    detail: str
+    """In words."""
+    title: str | None = None
+    places: dict[str, int] | None = None
+    """Its place, from 1, in the list of each source that has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A served list, explained."""
+
+    request_id: str
+    unix_ms: int
+    bundle: str
+    still_served: bool
+    """Whether the bundle that made the list is the one that explains it."""
+    surface: str
+    num_live_events: int
+    """Events since the release that the list was made from."""
+    items: list[SlotExplained]
+    degraded: list[str]
+    experiment: dict[str, str] | None = None
+    why_not: WhyNot | None = None
 
 
 def error_body(code: str, message: str) -> dict[str, object]:

@@ -84,6 +84,20 @@ class Settings(ServingOptions):
     Without it a key with the scope ``users`` may; others get no history from ``explain`` either:
     reasons then name only items that the request itself sent.
     """
+    allow_admin: bool = False
+    """Whether a server without keys lets anyone hide items and forget users; for a trial."""
+    store: str | None = None
+    """Online store of events, served lists and hidden items: ``sqlite:FOLDER``,
+    ``redis://HOST:PORT/0`` or ``none``; None is SQLite in the folder ``online`` beside the bundles'
+    folder, or no store where that cannot be written."""
+    store_timeout_ms: float = 50.0
+    """Lists omit what the store says where it takes longer, and say so."""
+    log_lists: bool = True
+    """Whether served lists are kept in the store, for explanations, parity and evaluation."""
+    event_days: float = 365.0
+    """How long the store keeps events."""
+    log_days: float = 7.0
+    """How long the store keeps served lists."""
     otlp_endpoint: str | None = None
     """OpenTelemetry collector that traces are sent to over HTTP, such as
     ``http://collector:4318``; None sends none."""
@@ -104,6 +118,9 @@ class Settings(ServingOptions):
             "header_timeout_seconds",
             "write_timeout_seconds",
             "keep_alive_seconds",
+            "store_timeout_ms",
+            "event_days",
+            "log_days",
         ):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -115,6 +132,11 @@ class Settings(ServingOptions):
     def followed(self) -> Path:
         """The bundle that is served, or the link ``current`` that says which."""
         return (self.bundles / (self.bundle or CURRENT)).absolute()
+
+    @property
+    def store_url(self) -> str:
+        """Where the online store is."""
+        return self.store or f"sqlite:{self.bundles.absolute().parent / 'online'}"
 
     @property
     def num_workers(self) -> int:

@@ -89,6 +89,18 @@ def serve(
         bool | None,
         typer.Option(help="Show every user's history to everyone who can reach the server."),
     ] = None,
+    allow_admin: Annotated[
+        bool | None,
+        typer.Option("--allow-admin", help="Without keys, let anyone hide items, forget users."),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="Online store of events: sqlite:FOLDER, redis://HOST:PORT/0 or none; by default "
+            "the folder online beside the bundles' folder.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Answer requests over HTTP; a newly published bundle is loaded while serving.
 
@@ -114,6 +126,8 @@ def serve(
         "keys": keys,
         "allow_anonymous": allow_anonymous,
         "expose_users": expose_users,
+        "allow_admin": allow_admin,
+        "store": store,
     }
     if bundle is not None or "RECSYS_BUNDLES" not in os.environ:
         given["bundles"], given["bundle"] = served_bundle(bundle or DEMO_BUNDLE)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from logging import ERROR
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+import serving.web.http as web
 from serving.log import log
 from serving.metrics import ServerMetrics, route_of
+from serving.online.records import ID_LENGTH, ID_START, new_request_id, record_of, time_of
+from serving.online.writer import EventWriter
 from serving.schemas import error_body
 from serving.security.access import Access, Caller
 from serving.server.connections import Connections, send_at_once
@@ -26,6 +28,8 @@ from serving.server.dispatch import Job, OverloadedError, WorkerDiedError
 from serving.server.fleet import Fleet
 from serving.server.frames import Frame
 from serving.settings import Settings
+from serving.web.http import Answer
+from serving.web.online import change_items, forget_user, take_events
 
 if TYPE_CHECKING:
     from serving.traces import Traces
@@ -41,12 +45,11 @@ JSON: Headers = [
     (b"x-content-type-options", b"nosniff"),
 ]
 CLOSE = (b"connection", b"close")
-LISTS = {"/v1/recommend": "recommend", "/v1/recommend:batch": "batch"}
+LISTS = {"/v1/recommend": "recommend", "/v1/rank": "recommend", "/v1/recommend:batch": "batch"}
+USERS = "/v1/users/"
 PROBES = ("/healthz", "/readyz", "/metrics")
 READS = ("GET", "HEAD")
 RETRY_SECONDS = 1
-REQUEST_ID = b'{"request_id":"'
-ID_LENGTH = 32
 TOO_MANY = 429
 CLIENT_GONE = 499
 """Logged where the client closed the connection before it had a reply."""
@@ -80,7 +83,9 @@ class Front:
         connections: Connections,
         metrics: ServerMetrics,
         traces: Traces | None = None,
+        writer: EventWriter | None = None,
     ) -> None:
+        self._writer, self._num_writes = writer, 0
         self._settings, self._access = settings, access
         self._fleet, self._connections = fleet, connections
         self._dispatcher, self._metrics, self._traces = fleet.dispatcher, metrics, traces
@@ -163,19 +168,61 @@ class Front:
             return self._measured()
         headers = dict(scope["headers"])
         body = b"" if method in READS else await self._read(scope, headers, receive)
-        kind = LISTS.get(path) if method == "POST" else None
-        if kind is None:
-            return await self._passed_on(scope, caller, headers, body, fields)
         head = {
             "type": headers.get(b"content-type", b"").decode("latin-1"),
             "encoding": headers.get(b"content-encoding", b"identity").decode("latin-1"),
             "shown": caller.shows_users,
+            "ranks": path == "/v1/rank",
         }
-        key = body + orjson.dumps(head) if kind == "recommend" else None
+        if (writing := self._writing(method, path, head, body)) is not None:
+            return await self._written(writing, fields)
+        kind = LISTS.get(path) if method == "POST" else None
+        if kind is None:
+            return await self._passed_on(scope, caller, headers, body, fields)
+        # A list that was begun before a write was acknowledged is not given to who asks after it.
+        writes = str(self._num_writes).encode()
+        key = body + orjson.dumps(head) + writes if kind == "recommend" else None
         frame = await self._worked(scope, kind, head, body, key, fields)
         if "num_requests" in fields:
             self._access.charge(caller, fields["num_requests"])
         return frame.head["status"], JSON, frame.body
+
+    def _writing(
+        self, method: str, path: str, head: Mapping[str, Any], body: bytes
+    ) -> Awaitable[Answer] | None:
+        """Write to the store; None where the route writes nothing."""
+        if method == "POST" and path == "/v1/events":
+            return take_events(self._writer, head, body)
+        if method == "POST" and path == "/v1/items":
+            return change_items(self._writer, head, body)
+        if method == "DELETE" and path.startswith(USERS):
+            return forget_user(self._writer, path.removeprefix(USERS))
+        return None
+
+    async def _written(
+        self, writing: Awaitable[Answer], fields: dict[str, Any]
+    ) -> tuple[int, Headers, bytes]:
+        try:
+            answer = await writing
+        except web.RefusedError as error:
+            retry = [(b"retry-after", str(RETRY_SECONDS).encode())] if error.status == 503 else []
+            return error.status, [*JSON, *retry], orjson.dumps(error.body)
+        self._num_writes += 1
+        fields |= answer.fields
+        return answer.status, JSON, answer.body
+
+    def _log_lists(self, frame: Frame) -> Frame:
+        """Keep the records that came with a reply, and give the reply without them."""
+        lengths = frame.head.get("records")
+        if not lengths:
+            return frame
+        end = len(frame.body) - sum(lengths)
+        start = end
+        for length in lengths:
+            if self._writer is not None:
+                self._writer.log(record_of(frame.body[start : start + length]))
+            start += length
+        return frame._replace(body=frame.body[:end])
 
     def _caller(self, scope: Scope) -> Caller:
         """Find out who calls.
@@ -278,9 +325,9 @@ class Front:
         finally:
             if connection is not None:
                 connection.waits_for = None
-        if mine > 1 and frame.body.startswith(REQUEST_ID):
-            return _with_new_id(frame)
-        return frame
+        if mine > 1 and frame.body.startswith(ID_START):
+            frame = _with_new_id(frame)
+        return self._log_lists(frame)
 
     async def _read(self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """Read a body.
@@ -357,9 +404,8 @@ def _too_large(limit: int) -> RefusedError:
 
 
 def _with_new_id(frame: Frame) -> Frame:
-    """Give a shared reply an id of its own."""
-    own = uuid.uuid4().hex
-    start, end = len(REQUEST_ID), len(REQUEST_ID) + ID_LENGTH
-    body = frame.body[:start] + own.encode() + frame.body[end:]
+    """Give a shared reply, and the record of its list, an id of its own."""
+    old = frame.body[len(ID_START) : len(ID_START) + ID_LENGTH]
+    own = new_request_id(time_of(old.decode()))
     head = {**frame.head, "fields": {**frame.head["fields"], "request_id": own}}
-    return Frame(frame.job, head, body)
+    return Frame(frame.job, head, frame.body.replace(ID_START + old, ID_START + own.encode()))

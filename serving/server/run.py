@@ -13,6 +13,8 @@ import uvicorn
 
 from serving.log import log, log_to_stderr
 from serving.metrics import ServerMetrics
+from serving.online.of_settings import open_writer
+from serving.online.writer import EventWriter
 from serving.security.access import Access
 from serving.server.connections import Connection, Connections
 from serving.server.dispatch import Dispatcher
@@ -55,11 +57,12 @@ def serve(settings: Settings) -> None:
     """
     log_to_stderr()
     access, traces = Access(settings), _traces(settings)
+    settings, writer = open_writer(settings)
     with _listening(settings) as listener, suppress(KeyboardInterrupt):
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, access, traces, listener))
+            runner.run(_serve(settings, access, traces, writer, listener))
 
 
 def _traces(settings: Settings) -> Traces | None:
@@ -77,13 +80,17 @@ def _traces(settings: Settings) -> Traces | None:
 
 
 async def _serve(
-    settings: Settings, access: Access, traces: Traces | None, listener: socket.socket
+    settings: Settings,
+    access: Access,
+    traces: Traces | None,
+    writer: EventWriter | None,
+    listener: socket.socket,
 ) -> None:
     dispatcher = Dispatcher(queue_seconds=settings.queue_ms / 1_000, max_queue=settings.max_queue)
     metrics = ServerMetrics()
     fleet = Fleet(settings=settings, dispatcher=dispatcher, metrics=metrics)
     Connection.table = Connections(settings, metrics.refused)
-    front = Front(settings, access, fleet, Connection.table, metrics, traces)
+    front = Front(settings, access, fleet, Connection.table, metrics, traces, writer)
     config = uvicorn.Config(
         front,
         http=Connection,
@@ -109,6 +116,8 @@ async def _serve(
         sweeping.cancel()
     finally:
         await fleet.stop()
+        if writer is not None:
+            await asyncio.to_thread(writer.close)
         if traces is not None:
             traces.close()
 

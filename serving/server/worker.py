@@ -21,10 +21,13 @@ import torch
 from fastapi import FastAPI
 
 from serving.log import LOG_FIELDS, log
+from serving.online.of_settings import store_opener
 from serving.recommend import Recommender
 from serving.schemas import Request, error_body
 from serving.server.frames import Frame, FrameReader, packed
-from serving.web.answer import Answer, answer_batch, answer_body
+from serving.settings import Settings
+from serving.web.answer import answer_batch, answer_body
+from serving.web.http import RECORDS, Answer
 
 READ_BYTES = 1 << 18
 
@@ -34,9 +37,12 @@ def prepare() -> None:
     Request.model_validate({"user_id": "1"})
 
 
-def run_worker(jobs: socket.socket, recommender: Recommender, app: FastAPI, threads: int) -> None:
+def run_worker(
+    jobs: socket.socket, recommender: Recommender, app: FastAPI, settings: Settings
+) -> None:
     """Answer jobs until the front closes the socket."""
-    torch.set_num_threads(threads)
+    torch.set_num_threads(settings.torch_threads)
+    recommender.connect(store_opener(settings), keeps_lists=settings.log_lists)
     # What a request leaves behind is freed at once; cycles are rare, and looking for them costs.
     gc.set_threshold(20_000, 20, 50)
     Worker(jobs, recommender, app).run()
@@ -102,7 +108,9 @@ class Worker:
 
     def _reply(self, job: int, answer: Answer) -> None:
         head = {"status": answer.status, "fields": answer.fields, "headers": answer.headers}
-        self._socket.sendall(packed(job, head, answer.body))
+        if answer.records:
+            head["records"] = [len(record) for record in answer.records]
+        self._socket.sendall(packed(job, head, b"".join((answer.body, *answer.records))))
 
 
 def _failed() -> Answer:
@@ -131,6 +139,7 @@ async def _through(app: FastAPI, frame: Frame) -> Answer:
         "server": None,
         "state": {"shown": head["shown"]},
         LOG_FIELDS: {},
+        RECORDS: [],
     }
     parts: list[bytes] = []
     status, headers = 500, []
@@ -148,4 +157,4 @@ async def _through(app: FastAPI, frame: Frame) -> Answer:
 
     await app(scope, receive, send)
     fields = {**scope[LOG_FIELDS], "path": getattr(scope.get("route"), "path", "other")}
-    return Answer(status, b"".join(parts), fields, headers)
+    return Answer(status, b"".join(parts), fields, headers, tuple(scope[RECORDS]))

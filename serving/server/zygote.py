@@ -107,7 +107,7 @@ def run_loader(
             control.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             jobs = socket.socket(fileno=descriptor)
-            _run(run_worker, jobs, recommender, app, settings.torch_threads)
+            _run(run_worker, jobs, recommender, app, settings)
         if "target" not in message:
             send_message(control, {"worker": pid})
         os.close(descriptor)

@@ -6,25 +6,29 @@ The same for the application in one process and for the server's workers.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
+from serving.cursor import CursorError
 from serving.filtering.expression import FilterError
 from serving.query import UnknownItemError
-from serving.recommend import Recommender
-from serving.schemas import BatchRequest, Reply, Request, error_body, to_json
-from serving.web.http import RefusedError, parsed_json, validated
+from serving.recommend import Made, Recommender
+from serving.schemas import BatchRequest, RankRequest, Request, error_body, to_json
+from serving.web.http import Answer, RefusedError, parsed_json, validated
+
+REFUSED = (CursorError, FilterError, UnknownItemError)
+"""What may be wrong with a valid request."""
 
 
-class Answer(NamedTuple):
-    """A status, the bytes of a body, and fields of the request's log line."""
-
-    status: int
-    body: bytes
-    fields: dict[str, Any]
-    headers: list[tuple[str, str]] | None = None
-    """None are those of JSON."""
+def refusal_of(error: Exception) -> tuple[int, dict[str, object]]:
+    """Give the status and the body of an error's reply."""
+    if isinstance(error, UnknownItemError):
+        return 404, error_body("unknown_item", str(error))
+    if isinstance(error, FilterError):
+        fields = [{"field": "filter.where", "message": str(error)}]
+        return 422, RefusedError(422, error.code, f"filter.where: {error}", fields).body
+    return 422, error_body("invalid_request", str(error))
 
 
 def answer_body(recommender: Recommender, head: Mapping[str, Any], body: bytes) -> Answer:
@@ -32,23 +36,20 @@ def answer_body(recommender: Recommender, head: Mapping[str, Any], body: bytes) 
 
     Args:
         head: ``type`` and ``encoding`` of the body; ``shown``: whether reasons may name items of
-            the user's stored history.
+            the user's stored history; ``ranks``: whether the body is a `RankRequest`.
     """
     try:
-        request = validated(Request, parsed_json(head["type"], head["encoding"], body))
-        return answered(recommender.answer(request, names_history=head["shown"]))
+        content = parsed_json(head["type"], head["encoding"], body)
+        if head.get("ranks"):
+            request = validated(RankRequest, content).request()
+        else:
+            request = validated(Request, content)
+        return answered(recommender, recommender.make(request, names_history=head["shown"]))
     except RefusedError as error:
         return Answer(error.status, orjson.dumps(error.body), {})
-    except UnknownItemError as error:
-        return Answer(404, orjson.dumps(error_body("unknown_item", str(error))), {})
-    except FilterError as error:
-        return Answer(422, orjson.dumps(misfit_filter(error)), {})
-
-
-def misfit_filter(error: FilterError) -> dict[str, object]:
-    """Describe a filter that does not fit the bundle as the body of a 422."""
-    fields = [{"field": "filter.where", "message": str(error)}]
-    return RefusedError(422, error.code, f"filter.where: {error}", fields).body
+    except REFUSED as error:
+        status, content = refusal_of(error)
+        return Answer(status, orjson.dumps(content), {})
 
 
 def answer_batch(
@@ -60,21 +61,22 @@ def answer_batch(
     except RefusedError as error:
         return Answer(error.status, orjson.dumps(error.body), {})
     replies: list[bytes] = []
+    records: list[bytes] = []
     for request in batch.requests:
         try:
-            reply: object = recommender.answer(request, names_history=head["shown"])
-        except UnknownItemError as error:
-            reply = error_body("unknown_item", str(error))
-        except FilterError as error:
-            reply = misfit_filter(error)
-        replies.append(to_json(reply))
+            made = recommender.make(request, names_history=head["shown"])
+            replies.append(to_json(made.reply))
+            records += recorded(recommender, made)
+        except REFUSED as error:
+            replies.append(orjson.dumps(refusal_of(error)[1]))
         yield
     body = b'{"replies":[' + b",".join(replies) + b"]}"
-    return Answer(200, body, {"num_requests": len(replies)})
+    return Answer(200, body, {"num_requests": len(replies)}, records=tuple(records))
 
 
-def answered(reply: Reply) -> Answer:
+def answered(recommender: Recommender, made: Made) -> Answer:
     """Write a reply."""
+    reply = made.reply
     fields = {
         "request_id": reply.request_id,
         "bundle": reply.served_by.bundle,
@@ -84,4 +86,11 @@ def answered(reply: Reply) -> Answer:
         "sources": sorted({item.source for item in reply.items}),
         "timings_ms": reply.timings_ms,
     }
-    return Answer(200, to_json(reply), fields)
+    return Answer(200, to_json(reply), fields, records=recorded(recommender, made))
+
+
+def recorded(recommender: Recommender, made: Made) -> tuple[bytes, ...]:
+    """Write the record of a list; none where nothing keeps it, or the request is a dry run."""
+    if not recommender.live.keeps_lists or made.query.request.dry_run:
+        return ()
+    return (recommender.record(made),)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
@@ -17,33 +18,51 @@ from starlette.exceptions import HTTPException
 from serving.bundle.published import check_published
 from serving.loading import describe, load_and_try
 from serving.log import LOG_FIELDS, log
-from serving.query import UnknownItemError
+from serving.online.of_settings import open_writer, store_opener
+from serving.online.records import record_of
+from serving.online.store import RequestRecord, StoreError
 from serving.recommend import Recommender
 from serving.schemas import Request, SimilarParameters, error_body
 from serving.settings import Settings
-from serving.web.answer import Answer, answer_batch, answer_body, answered
+from serving.web.answer import REFUSED, answer_batch, answer_body, answered, refusal_of
 from serving.web.http import (
+    RECORDS,
+    Answer,
     JsonResponse,
     RefusedError,
     read_body,
     read_parameters,
+    shows_users,
     validated,
 )
+from serving.web.online import NO_STORE, change_items, forget_user, take_events
 from serving.web.pages import add_pages
+from serving.web.parameters import ExplainParameters
+from serving.why import explain_list
+
+REQUEST_ID = re.compile("[0-9a-f]{32}")
 
 
 def create_app(settings: Settings, recommender: Recommender | None = None) -> FastAPI:
     """Build the application over a bundle, by default the one of the settings.
 
+    With a recommender it is a part of a server, whose front writes to the online store; without
+    one it runs alone, and writes itself.
+
     Raises:
         ValueError: If there is no bundle to serve, or it is refused; says what to do.
     """
+    writer = None
     if recommender is None:
         check_published(settings.followed)
         recommender = load_and_try(settings.followed, settings)
+        settings, writer = open_writer(settings)
+        recommender.connect(store_opener(settings), keeps_lists=settings.log_lists)
     app = FastAPI(title="recsys", openapi_url=None, docs_url=None, redoc_url=None)
-    app.state.recommender = recommender
+    app.state.recommender, app.state.writer = recommender, writer
     _add_recommendations(app, recommender, settings)
+    _add_explanations(app, recommender, settings)
+    _add_writes(app, settings)
     _add_health(app, recommender)
     add_pages(app, recommender, settings)
     _add_errors(app)
@@ -56,6 +75,12 @@ def _add_recommendations(app: FastAPI, recommender: Recommender, settings: Setti
         """Make one list."""
         head, body = await read_body(http, settings)
         return _replied(http, answer_body(recommender, head, body))
+
+    @app.post("/v1/rank")
+    async def rank(http: HttpRequest) -> Response:
+        """Order items that the client has chosen."""
+        head, body = await read_body(http, settings)
+        return _replied(http, answer_body(recommender, {**head, "ranks": True}, body))
 
     @app.post("/v1/recommend:batch")
     async def recommend_batch(http: HttpRequest) -> Response:
@@ -74,7 +99,76 @@ def _add_recommendations(app: FastAPI, recommender: Recommender, settings: Setti
         """List items like one item."""
         k = read_parameters(SimilarParameters, http).k
         request = validated(Request, {"surface": "similar", "item_id": item_id, "k": k})
-        return _replied(http, answered(recommender.answer(request)))
+        return _replied(http, answered(recommender, recommender.make(request)))
+
+
+def _add_writes(app: FastAPI, settings: Settings) -> None:
+    """What a server's front does itself."""
+
+    @app.post("/v1/events")
+    async def events(http: HttpRequest) -> Response:
+        """Store events."""
+        return _replied(http, await take_events(app.state.writer, *await read_body(http, settings)))
+
+    @app.post("/v1/items")
+    async def items(http: HttpRequest) -> Response:
+        """Hide, show and describe items."""
+        _check_admin(settings)
+        given = await read_body(http, settings)
+        return _replied(http, await change_items(app.state.writer, *given))
+
+    @app.delete("/v1/users/{user_id:path}")
+    async def forget(http: HttpRequest, user_id: str) -> Response:
+        """Forget a user."""
+        _check_admin(settings)
+        return _replied(http, await forget_user(app.state.writer, user_id))
+
+
+def _check_admin(settings: Settings) -> None:
+    """Refuse what keys do not stand for in an application that runs alone.
+
+    Raises:
+        RefusedError: 403.
+    """
+    if not settings.allow_admin:
+        message = "an application without a server's keys does this where allow_admin is set"
+        raise RefusedError(403, "no_keys", message)
+
+
+def _add_explanations(app: FastAPI, recommender: Recommender, settings: Settings) -> None:
+    # Not async: a list is made again, beside other requests.
+    @app.get("/v1/explain/{request_id}")
+    def explain(http: HttpRequest, request_id: str) -> Response:
+        """Say why a served list is as it is, and why an item is not in it."""
+        given = read_parameters(ExplainParameters, http)
+        record = _record(recommender, request_id)
+        shown = shows_users(http, settings)
+        return JsonResponse(explain_list(recommender, record, given.item_id, names_history=shown))
+
+
+def _record(recommender: Recommender, request_id: str) -> RequestRecord:
+    """Find a served list.
+
+    Raises:
+        RefusedError: 404 or 503.
+    """
+    if not REQUEST_ID.fullmatch(request_id):
+        raise RefusedError(404, "unknown_request", "a request_id has 32 digits of 0-9a-f")
+    try:
+        store = recommender.live.store()
+        if store is None:
+            raise RefusedError(503, "no_store", NO_STORE)
+        found = store.request(request_id)
+    except StoreError as error:
+        raise RefusedError(503, "store_failed", str(error)) from None
+    if found is None:
+        raise RefusedError(
+            404,
+            "unknown_request",
+            "no list with this request_id is kept; lists are kept within a tenth of a second, for "
+            "the days that --log-days says, and dry runs never",
+        )
+    return found
 
 
 def _add_health(app: FastAPI, recommender: Recommender) -> None:
@@ -93,7 +187,16 @@ def _add_health(app: FastAPI, recommender: Recommender) -> None:
 
 def _replied(http: HttpRequest, answer: Answer) -> Response:
     http.scope.setdefault(LOG_FIELDS, {}).update(answer.fields)
+    http.scope.setdefault(RECORDS, []).extend(answer.records)
+    if (writer := http.app.state.writer) is not None:
+        for record in answer.records:
+            writer.log(record_of(record))
     return JsonResponse(answer.body, answer.status)
+
+
+async def _refused(_: HttpRequest, error: Exception) -> Response:
+    status, content = refusal_of(error)
+    return JsonResponse(content, status)
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -101,9 +204,8 @@ def _add_errors(app: FastAPI) -> None:
     async def refused(_: HttpRequest, error: RefusedError) -> Response:
         return JsonResponse(error.body, error.status)
 
-    @app.exception_handler(UnknownItemError)
-    async def unknown_item(_: HttpRequest, error: UnknownItemError) -> Response:
-        return JsonResponse(error_body("unknown_item", str(error)), 404)
+    for kind in REFUSED:
+        app.add_exception_handler(kind, _refused)
 
     @app.exception_handler(HTTPException)
     async def no_route(_: HttpRequest, error: HTTPException) -> Response:

@@ -7,7 +7,7 @@ and deep nesting. No response repeats what was sent, so it can always be encoded
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -20,7 +20,21 @@ from serving.schemas import error_body, to_json
 from serving.settings import Settings
 
 MAX_FIELDS_NAMED = 10
+RECORDS = "recsys.records"
+"""Where a request's scope holds the records of the lists that its handler made."""
 Schema = TypeVar("Schema", bound=BaseModel)
+
+
+class Answer(NamedTuple):
+    """A status, the bytes of a body, and fields of the request's log line."""
+
+    status: int
+    body: bytes
+    fields: dict[str, Any]
+    headers: list[tuple[str, str]] | None = None
+    """None are those of JSON."""
+    records: tuple[bytes, ...] = ()
+    """Of the lists that were made, for the request log."""
 
 
 class JsonResponse(Response):
@@ -38,7 +52,7 @@ class JsonResponse(Response):
 
 
 class RefusedError(Exception):
-    """A request that gets a 4xx: ``{"error": {code, message, fields?}}``."""
+    """A request that gets an error: ``{"error": {code, message, fields?}}``."""
 
     def __init__(
         self, status: int, code: str, message: str, fields: list[dict[str, str]] | None = None

@@ -14,12 +14,11 @@ from itertools import islice
 from random import Random
 
 import numpy as np
-import torch
 
 from serving.bundle.load import Bundle
 from serving.recommend import Recommender
+from serving.title_search import END
 from serving.web.replies import Category, PastItem, UserCard
-from serving.web.title_search import END, TitleIndex
 
 MAX_CATEGORIES = 500
 """Categories on the page, largest first."""
@@ -82,19 +81,7 @@ class Lookup:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bundle: Callable[[], Bundle | None] = lambda: None
-        self._titles: TitleIndex | None = None
         self._users: UserIndex | None = None
-
-    def titles(self, bundle: Bundle) -> TitleIndex:
-        """Return the index of titles; the first call for a bundle builds it."""
-        with self._lock:
-            self._follow(bundle)
-            if self._titles is None:
-                scores = bundle.popularity.item_scores
-                order = torch.sort(scores, descending=True, stable=True).indices
-                rows = order[order > 0].tolist()
-                self._titles = TitleIndex((row, bundle.catalogue.title_of(row)) for row in rows)
-            return self._titles
 
     def users(self, bundle: Bundle) -> UserIndex:
         """Return the index of user ids; the first call for a bundle builds it."""
@@ -108,4 +95,4 @@ class Lookup:
         if self._bundle() is not bundle:
             # Weak, so that a bundle that is no longer served is freed.
             self._bundle = weakref.ref(bundle)
-            self._titles = self._users = None
+            self._users = None

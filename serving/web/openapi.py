@@ -15,17 +15,24 @@ import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from serving.item_cards import ItemCard
+from serving.online.events import EventsRequest
 from serving.schemas import (
     BatchRequest,
     Degraded,
+    Explanation,
+    RankRequest,
     RecommendedItem,
     Reply,
     Request,
     ServedBy,
     SimilarParameters,
+    SlotExplained,
+    WhyNot,
     to_json,
 )
+from serving.web.online import ItemsRequest
 from serving.web.parameters import (
+    ExplainParameters,
     HistoryParameters,
     ItemsParameters,
     SearchParameters,
@@ -37,12 +44,16 @@ from serving.web.replies import (
     CatalogueReply,
     Category,
     ErrorReply,
+    EventsReply,
     Fault,
     FieldFault,
+    ForgottenReply,
     HistoryReply,
+    ItemsChanged,
     ItemsReply,
     PastItem,
     Readiness,
+    Removed,
     UserCard,
     UsersReply,
 )
@@ -51,7 +62,8 @@ Document = dict[str, Any]
 REPLIES = (
     *(Degraded, RecommendedItem, ServedBy, Reply, BatchReply, ItemCard, ItemsReply, Category),
     *(CatalogueReply, UserCard, UsersReply, PastItem, HistoryReply, Alive, Readiness),
-    *(FieldFault, Fault, ErrorReply),
+    *(FieldFault, Fault, ErrorReply, EventsReply, ItemsChanged, Removed, ForgottenReply),
+    *(SlotExplained, WhyNot, Explanation),
 )
 SCHEMAS = "#/components/schemas/"
 TAKES_BODY = (400, 408, 413, 415, 422)
@@ -106,12 +118,26 @@ ERRORS: Mapping[int, tuple[str, Fault]] = {
 CARD = ItemCard("235", "Mars Attacks! (1996)", ("Action", "Comedy"), "124-48-93")
 ITEM = RecommendedItem("235", 0.0722, "two_tower", CARD.title, CARD.categories, CARD.semantic_id)
 LIST = Reply(
-    request_id="a2451ecf4d4b4d7f8f6f8c0f7a1f3c55",
+    request_id="019aab51ecf44d7f8f6f8c0f7a1f3c55",
     items=[ITEM],
     served_by=ServedBy("7a038c5f0bbf", "flat-1682x64", "3f9c2ab41d07", "fast"),
     degraded=[Degraded("unknown_item", "zz"), Degraded("short_list", "1 of 5")],
     fallback=None,
     timings_ms={"hydrate": 0.1, "filter": 0.1, "retrieve": 2.1, "rank": 0.9, "total": 3.4},
+)
+SLOT = SlotExplained(
+    1, "235", 0.0722, "two_tower", CARD.title, "goes with Twister (1996)", {"two_tower": 1.0}
+)
+EXPLANATION = Explanation(
+    request_id=LIST.request_id,
+    unix_ms=1763843304692,
+    bundle="7a038c5f0bbf",
+    still_served=True,
+    surface="home",
+    num_live_events=2,
+    items=[SLOT],
+    degraded=[],
+    why_not=WhyNot("50", "in_history", "the visitor has had it", "Star Wars (1977)"),
 )
 
 
@@ -149,6 +175,61 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         (*TAKES_BODY, *ALWAYS),
         body=BatchRequest,
         body_example={"requests": [{"user_id": "42"}, {"surface": "similar", "item_id": "zz"}]},
+    ),
+    ("post", "/v1/rank"): Operation(
+        "rank",
+        "Order items that the client has chosen.",
+        Reply,
+        LIST,
+        (404, *TAKES_BODY, *ALWAYS),
+        body=RankRequest,
+        body_example={"user_id": "42", "items": ["50", "235", "181"]},
+    ),
+    ("get", "/v1/explain/{request_id}"): Operation(
+        "explain",
+        "Say why a served list is as it is, and why an item is not in it.",
+        Explanation,
+        EXPLANATION,
+        (404, 422, *ALWAYS),
+        ExplainParameters,
+        ("request_id", LIST.request_id),
+    ),
+    ("post", "/v1/events"): Operation(
+        "events",
+        "Store events; they count for the next list as soon as this is answered.",
+        EventsReply,
+        EventsReply(1, 0),
+        (*TAKES_BODY, *ALWAYS),
+        body=EventsRequest,
+        body_example={
+            "events": [
+                {
+                    "event_id": "f3f1-1",
+                    "user_id": "42",
+                    "item_id": "235",
+                    "event_type": "click",
+                    "request_id": LIST.request_id,
+                    "slot": 1,
+                }
+            ]
+        },
+    ),
+    ("post", "/v1/items"): Operation(
+        "change_items",
+        "Hide, show and describe items, at once and on every surface.",
+        ItemsChanged,
+        ItemsChanged(7),
+        (*TAKES_BODY, *ALWAYS),
+        body=ItemsRequest,
+        body_example={"items": [{"item_id": "235", "hidden": True}]},
+    ),
+    ("delete", "/v1/users/{user_id}"): Operation(
+        "forget",
+        "Remove a user's events and served lists, and use no history of theirs any more.",
+        ForgottenReply,
+        ForgottenReply(Removed(12, 3)),
+        (422, *ALWAYS),
+        path_parameter=("user_id", "42"),
     ),
     ("get", "/v1/similar/{item_id}"): Operation(
         "similar",
@@ -303,7 +384,7 @@ def _schemas() -> Document:
         kind.__pydantic_config__ = ConfigDict(  # type: ignore[union-attr]
             use_attribute_docstrings=True
         )
-    kinds = (Request, BatchRequest, *REPLIES)
+    kinds = (Request, RankRequest, BatchRequest, EventsRequest, ItemsRequest, *REPLIES)
     _, definitions = TypeAdapter.json_schemas(
         [(kind.__name__, "validation", TypeAdapter(kind)) for kind in kinds],
         ref_template=SCHEMAS + "{model}",

@@ -62,6 +62,11 @@ HEADERS = {
 LINKS = {
     "recommend": "POST /v1/recommend",
     "recommend_batch": "POST /v1/recommend:batch",
+    "rank": "POST /v1/rank",
+    "events": "POST /v1/events",
+    "explain": "GET /v1/explain/{request_id}",
+    "change_items": "POST /v1/items",
+    "forget": "DELETE /v1/users/{user_id}",
     "similar": "GET /v1/similar/{item_id}",
     "search": "GET /v1/search?q=",
     "items": "GET /v1/items?id=",
@@ -137,8 +142,11 @@ def _add_items(app: FastAPI, recommender: Recommender, settings: Settings, looku
     def search(http: HttpRequest) -> Response:
         """Find items by title."""
         given = read_parameters(SearchParameters, http)
-        rows = lookup.titles(recommender.bundle).search(given.q, given.k)
-        return _cards(recommender, rows)
+        titles = recommender.titles
+        rows, corrected = titles.search(given.q, given.k), None
+        if not rows and (corrected := titles.corrected(given.q)) is not None:
+            rows = titles.search(corrected, given.k)
+        return _cards(recommender, rows, corrected if rows else None)
 
     @app.get("/v1/items")
     def items(http: HttpRequest) -> Response:
@@ -148,9 +156,9 @@ def _add_items(app: FastAPI, recommender: Recommender, settings: Settings, looku
         return _cards(recommender, [row for row in rows if row])
 
 
-def _cards(recommender: Recommender, rows: Sequence[int]) -> Response:
+def _cards(recommender: Recommender, rows: Sequence[int], corrected: str | None = None) -> Response:
     items = [recommender.cards.of(row) for row in rows]
-    return JsonResponse(ItemsReply(recommender.bundle.version, items))
+    return JsonResponse(ItemsReply(recommender.bundle.version, items, corrected))
 
 
 def _add_users(app: FastAPI, recommender: Recommender, settings: Settings, lookup: Lookup) -> None:

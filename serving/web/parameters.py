@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from serving.schemas import Parameters
+from serving.schemas import Id, Parameters
 
 
 class SearchParameters(Parameters):
@@ -39,3 +39,10 @@ class HistoryParameters(Parameters):
     """Of ``/v1/users/{user_id}/history``."""
 
     k: int = Field(default=50, ge=1, le=500)
+
+
+class ExplainParameters(Parameters):
+    """Of ``/v1/explain/{request_id}``."""
+
+    item_id: Id | None = None
+    """An item that may be missing from the list; the reply then says why."""

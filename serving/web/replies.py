@@ -25,16 +25,20 @@ ErrorCode = Literal[
     "no_keys",
     "no_such_file",
     "no_such_route",
+    "no_store",
     "no_worker",
     "not_json",
     "overloaded",
     "rate_limited",
     "scope_missing",
+    "store_busy",
+    "store_failed",
     "too_large",
     "too_many_connections",
     "too_slow",
     "unknown_item",
     "unknown_property",
+    "unknown_request",
     "unknown_user",
     "users_not_shown",
 ]
@@ -81,6 +85,8 @@ class ItemsReply:
 
     bundle: str
     items: list[ItemCard]
+    corrected: str | None = None
+    """The words that were searched for instead; absent where those that were sent are found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +164,35 @@ class Readiness:
     """Of everything in the bundle."""
     profile: Profile | None = None
     num_items: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventsReply:
+    """Events that are durable now."""
+
+    accepted: int
+    """Those that were new."""
+    duplicates: int
+    """Those whose id was known; they are stored once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsChanged:
+    """Changes that are durable now, and seen by every list that is made after this reply."""
+
+    items_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What was removed of a user."""
+
+    events: int
+    lists: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenReply:
+    """A user who is forgotten; events that arrive later are those of a new user."""
+
+    removed: Removed

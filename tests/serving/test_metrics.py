@@ -117,7 +117,7 @@ def test_no_client_can_add_series() -> None:
         ("/v1/recommend", "/v1/recommend"),
         ("/v1/similar/a/b", "/v1/similar/{item_id}"),
         ("/v1/users/42/history", "/v1/users/{user_id}/history"),
-        ("/v1/users/42", "other"),
+        ("/v1/users/42", "/v1/users/{user_id}"),
         ("/v1/users", "/v1/users"),
         ("/pages/page.js", "/pages/{name}"),
         ("/pages/{name}", "/pages/{name}"),
@@ -133,7 +133,9 @@ def test_every_route_of_the_server_is_counted_by_its_name(released: Path) -> Non
     routes = {one.path.replace(":path", "") for one in app.routes if isinstance(one, APIRoute)}
     assert len(routes) > 10
     assert routes <= set(ROUTES)
-    assert {route_of(route.format(item_id=1, user_id=2, name="x")) for route in routes} == routes
+    assert {
+        route_of(route.format(item_id=1, user_id=2, name="x", request_id=3)) for route in routes
+    } == routes
 
 
 def test_names_say_their_unit() -> None:

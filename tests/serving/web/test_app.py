@@ -158,8 +158,7 @@ def test_wrong_parameters_of_similar_are_422(client, parameters, message):
         ({"filter": {"brand": "x"}}, "filter.brand: not a field of this request"),
         ({"query": "shoes"}, "query: not a field of this request"),
         ({"diversity": 0.5}, "diversity: not a field"),
-        ({"cursor": "x"}, "cursor: not a field"),
-        ({"dry_run": True}, "dry_run: not a field"),
+        ({"cursors": "a"}, "cursors: not a field"),
         ({"context": {"country": "at"}}, "context.country: not a field"),
         ({"context": {"unix_time": -1}}, "context.unix_time: "),
         ({"k": 101, "explain": True}, "explain takes k of at most 100, got 101"),
@@ -297,7 +296,7 @@ def test_fault_of_our_own_is_a_plain_500_and_logged(client, monkeypatch, caplog)
     def broken(*_, **__):
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(Recommender, "answer", broken)
+    monkeypatch.setattr(Recommender, "make", broken)
     with caplog.at_level(logging.ERROR, logger=LOGGER.name):
         response = client.post("/v1/recommend", json={})
     assert "secret" not in response.text

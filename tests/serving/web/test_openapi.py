@@ -121,7 +121,10 @@ def test_reply_schemas_know_what_is_absent():
 
 
 TAKES_INPUT = [
-    key for key, one in OPERATIONS.items() if one.body or one.parameters or one.path_parameter
+    # Any text is the id of a user, so nothing is wrong about one.
+    key
+    for key, one in OPERATIONS.items()
+    if one.body or one.parameters or (one.path_parameter and key[0] != "delete")
 ]
 CASES = [
     *((key, GenerationMode.POSITIVE) for key in OPERATIONS if key not in HEALTH),

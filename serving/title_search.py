@@ -1,4 +1,7 @@
-"""Search titles by word prefixes with SQLite FTS5: case and accents folded, popular items first."""
+"""Search titles by word prefixes with SQLite FTS5: case and accents folded, popular items first.
+
+Words that no title has are corrected to the nearest ones that titles have.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,20 @@ import re
 import sqlite3
 import threading
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import islice
+
+from rapidfuzz.distance import DamerauLevenshtein
+from rapidfuzz.process import extractOne
 
 MAX_TITLES = 500_000
 """Of a larger catalogue only the most popular items are indexed."""
 MAX_TITLE_CHARACTERS = 200
+MIN_CORRECTED = 4
+"""Characters of the shortest word that is corrected; in shorter ones a typo could be any word."""
+LONG_WORD = 8
+"""From so many characters on two typos are corrected."""
 END = "\U0010ffff"
 APOSTROPHES = re.compile("['\u2019]")
 
@@ -87,6 +98,9 @@ class TitleIndex:
         words = ((place, text) for place, _, _, text in entries)
         insert("INSERT INTO words (rowid, folded) VALUES (?, ?)", words)
         self._database.execute("CREATE INDEX by_title ON titles (title, place)")
+        # In order of popularity, so that of two words that are equally near the better known wins.
+        self._words = list(dict.fromkeys(word for *_, text in entries for word in text.split()))
+        self._sorted_words = sorted(self._words)
 
     def search(self, query: str, k: int) -> list[int]:
         """List item rows whose titles have a word beginning with each word of the query.
@@ -114,3 +128,28 @@ class TitleIndex:
                     rows = self._database.execute(statement, (*values, k + len(found)))
                     found.update((row, None) for (row,) in rows)
         return list(found)[:k]
+
+    def corrected(self, query: str) -> str | None:
+        """Replace words that no title has, nor begins with, by the nearest ones that titles have.
+
+        Returns:
+            The words of the corrected query; None where there is nothing to correct, or no word is
+            near.
+        """
+        words = words_of(query)
+        fixed = [word if self._is_known(word) else self._nearest(word) for word in words]
+        if fixed == words or None in fixed:
+            return None
+        return " ".join(word for word in fixed if word is not None)
+
+    def _is_known(self, word: str) -> bool:
+        place = bisect_left(self._sorted_words, word)
+        return place < len(self._sorted_words) and self._sorted_words[place].startswith(word)
+
+    def _nearest(self, word: str) -> str | None:
+        """Find the word with the fewest edits (a swap of neighbours is one); None if too many."""
+        if len(word) < MIN_CORRECTED:
+            return None
+        most = 1 if len(word) < LONG_WORD else 2
+        found = extractOne(word, self._words, scorer=DamerauLevenshtein.distance, score_cutoff=most)
+        return None if found is None else found[0]

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.web import title_search
-from serving.web.title_search import TitleIndex, fold, indexed_texts, words_of
+from serving import title_search
+from serving.title_search import TitleIndex, fold, indexed_texts, words_of
 
 # Most popular first; the row is the place from 1.
 TITLES = [
@@ -99,3 +99,30 @@ TEXT = st.text(alphabet="ab c\u00e9E'\u754c", max_size=12)
 @given(st.lists(TEXT, max_size=12), TEXT.filter(words_of), st.integers(1, 12))
 def test_search_agrees_with_looking_at_every_title(titles, query, k):
     assert index(titles).search(query, k) == slow_search(titles, query, k)
+
+
+@pytest.mark.parametrize(
+    ("query", "corrected"),
+    [
+        ("strawars", None),
+        ("stargaet", "stargate"),
+        ("schidnlers lst", None),
+        ("schidnlers list", "schindlers list"),
+        ("starr wars", "star wars"),
+        ("strr", "star"),
+        ("wrs", None),
+        ("fabuleux destn", "fabuleux destin"),
+        ("fabul", None),
+        ("", None),
+        ("zzzzzz", None),
+    ],
+)
+def test_words_with_typos_are_corrected(query, corrected):
+    assert index().corrected(query) == corrected
+
+
+@given(st.text(max_size=30))
+def test_a_correction_finds_something(query):
+    titles = index()
+    corrected = titles.corrected(query)
+    assert corrected is None or words_of(corrected) != words_of(query)

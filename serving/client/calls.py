@@ -1,0 +1,177 @@
+"""What a client sends and how it reads replies; the same for both clients.
+
+Every call may be sent again: lists and lookups change nothing, events are stored once by their id,
+and hiding, showing and forgetting end in the same state however often they arrive.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from random import random
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+import httpx2
+import orjson
+from pydantic import TypeAdapter
+
+from serving.online.events import MAX_EVENTS, EventType
+from serving.schemas import Explanation, Reply
+from serving.web.replies import EventsReply, ForgottenReply, ItemsChanged, ItemsReply
+
+Result = TypeVar("Result")
+AGAIN = frozenset((429, 502, 503, 504))
+"""Statuses of a server, or a balancer, that is busy; nothing was done."""
+FIRST_PAUSE_SECONDS = 0.05
+MAX_PAUSE_SECONDS = 2.0
+
+
+class UnreachableError(Exception):
+    """No reply arrived, however often the request was sent."""
+
+
+class ServerError(Exception):
+    """A reply with an error."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        """Take what the reply says.
+
+        Args:
+            code: For programs, such as ``invalid_request``; docs/serving.md lists them.
+            message: For people: what is wrong, what is allowed, what to do.
+        """
+        super().__init__(f"{status} {code}: {message}")
+        self.status, self.code, self.message = status, code, message
+
+
+@dataclass(frozen=True)
+class Call(Generic[Result]):
+    """One request, and what its reply is."""
+
+    method: str
+    path: str
+    reply: type[Result]
+    body: Mapping[str, Any] | None = None
+    parameters: Mapping[str, Any] | None = None
+
+    def request(self, client: httpx2.Client | httpx2.AsyncClient) -> httpx2.Request:
+        """Write the request."""
+        return client.build_request(
+            self.method,
+            self.path,
+            content=None if self.body is None else orjson.dumps(self.body),
+            params=self.parameters,
+            headers={} if self.body is None else {"content-type": "application/json"},
+        )
+
+    def result(self, response: httpx2.Response) -> Result:
+        """Read the reply.
+
+        Raises:
+            ServerError: It says that something is wrong.
+        """
+        if response.status_code == 200:
+            kind: Any = self.reply
+            found: Result = _reader(kind).validate_json(response.content)
+            return found
+        try:
+            error = orjson.loads(response.content)["error"]
+            code, message = str(error["code"]), str(error["message"])
+        except (ValueError, KeyError, TypeError):
+            code, message = "no_json", response.text[:200]
+        raise ServerError(response.status_code, code, message)
+
+
+@cache
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+class Attempts:
+    """When to send a request again, and when to give up."""
+
+    def __init__(self, retries: int, timeout: float) -> None:
+        self._left, self._pause = retries, FIRST_PAUSE_SECONDS
+        self._end = time.monotonic() + timeout
+
+    def pause(self, response: httpx2.Response | None) -> float | None:
+        """Seconds to wait before the next attempt; None where there is none.
+
+        Args:
+            response: The reply; None where none arrived.
+        """
+        if response is not None and response.status_code not in AGAIN:
+            return None
+        wait = self._pause * (0.5 + random())
+        if response is not None and response.headers.get("retry-after", "").isdigit():
+            wait = max(wait, float(response.headers["retry-after"]))
+        self._left, self._pause = self._left - 1, min(2 * self._pause, MAX_PAUSE_SECONDS)
+        if self._left < 0 or time.monotonic() + wait >= self._end:
+            return None
+        return wait
+
+    def remaining(self) -> float:
+        """Seconds that an attempt may take."""
+        return max(0.001, self._end - time.monotonic())
+
+
+def recommend(user_id: str | None, options: Mapping[str, Any]) -> Call[Reply]:
+    """Ask for one list."""
+    return Call("POST", "/v1/recommend", Reply, _given(user_id=user_id, **options))
+
+
+def rank(items: Sequence[str], user_id: str | None, options: Mapping[str, Any]) -> Call[Reply]:
+    """Ask for an order."""
+    return Call("POST", "/v1/rank", Reply, _given(items=list(items), user_id=user_id, **options))
+
+
+def similar(item_id: str, k: int) -> Call[Reply]:
+    """Ask for items like one."""
+    return Call("GET", f"/v1/similar/{quote(item_id, safe='')}", Reply, parameters={"k": k})
+
+
+def search(query: str, k: int) -> Call[ItemsReply]:
+    """Ask for items by title."""
+    return Call("GET", "/v1/search", ItemsReply, parameters={"q": query, "k": k})
+
+
+def explain(request_id: str, item_id: str | None) -> Call[Explanation]:
+    """Ask why a list is as it is."""
+    path = f"/v1/explain/{quote(request_id, safe='')}"
+    return Call("GET", path, Explanation, parameters=_given(item_id=item_id))
+
+
+def event(
+    user_id: str, item_id: str, event_type: EventType, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Describe an event; one without an id gets one, so that it can be sent again."""
+    named = {"user_id": user_id, "item_id": item_id, "event_type": event_type}
+    return _given(**{"event_id": uuid.uuid4().hex, **named, **options})
+
+
+def events(found: Sequence[Mapping[str, Any]]) -> list[Call[EventsReply]]:
+    """Send events, in as many requests as they need."""
+    whole = [{"event_id": uuid.uuid4().hex, **one} for one in found]
+    return [
+        Call("POST", "/v1/events", EventsReply, {"events": whole[first : first + MAX_EVENTS]})
+        for first in range(0, len(whole), MAX_EVENTS)
+    ]
+
+
+def change_items(changes: Sequence[Mapping[str, Any]]) -> Call[ItemsChanged]:
+    """Hide, show or describe items."""
+    return Call("POST", "/v1/items", ItemsChanged, {"items": [dict(one) for one in changes]})
+
+
+def forget(user_id: str) -> Call[ForgottenReply]:
+    """Forget a user."""
+    return Call("DELETE", f"/v1/users/{quote(user_id, safe='')}", ForgottenReply)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Leave out what was not given."""
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,117 @@
+"""What the online store adds to a request: the visitor's events, and items that are hidden.
+
+A store that fails or is late takes nothing from a list but what it would have added; the reply then
+says ``failed_store``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from logging import WARNING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.bundle.load import Bundle
+from serving.log import log
+from serving.online.store import NOBODY, ItemState, OnlineStore, StoreError, Visitor
+from serving.schemas import Degraded, Request
+
+Rows = NDArray[np.int64]
+NO_ROWS: Rows = np.empty(0, np.int64)
+FAILED = Degraded("failed_store")
+RETRY_SECONDS = 1.0
+"""Between attempts to open a store that could not be opened."""
+Opener = Callable[[], OnlineStore | None]
+
+
+class LiveState:
+    """One bundle's view of the store, in one process."""
+
+    def __init__(
+        self, bundle: Bundle, opener: Opener | None = None, *, keeps_lists: bool = True
+    ) -> None:
+        """Open the store on first use.
+
+        Args:
+            opener: Opens the store; None, or one that gives None, reads none.
+            keeps_lists: Whether records of served lists are wanted.
+        """
+        self._bundle, self._opener = bundle, opener
+        self.keeps_lists = keeps_lists and opener is not None
+        self._store: OnlineStore | None = None
+        self._next_attempt = 0.0
+        self._version = 0
+        self.items: Mapping[str, ItemState] = {}
+        """What was changed since the release, by item id."""
+        self.hidden: Rows = NO_ROWS
+        """Items that no list may show."""
+        self.num_failures = 0
+
+    def store(self) -> OnlineStore | None:
+        """Open what is read; None where nothing is.
+
+        Raises:
+            StoreError: It cannot be opened, or could not be a moment ago.
+        """
+        if self._store is None and self._opener is not None:
+            now = time.monotonic()
+            if now < self._next_attempt:
+                raise StoreError("the online store could not be opened a moment ago")
+            self._next_attempt = now + RETRY_SECONDS
+            self._store = self._opener()
+            if self._store is None:
+                self._opener, self.keeps_lists = None, False
+        return self._store
+
+    def visitor(self, request: Request, limit: int) -> tuple[Visitor, tuple[Degraded, ...]]:
+        """Read what a list needs to know, at most ``limit`` events.
+
+        Returns:
+            The visitor, and a note where the store failed.
+        """
+        moment = request.context.unix_time
+        before_ms = None if moment is None else 1_000 * moment
+        try:
+            if (store := self.store()) is None:
+                return NOBODY, ()
+            found = store.visitor(request.user_id, limit, before_ms)
+            if found.items_version != self._version:
+                self._read_items(store)
+        except StoreError as error:
+            return NOBODY, (self._failed(error),)
+        return found, ()
+
+    def shown_items(
+        self, request: Request, since_ms: int
+    ) -> tuple[list[str], tuple[Degraded, ...]]:
+        """Name what the visitor was shown since a moment, and say where the store failed."""
+        if request.user_id is None:
+            return [], ()
+        try:
+            store = self.store()
+            return ([] if store is None else store.shown_items(request.user_id, since_ms)), ()
+        except StoreError as error:
+            return [], (self._failed(error),)
+
+    def refresh(self) -> None:
+        """Read what was changed of items; as it was where the store fails."""
+        self.visitor(Request(), 0)
+
+    def _read_items(self, store: OnlineStore) -> None:
+        version, self.items = store.items()
+        rows = [
+            self._bundle.catalogue.row_of(item_id)
+            for item_id, state in self.items.items()
+            if state.hidden
+        ]
+        self.hidden = np.array([row for row in rows if row is not None], np.int64)
+        self._version = version
+
+    def _failed(self, error: StoreError) -> Degraded:
+        """Note and count a failure; the log has the first, then every 2nd, 4th, 8th."""
+        self.num_failures += 1
+        if self.num_failures & (self.num_failures - 1) == 0:
+            log("store_failed", {"times": self.num_failures, "error": str(error)}, level=WARNING)
+        return FAILED

@@ -1,0 +1,42 @@
+"""The online store that a server's settings name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from logging import WARNING
+
+from serving.log import log
+from serving.online.opening import open_store
+from serving.online.store import OnlineStore, StoreError
+from serving.online.writer import EventWriter
+from serving.settings import Settings
+
+NO_STORE = "none"
+
+
+def store_opener(settings: Settings) -> Callable[[], OnlineStore | None]:
+    """Give what opens the store, in the process that is to read it."""
+    url, timeout_ms = settings.store_url, settings.store_timeout_ms
+    return lambda: open_store(url, timeout_ms=timeout_ms)
+
+
+def open_writer(settings: Settings) -> tuple[Settings, EventWriter | None]:
+    """Open the store for writing.
+
+    Returns:
+        The settings, without a store where the default one cannot be written, and its writer.
+
+    Raises:
+        ValueError: The store that was named cannot be opened; says what to do.
+    """
+    try:
+        store = store_opener(settings)()
+    except StoreError as error:
+        if settings.store is not None:
+            raise ValueError(str(error)) from None
+        log("store_off", {"store": settings.store_url, "error": str(error)}, level=WARNING)
+        return replace(settings, store=NO_STORE), None
+    if store is None:
+        return settings, None
+    return settings, EventWriter(store, event_days=settings.event_days, log_days=settings.log_days)

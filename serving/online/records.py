@@ -1,0 +1,93 @@
+"""Records of served lists: what was asked, what was known, what was shown, why, and how likely.
+
+One schema for explanations, parity checks, off-policy evaluation and dashboards. A record is the
+JSON of
+
+    request_id, unix_ms, bundle, digest, profile, adapter?, ranker?
+    request        what the client sent, defaults left out
+    unix_time      unix seconds as of which features were computed
+    live           [[item_id, event_type, unix ms], ...] the store's events that were read
+    forgotten_ms?  when the user was forgotten
+    items          [{item_id, score, source, propensity?, rules?}, ...] in slots from 1
+    degraded       codes; fallback? the source of the whole list
+    experiment?    {name, arm}; rules? names of the rules that were in force
+
+with fields that are not there left out.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from serving.online.store import RequestRecord
+from serving.schemas import Reply, Request
+
+ID_START = b'{"request_id":"'
+ID_LENGTH = 32
+MAX_MS = 1 << 48
+
+
+def new_request_id(now_ms: int | None = None) -> str:
+    """Make an id: 12 hexadecimal digits of unix milliseconds, then 20 random ones."""
+    now_ms = int(1_000 * time.time()) if now_ms is None else now_ms
+    return f"{now_ms % MAX_MS:012x}{os.urandom(10).hex()}"
+
+
+def time_of(request_id: str) -> int:
+    """Read the unix milliseconds at which an id was made."""
+    return int(request_id[:12], 16)
+
+
+def record_document(
+    request: Request,
+    reply: Reply,
+    made_of: Mapping[str, object],
+    slots: Sequence[Mapping[str, Any]],
+) -> bytes:
+    """Write a record's JSON.
+
+    Args:
+        made_of: ``digest``, ``unix_time``, ``live`` and so on; None and empty values are left out.
+        slots: What is known of each item beside its score and source.
+    """
+    served = reply.served_by
+    document: dict[str, object] = {
+        "request_id": reply.request_id,
+        "unix_ms": time_of(reply.request_id),
+        "bundle": served.bundle,
+        "profile": served.profile,
+        "adapter": served.adapter,
+        "ranker": served.ranker,
+        "user_id": request.user_id,
+        "surface": request.surface,
+        "request": request.model_dump(mode="json", exclude_defaults=True),
+        "items": [
+            {"item_id": item.item_id, "score": item.score, "source": item.source, **more}
+            for item, more in zip(reply.items, slots, strict=True)
+        ],
+        "degraded": [what.code for what in reply.degraded],
+        "fallback": reply.fallback,
+        **made_of,
+    }
+    kept = {name: value for name, value in document.items() if value is not None and value != []}
+    return orjson.dumps(kept)
+
+
+def record_of(document: bytes) -> RequestRecord:
+    """Read the columns of a record from its JSON.
+
+    Raises:
+        ValueError: It is no record.
+    """
+    fields = orjson.loads(document)
+    return RequestRecord(fields["request_id"], fields["unix_ms"], fields.get("user_id"), document)
+
+
+def items_of(document: bytes) -> list[str]:
+    """Name the items of a record."""
+    return [item["item_id"] for item in orjson.loads(document)["items"]]

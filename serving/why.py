@@ -1,0 +1,160 @@
+"""Why a served list is as it is, and why an item is not in it.
+
+A list is made again from its record: the same request, the same events, the same clock. Where the
+bundle that made it is still served the result is the same to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+
+from serving.cursor import read_cursor
+from serving.online.store import RecentEvent, RequestRecord, Visitor
+from serving.recommend import Made, Recommender
+from serving.schemas import (
+    MAX_EXPLAINED,
+    MAX_K,
+    Explanation,
+    Request,
+    SlotExplained,
+    WhyNot,
+    WhyNotCode,
+)
+
+
+def explain_list(
+    recommender: Recommender, record: RequestRecord, item_id: str | None, *, names_history: bool
+) -> Explanation:
+    """Explain a served list.
+
+    Args:
+        item_id: An item that may be missing from it.
+        names_history: Whether a reason may name items of the user's stored history.
+
+    Raises:
+        UnknownItemError: The item of surface ``similar`` is not in the catalogue any more.
+    """
+    told = orjson.loads(record.document)
+    recommender.live.refresh()
+    replay = _Replay(recommender, told)
+    same = told["digest"] == recommender.bundle.digest
+    reasons = replay.reasons(names_history) if same else {}
+    items = []
+    for slot, item in enumerate(told["items"], start=1):
+        reason, shares = reasons.get(item["item_id"], (None, None))
+        row = recommender.bundle.catalogue.row_of(item["item_id"])
+        title = recommender.cards.of(row).title if row else None
+        items.append(
+            SlotExplained(
+                slot=slot,
+                item_id=item["item_id"],
+                score=item["score"],
+                source=item["source"],
+                title=title,
+                reason=reason,
+                contributions=shares,
+                propensity=item.get("propensity"),
+                rules=item.get("rules"),
+            )
+        )
+    return Explanation(
+        request_id=record.request_id,
+        unix_ms=record.time_ms,
+        bundle=told["bundle"],
+        still_served=same,
+        surface=told["surface"],
+        num_live_events=len(told.get("live", ())),
+        items=items,
+        degraded=told.get("degraded", []),
+        experiment=told.get("experiment"),
+        why_not=None if item_id is None else replay.why_not(item_id),
+    )
+
+
+def visitor_of(told: Mapping[str, Any]) -> Visitor:
+    """Give what was known of the visitor of a record."""
+    live = [RecentEvent(*event) for event in told.get("live", ())]
+    return Visitor(live, told.get("forgotten_ms"))
+
+
+class _Replay:
+    """Makes the list of a record again."""
+
+    def __init__(self, recommender: Recommender, told: Mapping[str, Any]) -> None:
+        self._recommender, self._told = recommender, told
+        self._request = Request.model_validate(told["request"])
+        self._visitor = visitor_of(told)
+
+    def _made(self, *, names_history: bool = True, **changes: object) -> Made:
+        request = self._request.model_copy(update=changes)
+        return self._recommender.make(
+            request,
+            names_history=names_history,
+            now_ms=self._told["unix_ms"],
+            visitor=self._visitor,
+        )
+
+    def reasons(self, names_history: bool) -> dict[str, tuple[str | None, dict[str, float] | None]]:
+        k = min(self._request.k, MAX_EXPLAINED)
+        made = self._made(names_history=names_history, explain=True, k=k)
+        return {item.item_id: (item.reason, item.contributions) for item in made.reply.items}
+
+    def why_not(self, item_id: str) -> WhyNot:
+        """Find the first step at which an item was lost."""
+        bundle = self._recommender.bundle
+        row = bundle.catalogue.row_of(item_id)
+        if row is None:
+            detail = f"bundle {bundle.version} does not know it; append it, or train with it"
+            return WhyNot(item_id, "unknown_item", detail)
+        title = self._recommender.cards.of(row).title
+        shown = [item["item_id"] for item in self._told["items"]]
+        if item_id in shown:
+            detail = f"it was shown in slot {shown.index(item_id) + 1}"
+            return WhyNot(item_id, "shown", detail, title)
+        made = self._made(k=MAX_K)
+        if not made.eligible.allows(np.array([row], np.int64))[0]:
+            code, detail = self._why_ineligible(made, row, item_id)
+            return WhyNot(item_id, code, detail, title)
+        places = {
+            source: int(np.flatnonzero(found.item_rows == row)[0]) + 1
+            for source, found in made.candidates.items()
+            if row in found.item_rows
+        }
+        code, detail = self._why_behind(made, row, places)
+        return WhyNot(item_id, code, detail, title, places or None)
+
+    def _why_ineligible(self, made: Made, row: int, item_id: str) -> tuple[WhyNotCode, str]:
+        request = made.query.request
+        if row in self._recommender.live.hidden:
+            return "hidden", "it is hidden on every surface"
+        if item_id in request.exclude or row == made.query.item_row:
+            return "excluded", "the request leaves it out"
+        if request.cursor is not None and item_id in read_cursor(request.cursor, 0).shown:
+            return "on_an_earlier_page", "a page before this one showed it"
+        if request.candidates is not None and item_id not in request.candidates:
+            return "not_a_candidate", "the request has other candidates"
+        if made.query.surface.exclude_seen and row in made.query.seen:
+            return "in_history", "the visitor has had it, and this surface shows what is new"
+        return "filtered", "the request's filter leaves it out"
+
+    def _why_behind(
+        self, made: Made, row: int, places: Mapping[str, int]
+    ) -> tuple[WhyNotCode, str]:
+        if not places:
+            length = made.query.surface.num_candidates
+            return "no_source", f"no source has it among its best {length}"
+        ranked = made.ranked
+        found = [] if ranked is None else np.flatnonzero(ranked.item_rows == row).tolist()
+        best = ", ".join(f"{source} has it in place {place}" for source, place in places.items())
+        if not found or ranked is None:
+            return "outranked", f"{best}; merged it comes behind place {MAX_K}"
+        place, score = found[0] + 1, float(ranked.scores[found[0]])
+        if place <= self._request.k:
+            return "rearranged", f"{best}; by score it has place {place}, and others were put first"
+        shown = self._told["items"]
+        lowest = f", the last one shown {shown[-1]['score']:.4g}" if shown else ""
+        return "outranked", f"{best}; merged it has place {place}, score {score:.4g}{lowest}"
