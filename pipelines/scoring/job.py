@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -122,7 +123,7 @@ def plan(request: ScoreRequest, recommender: Recommender, keys: Sequence[str], v
     if unix_time is None:
         unix_time = earlier.get("unix_time")
     if unix_time is None:
-        unix_time = moment_of(None, bundle.context_features, bundle.users, [])
+        unix_time = moment_of(None, int(time.time()), bundle.context_features, bundle.users, [])
     size = min(ROWS_PER_PART // request.k, max(250, -(-len(keys) // 16)))
     job = Job(
         bundle=bundle.version,
