@@ -32,7 +32,8 @@ from serving.bundle.ranker import PROFILE, CandidateRanker, LateRankerError
 from serving.cursor import Cursor, read_cursor
 from serving.explain import reasons
 from serving.filters import SEEN_ITEMS_SHOWN, eligible_items
-from serving.item_cards import ItemCards
+from serving.items.cards import ItemCards
+from serving.items.title_search import TitleIndex
 from serving.live import LiveState, Opener
 from serving.log import log
 from serving.online.records import new_request_id, record_document, time_of
@@ -51,7 +52,6 @@ from serving.schemas import (
 from serving.settings import ServingOptions
 from serving.sources import LateError, sources_of
 from serving.surfaces import surfaces_of
-from serving.title_search import TitleIndex
 
 if TYPE_CHECKING:
     import polars as pl

@@ -16,8 +16,8 @@ from random import Random
 import numpy as np
 
 from serving.bundle.load import Bundle
+from serving.items.title_search import END
 from serving.recommend import Recommender
-from serving.title_search import END
 from serving.web.replies import Category, PastItem, UserCard
 
 MAX_CATEGORIES = 500

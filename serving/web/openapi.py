@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from serving.item_cards import ItemCard
+from serving.items.cards import ItemCard
 from serving.online.events import EventsRequest
 from serving.schemas import (
     BatchRequest,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from serving.bundle.manifest import Profile
-from serving.item_cards import ItemCard
+from serving.items.cards import ItemCard
 from serving.schemas import Reply
 
 ErrorCode = Literal[

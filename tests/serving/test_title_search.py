@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving import title_search
-from serving.title_search import TitleIndex, fold, indexed_texts, words_of
+from serving.items import title_search
+from serving.items.title_search import TitleIndex, fold, indexed_texts, words_of
 
 # Most popular first; the row is the place from 1.
 TITLES = [
