@@ -55,6 +55,24 @@ def served_bundle(path: Path) -> tuple[Path, str | None]:
     return found.parent, found.name
 
 
+StoreAddress = Annotated[
+    str | None,
+    typer.Option(
+        help="Online store of events: sqlite:FOLDER, redis://HOST:PORT/0 or none; by default "
+        "the folder online beside the bundles' folder.",
+        show_default=False,
+    ),
+]
+ExposeUsers = Annotated[
+    bool | None,
+    typer.Option(help="Show every user's history to everyone who can reach the server."),
+]
+AllowAdmin = Annotated[
+    bool | None,
+    typer.Option("--allow-admin", help="Without keys, let anyone hide items, forget users."),
+]
+
+
 def serve(
     bundle: Annotated[
         Path | None,
@@ -85,22 +103,9 @@ def serve(
         bool | None,
         typer.Option("--allow-anonymous", help="Without keys, listen for other machines too."),
     ] = None,
-    expose_users: Annotated[
-        bool | None,
-        typer.Option(help="Show every user's history to everyone who can reach the server."),
-    ] = None,
-    allow_admin: Annotated[
-        bool | None,
-        typer.Option("--allow-admin", help="Without keys, let anyone hide items, forget users."),
-    ] = None,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            help="Online store of events: sqlite:FOLDER, redis://HOST:PORT/0 or none; by default "
-            "the folder online beside the bundles' folder.",
-            show_default=False,
-        ),
-    ] = None,
+    expose_users: ExposeUsers = None,
+    allow_admin: AllowAdmin = None,
+    store: StoreAddress = None,
 ) -> None:
     """Answer requests over HTTP; a newly published bundle is loaded while serving.
 
