@@ -38,13 +38,13 @@ def explain_list(
     Raises:
         UnknownItemError: The item of surface ``similar`` is not in the catalogue any more.
     """
-    told = orjson.loads(record.document)
+    logged = orjson.loads(record.document)
     recommender.live.refresh()
-    replay = _Replay(recommender, told)
-    same = told["digest"] == recommender.bundle.digest
+    replay = _Replay(recommender, logged)
+    same = logged["digest"] == recommender.bundle.digest
     reasons = replay.reasons(names_history) if same else {}
     items = []
-    for slot, item in enumerate(told["items"], start=1):
+    for slot, item in enumerate(logged["items"], start=1):
         reason, shares = reasons.get(item["item_id"], (None, None))
         row = recommender.bundle.catalogue.row_of(item["item_id"])
         title = recommender.cards.of(row).title if row else None
@@ -64,37 +64,37 @@ def explain_list(
     return Explanation(
         request_id=record.request_id,
         unix_ms=record.time_ms,
-        bundle=told["bundle"],
+        bundle=logged["bundle"],
         still_served=same,
-        surface=told["surface"],
-        num_live_events=len(told.get("live", ())),
+        surface=logged["surface"],
+        num_live_events=len(logged.get("live", ())),
         items=items,
-        degraded=told.get("degraded", []),
-        experiment=told.get("experiment"),
+        degraded=logged.get("degraded", []),
+        experiment=logged.get("experiment"),
         why_not=None if item_id is None else replay.why_not(item_id),
     )
 
 
-def visitor_of(told: Mapping[str, Any]) -> Visitor:
+def visitor_of(logged: Mapping[str, Any]) -> Visitor:
     """Give what was known of the visitor of a record."""
-    live = [RecentEvent(*event) for event in told.get("live", ())]
-    return Visitor(live, told.get("forgotten_ms"))
+    live = [RecentEvent(*event) for event in logged.get("live", ())]
+    return Visitor(live, logged.get("forgotten_ms"))
 
 
 class _Replay:
     """Makes the list of a record again."""
 
-    def __init__(self, recommender: Recommender, told: Mapping[str, Any]) -> None:
-        self._recommender, self._told = recommender, told
-        self._request = Request.model_validate(told["request"])
-        self._visitor = visitor_of(told)
+    def __init__(self, recommender: Recommender, logged: Mapping[str, Any]) -> None:
+        self._recommender, self._logged = recommender, logged
+        self._request = Request.model_validate(logged["request"])
+        self._visitor = visitor_of(logged)
 
     def _made(self, *, names_history: bool = True, **changes: object) -> Made:
         request = self._request.model_copy(update=changes)
         return self._recommender.make(
             request,
             names_history=names_history,
-            now_ms=self._told["unix_ms"],
+            now_ms=self._logged["unix_ms"],
             visitor=self._visitor,
         )
 
@@ -111,7 +111,7 @@ class _Replay:
             detail = f"bundle {bundle.version} does not know it; append it, or train with it"
             return WhyNot(item_id, "unknown_item", detail)
         title = self._recommender.cards.of(row).title
-        shown = [item["item_id"] for item in self._told["items"]]
+        shown = [item["item_id"] for item in self._logged["items"]]
         if item_id in shown:
             detail = f"it was shown in slot {shown.index(item_id) + 1}"
             return WhyNot(item_id, "shown", detail, title)
@@ -155,6 +155,6 @@ class _Replay:
         place, score = found[0] + 1, float(ranked.scores[found[0]])
         if place <= self._request.k:
             return "rearranged", f"{best}; by score it has place {place}, and others were put first"
-        shown = self._told["items"]
+        shown = self._logged["items"]
         lowest = f", the last one shown {shown[-1]['score']:.4g}" if shown else ""
         return "outranked", f"{best}; merged it has place {place}, score {score:.4g}{lowest}"

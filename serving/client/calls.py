@@ -24,7 +24,7 @@ from serving.schemas import Explanation, Reply
 from serving.web.replies import EventsReply, ForgottenReply, ItemsChanged, ItemsReply
 
 Result = TypeVar("Result")
-AGAIN = frozenset((429, 502, 503, 504))
+TRY_LATER = frozenset((429, 502, 503, 504))
 """Statuses of a server, or a balancer, that is busy; nothing was done."""
 FIRST_PAUSE_SECONDS = 0.05
 MAX_PAUSE_SECONDS = 2.0
@@ -104,7 +104,7 @@ class Attempts:
         Args:
             response: The reply; None where none arrived.
         """
-        if response is not None and response.status_code not in AGAIN:
+        if response is not None and response.status_code not in TRY_LATER:
             return None
         wait = self._pause * (0.5 + random())
         if response is not None and response.headers.get("retry-after", "").isdigit():

@@ -1,4 +1,4 @@
-"""Records of served lists: what was asked, what was known, what was shown, why, and how likely.
+"""Records of served lists: what was requested, what was known, what was shown, why, how likely.
 
 One schema for explanations, parity checks, off-policy evaluation and dashboards. A record is the
 JSON of

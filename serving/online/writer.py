@@ -206,9 +206,9 @@ class EventWriter:
         except Exception as error:
             # Nothing of it is acknowledged; whatever it was, the next commit is tried.
             self._failed(error)
-            told = error if isinstance(error, StoreError) else StoreError(repr(error))
+            failure = error if isinstance(error, StoreError) else StoreError(repr(error))
             for task in tasks:
-                task.resolve(None, told)
+                task.resolve(None, failure)
             return
         self.written.num_commits += 1
         self.written.commit_seconds += time.perf_counter() - began
