@@ -162,7 +162,7 @@ class RedisConnections:
             failure = self._failure(error, limit_ms)
             self._breaker.failed(str(failure))
             raise failure from None
-        except redis.RedisError as error:
+        except (redis.RedisError, UnicodeError) as error:
             self._breaker.worked()
             raise self._failure(error, limit_ms) from None
         self._breaker.worked()
@@ -250,6 +250,8 @@ class RedisConnections:
             return StoreUnreachableError(f"{self.where} is still reading its data: {said}")
         if isinstance(error, redis.ConnectionError):
             return StoreUnreachableError(f"{self.where} cannot be reached, is it running? {said}")
+        if isinstance(error, UnicodeError):
+            return StoreError(f"{self.where}: an id is no Unicode text: {said}")
         if "OOM" in said or isinstance(error, redis.exceptions.OutOfMemoryError):
             return StoreError(
                 f"{self.where} is full: raise its maxmemory, or keep events and served lists for "

@@ -86,14 +86,15 @@ for i = 3, #ARGV, 4 do
     redis.call('XADD', prefix .. 'events', place .. '-0',
       'i', event, 'u', user, 'h', recent, 'p', rest)
     redis.call('RPUSH', prefix .. 'places:' .. user, place)
-    local key, element = key_of(user, recent), recent .. ' ' .. place
-    local at, length = count_until(key, time_of(recent)), redis.call('LLEN', key)
-    if at == length then
-      redis.call('RPUSH', key, element)
+    local key, element, time = key_of(user, recent), recent .. ' ' .. place, time_of(recent)
+    local last, length = redis.call('LINDEX', key, -1), nil
+    if last and time_of(last) > time then
+      local later = redis.call('LINDEX', key, count_until(key, time))
+      length = redis.call('LINSERT', key, 'BEFORE', later, element)
     else
-      redis.call('LINSERT', key, 'BEFORE', redis.call('LINDEX', key, at), element)
+      length = redis.call('RPUSH', key, element)
     end
-    if length >= kept then
+    if length > kept then
       redis.call('LTRIM', key, -kept, -1)
     end
   end

@@ -3,6 +3,7 @@
 import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -212,6 +213,16 @@ def test_a_forked_process_has_connections_of_its_own(store):
     assert (
         len(store.visitor("child", 500).events) == len(store.visitor("parent", 500).events) == 100
     )
+
+
+@pytest.mark.parametrize("field", ["event_id", "user_id", "item_id", "session_id"])
+def test_ids_that_are_no_text_are_refused(store, field):
+    broken = replace(event(1), **{field: "\ud800"})
+    with pytest.raises(StoreError, match="surrogates not allowed"):
+        store.add_events([event(2), broken])
+    with pytest.raises(StoreError, match="no Unicode text"):
+        store.visitor("\ud800", 5)
+    assert store.add_events([event(2)]) == [True]
 
 
 @pytest.mark.parametrize(
