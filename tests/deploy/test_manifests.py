@@ -8,6 +8,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -67,7 +68,8 @@ def test_nobody_is_served_beyond_the_machine_without_a_key() -> None:
         Access(Settings.from_environment(IMAGE_ENVIRONMENT))
     assert is_loopback(UNIT_ENVIRONMENT["RECSYS_HOST"])
     # Ports of compose are the machine's own: see below.
-    assert API["environment"] == {"RECSYS_ALLOW_ANONYMOUS": "true", "RECSYS_KEYS": None}
+    assert API["environment"]["RECSYS_ALLOW_ANONYMOUS"] == "true"
+    assert API["environment"]["RECSYS_KEYS"] is None
     (keys,) = [volume["secret"] for volume in POD["spec"]["volumes"] if "secret" in volume]
     mounts = {mount["name"]: mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
     assert POD_ENVIRONMENT["RECSYS_KEYS"] == f"{mounts['keys']}/keys.toml"
@@ -104,7 +106,50 @@ def test_compose_mounts_bundles_read_only_and_waits_for_the_drain() -> None:
         for volume in service.get("volumes", []):
             if volume.startswith("./") and volume != keys:
                 assert (DEPLOY / volume.split(":")[0]).exists(), volume
-    assert COMPOSE["services"]["valkey"]["profiles"] == ["events"]
+
+
+def assert_durable(command: list[str]) -> None:
+    """A Valkey keeps what it acknowledges."""
+    options = dict(zip(command[1::2], command[2::2], strict=True))
+    assert (options["--appendonly"], options["--appendfsync"]) == ("yes", "always")
+    assert options["--maxmemory-policy"] == "noeviction"
+    assert re.fullmatch(r"\d+[mg]b", options["--maxmemory"])
+
+
+def test_the_store_of_compose_is_durable_and_the_server_alone_reaches_it() -> None:
+    store = urlsplit(API["environment"]["RECSYS_STORE"])
+    assert (store.scheme, store.port) == ("redis", 6379)
+    valkey = COMPOSE["services"][store.hostname]
+    assert_durable(valkey["command"])
+    assert "ports" not in valkey
+    (network,) = valkey["networks"]
+    assert COMPOSE["networks"][network] == {"internal": True}
+    members = [
+        name for name, one in COMPOSE["services"].items() if network in one.get("networks", [])
+    ]
+    assert members == ["api", "valkey"]
+    assert valkey["volumes"][0].split(":")[0] in COMPOSE["volumes"]
+
+
+def test_the_store_of_kubernetes_is_durable_and_the_servers_alone_reach_it() -> None:
+    store = urlsplit(POD_ENVIRONMENT["RECSYS_STORE"])
+    service, stateful = manifest("store-service"), manifest("store")
+    (served,) = service["spec"]["ports"]
+    assert (store.hostname, store.port) == (service["metadata"]["name"], served["port"])
+    assert stateful["spec"]["serviceName"] == service["metadata"]["name"]
+    labels = stateful["spec"]["template"]["metadata"]["labels"]
+    assert labels == service["spec"]["selector"] == stateful["spec"]["selector"]["matchLabels"]
+    (valkey,) = stateful["spec"]["template"]["spec"]["containers"]
+    assert_durable(valkey["args"])
+    assert valkey["ports"] == [{"name": served["targetPort"], "containerPort": store.port}]
+    assert valkey["securityContext"] == CONTAINER["securityContext"]
+    assert valkey["image"] == COMPOSE["services"]["valkey"]["image"]
+    (claim,) = stateful["spec"]["volumeClaimTemplates"]
+    assert valkey["volumeMounts"] == [{"name": claim["metadata"]["name"], "mountPath": "/data"}]
+    policy = manifest("store-policy")["spec"]
+    assert policy["podSelector"]["matchLabels"] == labels
+    (rule,) = policy["ingress"]
+    assert rule["from"] == [{"podSelector": {"matchLabels": POD["metadata"]["labels"]}}]
 
 
 def test_probes_are_routes_on_the_port_of_the_server() -> None:
@@ -179,6 +224,7 @@ def test_the_unit_is_hardened_and_waits_for_the_drain(tmp_path: Path) -> None:
     assert service.getint("TimeoutStopSec") > stop_seconds(settings)
     assert service.getint("LimitNOFILE") > settings.max_connections
     assert service["ReadOnlyPaths"] == str(settings.bundles)
+    assert settings.store_url == f"sqlite:/var/lib/{service['StateDirectory']}/online"
     if analyze := shutil.which("systemd-analyze"):
         # It looks for the program, which is not installed here.
         found = UNIT.replace(service["ExecStart"].split()[0], sys.executable)
