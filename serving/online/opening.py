@@ -4,28 +4,40 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from serving.online.sqlite_store import SqliteStore
 from serving.online.store import OnlineStore
 
+NO_STORE = "none"
 REDIS = ("redis://", "rediss://", "unix://")
+READ_TIMEOUT_MS = 50.0
 
 
-def open_store(url: str, *, timeout_ms: float = 50.0) -> OnlineStore | None:
+def open_store(
+    url: str, *, timeout_ms: float = READ_TIMEOUT_MS, readonly: bool = False
+) -> OnlineStore | None:
     """Open ``sqlite:FOLDER``, ``redis://HOST:PORT/0`` (also rediss, unix); None for ``none``.
 
     Args:
-        timeout_ms: How long one reading may take where others write, or the network is slow.
+        timeout_ms: How long one reading may wait. Writing into SQLite waits longer for other
+            servers, see `SqliteStore`.
+        readonly: Where it is only read, and SQLite's files are there.
 
     Raises:
         ValueError: It is no address of a store.
         StoreError: The store cannot be opened; says what to do.
     """
-    if url == "none":
+    if url == NO_STORE:
         return None
-    kind, _, place = url.partition(":")
-    if kind == "sqlite" and place:
-        from serving.online.sqlite_store import SqliteStore
+    if url.startswith(REDIS):
+        from serving.online.redis_store import RedisStore
 
-        return SqliteStore(Path(place))
-    raise ValueError(
-        f"store {url!r} is no online store; write sqlite:FOLDER, redis://HOST:PORT/0 or none"
-    )
+        return RedisStore.open(url, timeout_ms)
+    kind, _, place = url.partition(":")
+    if kind != "sqlite" or not place or place.startswith("//"):
+        raise ValueError(
+            f"store {url!r} is no online store; write sqlite:FOLDER, redis://HOST:PORT/0 "
+            "(also rediss://, unix://) or none"
+        )
+    if readonly:
+        return SqliteStore(Path(place), readonly=True, timeout_ms=timeout_ms)
+    return SqliteStore(Path(place))

@@ -90,4 +90,4 @@ def record_of(document: bytes) -> RequestRecord:
 
 def items_of(document: bytes) -> list[str]:
     """Name the items of a record."""
-    return [item["item_id"] for item in orjson.loads(document)["items"]]
+    return [item["item_id"] for item in orjson.loads(document).get("items", ())]

@@ -1,387 +1,287 @@
 """The online store in SQLite: one file of events and items, and one file a day of served lists.
 
-    events.db                 events, items, forgotten users (WAL, every commit reaches the disk)
-    requests-YYYY-MM-DD.db    served lists of a day (WAL; the last ones may be lost with the power)
+    events.db                 events, items, forgotten users: on disk before a write returns
+    requests-YYYY-MM-DD.db    served lists: the last ones may be lost with the power
 
-Any number of processes read and several may write; SQLite lets one write at a time. Connections
-belong to one process and thread, and none is carried over a fork.
+Any number of processes read; several may write, one at a time. The folder must lie on a disk of
+the machine: WAL needs memory that its processes share.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
+import json
 import sqlite3
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import astuple
-from datetime import UTC, datetime
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 
-import orjson
-
 from serving.online.events import Event
-from serving.online.records import items_of, time_of
+from serving.online.records import items_of
+from serving.online.sqlite_files import SqliteFile, failure_of
+from serving.online.sqlite_requests import DailyRequests
 from serving.online.store import (
     Forgotten,
     ItemState,
+    OnlineStore,
     RecentEvent,
     RequestRecord,
-    StoreError,
     Visitor,
 )
 
-SCHEMA_VERSION = 1
-BUSY_MS = 5_000
-"""How long a writer waits for another server's commit."""
-REMOVED_AT_ONCE = 10_000
-MAX_SHOWN_LISTS = 100
-_FIELDS = (
-    "event_id, user_id, item_id, event_type, time_ms, received_ms, value, request_id, slot, "
-    "domain, session_id"
-)
+VERSION = 1
+WRITE_TIMEOUT_MS = 5_000.0
+"""How long to wait for the commit of another server."""
+ROWS_A_STATEMENT = (256, 64, 16, 4, 1)
+"""Python's lock is given away once a statement, so that a commit does not wait for it row by row;
+few lengths, so that statements are compiled once."""
+REMOVED_A_COMMIT = 1_000
+PAUSE_SECONDS = 0.01
+"""Between commits of a removal, for others to write."""
+MAX_SHOWN_LISTS = 200
+END_OF_TIME = 1 << 62
+PRAGMAS = ("synchronous = FULL", "secure_delete = ON", "journal_size_limit = 67108864")
+
+_FIELDS = tuple(field.name for field in fields(Event))
+_VALUES = attrgetter(*_FIELDS)
+_NAMES = ", ".join(_FIELDS)
+_ROW = f"({', '.join('?' * len(_FIELDS))})"
+_INSERT = {
+    size: f"INSERT INTO events ({_NAMES}) VALUES {', '.join([_ROW] * size)}"
+    for size in ROWS_A_STATEMENT
+}
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS state (
-    only INTEGER PRIMARY KEY CHECK (only = 1),
-    schema_version INTEGER, items_version INTEGER, num_forgotten INTEGER
-);
-INSERT OR IGNORE INTO state VALUES (1, {version}, 0, 0);
-CREATE TABLE IF NOT EXISTS events (
+CREATE TABLE events (
     place INTEGER PRIMARY KEY AUTOINCREMENT, event_id TEXT NOT NULL UNIQUE,
     user_id TEXT NOT NULL, item_id TEXT NOT NULL, event_type TEXT NOT NULL,
     time_ms INTEGER NOT NULL, received_ms INTEGER NOT NULL,
     value REAL, request_id TEXT, slot INTEGER, domain TEXT, session_id TEXT
 );
-CREATE INDEX IF NOT EXISTS histories ON events (user_id, time_ms, place)
-    WHERE event_type != 'impression';
-CREATE INDEX IF NOT EXISTS impressions ON events (user_id, time_ms)
-    WHERE event_type = 'impression';
-CREATE TABLE IF NOT EXISTS items (
+-- Each holds all that its reader reads.
+CREATE INDEX histories ON events (user_id, time_ms, place, item_id, event_type)
+    WHERE event_type <> 'impression';
+CREATE INDEX impressions ON events (user_id, time_ms, item_id) WHERE event_type = 'impression';
+CREATE INDEX arrivals ON events (received_ms);
+CREATE TABLE items (
     item_id TEXT PRIMARY KEY, hidden INTEGER NOT NULL, properties TEXT NOT NULL
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS forgotten (
+CREATE TABLE forgotten (
     user_hash TEXT PRIMARY KEY, forgotten_ms INTEGER NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE state (items_version INTEGER NOT NULL, last_forgotten_ms INTEGER NOT NULL);
+INSERT INTO state VALUES (0, -1);
 """
-_REQUESTS = """
-CREATE TABLE IF NOT EXISTS requests (
-    request_id TEXT PRIMARY KEY, user_id TEXT, time_ms INTEGER NOT NULL, document BLOB NOT NULL
-);
-CREATE INDEX IF NOT EXISTS by_user ON requests (user_id, time_ms) WHERE user_id IS NOT NULL;
+_VISITOR = """
+SELECT item_id, event_type, time_ms FROM (
+    SELECT item_id, event_type, time_ms FROM events
+    WHERE user_id = ? AND event_type <> 'impression' AND time_ms < ?
+    ORDER BY time_ms DESC, place DESC LIMIT ?)
+UNION ALL
+SELECT NULL, (SELECT forgotten_ms FROM forgotten WHERE user_hash = ?), items_version FROM state
 """
-_INSERT = f"INSERT OR IGNORE INTO events ({_FIELDS}) "
-_COLUMNS = ", ".join(f"value ->> {place}" for place in range(11))
-_INSERT_MANY = f"{_INSERT} SELECT {_COLUMNS} FROM json_each(?)"
-_INSERT_ONE = f"{_INSERT} VALUES ({', '.join('?' * 11)})"
-_HISTORY = (
-    "SELECT item_id, event_type, time_ms FROM events WHERE user_id = ? AND "
-    "event_type != 'impression' AND time_ms < ? ORDER BY time_ms DESC, place DESC LIMIT ?"
-)
-END_OF_TIME = 1 << 62
 
 
-class SqliteStore:
-    """See `OnlineStore`."""
+class SqliteStore(OnlineStore):
+    """See `OnlineStore`; threads may share it, and it goes on in a forked process."""
 
-    def __init__(self, folder: Path, *, timeout_ms: float = BUSY_MS) -> None:
-        """Open the files in a folder, which is made where it is not there.
+    def __init__(
+        self, folder: Path, *, readonly: bool = False, timeout_ms: float = WRITE_TIMEOUT_MS
+    ) -> None:
+        """Open the files in a folder, which are made where they are not there.
+
+        Args:
+            readonly: Only read; then they must be there.
+            timeout_ms: How long to wait for another writer.
 
         Raises:
-            StoreError: They cannot be opened, or are of another version.
+            StoreError: They cannot be opened, are damaged or of another version.
         """
-        self._folder, self._timeout_ms = folder, timeout_ms
-        self._own = threading.local()
-        with _explained(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._events()
+        path = folder / "events.db"
+        self._events = SqliteFile(
+            path,
+            version=VERSION,
+            readonly=readonly,
+            timeout_ms=timeout_ms,
+            pragmas=() if readonly else PRAGMAS,
+        )
+        self._requests = DailyRequests(folder, readonly=readonly, timeout_ms=timeout_ms)
+        if not readonly:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise failure_of(folder, error) from error
+            self._events.create(_SCHEMA)
+            with self._events.transaction() as database:
+                # A folder that cannot be written is said at start, not at the first event.
+                database.execute("UPDATE state SET items_version = items_version")
+        self._events.rows("SELECT items_version FROM state")
 
     def add_events(self, events: Sequence[Event]) -> list[bool]:
-        rows = [astuple(event) for event in events]
-        with _explained(self._folder), self._writing() as database:
-            (before,) = database.execute("SELECT ifnull(max(place), 0) FROM events").fetchone()
-            text = orjson.dumps(rows)
-            if rb"\u0000" in text:
-                # SQLite's JSON ends a text at NUL.
-                database.executemany(_INSERT_ONE, rows)
-            else:
-                # One statement, so that Python's lock is given away once and not for each row.
-                database.execute(_INSERT_MANY, (text.decode(),))
-            found = database.execute("SELECT event_id FROM events WHERE place > ?", (before,))
-            new = {event_id for (event_id,) in found}
-        # Of equal ids the first is the one that is stored.
-        first = {event.event_id: place for place, event in reversed(list(enumerate(events)))}
-        return [
-            event.event_id in new and first[event.event_id] == place
-            for place, event in enumerate(events)
-        ]
+        if not events:
+            return []
+        oldest_ms = min(event.time_ms for event in events)
+        with self._events.transaction() as database:
+            ((last_forgotten_ms,),) = database.execute("SELECT last_forgotten_ms FROM state")
+            if oldest_ms > last_forgotten_ms:
+                try:
+                    _insert(database, events)
+                    return [True] * len(events)
+                except sqlite3.IntegrityError:
+                    database.execute("ROLLBACK")
+                    database.execute("BEGIN IMMEDIATE")
+            is_new = _new_ones(database, events, last_forgotten_ms)
+            _insert(database, [event for event, new in zip(events, is_new, strict=True) if new])
+        return is_new
 
     def add_requests(self, records: Sequence[RequestRecord]) -> None:
-        by_day: dict[str, list[tuple[str, str | None, int, bytes]]] = {}
-        for record in records:
-            row = (record.request_id, record.user_id, record.time_ms, record.document)
-            by_day.setdefault(_day(record.time_ms), []).append(row)
-        for day, rows in by_day.items():
-            with _explained(self._folder):
-                database = self._requests(day, create=True)
-                assert database is not None
-                with _transaction(database):
-                    database.executemany("INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?)", rows)
+        ((last_forgotten_ms,),) = self._events.rows("SELECT last_forgotten_ms FROM state")
+        if any(record.time_ms <= last_forgotten_ms for record in records):
+            forgotten = self.forgotten()
+            records = [
+                record
+                for record in records
+                if record.user_id is None
+                or record.time_ms > forgotten.get(_hashed(record.user_id), -1)
+            ]
+        self._requests.add(records)
 
     def visitor(self, user_id: str | None, limit: int, before_ms: int | None = None) -> Visitor:
-        with _explained(self._folder):
-            database = self._events()
-            version, num_forgotten = database.execute(
-                "SELECT items_version, num_forgotten FROM state"
-            ).fetchone()
-            if user_id is None:
-                return Visitor(items_version=version)
-            before_ms = END_OF_TIME if before_ms is None else before_ms
-            rows = database.execute(_HISTORY, (user_id, before_ms, limit)).fetchall()
-            forgotten = None
-            if num_forgotten:
-                query = "SELECT forgotten_ms FROM forgotten WHERE user_hash = ?"
-                found = database.execute(query, (_hash(user_id),)).fetchone()
-                forgotten = None if found is None else found[0]
-        return Visitor([RecentEvent(*row) for row in reversed(rows)], forgotten, version)
+        if user_id is None:
+            ((items_version,),) = self._events.rows("SELECT items_version FROM state")
+            return Visitor(items_version=items_version)
+        before_ms = END_OF_TIME if before_ms is None else before_ms
+        rows = self._events.rows(_VISITOR, (user_id, before_ms, limit, _hashed(user_id)))
+        _, forgotten_ms, items_version = rows.pop()
+        return Visitor([RecentEvent._make(row) for row in rows[::-1]], forgotten_ms, items_version)
 
     def shown_items(self, user_id: str, since_ms: int) -> list[str]:
-        with _explained(self._folder):
-            found = self._events().execute(
-                "SELECT item_id FROM events WHERE user_id = ? AND event_type = 'impression' AND "
-                "time_ms >= ?",
-                (user_id, since_ms),
-            )
-            shown = dict.fromkeys(item_id for (item_id,) in found)
-        for record in self.requests_of(user_id, since_ms, MAX_SHOWN_LISTS):
+        rows = self._events.rows(
+            "SELECT item_id FROM events WHERE user_id = ? AND event_type = 'impression' AND "
+            "time_ms >= ?",
+            (user_id, since_ms),
+        )
+        shown = dict.fromkeys(item_id for (item_id,) in rows)
+        for record in self._requests.of_user(user_id, since_ms, MAX_SHOWN_LISTS):
             shown.update(dict.fromkeys(items_of(record.document)))
         return list(shown)
 
     def request(self, request_id: str) -> RequestRecord | None:
-        with _explained(self._folder):
-            database = self._requests(_day(time_of(request_id)))
-            if database is None:
-                return None
-            query = "SELECT request_id, time_ms, user_id, document FROM requests WHERE request_id=?"
-            found = database.execute(query, (request_id,)).fetchone()
-        return None if found is None else RequestRecord(*found)
+        return self._requests.find(request_id)
 
     def requests_of(self, user_id: str, since_ms: int, limit: int) -> list[RequestRecord]:
-        first = _day(since_ms)
-        found: list[tuple[str, int, str | None, bytes]] = []
-        with _explained(self._folder):
-            for day in reversed(self._days()):
-                if day < first or len(found) >= limit:
-                    break
-                if (database := self._requests(day)) is not None:
-                    found += database.execute(
-                        "SELECT request_id, time_ms, user_id, document FROM requests WHERE "
-                        "user_id = ? AND time_ms >= ? ORDER BY time_ms DESC LIMIT ?",
-                        (user_id, since_ms, limit - len(found)),
-                    ).fetchall()
-        return [RequestRecord(*row) for row in found]
+        return self._requests.of_user(user_id, since_ms, limit)
 
     def change_items(self, changes: Mapping[str, ItemState | None]) -> int:
-        kept = [
-            (item_id, state.hidden, orjson.dumps(dict(state.properties)).decode())
+        changed = [
+            (item_id, state.hidden, json.dumps(dict(state.properties)))
             for item_id, state in changes.items()
             if state is not None
         ]
         reset = [(item_id,) for item_id, state in changes.items() if state is None]
-        with _explained(self._folder), self._writing() as database:
-            database.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", kept)
+        with self._events.transaction() as database:
+            database.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", changed)
             database.executemany("DELETE FROM items WHERE item_id = ?", reset)
             database.execute("UPDATE state SET items_version = items_version + 1")
-            (version,) = database.execute("SELECT items_version FROM state").fetchone()
+            ((version,),) = database.execute("SELECT items_version FROM state")
         return int(version)
 
     def items(self) -> tuple[int, Mapping[str, ItemState]]:
-        with _explained(self._folder), _transaction(self._events(), "BEGIN") as database:
-            (version,) = database.execute("SELECT items_version FROM state").fetchone()
+        with self._events.transaction("BEGIN") as database:
+            ((version,),) = database.execute("SELECT items_version FROM state")
             rows = database.execute("SELECT item_id, hidden, properties FROM items").fetchall()
-        found = {
-            item_id: ItemState(bool(hidden), orjson.loads(properties))
+        return version, {
+            item_id: ItemState(bool(hidden), json.loads(properties))
             for item_id, hidden, properties in rows
         }
-        return version, found
 
     def forget(self, user_id: str, now_ms: int) -> Forgotten:
-        with _explained(self._folder):
-            with self._writing() as database:
-                deleted = database.execute("DELETE FROM events WHERE user_id = ?", (user_id,))
-                num_events = deleted.rowcount
-                row = (_hash(user_id), now_ms)
-                database.execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?)", row)
-                database.execute(
-                    "UPDATE state SET num_forgotten = (SELECT count(*) FROM forgotten)"
-                )
-            num_requests = 0
-            for day in self._days():
-                if (requests := self._requests(day)) is not None:
-                    with _transaction(requests):
-                        deleted = requests.execute(
-                            "DELETE FROM requests WHERE user_id = ?", (user_id,)
-                        )
-                    num_requests += deleted.rowcount
-        return Forgotten(num_events, num_requests)
+        """See the protocol; where it fails halfway, call it again."""
+        with self._events.transaction() as database:
+            num_events = 0
+            for kind in ("<>", "="):
+                query = f"DELETE FROM events WHERE user_id = ? AND event_type {kind} 'impression'"
+                num_events += database.execute(query, (user_id,)).rowcount
+            database.execute(
+                "INSERT INTO forgotten VALUES (?, ?) ON CONFLICT DO UPDATE SET "
+                "forgotten_ms = max(forgotten_ms, excluded.forgotten_ms)",
+                (_hashed(user_id), now_ms),
+            )
+            database.execute(
+                "UPDATE state SET last_forgotten_ms = max(last_forgotten_ms, ?)", (now_ms,)
+            )
+        return Forgotten(num_events, self._requests.forget(user_id))
 
     def forgotten(self) -> Mapping[str, int]:
-        with _explained(self._folder):
-            return dict(self._events().execute("SELECT user_hash, forgotten_ms FROM forgotten"))
+        return dict(self._events.rows("SELECT user_hash, forgotten_ms FROM forgotten"))
 
     def events_after(self, place: int, limit: int) -> list[tuple[int, Event]]:
-        query = f"SELECT place, {_FIELDS} FROM events WHERE place > ? ORDER BY place LIMIT ?"
-        with _explained(self._folder):
-            rows = self._events().execute(query, (place, limit)).fetchall()
+        rows = self._events.rows(
+            f"SELECT place, {_NAMES} FROM events WHERE place > ? ORDER BY place LIMIT ?",
+            (place, limit),
+        )
         return [(row[0], Event(*row[1:])) for row in rows]
 
     def requests_between(
         self, since_ms: int, before_ms: int, limit: int, after_id: str = ""
     ) -> list[RequestRecord]:
-        first, last = _day(since_ms), _day(max(since_ms, before_ms - 1))
-        found: list[tuple[str, int, str | None, bytes]] = []
-        with _explained(self._folder):
-            for day in self._days():
-                database = self._requests(day) if first <= day <= last else None
-                if database is not None and len(found) < limit:
-                    found += database.execute(
-                        "SELECT request_id, time_ms, user_id, document FROM requests WHERE "
-                        "time_ms >= ? AND time_ms < ? AND request_id > ? ORDER BY request_id "
-                        "LIMIT ?",
-                        (since_ms, before_ms, after_id, limit - len(found)),
-                    ).fetchall()
-        return [RequestRecord(*row) for row in found]
+        return self._requests.between(since_ms, before_ms, limit, after_id)
 
     def remove_old(self, events_before_ms: int, requests_before_ms: int) -> None:
-        removed = REMOVED_AT_ONCE
-        while removed == REMOVED_AT_ONCE:
-            with _explained(self._folder), self._writing() as database:
+        """See the protocol; call it on another thread than the one that acknowledges events."""
+        self._requests.remove_before(requests_before_ms)
+        removed = REMOVED_A_COMMIT
+        while removed == REMOVED_A_COMMIT:
+            with self._events.transaction() as database:
                 removed = database.execute(
                     "DELETE FROM events WHERE place IN (SELECT place FROM events WHERE "
-                    "received_ms < ? ORDER BY place LIMIT ?)",
-                    (events_before_ms, REMOVED_AT_ONCE),
+                    "received_ms < ? ORDER BY received_ms LIMIT ?)",
+                    (events_before_ms, REMOVED_A_COMMIT),
                 ).rowcount
-        with _explained(self._folder):
-            for day in self._days():
-                if day < _day(requests_before_ms):
-                    for path in self._folder.glob(f"requests-{day}.db*"):
-                        path.unlink(missing_ok=True)
+            time.sleep(PAUSE_SECONDS)
 
     def close(self) -> None:
-        own, self._own = self._own, threading.local()
-        for database in getattr(own, "databases", {}).values():
-            database.close()
-
-    def _days(self) -> list[str]:
-        """Name the days with served lists, ascending."""
-        return sorted(
-            path.name.removeprefix("requests-").removesuffix(".db")
-            for path in self._folder.glob("requests-????-??-??.db")
-        )
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        with _transaction(self._events()) as database:
-            yield database
-
-    def _events(self) -> sqlite3.Connection:
-        found = self._connections().get("events")
-        return found if found is not None else self._opened("events", "events.db", self._prepare)
-
-    def _requests(self, day: str, *, create: bool = False) -> sqlite3.Connection | None:
-        """Open a day's served lists; None where there are none."""
-        path = self._folder / f"requests-{day}.db"
-        if not create and not path.exists():
-            return None
-        found = self._connections().get(day)
-        if found is None:
-            found = self._opened(day, path.name, _prepare_requests)
-        return found
-
-    def _connections(self) -> dict[str, sqlite3.Connection]:
-        """Give this process's and thread's connections."""
-        if getattr(self._own, "pid", 0) != os.getpid():
-            # Those of the process before a fork are left alone: closing them would end its locks.
-            self._own.inherited = getattr(self._own, "databases", None)
-            self._own.pid, self._own.databases = os.getpid(), {}
-        found: dict[str, sqlite3.Connection] = self._own.databases
-        return found
-
-    def _opened(self, name: str, file: str, prepare: object) -> sqlite3.Connection:
-        database = sqlite3.connect(
-            self._folder / file, timeout=self._timeout_ms / 1_000, isolation_level=None
-        )
-        try:
-            prepare(database)  # type: ignore[operator]
-        except BaseException:
-            database.close()
-            raise
-        self._connections()[name] = database
-        return database
-
-    def _prepare(self, database: sqlite3.Connection) -> None:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
-        there = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if not there:
-            with _transaction(database):
-                for statement in _SCHEMA.format(version=SCHEMA_VERSION).split(";\n"):
-                    if statement.strip():
-                        database.execute(statement)
-        (version,) = database.execute("SELECT schema_version FROM state").fetchone()
-        if version != SCHEMA_VERSION:
-            raise StoreError(
-                f"the online store {self._folder} is of version {version}, this program reads "
-                f"{SCHEMA_VERSION}; start the version that wrote it, or name another folder"
-            )
+        self._events.close()
+        self._requests.close()
 
 
-def _prepare_requests(database: sqlite3.Connection) -> None:
-    database.execute("PRAGMA journal_mode = WAL")
-    database.execute("PRAGMA synchronous = NORMAL")
-    database.executescript(_REQUESTS)
+def _insert(database: sqlite3.Connection, events: Sequence[Event]) -> None:
+    """Insert events in their order.
+
+    Raises:
+        IntegrityError: One of them is there already; those before it may be inserted.
+    """
+    begin = 0
+    for size in ROWS_A_STATEMENT:
+        while len(events) - begin >= size:
+            some = events[begin : begin + size]
+            database.execute(_INSERT[size], [value for event in some for value in _VALUES(event)])
+            begin += size
 
 
-@contextmanager
-def _transaction(
-    database: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE"
-) -> Iterator[sqlite3.Connection]:
-    database.execute(begin)
-    try:
-        yield database
-        database.execute("COMMIT")
-    except BaseException:
-        if database.in_transaction:
-            database.execute("ROLLBACK")
-        raise
+def _new_ones(
+    database: sqlite3.Connection, events: Sequence[Event], last_forgotten_ms: int
+) -> list[bool]:
+    """Find events that are to be stored: not there, not repeated, not of a forgotten past.
+
+    What happened to a user before they were forgotten is refused whenever it arrives, so that
+    what was on its way then, or is sent again, does not come back.
+    """
+    known = set()
+    is_there = "SELECT 1 FROM events WHERE event_id = ?"
+    is_past = "SELECT 1 FROM forgotten WHERE user_hash = ? AND forgotten_ms >= ?"
+    is_new = []
+    for event in events:
+        new = event.event_id not in known
+        known.add(event.event_id)
+        new = new and not database.execute(is_there, (event.event_id,)).fetchall()
+        if new and event.time_ms <= last_forgotten_ms:
+            row = (_hashed(event.user_id), event.time_ms)
+            new = not database.execute(is_past, row).fetchall()
+        is_new.append(new)
+    return is_new
 
 
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    """Say what is wrong with the files."""
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        hint = next((hint for part, hint in _HINTS.items() if part in str(error)), "see its files")
-        raise StoreError(f"the online store {folder}: {error}; {hint}") from error
-    except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"the online store {folder}: {error}; see its files") from error
-
-
-_HINTS = {
-    "disk is full": "free some space on its disk",
-    "disk I/O error": "see whether its disk is full or broken",
-    "locked": "another server writes to it for too long",
-    "readonly": "let this user write to it, or name another folder with --store",
-    "unable to open": "let this user write to its folder, or name another one with --store",
-    "not a database": "put the file aside, or restore it from a copy",
-    "malformed": "put the file aside, or restore it from a copy",
-}
-
-
-def _day(time_ms: int) -> str:
-    return f"{datetime.fromtimestamp(time_ms / 1_000, UTC):%Y-%m-%d}"
-
-
-def _hash(user_id: str) -> str:
-    return hashlib.sha256(user_id.encode()).hexdigest()
+def _hashed(user_id: str) -> str:
+    return hashlib.sha256(user_id.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,8 +1,9 @@
 """Group commit: one thread writes to the online store for all requests of a server.
 
 Events that arrive while a commit runs are in the next one, so that the more there are the more
-share a commit. Who sent them hears of it once they are durable. Records of served lists wait for a
-tenth of a second and are dropped where the store cannot follow: no list waits for its record.
+share a commit. Who sent them hears of it once they are durable. Records of served lists wait for
+a tenth of a second, and the oldest are dropped where the store cannot follow: no list waits for
+its record.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from logging import ERROR, WARNING
 from typing import Any
 
@@ -22,20 +24,23 @@ from serving.online.events import Event
 from serving.online.store import Forgotten, ItemState, OnlineStore, RequestRecord, StoreError
 
 MAX_WAITING_EVENTS = 20_000
-MAX_WAITING_RECORDS = 20_000
+MAX_WAITING_RECORDS = 10_000
 MAX_COMMIT = 5_000
-"""Events of one commit."""
+"""Events of one commit, rounded up to whole requests."""
+MAX_RECORDS = 1_000
+"""Records of one commit."""
 RECORD_SECONDS = 0.1
 REMOVE_SECONDS = 600.0
 """Between removals of what is old."""
+CLOSE_SECONDS = 30.0
 DAY_MS = 86_400_000
 
 
 class WriterBusyError(Exception):
-    """More waits to be written than may wait."""
+    """More waits to be written than may wait, or the server is ending; nothing was stored."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Task:
     """Something that waits to be written."""
 
@@ -44,19 +49,17 @@ class _Task:
     events: Sequence[Event] = ()
     write: Callable[[], Any] | None = None
     """Any other writing; None for events."""
+    result: Any = None
+    error: StoreError | None = None
 
-    def resolve(self, result: Any, error: BaseException | None = None) -> None:
-        def settle() -> None:
-            if self.done.done():
-                return
-            if error is None:
-                self.done.set_result(result)
-            else:
-                self.done.set_exception(error)
-
-        # A loop that has ended has nobody who waits any more.
-        with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(settle)
+    def settle(self) -> None:
+        """Tell who waits, in their loop."""
+        if self.done.done():
+            return
+        if self.error is None:
+            self.done.set_result(self.result)
+        else:
+            self.done.set_exception(self.error)
 
 
 @dataclass
@@ -66,6 +69,7 @@ class Written:
     num_events: dict[str, int] = field(default_factory=dict)
     """New events by type."""
     num_duplicates: int = 0
+    """Events that were there already, or of a past that was forgotten."""
     num_records: int = 0
     num_dropped: int = 0
     """Records that the store could not follow."""
@@ -80,7 +84,7 @@ class EventWriter:
     def __init__(
         self, store: OnlineStore, *, event_days: float = 365.0, log_days: float = 7.0
     ) -> None:
-        """Start the thread.
+        """Start the threads that write and that remove what is old.
 
         Args:
             event_days: How long events are kept.
@@ -93,8 +97,18 @@ class EventWriter:
         self._num_waiting = 0
         self._changed = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="event-writer", daemon=True)
-        self._thread.start()
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, name="event-writer", daemon=True),
+            threading.Thread(target=self._remove_old, name="event-remover", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """Events that wait for their commit to begin."""
+        return self._num_waiting
 
     async def add(self, events: Sequence[Event]) -> list[bool]:
         """Store events.
@@ -107,7 +121,10 @@ class EventWriter:
             StoreError: They could not be stored.
         """
         if self._num_waiting + len(events) > MAX_WAITING_EVENTS:
-            raise WriterBusyError
+            raise WriterBusyError(
+                f"{self._num_waiting} events wait to be stored, and at most {MAX_WAITING_EVENTS} "
+                "may; send them again later, with the same ids"
+            )
         new: list[bool] = await self._submitted(events=events)
         return new
 
@@ -121,7 +138,7 @@ class EventWriter:
         return version
 
     async def forget(self, user_id: str, now_ms: int) -> Forgotten:
-        """Forget a user, after all events that have arrived before.
+        """Forget a user, after all events and served lists that have arrived before.
 
         Raises:
             StoreError: It could not be stored.
@@ -143,11 +160,13 @@ class EventWriter:
             self._records.append(record)
 
     def close(self) -> None:
-        """Write what waits, and end the thread."""
+        """Write what waits, end the threads and close the store."""
         with self._changed:
             self._closing = True
             self._changed.notify()
-        self._thread.join(timeout=30)
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(timeout=CLOSE_SECONDS)
         self._store.close()
 
     def _submitted(self, **what: Any) -> asyncio.Future[Any]:
@@ -155,29 +174,27 @@ class EventWriter:
         task = _Task(loop, loop.create_future(), **what)
         with self._changed:
             if self._closing:
-                raise WriterBusyError
+                raise WriterBusyError("the server is ending; send it again to the next one")
             self._num_waiting += len(task.events)
             self._tasks.append(task)
             self._changed.notify()
         return task.done
 
     def _run(self) -> None:
-        next_records, next_removal = time.monotonic(), time.monotonic()
+        next_records = time.monotonic()
         while True:
             with self._changed:
                 if not self._tasks and not self._closing:
                     self._changed.wait(max(0.001, next_records - time.monotonic()))
                 tasks, closing = self._taken(), self._closing
-            self._write_tasks(tasks)
-            now = time.monotonic()
-            if now >= next_records or closing:
-                self._write_records()
-                next_records = now + RECORD_SECONDS
-            if now >= next_removal and not closing:
-                self._remove_old()
-                next_removal = now + REMOVE_SECONDS
+            self._write(tasks)
             if closing and not self._tasks:
-                return
+                break
+            if time.monotonic() >= next_records:
+                self._write_records()
+                next_records = time.monotonic() + RECORD_SECONDS
+        self._write_records()
+        self.written.num_dropped += len(self._records)
 
     def _taken(self) -> list[_Task]:
         """Take what fits into one commit: events together, anything else by itself."""
@@ -194,63 +211,75 @@ class EventWriter:
         self._num_waiting -= size
         return tasks
 
-    def _write_tasks(self, tasks: list[_Task]) -> None:
+    def _write(self, tasks: list[_Task]) -> None:
         if not tasks:
             return
         began = time.perf_counter()
         try:
             if tasks[0].write is not None:
-                results: list[Any] = [tasks[0].write()]
+                tasks[0].result = tasks[0].write()
             else:
-                results = self._add(tasks)
+                self._add(tasks)
+            self.written.num_commits += 1
+            self.written.commit_seconds += time.perf_counter() - began
         except Exception as error:
             # Nothing of it is acknowledged; whatever it was, the next commit is tried.
             self._failed(error)
-            failure = error if isinstance(error, StoreError) else StoreError(repr(error))
             for task in tasks:
-                task.resolve(None, failure)
-            return
-        self.written.num_commits += 1
-        self.written.commit_seconds += time.perf_counter() - began
-        for task, result in zip(tasks, results, strict=True):
-            task.resolve(result)
+                task.error = error if isinstance(error, StoreError) else StoreError(repr(error))
+        loops = {task.loop for task in tasks}
+        for loop in loops:
+            mine = tasks if len(loops) == 1 else [task for task in tasks if task.loop is loop]
+            # A loop that has ended has nobody who waits any more.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(_settle, mine)
 
-    def _add(self, tasks: Sequence[_Task]) -> list[list[bool]]:
-        new = self._store.add_events([event for task in tasks for event in task.events])
-        results, first = [], 0
+    def _add(self, tasks: Sequence[_Task]) -> None:
+        events = [event for task in tasks for event in task.events]
+        is_new = self._store.add_events(events)
+        counted = self.written.num_events
+        for event, new in zip(events, is_new, strict=True):
+            if new:
+                counted[event.event_type] = counted.get(event.event_type, 0) + 1
+            else:
+                self.written.num_duplicates += 1
+        rest = iter(is_new)
         for task in tasks:
-            own = new[first : first + len(task.events)]
-            first += len(own)
-            results.append(own)
-            for event, is_new in zip(task.events, own, strict=True):
-                counted = self.written.num_events
-                if is_new:
-                    counted[event.event_type] = counted.get(event.event_type, 0) + 1
-                else:
-                    self.written.num_duplicates += 1
-        return results
+            task.result = list(islice(rest, len(task.events)))
 
     def _write_records(self) -> None:
-        with self._changed:
-            records, self._records = list(self._records), deque()
-        if not records:
-            return
-        try:
-            self._store.add_requests(records)
-            self.written.num_records += len(records)
-        except Exception as error:
-            self.written.num_dropped += len(records)
-            self._failed(error)
+        """Write the records that wait; where the store fails they wait for the next time."""
+        while self._records:
+            with self._changed:
+                records = [
+                    self._records.popleft() for _ in range(min(MAX_RECORDS, len(self._records)))
+                ]
+            try:
+                self._store.add_requests(records)
+            except StoreError as error:
+                self._failed(error)
+                with self._changed:
+                    room = max(0, MAX_WAITING_RECORDS - len(self._records))
+                    kept = records[-room:] if room else []
+                    self._records.extendleft(reversed(kept))
+                    self.written.num_dropped += len(records) - len(kept)
+                return
+            except Exception as error:
+                self._failed(error)
+                self.written.num_dropped += len(records)
+            else:
+                self.written.num_records += len(records)
 
     def _remove_old(self) -> None:
-        now_ms = int(1_000 * time.time())
-        event_days, log_days = self._days
-        try:
-            self._store.remove_old(
-                now_ms - int(event_days * DAY_MS), now_ms - int(log_days * DAY_MS)
-            )
-        except Exception as error:
-            self._failed(error)
+        while True:
+            now_ms = int(1_000 * time.time())
+            before_ms = (now_ms - int(days * DAY_MS) for days in self._days)
+            try:
+                self._store.remove_old(*before_ms)
+            except Exception as error:
+                self._failed(error)
+            if self._ended.wait(REMOVE_SECONDS):
+                return
 
     def _failed(self, error: Exception) -> None:
         """Count a failure; the log has the first, then every 2nd, 4th, 8th."""
@@ -259,3 +288,8 @@ class EventWriter:
         if times & (times - 1) == 0:
             level = WARNING if isinstance(error, StoreError) else ERROR
             log("store_write_failed", {"times": times, "error": str(error)}, level=level)
+
+
+def _settle(tasks: Sequence[_Task]) -> None:
+    for task in tasks:
+        task.settle()

@@ -1,0 +1,190 @@
+"""Served lists in SQLite, a file a day, so that what is too old is a file to unlink.
+
+The day is read from the id of a list, whose first 12 hexadecimal digits are unix milliseconds.
+Documents are compressed: at 250 lists a second they are what fills a disk.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from serving.online.sqlite_files import SqliteFile, failure_of
+from serving.online.store import RequestRecord
+
+VERSION = 1
+MAX_OPEN = 16
+"""Days whose files stay open in a process."""
+MAX_MS = (1 << 48) - 1
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SCHEMA = """
+CREATE TABLE requests (
+    request_id TEXT PRIMARY KEY, time_ms INTEGER NOT NULL, user_id TEXT, document BLOB NOT NULL
+);
+CREATE INDEX requests_of_user ON requests (user_id, time_ms) WHERE user_id IS NOT NULL;
+"""
+# The last lists before a power cut may be lost; the file stays whole.
+PRAGMAS = ("synchronous = NORMAL", "secure_delete = ON")
+_COLUMNS = "request_id, time_ms, user_id, document"
+
+
+class DailyRequests:
+    """Served lists of every day in a folder."""
+
+    def __init__(self, folder: Path, *, readonly: bool, timeout_ms: float) -> None:
+        self._folder, self._readonly, self._timeout_ms = folder, readonly, timeout_ms
+        self._files: dict[str, tuple[int, SqliteFile]] = {}
+
+    def add(self, records: Sequence[RequestRecord]) -> None:
+        """Keep lists whose ids are new."""
+        by_day: dict[str, list[tuple[str, int, str | None, bytes]]] = {}
+        for record in records:
+            row = (*record[:3], zlib.compress(record.document, 1))
+            by_day.setdefault(_day_of_id(record.request_id), []).append(row)
+        for day, rows in by_day.items():
+            file = self._file(day, create=True)
+            assert file is not None
+            with file.transaction() as database:
+                database.executemany("INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?)", rows)
+
+    def find(self, request_id: str) -> RequestRecord | None:
+        """Find a list; None for any text that is none's id."""
+        try:
+            file = self._file(_day_of_id(request_id))
+        except ValueError:
+            return None
+        query = f"SELECT {_COLUMNS} FROM requests WHERE request_id = ?"
+        found = [] if file is None else _records(file.rows(query, (request_id,)))
+        return found[0] if found else None
+
+    def of_user(self, user_id: str, since_ms: int, limit: int) -> list[RequestRecord]:
+        """List a user's lists, newest first."""
+        found: list[RequestRecord] = []
+        for file in self._existing(since_ms, newest_first=True):
+            if len(found) >= limit:
+                break
+            rows = file.rows(
+                f"SELECT {_COLUMNS} FROM requests WHERE user_id = ? AND time_ms >= ? "
+                "ORDER BY time_ms DESC, request_id DESC LIMIT ?",
+                (user_id, since_ms, limit - len(found)),
+            )
+            found += _records(rows)
+        return found
+
+    def between(
+        self, since_ms: int, before_ms: int, limit: int, after_id: str
+    ) -> list[RequestRecord]:
+        """Read lists in the order of their ids."""
+        found: list[RequestRecord] = []
+        bounds = (max(_first_id(since_ms), after_id), after_id, _first_id(before_ms))
+        for file in self._existing(since_ms):
+            if len(found) >= limit or file.path.name > _name(_day(before_ms)):
+                break
+            rows = file.rows(
+                f"SELECT {_COLUMNS} FROM requests WHERE request_id >= ? AND request_id > ? "
+                "AND request_id < ? ORDER BY request_id LIMIT ?",
+                (*bounds, limit - len(found)),
+            )
+            found += _records(rows)
+        return found
+
+    def forget(self, user_id: str) -> int:
+        """Remove a user's lists; gives how many there were."""
+        num_removed = 0
+        for file in self._existing():
+            with file.transaction() as database:
+                query = "DELETE FROM requests WHERE user_id = ?"
+                num_removed += database.execute(query, (user_id,)).rowcount
+        return num_removed
+
+    def remove_before(self, before_ms: int) -> None:
+        """Unlink files of days that ended before a time."""
+        for day in self._days():
+            if day < _day(before_ms):
+                self._drop(day)
+                path = self._folder / _name(day)
+                try:
+                    # SQLite does not read the WAL of a file that is not there.
+                    for part in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+                        part.unlink(missing_ok=True)
+                except OSError as error:
+                    raise failure_of(path, error) from error
+
+    def close(self) -> None:
+        """Close connections."""
+        for day in list(self._files):
+            self._drop(day)
+
+    def _days(self) -> list[str]:
+        names = (path.name for path in self._folder.glob(_name("????-??-??")))
+        return sorted(name.removeprefix("requests-").removesuffix(".db") for name in names)
+
+    def _existing(self, since_ms: int = 0, *, newest_first: bool = False) -> Iterator[SqliteFile]:
+        first = _day(since_ms)
+        for day in sorted(self._days(), reverse=newest_first):
+            if day >= first and (file := self._file(day)) is not None:
+                yield file
+
+    def _file(self, day: str, *, create: bool = False) -> SqliteFile | None:
+        """Give a day's file; None where there is none."""
+        path = self._folder / _name(day)
+        held = self._files.get(day)
+        try:
+            inode = path.stat().st_ino
+        except FileNotFoundError:
+            self._drop(day)
+            if not create:
+                return None
+        else:
+            # Another server may have removed the file that is held, and begun it again.
+            if held is not None and held[0] == inode:
+                return held[1]
+            self._drop(day)
+        while len(self._files) >= MAX_OPEN:
+            self._drop(min(self._files))
+        file = SqliteFile(
+            path,
+            version=VERSION,
+            readonly=self._readonly,
+            timeout_ms=self._timeout_ms,
+            pragmas=() if self._readonly else PRAGMAS,
+        )
+        if create:
+            file.create(SCHEMA)
+        self._files[day] = (path.stat().st_ino, file)
+        return file
+
+    def _drop(self, day: str) -> None:
+        held = self._files.pop(day, None)
+        if held is not None:
+            held[1].close()
+
+
+def _name(day: str) -> str:
+    return f"requests-{day}.db"
+
+
+def _day(time_ms: int) -> str:
+    """Name the day of a time in UTC; times before 1970 and after 9999 count as those days."""
+    last = 253_402_300_799_999
+    time = EPOCH + timedelta(milliseconds=min(max(time_ms, 0), last))
+    return f"{time:%Y-%m-%d}"
+
+
+def _day_of_id(request_id: str) -> str:
+    """Name the day of a list.
+
+    Raises:
+        ValueError: The id does not begin with 12 hexadecimal digits.
+    """
+    return _day(int(request_id[:12], 16))
+
+
+def _first_id(time_ms: int) -> str:
+    return f"{min(max(time_ms, 0), MAX_MS):012x}"
+
+
+def _records(rows: Sequence[tuple[str, int, str | None, bytes]]) -> list[RequestRecord]:
+    return [RequestRecord(*row[:3], zlib.decompress(row[3])) for row in rows]

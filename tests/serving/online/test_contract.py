@@ -1,0 +1,311 @@
+"""What every online store does, whichever it is."""
+
+import hashlib
+import os
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serving.online.events import Event
+from serving.online.opening import open_store
+from serving.online.store import Forgotten, ItemState, RecentEvent, RequestRecord
+
+T0 = 1_795_000_000_000
+DAY = 86_400_000
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:{tmp_path}"
+    server = request.getfixturevalue("shared_redis")
+    return f"{server.url}?prefix={uuid.uuid4().hex}:"
+
+
+@pytest.fixture
+def open_another(url):
+    opened = []
+
+    def open_one():
+        opened.append(open_store(url, timeout_ms=5_000))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(open_another):
+    return open_another()
+
+
+def event(number, user_id="ann", event_type="click", at=None, **fields):
+    time_ms = T0 + number if at is None else T0 + at
+    return Event(
+        event_id=fields.pop("event_id", f"{user_id}-{number}"),
+        user_id=user_id,
+        item_id=fields.pop("item_id", f"i{number}"),
+        event_type=event_type,
+        time_ms=time_ms,
+        received_ms=fields.pop("received_ms", T0 + number),
+        **fields,
+    )
+
+
+def record(number, at=None, user_id="ann", items=("a", "b")):
+    time_ms = T0 + (number if at is None else at)
+    request_id = f"{time_ms:012x}{number:020x}"
+    document = orjson.dumps({"request_id": request_id, "items": [{"item_id": i} for i in items]})
+    return RequestRecord(request_id, time_ms, user_id, document)
+
+
+def items_of(visitor):
+    return [found.item_id for found in visitor.events]
+
+
+def test_an_empty_store_knows_nobody(store):
+    for found in (store.visitor("ann", 10), store.visitor(None, 10)):
+        assert (list(found.events), found.forgotten_ms, found.items_version) == ([], None, 0)
+    assert store.items() == (0, {})
+    assert store.events_after(0, 10) == []
+    assert store.requests_between(0, T0, 10) == []
+    assert store.requests_of("ann", 0, 10) == []
+    assert store.shown_items("ann", 0) == []
+    assert dict(store.forgotten()) == {}
+    assert store.add_events([]) == []
+    store.add_requests([])
+    store.remove_old(T0, T0)
+
+
+def test_an_event_is_stored_once_within_and_across_batches(store):
+    first = event(1)
+    again = event(1, item_id="other")
+    assert store.add_events([first, event(2), again, event(2)]) == [True, True, False, False]
+    assert store.add_events([event(3), again, event(4), event(3)]) == [True, False, True, False]
+    assert items_of(store.visitor("ann", 10)) == ["i1", "i2", "i3", "i4"]
+    # Another user's event of the same id is the same event.
+    assert store.add_events([event(9, "bob", event_id="ann-1")]) == [False]
+
+
+@pytest.mark.parametrize("num_events", [1, 3, 255, 700, 1_000])
+def test_any_number_of_events_is_one_batch(store, num_events):
+    assert store.add_events([event(n) for n in range(0, num_events, 2)]) == [True] * (
+        (num_events + 1) // 2
+    )
+    added = store.add_events([event(n) for n in range(num_events)])
+    assert added == [n % 2 == 1 for n in range(num_events)]
+    assert len(store.events_after(0, 2_000)) == num_events
+
+
+def test_a_history_is_by_time_then_arrival_and_strictly_before_a_moment(store):
+    for number, at in enumerate([50, 20, 50, 10, 20, 60, 50]):
+        store.add_events([event(number, at=at)])
+    ordered = ["i3", "i1", "i4", "i0", "i2", "i6", "i5"]
+    assert items_of(store.visitor("ann", 10)) == ordered
+    assert items_of(store.visitor("ann", 3)) == ordered[-3:]
+    assert items_of(store.visitor("ann", 2, before_ms=T0 + 50)) == ["i1", "i4"]
+    assert items_of(store.visitor("ann", 10, before_ms=T0 + 51)) == ordered[:6]
+    assert items_of(store.visitor("ann", 10, before_ms=T0 + 10)) == []
+    assert store.visitor("ann", 1).events[0] == RecentEvent("i5", "click", T0 + 60)
+
+
+def test_impressions_are_no_history_and_types_are_kept(store):
+    types = ["view", "impression", "cart", "impression", "purchase", "like", "click"]
+    store.add_events([event(n, event_type=kind) for n, kind in enumerate(types)])
+    found = [seen.event_type for seen in store.visitor("ann", 10).events]
+    assert found == ["view", "cart", "purchase", "like", "click"]
+    assert set(store.shown_items("ann", 0)) == {"i1", "i3"}
+
+
+def test_every_field_comes_back_in_the_order_of_arrival(store):
+    sent = [
+        event(5, value=0.1 + 0.2, request_id="0" * 32, slot=3, domain="d", session_id="s"),
+        event(2, "b\x00b \u00e9\U0001f600\n", item_id="\x00", value=-1e-300),
+        event(9, event_type="impression", value=5.0),
+        event(1, at=-1_000, value=float(2**60)),
+    ]
+    store.add_events(sent[:3])
+    store.add_events(sent[3:])
+    exported = store.events_after(0, 10)
+    assert [found for _, found in exported] == sent
+    assert items_of(store.visitor(sent[1].user_id, 5)) == ["\x00"]
+    places = [place for place, _ in exported]
+    assert places == sorted(set(places))
+    assert places[0] > 0
+    assert store.events_after(places[1], 1) == exported[2:3]
+    assert store.events_after(places[-1], 5) == []
+
+
+def test_places_are_never_used_again(store):
+    store.add_events([event(n) for n in range(5)])
+    (last, _) = store.events_after(0, 10)[-1]
+    store.forget("ann", T0 + 100)
+    store.add_events([event(200)])
+    assert [found.event_id for _, found in store.events_after(last, 10)] == ["ann-200"]
+
+
+def test_forgetting_removes_everything_of_a_user_and_nothing_of_others(store):
+    for user in ("ann", "bob"):
+        store.add_events([event(n, user) for n in range(7)])
+        store.add_events([event(8, user, "impression")])
+    store.add_requests([record(1), record(2, at=3 * DAY), record(3, user_id="bob")])
+    store.add_requests([record(4, user_id=None)])
+    now = T0 + 4 * DAY
+    assert store.forget("ann", now) == Forgotten(8, 2)
+    assert items_of(store.visitor("ann", 99)) == []
+    assert store.visitor("ann", 9).forgotten_ms == now
+    assert store.visitor("bob", 9).forgotten_ms is None
+    assert store.shown_items("ann", 0) == []
+    assert store.request(record(1).request_id) is None
+    assert store.requests_of("ann", 0, 9) == []
+    assert len(store.visitor("bob", 99).events) == 7
+    assert {found.user_id for found in store.requests_between(0, now, 9)} == {"bob", None}
+    assert {found.user_id for _, found in store.events_after(0, 99)} == {"bob"}
+    assert dict(store.forgotten()) == {hashlib.sha256(b"ann").hexdigest(): now}
+    # What the user does afterwards is theirs again; the moment stays, and a later one counts.
+    assert store.add_events([event(5 * DAY)]) == [True]
+    assert len(store.visitor("ann", 9).events) == 1
+    assert store.visitor("ann", 9).forgotten_ms == now
+    assert store.forget("ann", now + 2 * DAY) == Forgotten(1, 0)
+    assert store.visitor("ann", 9).forgotten_ms == now + 2 * DAY
+    assert store.forget("nobody", T0) == Forgotten(0, 0)
+
+
+def test_a_user_is_forgotten_while_their_events_arrive(open_another):
+    stop = threading.Event()
+
+    def send(store, name):
+        number = 0
+        while not stop.is_set():
+            store.add_events([event(n, event_id=f"{name}-{n}") for n in range(number, number + 5)])
+            number += 5
+
+    senders = [open_another() for _ in range(2)]
+    forgetting = open_another()
+    with ThreadPoolExecutor(2) as pool:
+        sent = [pool.submit(send, store, name) for name, store in enumerate(senders)]
+        for turn in range(5):
+            forgetting.forget("ann", T0 - 1_000 + turn)
+        stop.set()
+        for each in sent:
+            each.result()
+    forgetting.forget("ann", T0 - 1)
+    assert items_of(forgetting.visitor("ann", 10_000)) == []
+    assert forgetting.events_after(0, 10) == []
+
+
+def test_shown_items_are_impressions_and_served_lists_since_a_moment(store):
+    seen = [event(n, event_type="impression") for n in (10, 20, 15)]
+    store.add_events([*seen, event(30)])
+    store.add_requests([record(1, 10, items=["x"]), record(2, 15, items=["y", "i20"])])
+    store.add_requests([record(3, 20, "bob", ["z"]), record(4, 20, None), record(5, 2 * DAY)])
+    assert set(store.shown_items("ann", T0 + 15)) == {"i15", "i20", "y", "a", "b"}
+    assert set(store.shown_items("ann", T0 + DAY)) == {"a", "b"}
+    assert len(store.shown_items("ann", 0)) == len(set(store.shown_items("ann", 0)))
+
+
+def test_served_lists_are_found_by_id_by_user_and_by_time_across_days(store):
+    records = [record(number, number * DAY // 2) for number in range(5)]
+    nobodys = record(9, DAY, None)
+    store.add_requests([records[3], records[0], nobodys, *records[1:3], records[4], records[0]])
+    assert [store.request(each.request_id) for each in records] == records
+    for unknown in ("f" * 32, "0" * 32, f"{T0:012x}{77:020x}", "no id", ""):
+        assert store.request(unknown) is None
+    assert store.requests_of("ann", T0 + DAY, 9) == records[:1:-1]
+    assert store.requests_of("ann", 0, 2) == [records[4], records[3]]
+    since, before = T0 + DAY // 2, T0 + 2 * DAY
+    between = [records[1], records[2], nobodys, records[3]]
+    assert store.requests_between(since, before, 9) == between
+    pages, after = [], ""
+    while page := store.requests_between(since, before, 2, after_id=after):
+        pages += page
+        after = page[-1].request_id
+    assert pages == between
+
+
+def test_changes_of_items_have_a_version(store, open_another):
+    hat = ItemState(properties={"title": "Hat \x00", "price": 9.5, "categories": ["a"], "n": None})
+    assert store.change_items({"hat": hat, "cap": ItemState(hidden=True)}) == 1
+    assert store.items() == (1, {"hat": hat, "cap": ItemState(hidden=True)})
+    assert store.change_items({"cap": None, "none": None}) == 2
+    other = open_another()
+    assert other.items() == (2, {"hat": hat})
+    assert other.visitor(None, 5).items_version == other.visitor("ann", 5).items_version == 2
+    assert other.change_items({"hat": ItemState(hidden=True)}) == 3
+    assert store.items() == (3, {"hat": ItemState(hidden=True)})
+
+
+def test_retention_removes_what_arrived_before(store):
+    store.add_events([event(n, at=n // 2) for n in range(2_500)])
+    store.add_events([event(5_000, at=1_100)])
+    store.add_requests([record(1), record(2, DAY), record(3, 2 * DAY)])
+    store.remove_old(T0 + 2_400, T0)
+    assert len(store.events_after(0, 9_999)) == 101
+    assert items_of(store.visitor("ann", 999))[0] == "i5000"
+    assert len(store.requests_between(0, T0 + 9 * DAY, 9)) == 3
+    store.remove_old(0, T0 + 2 * DAY)
+    assert store.requests_between(0, T0 + 9 * DAY, 9) == [record(3, 2 * DAY)]
+    assert store.requests_of("ann", 0, 9) == [record(3, 2 * DAY)]
+    assert store.request(record(1).request_id) is None
+    # An id that was removed may be sent again.
+    assert store.add_events([event(1), event(2_450)]) == [True, False]
+
+
+def test_two_servers_store_an_event_once(open_another):
+    stores = [open_another() for _ in range(2)]
+    events = [event(n) for n in range(600)]
+
+    def send(store):
+        return [store.add_events(events[at : at + 10]) for at in range(0, 600, 10)]
+
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(send, [*stores, *stores]))
+    assert sum(new for reply in replies for flags in reply for new in flags) == 600
+    assert len(stores[1].events_after(0, 5_000)) == 600
+    assert len(stores[0].visitor("ann", 1_000).events) == 600
+
+
+def test_what_one_process_stores_another_reads_at_once(open_another):
+    writer, reader = open_another(), open_another()
+    for number in range(50):
+        assert len(reader.visitor("ann", 100).events) == number
+        writer.add_events([event(number)])
+
+
+def test_a_forked_process_reads_and_writes_beside_its_parent(store):
+    store.add_events([event(1)])
+    child = os.fork()
+    try:
+        for number in range(50):
+            assert len(store.visitor("ann", 5).events) == 1
+            store.add_events([event(number, "parent" if child else "child")])
+    finally:
+        if child == 0:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [len(store.visitor(user, 99).events) for user in ("parent", "child")] == [50, 50]
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.text(min_size=1, max_size=40), st.text(min_size=1, max_size=40))
+def test_any_text_is_an_id(store, user_id, item_id):
+    sent = event(1, user_id, item_id=item_id, event_id=uuid.uuid4().hex, session_id=item_id)
+    assert store.add_events([sent]) == [True]
+    assert store.visitor(user_id, 1).events[0].item_id == item_id
+    assert store.events_after(0, 10_000)[-1][1] == sent
+    store.add_requests([record(1, user_id=user_id, items=[item_id])])
+    assert item_id in store.shown_items(user_id, 0)
+    store.change_items({item_id: ItemState(hidden=True)})
+    assert item_id in store.items()[1]
+    assert store.forget(user_id, T0 - 1).num_events >= 1
+    assert store.visitor(user_id, 1).forgotten_ms == T0 - 1

@@ -1,0 +1,232 @@
+"""The thread that writes for all requests of a server: groups, order, failures, the end."""
+
+import asyncio
+import functools
+import threading
+
+import pytest
+
+from serving.online import writer as writer_module
+from serving.online.sqlite_store import SqliteStore
+from serving.online.store import Forgotten, ItemState, StoreError
+from serving.online.writer import EventWriter, WriterBusyError
+from tests.serving.online.test_contract import T0, event, items_of, record
+
+
+def in_a_loop(test):
+    @functools.wraps(test)
+    def run(**fixtures):
+        asyncio.run(asyncio.wait_for(test(**fixtures), 60))
+
+    return run
+
+
+class Held(SqliteStore):
+    """A store whose commits wait until they are let go, and that counts and fails them."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.go, self.began = threading.Event(), threading.Event()
+        self.go.set()
+        self.sizes, self.error = [], None
+
+    def _commit(self, size):
+        self.sizes.append(size)
+        self.began.set()
+        assert self.go.wait(30)
+        if self.error is not None:
+            raise self.error
+
+    def add_events(self, events):
+        self._commit(len(events))
+        return super().add_events(events)
+
+    def add_requests(self, records):
+        if self.error is not None:
+            raise self.error
+        super().add_requests(records)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Held(tmp_path)
+
+
+@pytest.fixture
+def writer(store):
+    # Times of the tests lie in the past.
+    writer = EventWriter(store, event_days=10_000, log_days=10_000)
+    yield writer
+    store.go.set()
+    writer.close()
+
+
+async def held(store):
+    """Let a commit begin that does not end before ``store.go.set()``."""
+    store.go.clear()
+    store.began.clear()
+
+
+async def begun(store):
+    await asyncio.to_thread(store.began.wait, 30)
+
+
+@in_a_loop
+async def test_events_that_arrive_while_a_commit_runs_share_the_next(store, writer):
+    await held(store)
+    first = asyncio.create_task(writer.add([event(0)]))
+    await begun(store)
+    rest = [asyncio.create_task(writer.add([event(n), event(n - 1)])) for n in range(1, 21)]
+    await asyncio.sleep(0.01)
+    assert writer.num_waiting == 40
+    assert not first.done()
+    store.go.set()
+    assert await first == [True]
+    assert await asyncio.gather(*rest) == [[True, False]] * 20
+    assert store.sizes == [1, 40]
+    assert writer.num_waiting == 0
+    assert len(store.visitor("ann", 100).events) == 21
+    written = writer.written
+    assert (written.num_events, written.num_duplicates) == ({"click": 21}, 20)
+    assert written.num_commits == 2
+    assert written.commit_seconds > 0
+
+
+@in_a_loop
+async def test_too_many_waiting_events_are_refused_and_none_of_them_stored(
+    store, writer, monkeypatch
+):
+    monkeypatch.setattr(writer_module, "MAX_WAITING_EVENTS", 3)
+    await held(store)
+    first = asyncio.create_task(writer.add([event(0)]))
+    await begun(store)
+    second = asyncio.create_task(writer.add([event(1), event(2)]))
+    await asyncio.sleep(0)
+    with pytest.raises(WriterBusyError, match=r"2 events wait.*at most 3.*same ids"):
+        await writer.add([event(3), event(4)])
+    third = asyncio.create_task(writer.add([event(5)]))
+    await asyncio.sleep(0)
+    store.go.set()
+    assert await asyncio.gather(first, second, third) == [[True], [True, True], [True]]
+    assert items_of(store.visitor("ann", 9)) == ["i0", "i1", "i2", "i5"]
+
+
+@in_a_loop
+async def test_a_failed_commit_acknowledges_nothing_and_the_next_is_tried(store, writer):
+    store.error = StoreError("disk is full")
+    for error, message in (
+        (StoreError("disk is full"), "disk is full"),
+        (RuntimeError("odd"), r"RuntimeError\('odd'\)"),
+    ):
+        store.error = error
+        answers = await asyncio.gather(
+            *(writer.add([event(n)]) for n in range(3)), return_exceptions=True
+        )
+        assert [type(answer) for answer in answers] == [StoreError] * 3
+        with pytest.raises(StoreError, match=message):
+            raise answers[0]
+    store.error = None
+    assert await writer.add([event(0)]) == [True]
+    assert writer.written.num_failures >= 2
+    assert writer.written.num_events == {"click": 1}
+
+
+@in_a_loop
+async def test_what_is_asked_after_events_is_done_after_them(store, writer):
+    await held(store)
+    tasks = [asyncio.create_task(writer.add([event(0)]))]
+    await begun(store)
+    writer.log(record(1))
+    tasks += [
+        asyncio.create_task(each)
+        for each in (
+            writer.add([event(1)]),
+            writer.forget("ann", T0 + 10),
+            writer.add([event(20)]),
+            writer.change_items({"i": ItemState(hidden=True)}),
+        )
+    ]
+    await asyncio.sleep(0.01)
+    store.go.set()
+    results = await asyncio.gather(*tasks)
+    assert results == [[True], [True], Forgotten(2, 1), [True], 1]
+    assert items_of(store.visitor("ann", 9)) == ["i20"]
+    assert store.requests_of("ann", 0, 9) == []
+
+
+@in_a_loop
+async def test_someone_who_has_gone_leaves_the_others_their_answers(store, writer):
+    await held(store)
+    gone = asyncio.create_task(writer.add([event(0)]))
+    await begun(store)
+    stays = asyncio.create_task(writer.add([event(1)]))
+    await asyncio.sleep(0)
+    gone.cancel()
+    store.go.set()
+    assert await stays == [True]
+    assert items_of(store.visitor("ann", 9)) == ["i0", "i1"]
+
+
+@in_a_loop
+async def test_records_are_written_soon_and_wait_while_the_store_fails(store, writer):
+    store.error = StoreError("away")
+    writer.log(record(1))
+    while writer.written.num_failures < 2:
+        await asyncio.sleep(0.01)
+    writer.log(record(2))
+    store.error = None
+    while writer.written.num_records < 2:
+        await asyncio.sleep(0.01)
+    assert store.requests_of("ann", 0, 9) == [record(2), record(1)]
+    assert writer.written.num_dropped == 0
+
+
+@in_a_loop
+async def test_the_oldest_records_are_dropped_where_the_store_cannot_follow(
+    store, writer, monkeypatch
+):
+    monkeypatch.setattr(writer_module, "MAX_WAITING_RECORDS", 3)
+    await held(store)
+    blocked = asyncio.create_task(writer.add([event(0)]))
+    await begun(store)
+    for number in range(5):
+        writer.log(record(number))
+    assert writer.written.num_dropped == 2
+    store.go.set()
+    await blocked
+    while writer.written.num_records < 3:
+        await asyncio.sleep(0.01)
+    assert store.requests_of("ann", 0, 9) == [record(4), record(3), record(2)]
+
+
+@in_a_loop
+async def test_closing_writes_what_waits_and_takes_no_more(tmp_path):
+    store = Held(tmp_path)
+    writer = EventWriter(store, event_days=10_000, log_days=10_000)
+    await held(store)
+    waiting = [asyncio.create_task(writer.add([event(n)])) for n in range(3)]
+    writer.log(record(1))
+    await begun(store)
+    closed = asyncio.create_task(asyncio.to_thread(writer.close))
+    while not writer._closing:
+        await asyncio.sleep(0.001)
+    with pytest.raises(WriterBusyError, match="ending"):
+        await writer.add([event(9)])
+    store.go.set()
+    assert await asyncio.gather(*waiting) == [[True]] * 3
+    await closed
+    reader = SqliteStore(tmp_path, readonly=True)
+    assert len(reader.visitor("ann", 9).events) == 3
+    assert reader.request(record(1).request_id) == record(1)
+    reader.close()
+
+
+@in_a_loop
+async def test_old_events_are_removed_from_the_start(tmp_path, monkeypatch):
+    store = Held(tmp_path)
+    store.add_events([event(n) for n in range(1_500)])
+    store.add_requests([record(1)])
+    writer = EventWriter(store, event_days=1, log_days=1)
+    while store.events_after(0, 1) or store.request(record(1).request_id):
+        await asyncio.sleep(0.01)
+    await asyncio.to_thread(writer.close)
