@@ -39,6 +39,10 @@ DEFAULT_EFFORT: dict[Kind, int] = {"flat": 1, "hnsw": 256, "ivf_sq8": 64}
 MASKED_EXACT_MAX_ROWS: dict[Kind, int] = {"flat": 0, "hnsw": 50_000, "ivf_sq8": 10_000}
 """Below this the exact search is the faster one; HNSW also misses much of what a mask leaves."""
 MAX_HNSW_EFFORT = 4096
+VISITS_PER_ROW = 12
+"""Items of probed lists that a search passes by, or scores, in the time to fetch one and score it;
+measured by tests/benchmarks/serving/benchmark_filters.py."""
+ROWS_AT_ONCE = 2048
 _read_limits = threading.Lock()
 
 
@@ -148,16 +152,40 @@ class FaissIndex:
         return lists
 
     def search_one(self, query: Tensor, k: int, mask: ItemMask) -> OneList:
-        """Find about the k best items of one query [D]; a flat index on the host is scanned."""
-        if self.kind != "flat" or self._gpu is not None:
+        """Find about the k best items of one query [D].
+
+        A flat index on the host is scanned, and so are the items that a mask allows where that
+        takes less time than a search among them.
+        """
+        scanned = self.kind == "flat" and self._gpu is None
+        if not scanned and not self._few_enough(self._count(mask)):
             return OneList.of(self.search(query[None], k, mask))
         if not math.isfinite(float(query.sum())):
             check_queries(query[None], self.dim)
+        if not scanned:
+            return self._best_allowed(query, k, mask)
         if self._flat is None:
             self._flat = self._vectors()
         scores = torch.mv(self._flat, query)
         mask.blank(scores.numpy())
         return best_of_one(scores, k)
+
+    def _few_enough(self, num_allowed: int) -> bool:
+        """Whether comparing all allowed items is faster than searching among them."""
+        if self.kind != "ivf_sq8":
+            return num_allowed <= self.masked_exact_max_rows
+        share = self._probed(max(1, num_allowed)) / self.max_effort
+        return num_allowed * VISITS_PER_ROW <= share * self.num_item_rows
+
+    def _best_allowed(self, query: Tensor, k: int, mask: ItemMask) -> OneList:
+        """Compare all allowed items, a cache's worth at a time."""
+        rows, vectors = mask.rows(), self._vectors()
+        scores = torch.empty(len(rows))
+        for begin in range(0, len(rows), ROWS_AT_ONCE):
+            part = torch.from_numpy(rows[begin : begin + ROWS_AT_ONCE])
+            found = vectors.index_select(0, part).float()
+            torch.mv(found, query, out=scores[begin : begin + ROWS_AT_ONCE])
+        return best_of_one(scores, k, rows)
 
     def vectors(self, item_rows: Tensor) -> Tensor:
         """Read back item vectors, [n, D] float32; IVF-SQ8 keeps them in half precision."""
@@ -268,7 +296,7 @@ class FaissIndex:
         selector = None
         if mask is not None and num_allowed < self.num_item_rows - 1:
             selector = faiss.IDSelectorBitmap(mask.bytes)
-        effort = min(self.max_effort, self.effort * (self.num_item_rows - 1) // num_allowed)
+        effort = self._probed(num_allowed)
         if self.kind == "flat":
             return faiss.SearchParameters(sel=selector)
         if self.kind == "hnsw":
@@ -277,6 +305,10 @@ class FaissIndex:
         return faiss.IndexRefineSearchParameters(
             k_factor=RESCORED_PER_RESULT, base_index_params=lists
         )
+
+    def _probed(self, num_allowed: int) -> int:
+        """Grow the effort as a mask thins out what is found."""
+        return min(self.max_effort, self.effort * (self.num_item_rows - 1) // num_allowed)
 
     def _vectors(self) -> Tensor:
         """View the stored vectors without a copy, [N, D] float32 or float16; `add` ends it."""

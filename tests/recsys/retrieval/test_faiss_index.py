@@ -70,6 +70,20 @@ def test_one_query_finds_what_a_batch_does(kind, k):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [0, 1, 30, 300, 3000])
+def test_one_query_finds_the_best_of_few_allowed_items(kind, count):
+    index = index_of(kind, masked_exact_max_rows=1000)
+    allowed = np.zeros(NUM_ROWS, np.bool_)
+    allowed[np.random.default_rng(count).permutation(NUM_ROWS - 1)[:count] + 1] = True
+    mask = ItemMask(allowed)
+    found = index.search_one(QUERIES[0], 20, mask)
+    truth = exact_top_k(QUERIES[:1], ITEMS, 20, mask)
+    assert len(found.item_rows) == min(20, count)
+    assert mask.allows(found.item_rows).all()
+    np.testing.assert_allclose(found.scores, truth.scores[0, : len(found.scores)], atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_padding_row_is_never_returned(kind):
     items = -ITEMS[:300].abs()
     items[0] = 100.0
