@@ -15,6 +15,7 @@ A request, in order:
    `explain.py` gives reasons, if requested.
 4. The reply (`schemas.py`) names what served it and what was degraded; `log.py` logs one line.
 
-`settings.py` holds the options of both; `web/pages.py` serves the try-it page. `server/` runs all
-this in several processes, and `security/` decides who may call. docs/serving.md describes the API.
+`settings.py` holds the options of both; `configuration/` reads surfaces, rules and experiments;
+`web/pages.py` serves the try-it page. `server/` runs all this in several processes, and `security/`
+decides who may call. docs/serving.md describes the API, docs/control.md the configuration.
 """

@@ -15,6 +15,7 @@ from pipelines.cli import (
     adapters,
     bundles,
     compare,
+    control,
     data,
     distil,
     kernels,
@@ -54,6 +55,7 @@ app.add_typer(
     name="ids",
     help="Semantic IDs: train, append, compare.",
 )
+app.add_typer(control.app, name="config", help="A server's surfaces, rules and experiments: check.")
 app.add_typer(kernels.app, name="kernels", help="GPU kernels: benchmark, tune, inspect.")
 app.add_typer(keys.app, name="keys", help="Keys of a server's clients: add, list, remove.")
 for command in (

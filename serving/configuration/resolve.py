@@ -15,7 +15,7 @@ from typing import NamedTuple
 from serving.configuration.experiments import Experiment
 from serving.configuration.file import ServingConfiguration
 from serving.configuration.periods import ALWAYS
-from serving.configuration.rules import EVERYONE, Rule
+from serving.configuration.rules import Rule
 from serving.surfaces import ALIASES, Surface, surfaces_of
 
 RANGE = float(1 << 64)
@@ -37,7 +37,7 @@ class UnknownSurfaceError(ValueError):
 
 
 class Resolver:
-    """Answers for one configuration and bundle; never changes."""
+    """Answers for one configuration and bundle, whoever requests."""
 
     def __init__(self, configuration: ServingConfiguration, exclude_history: bool) -> None:
         """Work out what requests share.
@@ -89,16 +89,18 @@ class _Plan:
             next((one for one in assigners if _runs(one.experiment, begin)), None)
             for begin in self._begins
         ]
-        self._same_for_all = [
-            all(rule.users == EVERYONE for rule in holding) for holding in self._rules
-        ]
+        self._domains = frozenset(domain for rule in rules for domain in rule.users.domains or ())
+        self._for_audience: dict[tuple[int, bool, str | None], tuple[Rule, ...]] = {}
         self._surface = surface
 
     def resolve(self, user_id: str | None, unix_time: float, domain: str | None) -> Resolved:
         place = bisect_right(self._begins, unix_time) - 1
-        rules = self._rules[place]
-        if not self._same_for_all[place]:
-            rules = tuple(rule for rule in rules if rule.users.has(user_id, domain))
+        # What no rule names is all one, so clients cannot make this grow.
+        key = (place, user_id is None, domain if domain in self._domains else None)
+        rules = self._for_audience.get(key)
+        if rules is None:
+            rules = tuple(rule for rule in self._rules[place] if rule.users.has(user_id, domain))
+            self._for_audience[key] = rules
         assigner = self._assigners[place]
         if assigner is None or user_id is None:
             return Resolved(self._surface, rules)

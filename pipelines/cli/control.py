@@ -1,0 +1,56 @@
+"""The command ``recsys config``: what a server's configuration says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipelines.engine.console import log, out
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def config() -> None:
+    """Surfaces, rules and experiments of a server."""
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The configuration, such as serving.toml.")],
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", "-b", help="Also whether this bundle has what it names."),
+    ] = None,
+) -> None:
+    """Say what a configuration does and what is wrong with it.
+
+    [bold]Examples[/]
+
+      recsys config check serving.toml
+
+      recsys config check serving.toml --bundle runs/shop/bundles/current
+    """
+    from serving.configuration.check import described, unfit
+    from serving.configuration.file import read_configuration
+
+    configuration = read_configuration(file)
+    for sentence in described(configuration):
+        out.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    for sentence in configuration.warnings:
+        log.print(f"warning: {sentence}", markup=False, soft_wrap=True)
+    if bundle is None:
+        return
+    from pipelines.cli.bundles import check_bundle
+    from serving.bundle.load import load_bundle
+    from serving.settings import ServingOptions
+    from serving.sources import sources_of
+
+    loaded = load_bundle(check_bundle(bundle))
+    sources = sources_of(loaded, ServingOptions(profile="full"))
+    faults = list(unfit(configuration, loaded, sources))
+    if faults:
+        raise ValueError("\n".join(f"{file}: {fault}" for fault in faults))
+    out.print(f"bundle {loaded.version} has all that it names", markup=False, soft_wrap=True)

@@ -1,0 +1,181 @@
+"""Say in plain sentences what a configuration does, and whether it fits a bundle."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serving.configuration.contradictions import demanded_values, too_many_pins, variants_of
+from serving.configuration.experiments import Experiment
+from serving.configuration.file import ServingConfiguration
+from serving.configuration.rules import Rule
+from serving.filtering.expression import FilterError, parse
+from serving.surfaces import BUILT_IN, Surface
+
+if TYPE_CHECKING:
+    from serving.bundle.load import Bundle
+
+CATEGORY = "category"
+MAX_NAMED = 5
+
+
+def described(configuration: ServingConfiguration) -> Iterator[str]:
+    """Say what a configuration does."""
+    for name, surface in configuration.surfaces.items():
+        if surface != BUILT_IN.get(name):
+            yield f"surface {name} is of kind {surface.kind}: {_settings(surface)}"
+    untouched = [
+        name for name, surface in configuration.surfaces.items() if surface == BUILT_IN.get(name)
+    ]
+    if untouched:
+        yield f"as built in: {', '.join(untouched)}"
+    for rule in configuration.rules:
+        yield f"rule {rule.name} {_deed(rule)}{_where(rule.surfaces)}{_when(rule)}{_whose(rule)}"
+    for experiment in configuration.experiments:
+        total = sum(arm.weight for arm in experiment.arms)
+        arms = ", ".join(f"{arm.name} {arm.weight / total:.0%}" for arm in experiment.arms)
+        yield (
+            f"experiment {experiment.name} has arms {arms}{_where(experiment.surfaces)}"
+            f"{_when(experiment)}"
+        )
+
+
+def _settings(surface: Surface) -> str:
+    found = [f"lists of {surface.k}"]
+    if surface.learned:
+        found.append("sources by the bundle's learned blend")
+    else:
+        found.append(f"sources {', '.join(surface.weights)}")
+    if surface.filter is not None:
+        found.append(f"only items where {surface.filter}")
+    if surface.domain == "restrict":
+        found.append("only items of the request's domain")
+    found += [f"at most {most} items of one {name}" for name, most in surface.caps.items()]
+    if surface.not_shown_within is not None:
+        found.append(f"nothing shown within {surface.not_shown_within}")
+    if surface.diversity.method != "none":
+        found.append(f"diversity {surface.diversity.method} {surface.diversity.strength:g}")
+    if surface.calibration is not None:
+        found.append(
+            f"calibrated to the user's own mix of {surface.calibration.property} "
+            f"({surface.calibration.strength:g})"
+        )
+    if surface.exploration is not None:
+        found.append(f"explores by {surface.exploration.method}")
+    return "; ".join(found)
+
+
+def _deed(rule: Rule) -> str:
+    items = []
+    if rule.items:
+        more = f" and {len(rule.items) - MAX_NAMED} more" if len(rule.items) > MAX_NAMED else ""
+        items.append(f"{', '.join(rule.items[:MAX_NAMED])}{more}")
+    if rule.where is not None:
+        items.append(f"where {rule.where}")
+    what = " ".join(items)
+    if rule.kind == "pin":
+        return f"pins {what} to slot {rule.slot}"
+    if rule.kind == "hide":
+        return f"hides {what}"
+    return f"moves {what} {'up' if rule.kind == 'boost' else 'down'} by {rule.places} places"
+
+
+def _where(surfaces: Sequence[str] | None) -> str:
+    return " on every surface" if surfaces is None else f" on {', '.join(surfaces)}"
+
+
+def _when(one: Rule | Experiment) -> str:
+    begin = "" if one.since is None else f" from {one.since.isoformat()}"
+    return begin + ("" if one.until is None else f" until {one.until.isoformat()}")
+
+
+def _whose(rule: Rule) -> str:
+    visitors = "" if rule.users.visitors == "all" else f" for {rule.users.visitors} visitors"
+    domains = rule.users.domains
+    return visitors + ("" if domains is None else f" in {', '.join(domains)}")
+
+
+def unfit(
+    configuration: ServingConfiguration, bundle: Bundle, sources: Collection[str]
+) -> Iterator[str]:
+    """Say what of a configuration a bundle does not have: items, properties, sources.
+
+    Args:
+        sources: Those that the bundle's profile has.
+    """
+    for words, surface, _ in variants_of(configuration.surfaces, configuration.experiments):
+        yield from _unfit_surface(words, surface, bundle, sources)
+    for rule in configuration.rules:
+        yield from _unfit_rule(rule, bundle)
+
+    def values_of(rule: Rule, name: str) -> Collection[object]:
+        return _values_of(rule, name, bundle)
+
+    variants = variants_of(configuration.surfaces, configuration.experiments)
+    yield from too_many_pins(variants, configuration.rules, values_of)
+
+
+def _unfit_surface(
+    words: str, surface: Surface, bundle: Bundle, sources: Collection[str]
+) -> Iterator[str]:
+    usual = BUILT_IN[surface.kind].weights
+    missing = [name for name in surface.weights if name not in sources and name != surface.kind]
+    # What every surface of a kind names is there for whichever bundle has it.
+    if missing and surface.weights != usual:
+        yield (
+            f"{words} has sources {', '.join(missing)}, and bundle {bundle.version} has "
+            f"{', '.join(sorted(sources))}"
+        )
+    named = {f"a cap of {name}": name for name in surface.caps}
+    if surface.calibration is not None:
+        named[f"calibration to {surface.calibration.property}"] = surface.calibration.property
+    known = [CATEGORY, *bundle.properties.columns]
+    for what, name in named.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"they have {', '.join(known)}"
+            yield f"{words} has {what}, which items of the bundle do not have; {hint}"
+    if surface.filter is not None:
+        yield from _unfit_expression(f"the filter of {words}", surface.filter, bundle)
+
+
+def _unfit_rule(rule: Rule, bundle: Bundle) -> Iterator[str]:
+    missing = [item_id for item_id in rule.items if bundle.catalogue.row_of(item_id) is None]
+    if missing:
+        more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
+        yield (
+            f"rule {rule.name!r} names items that bundle {bundle.version} does not have: "
+            f"{', '.join(missing[:MAX_NAMED])}{more}"
+        )
+    if rule.where is not None:
+        yield from _unfit_expression(f"rule {rule.name!r}", rule.where, bundle)
+
+
+def _unfit_expression(words: str, text: str, bundle: Bundle) -> Iterator[str]:
+    from serving.filtering.compile import matching
+
+    try:
+        if not np.any(matching(parse(text), bundle)):
+            yield f"{words} holds for no item of bundle {bundle.version}: {text}"
+    except FilterError as error:
+        yield f"{words}: {text}: {error}"
+
+
+def _values_of(rule: Rule, name: str, bundle: Bundle) -> Collection[object]:
+    """Values of a property that whatever a pin shows has."""
+    demanded = demanded_values(rule, name)
+    if not rule.items:
+        return demanded
+    column = (
+        bundle.catalogue.categories if name == CATEGORY else bundle.properties.columns.get(name)
+    )
+    rows = [bundle.catalogue.row_of(item_id) for item_id in rule.items]
+    known = [row for row in rows if row is not None]
+    if column is None or not known:
+        return demanded
+    values = [column.value_of(row) for row in known]
+    sets = [set[object](one if isinstance(one, list) else [one]) - {None} for one in values]
+    return set.intersection(*sets)

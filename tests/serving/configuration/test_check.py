@@ -1,0 +1,99 @@
+"""What `recsys config check` says, of a file alone and with a bundle."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pipelines.cli.main import app
+
+ROOT = Path(__file__).parents[3]
+
+
+def check(file: Path, *arguments: object) -> tuple[int, str]:
+    given = ["config", "check", str(file), *(str(one) for one in arguments)]
+    result = CliRunner().invoke(app, given)
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "serving.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_it_says_what_the_example_does():
+    code, said = check(ROOT / "deploy" / "serving.toml")
+    assert code == 0
+    assert "surface newsletter is of kind home: lists of 6; sources by the bundle's learned" in said
+    assert "as built in: related, cart, session, search" in said
+    assert "rule advent pins 242, 302 to slot 1 on home from 2026-12-01T00:00:00+01:00" in said
+    assert "rule clearance moves where category in ['Comedy', 'Family'] up by 5 places on" in said
+    assert "rule recalled hides 1 on every surface" in said
+    assert "experiment diversity has arms control 50%, more 50% on home from" in said
+
+
+def test_faults_are_exit_code_2(written):
+    code, said = check(written("[surfaces.home]\nk = 0"))
+    assert code == 2
+    assert "k = 0" in said
+
+
+def test_warnings_do_not_fail(written):
+    text = "\n".join(
+        f"[[rules]]\nname='{name}'\nkind='{name}'\nwhere='price < {n}'\nplaces=1"
+        for n, name in enumerate(("boost", "bury"))
+    )
+    code, said = check(written(text))
+    assert code == 0
+    assert "warning: rules 'boost' and 'bury': an item that is in both" in said
+
+
+def test_a_bundle_has_what_a_file_names_or_not(written, released):
+    fitting = "[[rules]]\nname='gone'\nkind='hide'\nitems=['item-1']"
+    code, said = check(written(fitting), "--bundle", released)
+    assert (code, said.splitlines()[-1]) == (0, "bundle v1 has all that it names")
+    code, said = check(
+        written(
+            f"""
+            [surfaces.home]
+            caps = {{brnd = 1}}
+            [surfaces.own]
+            kind = "cart"
+            sources = {{ensemble = 1, popular = 0.1}}
+            calibration = {{strength = 0.5, property = "colour"}}
+            filter = "item_id = 'nothing'"
+            {fitting}
+            [[rules]]
+            name = "unknown"
+            kind = "boost"
+            items = ["item-1", "no-such-item"]
+            where = "colour = 'red'"
+            places = 2
+            """
+        ),
+        "--bundle",
+        released,
+    )
+    said = " ".join(said.split())
+    assert code == 2
+    assert "surface 'home' has a cap of brnd, which items of the bundle do not have" in said
+    assert "surface 'own' has sources ensemble, and bundle v1 has" in said
+    assert "surface 'own' has calibration to colour" in said
+    assert "the filter of surface 'own' holds for no item of bundle v1" in said
+    assert "rule 'unknown' names items that bundle v1 does not have: no-such-item" in said
+    assert "rule 'unknown': colour = 'red': character 1: items of bundle v1 have no" in said
+
+
+def test_pinned_items_of_one_category_are_counted_against_a_cap(written, released):
+    # Even items of the synthetic bundle share their categories.
+    pins = "\n".join(
+        f"[[rules]]\nname='p{n}'\nkind='pin'\nitems=['item-{2 * n}']\nslot={n}" for n in (1, 2, 3)
+    )
+    code, said = check(written(f"surfaces.home.caps.category = 1\n{pins}"), "-b", released)
+    assert code == 2
+    assert "surface 'home' has a cap of 1; raise the cap or pin fewer" in " ".join(said.split())
