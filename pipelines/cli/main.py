@@ -18,6 +18,7 @@ from pipelines.cli import (
     control,
     data,
     distil,
+    events,
     kernels,
     keys,
     reports,
@@ -58,6 +59,7 @@ app.add_typer(
 app.add_typer(control.app, name="config", help="A server's surfaces, rules and experiments: check.")
 app.add_typer(kernels.app, name="kernels", help="GPU kernels: benchmark, tune, inspect.")
 app.add_typer(keys.app, name="keys", help="Keys of a server's clients: add, list, remove.")
+app.add_typer(events.app, name="events", help="What a server collected: export it for training.")
 for command in (
     adapters.adapt,
     distil.distil,
@@ -122,7 +124,13 @@ def run(
     """
     from pipelines.cli.automatic import run_automatically
     from pipelines.engine.runner import pick_stages, run_stages
-    from pipelines.presets.resolve import ConfigSources, check_places, resolve, with_dataset
+    from pipelines.presets.resolve import (
+        ConfigSources,
+        check_places,
+        resolve,
+        with_dataset,
+        with_online_events,
+    )
     from pipelines.stages.list import STAGES
 
     if config is None and preset is None:
@@ -141,6 +149,10 @@ def run(
         )
     check_places(settings)
     settings = with_dataset(settings)
+    if any(one.name == "build_features" for one in chosen):
+        settings = with_online_events(settings)
+        if settings.data.online_events is not None:
+            assigned.append(f"data.online_events={json.dumps(settings.data.online_events)}")
     with tracking.tracked(settings) as recorder:
         run_them = partial(
             run_stages,

@@ -14,12 +14,17 @@ from pipelines.config.toml import Table, merge, parse_assignment, plain, read_to
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.workspace import check_writable
+from pipelines.inputs.opened_store import SQLITE, export_store
 from pipelines.presets import PRESETS
 
 DEFAULT_PRESET = "auto"
 PLAN = "plan.json"
 """In a workspace: what an automatic run does, and why."""
-FILE_KEYS = {"data": ("events", "items", "users")}
+FILE_KEYS = {"data": ("events", "online_events", "items", "users")}
+STORES = (SQLITE, "redis:", "rediss:", "unix:")
+"""How addresses of online stores begin; other values of data.online_events are folders."""
+ONLINE_EVENTS = "online_events"
+"""In a workspace: the events of a store."""
 MODEL_KEYS = {"content": "encoder", "enrichment": "model"}
 
 
@@ -58,7 +63,11 @@ def moved_to(folder: Path, value: object) -> object:
     """Read a path, or each of a list, as relative to a folder."""
     if isinstance(value, list):
         return [moved_to(folder, one) for one in value]
-    return str(folder / value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    if value.startswith(SQLITE):
+        return SQLITE + str(folder / value.removeprefix(SQLITE))
+    return value if value.startswith(STORES) else str(folder / value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,3 +191,17 @@ def with_dataset(config: RunConfig) -> RunConfig:
         users=fetched.table("users"),
     )
     return replace(config, data=data)
+
+
+def with_online_events(config: RunConfig) -> RunConfig:
+    """Export the events of the online store that the configuration names, once a run.
+
+    Raises:
+        ValueError: There is no such store, or its events cannot be read; says what to do.
+    """
+    url = config.data.online_events
+    if url is None or not url.startswith(STORES):
+        return config
+    folder = config.workspace / ONLINE_EVENTS
+    export_store(url, folder)
+    return replace(config, data=replace(config.data, online_events=str(folder)))

@@ -22,6 +22,9 @@ from torch import Tensor
 from recsys.data.batch import JaggedBatch
 
 SECONDS_PER_DAY = 86_400
+MAX_HALF_LIVES = 60.0
+"""Older events count as if they were so old: float32 still holds the order of items that have no
+others, as where a log of years ago goes on today."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,7 @@ class Popularity:
         weights = None
         if times is not None and config.half_life_days is not None and len(times) > 0:
             age_days = (times.max() - times) / SECONDS_PER_DAY  # [E]
-            weights = np.exp2(-age_days / config.half_life_days)
+            weights = np.exp2(-np.minimum(age_days / config.half_life_days, MAX_HALF_LIVES))
         counts = np.bincount(item_rows, weights=weights, minlength=num_item_rows)  # [N]
         if len(counts) > num_item_rows:
             raise ValueError(

@@ -56,3 +56,13 @@ def test_a_half_life_that_means_nothing_is_refused(half_life: float) -> None:
 def test_a_row_outside_the_catalogue_is_refused() -> None:
     with pytest.raises(ValueError, match=r"item row 9 is not in \[0, 4\)"):
         Popularity.fit(np.array([9]), None, 4, PopularityConfig())
+
+
+def test_a_log_of_years_ago_keeps_its_order_below_what_happens_today() -> None:
+    """Ratings of 28 years ago, one item viewed today: the others still have an order."""
+    rows = np.array([1, 2, 2, 2, 3, 3, 4])
+    times = np.array([0, 0, 0, 0, 0, 0, 28 * 365]) * DAY
+    model = Popularity.fit(rows, times, 6, PopularityConfig(half_life_days=30.0))
+    order = torch.sort(model.item_scores, descending=True, stable=True).indices
+    assert order.tolist() == [4, 2, 3, 1, 5, 0]
+    assert bool((model.item_scores[1:5] > 0).all())

@@ -1,0 +1,49 @@
+"""Export what the online store of an address collected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from pipelines.inputs.online_events import ExportReport, export_events, export_requests
+from serving.online.opening import open_store
+from serving.online.store import StoreError
+
+SQLITE = "sqlite:"
+TIMEOUT_MS = 10_000.0
+"""How long one reading may take: nobody waits for it."""
+
+
+class StoreReport(NamedTuple):
+    """What an export did."""
+
+    events: ExportReport
+    requests: ExportReport
+
+
+def export_store(url: str, out: Path) -> StoreReport:
+    """Write events and served lists that are new.
+
+    Args:
+        url: ``sqlite:FOLDER`` or ``redis://HOST:PORT/0``.
+
+    Raises:
+        ValueError: There is no such store, or it cannot be read; or the folder is another's.
+        WorkspaceBusyError: Another export writes there.
+    """
+    place = Path(url.removeprefix(SQLITE))
+    if url.startswith(SQLITE) and not place.is_dir():
+        raise ValueError(
+            f"there is no online store in {place}; it is made by the first recsys serve, in the "
+            "folder online of the run's workspace unless --store says otherwise"
+        )
+    try:
+        store = open_store(url, timeout_ms=TIMEOUT_MS)
+        if store is None:
+            raise ValueError(f"store {url!r} holds nothing; name sqlite:FOLDER or redis://HOST")
+        try:
+            return StoreReport(export_events(store, out), export_requests(store, out))
+        finally:
+            store.close()
+    except StoreError as error:
+        raise ValueError(f"cannot read the online store {url}: {error}") from error
