@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from pipelines.config.run import RunConfig
     from pipelines.engine.runner import StageOutcome
     from pipelines.engine.stage import Stage
 
@@ -124,13 +125,7 @@ def run(
     """
     from pipelines.cli.automatic import run_automatically
     from pipelines.engine.runner import pick_stages, run_stages
-    from pipelines.presets.resolve import (
-        ConfigSources,
-        check_places,
-        resolve,
-        with_dataset,
-        with_online_events,
-    )
+    from pipelines.presets import resolve as presets
     from pipelines.stages.list import STAGES
 
     if config is None and preset is None:
@@ -141,18 +136,17 @@ def run(
     chosen = pick_stages(STAGES, stage or [], until)
     pick_stages(STAGES, force or [], None)
     assigned = [*(assignments or []), *([f'auto.budget="{budget}"'] if budget else [])]
-    settings = resolve(config, preset=preset, assignments=assigned, workspace=workspace)
+    settings = presets.resolve(config, preset=preset, assignments=assigned, workspace=workspace)
     if budget and not settings.auto.enabled:
         raise ValueError(
             f"--budget {budget} is for automatic runs; this preset's settings are fixed. Leave "
             'it out, or take preset = "auto"'
         )
-    check_places(settings)
-    settings = with_dataset(settings)
+    presets.check_places(settings)
+    settings = presets.with_dataset(settings)
     if any(one.name == "build_features" for one in chosen):
-        settings = with_online_events(settings)
-        if settings.data.online_events is not None:
-            assigned.append(f"data.online_events={json.dumps(settings.data.online_events)}")
+        settings = presets.with_online_events(settings)
+        assigned += collected_in(settings)
     with tracking.tracked(settings) as recorder:
         run_them = partial(
             run_stages,
@@ -162,13 +156,19 @@ def run(
             finished=report_stage,
         )
         if settings.auto.enabled:
-            sources = ConfigSources(
+            sources = presets.ConfigSources(
                 path=config, preset=preset, assignments=assigned, workspace=workspace
             )
             outcomes = run_automatically(sources, chosen, run_them, begin)
         else:
             outcomes = run_them(chosen, settings)
     report_run(outcomes, settings.workspace, time.perf_counter() - begin)
+
+
+def collected_in(config: RunConfig) -> list[str]:
+    """Assign the folder of exported events, so that all rounds of a run read the same."""
+    folder = config.data.online_events
+    return [] if folder is None else [f"data.online_events={json.dumps(folder)}"]
 
 
 def report_run(outcomes: Sequence[StageOutcome], workspace: Path, seconds: float) -> None:
