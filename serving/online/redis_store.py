@@ -1,8 +1,8 @@
 """The online store in Redis 7 or Valkey: what several servers share, and 10,000 events a second.
 
 How it lies there is said in `serving.online.redis_scripts`. What was acknowledged is as durable as
-the settings ``appendonly`` and ``appendfsync`` make it; `RedisStore.open` logs where events could
-still be lost.
+the settings ``appendonly`` and ``appendfsync`` make it; the process that writes logs where events
+could still be lost.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import orjson
 
 from serving.log import log
 from serving.online.events import Event
+from serving.online.records import items_of
 from serving.online.store import (
     Forgotten,
     ItemState,
@@ -103,16 +104,13 @@ def _request(request_id: bytes, value: bytes) -> RequestRecord:
     return RequestRecord(request_id.decode(), time_ms, user_id, zlib.decompress(document))
 
 
-def _shown_items(record: RequestRecord) -> list[str]:
-    return [item["item_id"] for item in orjson.loads(record.document).get("items", ())]
-
-
 class RedisStore(OnlineStore):
     """An online store in Redis; threads may share it, and it goes on in a forked process."""
 
     def __init__(self, connections: RedisConnections) -> None:
         self._redis = connections
         self._prefix = connections.prefix
+        self._losses_logged = False
 
     @classmethod
     def open(
@@ -141,14 +139,13 @@ class RedisStore(OnlineStore):
         connections = RedisConnections(url, timeout_ms=timeout_ms, slow_timeout_ms=slow_timeout_ms)
         store = cls(connections)
         try:
-            store._check_server()
+            store._check_version()
         except StoreUnreachableError as error:
             log("store_unreachable", {"error": str(error)}, level=WARNING)
         return store
 
-    def _check_server(self) -> None:
-        """Refuse a server that is too old; say where it loses what it acknowledged."""
-        (about,) = self._redis.run([(b"INFO", b"server")], slow=True)
+    def _check_version(self) -> None:
+        (about,) = self._redis.run([(b"INFO", b"server")])
         lines = dict(line.split(":", 1) for line in about.decode().splitlines() if ":" in line)
         version = lines.get("redis_version", "0")
         if int(version.partition(".")[0]) < MIN_VERSION:
@@ -156,19 +153,30 @@ class RedisStore(OnlineStore):
                 f"{self._redis.where} is of version {version}; {MIN_VERSION} or newer is "
                 "needed, or any Valkey"
             )
-        names = (b"appendonly", b"appendfsync", b"maxmemory", b"maxmemory-policy")
+
+    def _log_losses(self) -> None:
+        """Say once, in the process that writes, how what was acknowledged may be lost."""
+        from serving.online.redis_connection import StoreUnreachableError
+
+        if self._losses_logged:
+            return
+        names = (b"appendonly", b"appendfsync", b"maxmemory-policy")
         try:
             (found,) = self._redis.run([(b"CONFIG", b"GET", *names)], slow=True)
+        except StoreUnreachableError:
+            raise
         except StoreError as error:
             # Hosted ones hide it.
             log("store_durability_unknown", {"error": str(error)}, level=WARNING)
-            return
+            found = []
+        self._losses_logged = True
         config = {found[i].decode(): found[i + 1].decode() for i in range(0, len(found), 2)}
         for setting, loss in _losses(config):
             fields = {"store": self._redis.where, "setting": setting, "loss": loss}
             log("store_may_lose_events", fields, level=WARNING)
 
     def add_events(self, events: Sequence[Event]) -> list[bool]:
+        self._log_losses()
         commands = []
         packed = [_packed_event(event) for event in events]
         for start in range(0, len(packed), EVENTS_A_SCRIPT):
@@ -185,7 +193,7 @@ class RedisStore(OnlineStore):
             commands.append((b"SET", f"{key}request:{name}", _packed_request(record)))
             commands.append((b"ZADD", f"{key}requests", 0, name))
             if record.user_id is not None:
-                member = name.encode() + orjson.dumps(_shown_items(record))
+                member = name.encode() + orjson.dumps(items_of(record.document))
                 commands.append((b"ZADD", f"{key}lists:{record.user_id}", 0, member))
         if commands:
             self._redis.run(commands, slow=True)
@@ -287,6 +295,7 @@ class RedisStore(OnlineStore):
         It takes about a second for each 100,000 events, in short steps: call it on another thread
         than the one that acknowledges events.
         """
+        self._log_losses()
         place = 0
         while True:
             looked, removed, last = self._redis.script(

@@ -193,16 +193,19 @@ def test_a_store_opens_without_its_redis_and_finds_it_later(start_redis, caplog)
 def test_settings_by_which_events_may_be_lost_are_logged(start_redis, caplog, options, settings):
     redis = start_redis(*options)
     with caplog.at_level(logging.WARNING, "recsys.serving"):
-        RedisStore.open(redis.url, 1_000)
+        store = RedisStore.open(redis.url, 1_000)
+        store.visitor("ann", 5)
+        assert not caplog.records
+        for _ in range(2):
+            store.add_events([event(1)])
     assert [line.fields["setting"] for line in caplog.records] == settings
 
 
 def test_where_the_settings_are_hidden_that_is_logged(start_redis, caplog):
     redis = start_redis("--rename-command", "CONFIG", "")
     with caplog.at_level(logging.WARNING, "recsys.serving"):
-        store = RedisStore.open(redis.url, 1_000)
+        assert RedisStore.open(redis.url, 1_000).add_events([event(1)]) == [True]
     assert [line.message for line in caplog.records] == ["store_durability_unknown"]
-    assert store.add_events([event(1)]) == [True]
 
 
 def test_scripts_that_redis_forgot_are_brought_again(start_redis):
