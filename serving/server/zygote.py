@@ -79,6 +79,7 @@ def run_loader(
         loaded: What the process holds of the same release.
     """
     from serving.loading import describe, load_and_try
+    from serving.online.opening import import_store
     from serving.server.worker import run_worker
     from serving.settings import Settings
     from serving.web.app import create_app
@@ -92,6 +93,7 @@ def run_loader(
         send_message(control, {"refused": str(error) if known else repr(error)})
         return
     app = create_app(settings, recommender)
+    import_store(settings.store_url)
     gc.collect()
     gc.freeze()
     _reap(lambda pid, status: send_message(control, {"ended": pid, "status": status}))
