@@ -21,6 +21,8 @@ from serving.schemas import Source
 
 Rows = NDArray[np.int64]
 FILLER: Source = "popular"
+RULES: Source = "rules"
+"""The source of an item that a rule lists and no model did."""
 
 
 class Ranked(NamedTuple):
@@ -41,6 +43,22 @@ class Ranked(NamedTuple):
         """Take a merged list of these sources."""
         return cls(merged.item_rows, merged.scores, sources, merged.ranks, merged.contributions)
 
+    def at(self, item_rows: Rows, places: Rows) -> Ranked:
+        """Take items in another order.
+
+        Args:
+            item_rows: Of the new list.
+            places: Where each stands in this list; -1 where it does not, by a rule.
+        """
+        known = places >= 0
+        spread = known[:, None]
+        return self._replace(
+            item_rows=item_rows,
+            scores=np.where(known, self.scores[places], np.float32(0)),
+            ranks=np.where(spread, self.ranks[places], ABSENT),
+            contributions=np.where(spread, self.contributions[places], np.float32(0)),
+        )
+
     def leading(self) -> list[Source]:
         """Name the source that added most to each item; among equals the better rank."""
         if len(self.item_rows) == 0:
@@ -49,7 +67,11 @@ class Ranked(NamedTuple):
         parts = np.where(present, self.contributions, -np.inf)
         most = parts == parts.max(1, keepdims=True)
         places = np.where(most & present, self.ranks, np.iinfo(np.int64).max).argmin(1)
-        return [cast(Source, self.sources[place]) for place in places.tolist()]
+        listed = present.any(1).tolist()
+        return [
+            cast(Source, self.sources[place]) if there else RULES
+            for place, there in zip(places.tolist(), listed, strict=True)
+        ]
 
     def shares(self) -> list[dict[str, float]]:
         """Give the part of each item's score that each source added, largest first.

@@ -1,0 +1,54 @@
+"""At most so many items of one group in a list.
+
+Axes: n candidates, k list length.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Group = tuple[int, int]
+"""The number of a cap, and the row of a value that it is for."""
+
+
+class Caps:
+    """What a list has of each group so far."""
+
+    def __init__(self, groups: Sequence[Sequence[Group]], limits: Sequence[int]) -> None:
+        """Take the groups of each candidate, and the most items of a group by number of the cap."""
+        self._groups, self._limits = groups, limits
+        self._taken: Counter[Group] = Counter()
+
+    def among(self, places: Sequence[int]) -> Caps:
+        """Go on with some of the candidates, numbered anew."""
+        found = Caps([self._groups[place] for place in places], self._limits)
+        found._taken = self._taken
+        return found
+
+    def fits(self, place: int) -> bool:
+        """Tell whether a candidate breaks no cap."""
+        return all(self._taken[group] < self._limits[group[0]] for group in self._groups[place])
+
+    def take(self, place: int) -> None:
+        """Count a candidate that is in the list."""
+        self._taken.update(self._groups[place])
+
+
+def capped(order: NDArray[np.int64], caps: Caps, k: int) -> NDArray[np.int64]:
+    """Take candidates in their order, leaving out those of which a group is full.
+
+    Returns:
+        At most k places; fewer where every further candidate would break a cap.
+    """
+    chosen: list[int] = []
+    for place in order.tolist():
+        if len(chosen) == k:
+            break
+        if caps.fits(place):
+            caps.take(place)
+            chosen.append(place)
+    return np.array(chosen, np.int64)

@@ -1,0 +1,1 @@
+"""From the ranked list to the list that is shown."""

@@ -1,0 +1,56 @@
+"""Which rows the rules of a request are for.
+
+Axes: N item rows, n ranked items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.bundle.load import Bundle
+from serving.configuration.rules import Rule
+from serving.filtering.compile import matching
+
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+NO_ROWS: Rows = np.empty(0, np.int64)
+
+
+class RuleRows:
+    """The item rows of rules, for one bundle; made on first use."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._listed: dict[str, Rows] = {}
+        self._hidden: dict[tuple[str, ...], Rows] = {}
+
+    def listed(self, rule: Rule) -> Rows:
+        """Rows of the items that a rule names, in its order; unknown ones are left out."""
+        if rule.name not in self._listed:
+            found = map(self._bundle.catalogue.row_of, rule.items)
+            self._listed[rule.name] = np.array([row for row in found if row], np.int64)
+        return self._listed[rule.name]
+
+    def holds_for(self, rule: Rule, rows: Rows) -> Mask:
+        """Tell for which of some rows a rule is, [n]."""
+        found = np.ones(len(rows), np.bool_)
+        if rule.items:
+            found &= np.isin(rows, self.listed(rule))
+        if rule.expression is not None:
+            found &= matching(rule.expression, self._bundle)[rows]
+        return found
+
+    def hidden(self, rules: Sequence[Rule]) -> Rows:
+        """Rows that rules hide."""
+        hiding = [rule for rule in rules if rule.kind == "hide"]
+        if not hiding:
+            return NO_ROWS
+        key = tuple(rule.name for rule in hiding)
+        if key not in self._hidden:
+            every = np.arange(1, self._bundle.num_item_rows)
+            masks = [self.holds_for(rule, every) for rule in hiding]
+            self._hidden[key] = every[np.logical_or.reduce(masks)]
+        return self._hidden[key]

@@ -1,0 +1,304 @@
+"""Arrange the ranked items of one list: rules, the user's own mix, diversity, caps, exploration.
+
+    ranked -> boost, bury -> calibration -> diversity -> caps, exploration -> pins -> shown
+
+Each step takes what the one before left, best first. Every list says how likely each of its slots
+was, given those before it, where anything in it was drawn.
+
+Axes: n candidates, D width of item vectors, C categories of the candidates, k list length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from recsys.data.item_mask import ItemMask
+from recsys.reranking.calibration import calibrated
+from recsys.reranking.caps import Caps, Group, capped
+from recsys.reranking.diversity import dpp, mmr
+from recsys.reranking.exploration import Slate, epsilon_greedy, plackett_luce, thompson
+from serving.arrangement.rules import RuleRows
+from serving.bundle.load import Bundle
+from serving.bundle.properties import ListColumn, TextColumn
+from serving.configuration.resolve import Resolved
+from serving.configuration.rules import Rule
+from serving.query import Query
+from serving.ranking import Ranked
+from serving.surfaces import Exploration, Surface
+
+Rows = NDArray[np.int64]
+CATEGORY = "category"
+MAX_POOL = 500
+"""Candidates that calibration and diversity choose from."""
+EXPLORED = 100
+"""Candidates that exploration draws from."""
+
+
+class Arranged(NamedTuple):
+    """The list that is shown."""
+
+    ranked: Ranked
+    propensities: tuple[float, ...] | None = None
+    """Of each slot, given those before it; None where nothing was drawn."""
+    rules: tuple[tuple[str, ...], ...] | None = None
+    """Names of the rules that put each item where it is; None where none did."""
+
+
+class Arranger:
+    """Arranges lists of one bundle."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle, self.rule_rows = bundle, RuleRows(bundle)
+
+    def length(self, resolved: Resolved, k: int) -> int:
+        """How many ranked items are needed for a list of k."""
+        return max(k, resolved.surface.num_candidates) if _arranges(resolved) else k
+
+    def arrange(
+        self, ranked: Ranked, resolved: Resolved, query: Query, eligible: ItemMask, seed: int
+    ) -> Arranged:
+        """Make the list of ``query.request.k`` from what was ranked."""
+        k = query.request.k
+        if not _arranges(resolved):
+            return Arranged(ranked)
+        surface = resolved.surface
+        pins = self._pins(ranked, resolved.rules, eligible, k)
+        moved = self._moved(ranked, resolved.rules)
+        order = np.array([place for place in moved.order if place not in pins.taken], np.int64)
+        scores = ranked.scores[order]
+        if moved.by_place:
+            scores = -np.arange(len(order), dtype=np.float32)
+        order, scores = self._chosen(ranked, order, scores, surface, query, k - len(pins.slots))
+        caps = self._caps(ranked, pins, surface)
+        number = k - len(pins.slots)
+        propensities: list[float] | None = None
+        if surface.exploration is None:
+            order = capped(order, caps, number) if caps is not None else order[:number]
+        else:
+            slate = self._explored(ranked, order, scores, surface.exploration, number, seed, caps)
+            order, propensities = slate.places, slate.propensities.tolist()
+        return _shown(ranked, order, propensities, pins, moved)
+
+    def _pins(
+        self, ranked: Ranked, rules: Sequence[Rule], eligible: ItemMask, k: int
+    ) -> _Pins:
+        """Find the item of each pin: the best ranked that it holds for, or the first it names."""
+        pins = _Pins({}, {}, {})
+        for rule in rules:
+            if rule.kind != "pin" or rule.slot is None or rule.slot > k or rule.slot in pins.slots:
+                continue
+            listed = self.rule_rows.listed(rule)
+            named = listed if rule.items else ranked.item_rows
+            fits = eligible.allows(named) & self.rule_rows.holds_for(rule, named)
+            free = [row for row in named[fits].tolist() if row not in pins.slots.values()]
+            if free:
+                pins.slots[rule.slot] = free[0]
+                pins.names[rule.slot] = rule.name
+                for place in np.flatnonzero(ranked.item_rows == free[0]).tolist():
+                    pins.taken[place] = rule.slot
+        return pins
+
+    def _moved(self, ranked: Ranked, rules: Sequence[Rule]) -> _Moved:
+        """Move items up and down by the rule of the highest priority that is for them."""
+        number = len(ranked.item_rows)
+        keys = np.arange(number, dtype=np.float64)
+        names: dict[int, str] = {}
+        for rule in rules:
+            if rule.kind not in ("boost", "bury"):
+                continue
+            places = rule.places or 0
+            # Half a place, so that who was moved stands before, or behind, who was there.
+            shift = -places - 0.5 if rule.kind == "boost" else places + 0.5
+            for place in np.flatnonzero(self.rule_rows.holds_for(rule, ranked.item_rows)).tolist():
+                if place not in names:
+                    names[place] = rule.name
+                    keys[place] += shift
+        order = np.argsort(keys, kind="stable") if names else np.arange(number)
+        return _Moved(order.tolist(), names, bool(names))
+
+    def _chosen(
+        self,
+        ranked: Ranked,
+        order: Rows,
+        scores: NDArray[np.float32],
+        surface: Surface,
+        query: Query,
+        number: int,
+    ) -> tuple[Rows, NDArray[np.float32]]:
+        """Choose by the user's own mix and by diversity; what was not chosen follows."""
+        strength = query.request.diversity
+        method = surface.diversity.method
+        if strength is None:
+            strength = 0.0 if method == "none" else surface.diversity.strength
+        pool = min(len(order), MAX_POOL)
+        if surface.calibration is not None and len(query.seen):
+            rows = ranked.item_rows[order[:pool]]
+            classes, target = self._mix(rows, query.seen)
+            places = calibrated(
+                scores[:pool], classes, target, 2 * number, surface.calibration.strength
+            )
+            order, scores = _first(order, places)
+        if strength > 0:
+            vectors = self._vectors(ranked.item_rows[order[:pool]])
+            choose = dpp if method == "dpp" else mmr
+            places = choose(scores[:pool], vectors, 2 * number, strength)
+            order, scores = _first(order, places)
+        return order, scores
+
+    def _explored(
+        self,
+        ranked: Ranked,
+        order: Rows,
+        scores: NDArray[np.float32],
+        exploration: Exploration,
+        number: int,
+        seed: int,
+        caps: Caps | None,
+    ) -> Slate:
+        length = max(EXPLORED, number)
+        order, scores = order[:length], scores[:length]
+        random = np.random.default_rng(seed)
+        local = None if caps is None else caps.among(order.tolist())
+        if exploration.method == "epsilon":
+            slate = epsilon_greedy(scores, number, exploration.epsilon or 0.0, random, local)
+        elif exploration.method == "plackett_luce":
+            slate = plackett_luce(scores, number, exploration.temperature or 1.0, random, local)
+        else:
+            counts = self._bundle.item_counts.numpy()[ranked.item_rows[order]]
+            deviations = (exploration.scale or 1.0) / np.sqrt(1.0 + counts)
+            slate = thompson(scores, deviations, number, random, local)
+        return Slate(order[slate.places], slate.propensities)
+
+    def _caps(self, ranked: Ranked, pins: _Pins, surface: Surface) -> Caps | None:
+        """Start to count, with what is pinned."""
+        if not surface.caps:
+            return None
+        rows = [*ranked.item_rows.tolist(), *pins.slots.values()]
+        groups: list[list[Group]] = [[] for _ in rows]
+        for number, name in enumerate(surface.caps):
+            for own, row in zip(groups, rows, strict=True):
+                own += [(number, value) for value in self._values(name, row)]
+        caps = Caps(groups, list(surface.caps.values()))
+        for place in range(len(ranked.item_rows), len(rows)):
+            caps.take(place)
+        return caps
+
+    def _values(self, name: str, row: int) -> list[int]:
+        """Rows of an item's values of a property."""
+        if name == CATEGORY:
+            catalogue = self._bundle.catalogue
+            first, last = catalogue.category_offsets[row : row + 2].tolist()
+            return [value for value in catalogue.category_values[first:last].tolist() if value]
+        column = self._bundle.properties.columns.get(name)
+        if isinstance(column, TextColumn):
+            code = int(column.codes[row])
+            return [code] if code else []
+        if isinstance(column, ListColumn):
+            first, last = column.offsets[row : row + 2].tolist()
+            return list(dict.fromkeys(column.codes[first:last].tolist()))
+        return []
+
+    def _mix(
+        self, rows: Rows, seen: Rows
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Shares of categories in candidates, [n, C], and in the history, [C]."""
+        columns: dict[int, int] = {}
+        own = [self._values(CATEGORY, row) for row in (*rows.tolist(), *seen.tolist())]
+        for values in own:
+            for value in values:
+                columns.setdefault(value, len(columns))
+        shares = np.zeros((len(own), max(1, len(columns))))
+        for place, values in enumerate(own):
+            for value in values:
+                shares[place, columns[value]] += 1 / len(values)
+        target = shares[len(rows) :].sum(0)
+        total = target.sum()
+        return shares[: len(rows)], target / total if total else target
+
+    def _vectors(self, rows: Rows) -> NDArray[np.float32]:
+        """Vectors of items: of what they are about, else of the two-tower, [n, D]."""
+        content = self._bundle.items.content
+        places = torch.from_numpy(rows)
+        if content.shape[1]:
+            found = content[places]
+        elif self._bundle.retriever is not None:
+            found = self._bundle.retriever.index.vectors(places)
+        else:
+            found = torch.zeros(len(rows), 1)
+        return functional.normalize(found.float(), dim=1).numpy()
+
+
+class _Pins(NamedTuple):
+    """Rows and rules by slot, and the slots of those that are ranked by their place."""
+
+    slots: dict[int, int]
+    names: dict[int, str]
+    taken: dict[int, int]
+
+
+class _Moved(NamedTuple):
+    """Places in their new order, and the rules that moved them."""
+
+    order: list[int]
+    names: dict[int, str]
+    by_place: bool
+
+
+def _arranges(resolved: Resolved) -> bool:
+    surface = resolved.surface
+    return bool(
+        any(rule.kind != "hide" for rule in resolved.rules)
+        or surface.diversity.method != "none"
+        or surface.calibration is not None
+        or surface.caps
+        or surface.exploration is not None
+    )
+
+
+def _first(order: Rows, places: Rows) -> tuple[Rows, NDArray[np.float32]]:
+    """Put chosen places first, and score all by their place from now on."""
+    rest = np.ones(len(order), np.bool_)
+    rest[places] = False
+    order = np.concatenate([order[places], order[rest]])
+    return order, -np.arange(len(order), dtype=np.float32)
+
+
+def _shown(
+    ranked: Ranked,
+    order: Rows,
+    propensities: list[float] | None,
+    pins: _Pins,
+    moved: _Moved,
+) -> Arranged:
+    """Put pins into their slots, and the rest around them."""
+    number = len(order) + len(pins.slots)
+    place_of = {slot: place for place, slot in pins.taken.items()}
+    rest = iter(zip(order.tolist(), propensities or [1.0] * len(order), strict=True))
+    rows, places, chances, names = [], [], [], []
+    # A pin behind the end of a short list follows its last item.
+    waiting = sorted(pins.slots)
+    for slot in range(1, number + 1):
+        left = number - slot + 1
+        if waiting and (waiting[0] <= slot or left <= len(waiting)):
+            pinned = waiting.pop(0)
+            rows.append(pins.slots[pinned])
+            places.append(place_of.get(pinned, -1))
+            chances.append(1.0)
+            names.append((pins.names[pinned],))
+            continue
+        place, chance = next(rest)
+        rows.append(int(ranked.item_rows[place]))
+        places.append(place)
+        chances.append(chance)
+        names.append((moved.names[place],) if place in moved.names else ())
+    return Arranged(
+        ranked.at(np.array(rows, np.int64), np.array(places, np.int64)),
+        tuple(chances) if propensities is not None else None,
+        tuple(names) if any(names) else None,
+    )
