@@ -7,11 +7,14 @@ gives way, where nothing else is left; the reply then says that too.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.item_mask import ItemMask
 from serving.bundle.load import Bundle
+from serving.bundle.properties import ListColumn, TextColumn
 from serving.filtering.compile import in_categories, matching
 from serving.filtering.expression import parse
 from serving.query import MAX_NAMED, NOTHING, Query, session_rows
@@ -19,24 +22,58 @@ from serving.schemas import Degraded, Filter
 
 Allowed = NDArray[np.bool_]
 Rows = NDArray[np.int64]
+DOMAIN = "domain"
 SEEN_ITEMS_SHOWN = Degraded("seen_items_shown")
 
 
+class Limits(NamedTuple):
+    """What a list may show, whatever its request demands."""
+
+    left_out: Rows = NOTHING
+    allowed: Allowed | None = None
+    """[N], None for every item."""
+    notes: tuple[Degraded, ...] = ()
+    """What could not be known."""
+
+
+ANYTHING = Limits()
+
+
+def allowed_on(where: str | None, domain: str | None, bundle: Bundle) -> Allowed | None:
+    """Compile what a surface lets through: its filter, and a domain that restricts it.
+
+    Returns:
+        [N], None for every item.
+
+    Raises:
+        FilterError: The bundle has no such property.
+    """
+    allowed = None if where is None else matching(parse(where), bundle)
+    if domain is None:
+        return allowed
+    column = bundle.properties.columns.get(DOMAIN)
+    found = np.zeros(bundle.num_item_rows, np.bool_)
+    if isinstance(column, TextColumn | ListColumn):
+        found = column.with_any([domain])
+    return found if allowed is None else allowed & found
+
+
 def eligible_items(
-    query: Query, bundle: Bundle, hidden: Rows = NOTHING
+    query: Query, bundle: Bundle, limits: Limits = ANYTHING
 ) -> tuple[ItemMask, tuple[Degraded, ...]]:
     """Compile the eligible items, and say what the filters could not do.
-
-    Args:
-        hidden: Items that no list may show.
 
     Raises:
         FilterError: The filter names a property that the bundle does not have, or another kind.
     """
     own = [*_rows_of(query.request.exclude, bundle), query.item_row]
-    left_out = np.concatenate([np.array(own, np.int64), hidden])
+    left_out = np.concatenate([np.array(own, np.int64), limits.left_out])
     notes: list[Degraded] = []
     allowed, empty = _let_through(query.request.filter, bundle, notes)
+    if limits.allowed is not None:
+        if allowed is None or allowed.any():
+            empty = "query" if query.request.query is not None else "surface"
+        allowed = limits.allowed if allowed is None else allowed & limits.allowed
     if query.request.candidates is not None:
         return _among(query, bundle, allowed, left_out, notes)
     if allowed is None:

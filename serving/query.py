@@ -23,10 +23,21 @@ from serving.bundle.load import Bundle
 from serving.context import context_rows, moment_of
 from serving.online.store import NOBODY, RecentEvent, Visitor
 from serving.schemas import Degraded, Request
-from serving.surfaces import Surface
+from serving.surfaces import Kind, Surface
 
 Rows = NDArray[np.int64]
 NOTHING: Rows = np.empty(0, np.int64)
+NEEDS: Mapping[Kind, str | None] = {
+    "home": None,
+    "related": "item_id",
+    "cart": "session",
+    "session": "session",
+    "search": "query",
+}
+WHERE_TO_SEND = {
+    "item_id": "put it into session, or name a surface of kind 'related'",
+    "query": "name a surface of kind 'search'",
+}
 MAX_NAMED = 5
 """Unknown items, and unknown categories, named one by one in a reply; the rest are counted."""
 
@@ -81,6 +92,36 @@ class Query:
         for name, row in self.categorical.items():
             found[name] = one_example(torch.tensor([row]))
         return JaggedBatch(found)
+
+
+class RequestError(ValueError):
+    """A request that its surface does not take."""
+
+
+def fitted(request: Request, surface: Surface) -> Request:
+    """Check that a request brings what its surface needs, and give the k that it leaves open.
+
+    Raises:
+        RequestError: Says what the surface needs.
+    """
+    needed, name = NEEDS[surface.kind], surface.name
+    if needed is not None and not getattr(request, needed):
+        raise RequestError(f"surface {name!r} is of kind {surface.kind!r} and needs {needed}")
+    for field in ("item_id", "query"):
+        if field != needed and getattr(request, field) is not None:
+            raise RequestError(
+                f"surface {name!r} is of kind {surface.kind!r} and takes no {field}; "
+                f"{WHERE_TO_SEND[field]}"
+            )
+    if surface.kind == "related" and (request.user_id is not None or request.session is not None):
+        raise RequestError(f"surface {name!r} takes item_id, not user_id or session")
+    if "k" not in request.model_fields_set and surface.k != request.k:
+        request = request.model_copy(update={"k": surface.k})
+    if not surface.min_k <= request.k <= surface.max_k:
+        raise RequestError(
+            f"surface {name!r} takes k from {surface.min_k} to {surface.max_k}, got {request.k}"
+        )
+    return request
 
 
 def hydrate(

@@ -24,23 +24,28 @@ from numpy.typing import NDArray
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import OneList
 from recsys.retrieval.blend.one import OneQueryBlend
+from serving.arrangement.slate import Arranged, Arranger
 from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import Profile
 from serving.bundle.published import served_adapters
 from serving.bundle.ranker import PROFILE, CandidateRanker, LateRankerError
+from serving.configuration.file import ServingConfiguration, read_configuration
+from serving.configuration.resolve import Resolved, Resolver
 from serving.cursor import Cursor, read_cursor
 from serving.explain import reasons
-from serving.filters import SEEN_ITEMS_SHOWN, eligible_items
+from serving.filters import SEEN_ITEMS_SHOWN, Limits, allowed_on, eligible_items
 from serving.items.cards import ItemCards
+from serving.items.searched import Searched, search_titles
 from serving.items.title_search import TitleIndex
 from serving.live import LiveState, Opener
 from serving.log import log
-from serving.online.records import new_request_id, record_document, time_of
+from serving.online.records import new_request_id, record_document, seed_of, time_of
 from serving.online.store import Visitor
-from serving.query import Query, hydrate
+from serving.query import Query, fitted, hydrate
 from serving.ranking import FILLER, Ranked, by_reciprocal_rank, with_new_items
 from serving.schemas import (
+    Assigned,
     Context,
     Degraded,
     DegradedCode,
@@ -51,7 +56,7 @@ from serving.schemas import (
 )
 from serving.settings import ServingOptions
 from serving.sources import LateError, sources_of
-from serving.surfaces import surfaces_of
+from serving.surfaces import SEARCH
 
 if TYPE_CHECKING:
     import polars as pl
@@ -87,6 +92,9 @@ class Made(NamedTuple):
     candidates: Mapping[str, OneList]
     """Lists by source."""
     ranked: Ranked | None
+    resolved: Resolved
+    arranged: Arranged
+    seed: int
 
 
 class Recommender:
@@ -98,8 +106,13 @@ class Recommender:
         options: ServingOptions | None = None,
         *,
         adapters: Adapters = NO_ADAPTERS,
+        configuration: ServingConfiguration | None = None,
     ) -> None:
-        """Make the sources of a profile; of a bundle without slow models, ``full`` is ``fast``."""
+        """Make the sources of a profile; of a bundle without slow models, ``full`` is ``fast``.
+
+        Args:
+            configuration: Surfaces, rules and experiments, by default the built-in surfaces.
+        """
         options = options or ServingOptions()
         if bundle.generative is None and bundle.ensemble is None:
             options = replace(options, profile="fast")
@@ -109,7 +122,11 @@ class Recommender:
         self.failures: Counter[str] = Counter()
         """Times that each source or stage failed."""
         excluded = options.exclude_history
-        self._surfaces = surfaces_of(bundle.exclude_history if excluded is None else excluded)
+        self.configuration = configuration or ServingConfiguration()
+        self._resolver = Resolver(
+            self.configuration, bundle.exclude_history if excluded is None else excluded
+        )
+        self._arranger = Arranger(bundle)
         self._blends = {
             name: OneQueryBlend(blend, bundle.item_counts) for name, blend in bundle.blends.items()
         }
@@ -156,11 +173,14 @@ class Recommender:
             loaded: A bundle to share with, see ``load_bundle``.
 
         Raises:
-            ValueError: If it is not a bundle, or anything in it is not as it was released.
+            ValueError: If it is not a bundle, anything in it is not as it was released, or the
+                configuration that the options name cannot be read.
         """
         bundle = load_bundle(Path(path), loaded)
         adapters = load_adapters(served_adapters(Path(path).parent), models_of(bundle))
-        return cls(bundle, options, adapters=adapters)
+        file = None if options is None else options.config
+        configuration = None if file is None else read_configuration(file)
+        return cls(bundle, options, adapters=adapters, configuration=configuration)
 
     def connect(self, opener: Opener, *, keeps_lists: bool = False) -> None:
         """Read visitors' events and hidden items from a store, which is opened on first use.
@@ -199,69 +219,122 @@ class Recommender:
         names_history: bool = True,
         now_ms: int | None = None,
         visitor: Visitor | None = None,
+        seed: int | None = None,
     ) -> Made:
-        """Make one list, as `answer` does, with what its record is written from."""
-        surface, clock = self._surfaces[request.surface], _Stopwatch()
-        request_id = new_request_id(now_ms)
-        now_ms = time_of(request_id)
+        """Make one list, as `answer` does, with what its record is written from.
+
+        Args:
+            seed: Of what is drawn, by default from the list's own id.
+        """
+        clock, request_id = _Stopwatch(), new_request_id(now_ms)
+        now_ms, seed = time_of(request_id), seed_of(request_id) if seed is None else seed
         page = None if request.cursor is None else read_cursor(request.cursor, now_ms)
         if page is not None:
             now_ms = page.now_ms
+        resolved = self._resolved(request, now_ms)
+        surface, request = resolved.surface, fitted(request, resolved.surface)
         unreadable: tuple[Degraded, ...] = ()
         if visitor is None:
             visitor, unreadable = self.live.visitor(request, surface.max_history)
         with torch.inference_mode():
             query = hydrate(request, self.bundle, surface, visitor, now_ms // 1_000)
             clock.lap("hydrate")
-            left_out = self._left_out(page)
-            eligible, notes = eligible_items(query, self.bundle, left_out)
+            searched = self._searched(query)
+            limits = self._limits(query, resolved, searched, page, now_ms)
+            eligible, notes = eligible_items(query, self.bundle, limits)
             clock.lap("filter")
             relaxed = SEEN_ITEMS_SHOWN in notes
             blend = self._blend if surface.learned and not relaxed else None
             lengths = _list_lengths(query, blend, relaxed) if eligible.count() else {}
             candidates, missing = self._retrieve(lengths, query, eligible)
+            if searched is not None and eligible.count():
+                candidates[SEARCH] = searched.listed(eligible)
             clock.lap("retrieve")
             if missing:
                 # The weights that were learned without the slow source.
                 blend = blend and self._blends.get("fast", blend)
-            ranked, ranker, not_ranked = self._rank(candidates, blend, query)
+            length = self._arranger.length(resolved, request)
+            ranked, ranker, not_ranked = self._rank(candidates, blend, query, length)
             clock.lap("rank")
-            items = self._select(ranked, query, names_history)
+            arranged = self._arranger.arrange(ranked, resolved, query, eligible, seed)
+            items = self._select(arranged.ranked, query, names_history)
             clock.lap("select")
+        corrected = () if searched is None else searched.notes
         short = []
-        if len(items) < request.k and lengths:
+        if len(items) < request.k and (lengths or candidates):
             short.append(Degraded("short_list", f"{len(items)} of {request.k}"))
+        parts = (*query.degraded, *unreadable, *limits.notes, *corrected, *notes)
+        arm = None if resolved.arm is None else Assigned(resolved.experiment or "", resolved.arm)
         reply = Reply(
             request_id=request_id,
             items=items,
             served_by=self._parts_used(query, candidates, ranker),
-            degraded=[*query.degraded, *unreadable, *notes, *missing, *not_ranked, *short],
+            degraded=[*parts, *missing, *not_ranked, *short],
             fallback="popular" if set(candidates) == {"popular"} else None,
             timings_ms=clock.total(),
+            experiment=arm,
             cursor=None if page is None else page.after([item.item_id for item in items]),
         )
-        return Made(reply, query, visitor, eligible, candidates, ranked)
+        return Made(reply, query, visitor, eligible, candidates, ranked, resolved, arranged, seed)
 
-    def _left_out(self, page: Cursor | None) -> Rows:
-        """Name the rows that no list, or no further page, may show."""
-        if page is None or not page.shown:
-            return self.live.hidden
-        found = map(self.bundle.catalogue.row_of, page.shown)
-        shown = np.array([row for row in found if row is not None], np.int64)
-        return np.concatenate([self.live.hidden, shown])
+    def _resolved(self, request: Request, now_ms: int) -> Resolved:
+        """Find the surface, the rules and the arm of a request.
+
+        Raises:
+            UnknownSurfaceError: There is no such surface.
+        """
+        moment, domain = request.context.unix_time, request.context.domain
+        seconds = now_ms / 1_000 if moment is None else float(moment)
+        return self._resolver.resolve(request.surface, request.user_id, seconds, domain)
+
+    def _searched(self, query: Query) -> Searched | None:
+        """Find what the request's text is about; None where it has none."""
+        if query.request.query is None:
+            return None
+        return search_titles(self.titles, query.request.query)
+
+    def _limits(
+        self,
+        query: Query,
+        resolved: Resolved,
+        searched: Searched | None,
+        page: Cursor | None,
+        now_ms: int,
+    ) -> Limits:
+        """Say what no list of this surface, at this moment, may show."""
+        surface, row_of = resolved.surface, self.bundle.catalogue.row_of
+        left_out = [self.live.hidden, self._arranger.rule_rows.hidden(resolved.rules)]
+        notes: tuple[Degraded, ...] = ()
+        names = [] if page is None else list(page.shown)
+        if surface.not_shown_within is not None:
+            since_ms = now_ms - int(1_000 * surface.not_shown_within.total_seconds())
+            shown, notes = self.live.shown_items(query.request, since_ms)
+            names += shown
+        if names:
+            found = [row for row in map(row_of, names) if row is not None]
+            left_out.append(np.array(found, np.int64))
+        domain = query.request.context.domain if surface.domain == "restrict" else None
+        allowed = allowed_on(surface.filter, domain, self.bundle)
+        if searched is not None:
+            among = np.zeros(self.bundle.num_item_rows, np.bool_)
+            among[list(searched.item_rows)] = True
+            allowed = among if allowed is None else allowed & among
+        return Limits(np.concatenate(left_out), allowed, notes)
 
     def record(self, made: Made) -> bytes:
         """Write the record of a list."""
-        visitor = made.visitor
+        visitor, resolved, arranged = made.visitor, made.resolved, made.arranged
         made_of = {
             "digest": self.bundle.digest,
+            "configuration": self.configuration.version,
             "unix_time": made.query.moment,
             "live": [list(event) for event in visitor.events],
             "forgotten_ms": visitor.forgotten_ms,
+            "experiment": made.reply.experiment,
+            "rules": [rule.name for rule in resolved.rules],
+            "seed": None if arranged.propensities is None else made.seed,
         }
-        return record_document(
-            made.query.request, made.reply, made_of, [{}] * len(made.reply.items)
-        )
+        return record_document(made.query.request, made.reply, made_of, _slots(made))
 
     def recommend(
         self, users: pl.DataFrame | Sequence[str], k: int = 20, unix_time: int | None = None
@@ -341,7 +414,11 @@ class Recommender:
         return Degraded(code, part)
 
     def _rank(
-        self, candidates: Mapping[str, OneList], blend: OneQueryBlend | None, query: Query
+        self,
+        candidates: Mapping[str, OneList],
+        blend: OneQueryBlend | None,
+        query: Query,
+        k: int,
     ) -> tuple[Ranked | None, str | None, list[Degraded]]:
         """Merge lists into one.
 
@@ -350,7 +427,7 @@ class Recommender:
         """
         if not candidates:
             return None, None, []
-        surface, k = query.surface, query.request.k
+        surface = query.surface
         if surface.max_seen_share < 1 and len(query.seen):
             longer = k + len(query.seen)
             found, ranker, notes = self._rank_all(candidates, blend, query, longer)
@@ -436,6 +513,18 @@ class Recommender:
                 cards, ranked.scores.tolist(), sources, why, shares, strict=True
             )
         ]
+
+
+def _slots(made: Made) -> list[dict[str, object]]:
+    """What a record says of each slot beside its item, score and source."""
+    arranged, number = made.arranged, len(made.reply.items)
+    chances = arranged.propensities or (None,) * number
+    rules = arranged.rules or ((),) * number
+    slots: list[dict[str, object]] = []
+    for chance, names in zip(chances, rules, strict=True):
+        slot: dict[str, object] = {} if chance is None else {"propensity": chance}
+        slots.append({**slot, "rules": list(names)} if names else slot)
+    return slots
 
 
 def _list_lengths(query: Query, blend: OneQueryBlend | None, relaxed: bool) -> dict[str, int]:

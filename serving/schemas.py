@@ -20,6 +20,7 @@ MAX_SESSION = 10_000
 MAX_EXCLUDE = 10_000
 MAX_CANDIDATES = 1_000
 MAX_CURSOR = 64 << 10
+MAX_QUERY = 200
 MAX_CATEGORIES = 100
 MAX_BATCH = 1_000
 MAX_BATCH_ITEMS = 20_000
@@ -39,6 +40,8 @@ Source = Literal[
     "ensemble",
     "generative",
     "popular",
+    "search",
+    "rules",
 ]
 DegradedCode = Literal[
     "unknown_user",
@@ -56,8 +59,10 @@ DegradedCode = Literal[
     "late_stage",
     "failed_stage",
     "failed_store",
+    "corrected_query",
 ]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
+SurfaceName = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class _Strict(BaseModel):
@@ -104,19 +109,25 @@ class Request(_Strict):
     """A request for one list.
 
     Surface ``home`` takes a user, a session, both (the session continues the user's history) or
-    neither (an anonymous visitor). Surface ``similar`` takes an item.
+    neither (an anonymous visitor); ``related`` (also ``similar``) takes an item, ``cart`` and
+    ``session`` the items of one as ``session``, ``search`` a text as ``query``. A deployment may
+    have more surfaces.
     """
 
-    surface: Literal["home", "similar"] = "home"
+    surface: SurfaceName = "home"
     user_id: Id | None = None
     session: list[Id] | None = Field(default=None, max_length=MAX_SESSION)
     """Item ids of the visit, oldest first."""
     item_id: Id | None = None
+    query: Annotated[str, Field(min_length=1, max_length=MAX_QUERY)] | None = None
+    """What is searched for: words of titles, or their beginnings."""
     context: Context = Context()
     k: int = Field(default=20, ge=1, le=MAX_K)
     filter: Filter = Filter()
     exclude: list[Id] = Field(default_factory=list, max_length=MAX_EXCLUDE)
     """Item ids that must not be shown; unknown ids are ignored."""
+    diversity: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    """How unlike each other the items are, from 0 to 1; by default as the surface says."""
     explain: bool = False
     """Whether each item comes with a reason and the contributions of its sources; k may then be at
     most 100."""
@@ -137,24 +148,13 @@ class Request(_Strict):
             )
         return self
 
-    @model_validator(mode="after")
-    def _fits_surface(self) -> Request:
-        if self.surface == "similar":
-            if self.item_id is None:
-                raise ValueError("surface 'similar' needs item_id")
-            if self.user_id is not None or self.session is not None:
-                raise ValueError("surface 'similar' takes item_id, not user_id or session")
-        elif self.item_id is not None:
-            raise ValueError("item_id belongs to surface 'similar'; here put it into session")
-        return self
-
 
 class RankRequest(_Strict):
     """A request to order items that the client has chosen."""
 
     items: list[Id] = Field(min_length=1, max_length=MAX_CANDIDATES)
     """Ids of the items; unknown ones are left out and named, hidden ones are left out."""
-    surface: Literal["home", "similar"] = "home"
+    surface: SurfaceName = "home"
     user_id: Id | None = None
     session: list[Id] | None = Field(default=None, max_length=MAX_SESSION)
     """Item ids of the visit, oldest first."""
@@ -217,7 +217,8 @@ class RecommendedItem:
 
     item_id: str
     score: float
-    """Orders this list, never rising. Scores of two lists cannot be compared: each is a sum of
+    """By which the item was ranked. It never rises along a list, unless rules, diversity or
+    exploration have rearranged that. Scores of two lists cannot be compared: each is a sum of
     parts that depend on the user, the candidates and the bundle, and is no probability."""
     source: Source
     """The source that contributed most to the score."""
@@ -250,6 +251,14 @@ class ServedBy:
 
 
 @dataclass(frozen=True, slots=True)
+class Assigned:
+    """The arm of an experiment that a list is of."""
+
+    name: str
+    arm: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """The list, best first, and how it was made."""
 
@@ -263,6 +272,8 @@ class Reply:
     """Milliseconds by stage, and ``total``."""
     fallback: Source | None = None
     """The source of the whole list where no other found an item, else absent."""
+    experiment: Assigned | None = None
+    """Absent where the surface has none, or the request no user."""
     cursor: str | None = None
     """Of the next page; absent where the request had none, or there is nothing behind this page."""
 

@@ -27,6 +27,9 @@ class ServingOptions:
     exclude_history: bool | None = None
     """Whether lists of surface ``home`` leave out what the user already interacted with; None
     does as the bundle was evaluated."""
+    config: Path | None = None
+    """File of surfaces, rules and experiments (docs/control.md); None has the built-in surfaces.
+    A server takes over a changed file, and keeps the one before where the new one is faulty."""
     ranker_timeout_ms: float | None = None
     """Lists keep the blend's order where ranking takes longer, and say so; None waits for it."""
 

@@ -42,6 +42,7 @@ def explain_list(
     recommender.live.refresh()
     replay = _Replay(recommender, logged)
     same = logged["digest"] == recommender.bundle.digest
+    same &= logged.get("configuration") == recommender.configuration.version
     reasons = replay.reasons(names_history) if same else {}
     items = []
     for slot, item in enumerate(logged["items"], start=1):
@@ -96,6 +97,7 @@ class _Replay:
             names_history=names_history,
             now_ms=self._logged["unix_ms"],
             visitor=self._visitor,
+            seed=self._logged.get("seed"),
         )
 
     def reasons(self, names_history: bool) -> dict[str, tuple[str | None, dict[str, float] | None]]:

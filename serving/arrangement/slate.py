@@ -30,6 +30,7 @@ from serving.configuration.resolve import Resolved
 from serving.configuration.rules import Rule
 from serving.query import Query
 from serving.ranking import Ranked
+from serving.schemas import Request
 from serving.surfaces import Exploration, Surface
 
 Rows = NDArray[np.int64]
@@ -43,7 +44,7 @@ EXPLORED = 100
 class Arranged(NamedTuple):
     """The list that is shown."""
 
-    ranked: Ranked
+    ranked: Ranked | None
     propensities: tuple[float, ...] | None = None
     """Of each slot, given those before it; None where nothing was drawn."""
     rules: tuple[tuple[str, ...], ...] | None = None
@@ -56,16 +57,18 @@ class Arranger:
     def __init__(self, bundle: Bundle) -> None:
         self._bundle, self.rule_rows = bundle, RuleRows(bundle)
 
-    def length(self, resolved: Resolved, k: int) -> int:
-        """How many ranked items are needed for a list of k."""
-        return max(k, resolved.surface.num_candidates) if _arranges(resolved) else k
+    def length(self, resolved: Resolved, request: Request) -> int:
+        """How many ranked items are needed for the list of a request."""
+        if not _arranges(resolved, request):
+            return request.k
+        return max(request.k, resolved.surface.num_candidates)
 
     def arrange(
-        self, ranked: Ranked, resolved: Resolved, query: Query, eligible: ItemMask, seed: int
+        self, ranked: Ranked | None, resolved: Resolved, query: Query, eligible: ItemMask, seed: int
     ) -> Arranged:
         """Make the list of ``query.request.k`` from what was ranked."""
         k = query.request.k
-        if not _arranges(resolved):
+        if ranked is None or not _arranges(resolved, query.request):
             return Arranged(ranked)
         surface = resolved.surface
         pins = self._pins(ranked, resolved.rules, eligible, k)
@@ -85,9 +88,7 @@ class Arranger:
             order, propensities = slate.places, slate.propensities.tolist()
         return _shown(ranked, order, propensities, pins, moved)
 
-    def _pins(
-        self, ranked: Ranked, rules: Sequence[Rule], eligible: ItemMask, k: int
-    ) -> _Pins:
+    def _pins(self, ranked: Ranked, rules: Sequence[Rule], eligible: ItemMask, k: int) -> _Pins:
         """Find the item of each pin: the best ranked that it holds for, or the first it names."""
         pins = _Pins({}, {}, {})
         for rule in rules:
@@ -191,22 +192,19 @@ class Arranger:
 
     def _values(self, name: str, row: int) -> list[int]:
         """Rows of an item's values of a property."""
+        bundle = self._bundle
+        column = bundle.properties.columns.get(name)
         if name == CATEGORY:
-            catalogue = self._bundle.catalogue
-            first, last = catalogue.category_offsets[row : row + 2].tolist()
-            return [value for value in catalogue.category_values[first:last].tolist() if value]
-        column = self._bundle.properties.columns.get(name)
+            column = bundle.catalogue.categories
         if isinstance(column, TextColumn):
             code = int(column.codes[row])
             return [code] if code else []
         if isinstance(column, ListColumn):
             first, last = column.offsets[row : row + 2].tolist()
-            return list(dict.fromkeys(column.codes[first:last].tolist()))
+            return list(dict.fromkeys(filter(None, column.codes[first:last].tolist())))
         return []
 
-    def _mix(
-        self, rows: Rows, seen: Rows
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _mix(self, rows: Rows, seen: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Shares of categories in candidates, [n, C], and in the history, [C]."""
         columns: dict[int, int] = {}
         own = [self._values(CATEGORY, row) for row in (*rows.tolist(), *seen.tolist())]
@@ -250,10 +248,11 @@ class _Moved(NamedTuple):
     by_place: bool
 
 
-def _arranges(resolved: Resolved) -> bool:
+def _arranges(resolved: Resolved, request: Request) -> bool:
     surface = resolved.surface
     return bool(
-        any(rule.kind != "hide" for rule in resolved.rules)
+        request.diversity
+        or any(rule.kind != "hide" for rule in resolved.rules)
         or surface.diversity.method != "none"
         or surface.calibration is not None
         or surface.caps
@@ -280,7 +279,8 @@ def _shown(
     number = len(order) + len(pins.slots)
     place_of = {slot: place for place, slot in pins.taken.items()}
     rest = iter(zip(order.tolist(), propensities or [1.0] * len(order), strict=True))
-    rows, places, chances, names = [], [], [], []
+    rows, places, chances = [], [], []
+    names: list[tuple[str, ...]] = []
     # A pin behind the end of a short list follows its last item.
     waiting = sorted(pins.slots)
     for slot in range(1, number + 1):

@@ -19,12 +19,17 @@ Identity = tuple[tuple[str, int, int, int], ...]
 one."""
 
 
-def identity_of(bundle: Path) -> Identity:
-    """Identify a bundle (or ``current``) with the adapters beside it, without reading either."""
+def identity_of(bundle: Path, config: Path | None = None) -> Identity:
+    """Identify a bundle (or ``current``) with the adapters beside it, without reading either.
+
+    Args:
+        config: A file that is a part of what is served.
+    """
     adapters = served_adapters(bundle.parent).values()
     return (
         _manifest_of(bundle, MANIFEST),
         *(_manifest_of(directory, ADAPTER_MANIFEST) for directory in adapters),
+        *(() if config is None else (_manifest_of(config.parent, config.name),)),
     )
 
 

@@ -10,7 +10,8 @@ JSON of
     forgotten_ms?  when the user was forgotten
     items          [{item_id, score, source, propensity?, rules?}, ...] in slots from 1
     degraded       codes; fallback? the source of the whole list
-    experiment?    {name, arm}; rules? names of the rules that were in force
+    configuration  version of the serving configuration; rules? names of those in force
+    experiment?    {name, arm}; seed? of what was drawn, where anything was
 
 with fields that are not there left out.
 """
@@ -41,6 +42,11 @@ def new_request_id(now_ms: int | None = None) -> str:
 def time_of(request_id: str) -> int:
     """Read the unix milliseconds at which an id was made."""
     return int(request_id[:12], 16)
+
+
+def seed_of(request_id: str) -> int:
+    """Give the number that what is drawn for a list starts from."""
+    return int(request_id[16:], 16)
 
 
 def record_document(

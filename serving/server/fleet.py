@@ -219,7 +219,7 @@ class Fleet:
             ValueError: If there is none, or it is refused; says what to do.
         """
         check_published(self.settings.followed)
-        self._tried = identity_of(self.settings.followed)
+        self._tried = identity_of(self.settings.followed, self.settings.config)
         generation = await self._loaded(Path(self._tried[0][0]), self._tried)
         await self._take_over(generation)
         log("bundle_loaded", {"bundle": self.info["bundle"]})
@@ -343,7 +343,7 @@ class Fleet:
 
     async def _reloaded(self, target: Path) -> bool:
         """Load a bundle that has served before, and serve it; False where it is refused."""
-        published = identity_of(self.settings.followed)
+        published = identity_of(self.settings.followed, self.settings.config)
         # Another bundle than the published one has no identity that a poll would find.
         identity = published if published[0][0] == str(target) else ()
         try:
@@ -374,7 +374,7 @@ class Fleet:
 
     async def poll(self) -> bool:
         """Look once at what is published; return whether it was swapped."""
-        identity = identity_of(self.settings.followed)
+        identity = identity_of(self.settings.followed, self.settings.config)
         if identity == self._tried:
             return False
         self._tried = identity

@@ -10,14 +10,15 @@ from typing import Any
 
 import orjson
 
+from serving.configuration.resolve import UnknownSurfaceError
 from serving.cursor import CursorError
 from serving.filtering.expression import FilterError
-from serving.query import UnknownItemError
+from serving.query import RequestError, UnknownItemError
 from serving.recommend import Made, Recommender
 from serving.schemas import BatchRequest, RankRequest, Request, error_body, to_json
 from serving.web.http import Answer, RefusedError, parsed_json, validated
 
-REFUSED = (CursorError, FilterError, UnknownItemError)
+REFUSED = (CursorError, FilterError, RequestError, UnknownItemError, UnknownSurfaceError)
 """What may be wrong with a valid request."""
 
 
