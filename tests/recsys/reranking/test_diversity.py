@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.reranking.diversity import dpp, mmr, relevance_of
+
+
+def world(seed, number=8, width=4):
+    random = np.random.default_rng(seed)
+    vectors = random.normal(size=(number, width))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.sort(random.normal(size=number))[::-1], vectors
+
+
+def slow_mmr(scores, vectors, k, strength):
+    relevance, chosen = relevance_of(scores), []
+    while len(chosen) < min(k, len(scores)):
+        values = [
+            -np.inf
+            if place in chosen
+            else (1 - strength) * relevance[place]
+            - strength * max((vectors[place] @ vectors[other] for other in chosen), default=0)
+            for place in range(len(scores))
+        ]
+        chosen.append(int(np.argmax(values)))
+    return chosen
+
+
+def slow_dpp(scores, vectors, k, strength):
+    """Each step by the determinant itself."""
+    quality = np.exp((1 - strength) / strength * relevance_of(scores))
+    kernel = quality[:, None] * (vectors @ vectors.T) * quality
+    chosen = []
+    while len(chosen) < min(k, len(scores)):
+        values = [
+            -np.inf
+            if place in chosen
+            else np.linalg.slogdet(kernel[np.ix_([*chosen, place], [*chosen, place])])[1]
+            for place in range(len(scores))
+        ]
+        chosen.append(int(np.argmax(values)))
+    return chosen
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("strength", [0.1, 0.5, 0.9, 1.0])
+def test_mmr_is_its_definition(seed, strength):
+    scores, vectors = world(seed)
+    assert mmr(scores, vectors, 5, strength).tolist() == slow_mmr(scores, vectors, 5, strength)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("strength", [0.1, 0.5, 0.9])
+def test_dpp_is_greedy_by_determinants(seed, strength):
+    # At most as many items as the vectors have directions: beyond that determinants are 0.
+    scores, vectors = world(seed)
+    assert dpp(scores, vectors, 4, strength).tolist() == slow_dpp(scores, vectors, 4, strength)
+
+
+@pytest.mark.parametrize("choose", [mmr, dpp])
+@given(
+    seed=st.integers(0, 1_000),
+    number=st.integers(0, 12),
+    k=st.integers(0, 15),
+    strength=st.floats(0, 1),
+)
+def test_a_list_has_each_item_once(choose, seed, number, k, strength):
+    scores, vectors = world(seed, number)
+    found = choose(scores, vectors, k, strength).tolist()
+    assert len(found) == len(set(found)) == min(k, number)
+    assert set(found) <= set(range(number))
+
+
+@pytest.mark.parametrize("choose", [mmr, dpp])
+def test_strength_0_keeps_the_order_and_copies_come_last(choose):
+    vectors = np.array([[1.0, 0], [1, 0], [0, 1]])
+    scores = np.array([3.0, 2.9, 1])
+    assert choose(scores, vectors, 3, 0.0).tolist() == [0, 1, 2]
+    assert choose(scores, vectors, 3, 0.7).tolist() == [0, 2, 1]
+
+
+@pytest.mark.parametrize("choose", [mmr, dpp])
+def test_what_is_out_of_range_is_refused(choose):
+    with pytest.raises(ValueError, match=r"strength must be in \[0, 1\], got 1.5"):
+        choose(np.ones(2), np.ones((2, 2)), 1, 1.5)
+    with pytest.raises(ValueError, match="2 candidates need as many vectors"):
+        choose(np.ones(2), np.ones((3, 2)), 1, 0.5)

@@ -1,0 +1,237 @@
+"""Rules, diversity, caps, exploration and surfaces in the lists that are served."""
+
+from collections import Counter
+
+import orjson
+import pytest
+
+from serving.configuration.file import configuration_of
+from serving.online.store import RecentEvent, Visitor
+from serving.query import RequestError
+from serving.recommend import Recommender
+from serving.schemas import Context, Degraded, Request
+from tests.serving.test_live import MemoryStore
+
+CAPPED = {"surfaces": {"home": {"caps": {"category": 3}}}}
+
+
+@pytest.fixture(scope="module")
+def bundle(released):
+    return Recommender.load(released / "current").bundle
+
+
+@pytest.fixture
+def of(bundle):
+    def made(table):
+        return Recommender(bundle, configuration=configuration_of(table))
+
+    return made
+
+
+def listed(reply):
+    return [item.item_id for item in reply.items]
+
+
+def rule(name, kind, **more):
+    return {"name": name, "kind": kind, **more}
+
+
+@pytest.fixture
+def plain(of):
+    return listed(of({}).answer(Request(user_id="user-2", k=10)))
+
+
+def test_nothing_configured_changes_nothing(of, bundle):
+    request = Request(user_id="user-2", k=10)
+    assert of({}).answer(request).items == Recommender(bundle).answer(request).items
+
+
+def test_pins_stand_in_their_slots_and_the_rest_keeps_its_order(of, plain):
+    hidden_last = plain[9]
+    table = {
+        "rules": [
+            rule("second", "pin", items=[hidden_last], slot=2),
+            rule("tens", "pin", where="category in ['tens']", slot=4, surfaces=["home"]),
+        ]
+    }
+    recommender = of(table)
+    made = recommender.make(Request(user_id="user-2", k=10))
+    found = listed(made.reply)
+    assert found[1] == hidden_last
+    assert "tens" in (made.reply.items[3].categories or ())
+    rest = [item_id for item_id in found if item_id not in (found[1], found[3])]
+    assert rest == [item_id for item_id in plain if item_id in rest]
+    assert len(set(found)) == 10
+    slots = orjson.loads(recommender.record(made))["items"]
+    assert [slot.get("rules") for slot in slots[:4]] == [None, ["second"], None, ["tens"]]
+
+
+def test_a_pin_never_shows_what_may_not_be_shown(of, plain):
+    recommender = of({"rules": [rule("first", "pin", items=[plain[3], plain[4]], slot=1)]})
+    request = Request(user_id="user-2", k=5, exclude=[plain[3]])
+    assert listed(recommender.answer(request))[0] == plain[4]
+    both = Request(user_id="user-2", k=5, exclude=plain[3:5])
+    assert not set(listed(recommender.answer(both))) & set(plain[3:5])
+
+
+def test_an_item_that_no_source_lists_can_be_pinned(of):
+    recommender = of({"rules": [rule("first", "pin", items=["item-40"], slot=1)]})
+    reply = recommender.answer(Request(surface="related", item_id="item-3", k=3, explain=True))
+    assert reply.items[0].item_id == "item-40"
+
+
+def test_boosted_items_go_up_and_buried_ones_down(of, plain):
+    table = {
+        "rules": [
+            rule("up", "boost", items=[plain[6]], places=4),
+            rule("down", "bury", items=[plain[0]], places=3),
+        ]
+    }
+    found = listed(of(table).answer(Request(user_id="user-2", k=10)))
+    expected = [one for one in plain if one not in (plain[0], plain[6])]
+    # Place 6 goes before place 2, and place 0 behind place 3.
+    expected.insert(1, plain[6])
+    expected.insert(4, plain[0])
+    assert found == expected
+
+
+def test_rules_hide_items_on_their_surfaces_while_they_hold(of, plain):
+    table = {
+        "rules": [
+            rule("gone", "hide", items=plain[:2], surfaces=["home"]),
+            rule("later", "hide", items=[plain[2]], **{"from": "2100-01-01T00:00:00Z"}),
+        ]
+    }
+    recommender = of(table)
+    found = listed(recommender.answer(Request(user_id="user-2", k=8)))
+    assert not set(plain[:2]) & set(found)
+    assert plain[2] in found
+    later = Request(user_id="user-2", k=8, context=Context(unix_time=4_200_000_000))
+    assert plain[2] not in listed(recommender.answer(later))
+    anywhere = recommender.answer(Request(surface="session", session=["item-9"], k=40))
+    assert set(plain[:2]) & set(listed(anywhere))
+
+
+def test_caps_hold_for_every_category(of):
+    reply = of(CAPPED).answer(Request(user_id="user-2", k=20))
+    counts = Counter(name for item in reply.items for name in item.categories or ())
+    assert counts
+    assert max(counts.values()) <= 3
+
+
+def test_diversity_of_a_request_and_of_a_surface_are_the_same(of, plain):
+    table = {"surfaces": {"home": {"diversity": {"method": "mmr", "strength": 0.8}}}}
+    by_surface = listed(of(table).answer(Request(user_id="user-2", k=10)))
+    by_request = listed(of({}).answer(Request(user_id="user-2", k=10, diversity=0.8)))
+    assert by_surface == by_request != plain
+    kept = of(table).answer(Request(user_id="user-2", k=10, diversity=0.0))
+    assert listed(kept) == plain
+
+
+def test_a_list_follows_the_users_own_mix(of):
+    calibrated = {"surfaces": {"home": {"calibration": {"strength": 0.99}}}}
+    request = Request(session=["item-2", "item-4", "item-6", "item-9"], k=12)
+    reply = of(calibrated).answer(request)
+    even = sum("even" in (item.categories or ()) for item in reply.items)
+    assert even == 9
+
+
+@pytest.mark.parametrize("method", ["epsilon", "plackett_luce", "thompson"])
+def test_what_is_explored_is_logged_and_can_be_made_again(of, bundle, method):
+    recommender = of({"surfaces": {"home": {"exploration": {"method": method}}}})
+    store = MemoryStore()
+    recommender.connect(lambda: store, keeps_lists=True)
+    request = Request(user_id="user-2", k=10)
+    lists = set()
+    for _ in range(10):
+        made = recommender.make(request)
+        record = orjson.loads(recommender.record(made))
+        assert all(0 < slot["propensity"] <= 1 for slot in record["items"])
+        lists.add(tuple(listed(made.reply)))
+        visitor = Visitor([RecentEvent(*event) for event in record.get("live", ())])
+        again = recommender.make(
+            Request.model_validate(record["request"]),
+            now_ms=record["unix_ms"],
+            visitor=visitor,
+            seed=record["seed"],
+        )
+        assert again.reply.items == made.reply.items
+    assert len(lists) > 1
+
+
+def test_an_experiment_gives_each_user_one_arm_and_says_which(of):
+    arms = [{"name": "as before"}, {"name": "capped", "overrides": {"caps": {"category": 2}}}]
+    recommender = of({"experiments": [{"name": "caps", "surfaces": ["home"], "arms": arms}]})
+    seen = Counter()
+    for number in range(60):
+        request = Request(user_id=f"visitor-{number}", k=12)
+        reply = recommender.answer(request)
+        assert reply.experiment == recommender.answer(request).experiment
+        assert reply.experiment.name == "caps"
+        seen[reply.experiment.arm] += 1
+        counts = Counter(name for item in reply.items for name in item.categories or ())
+        assert (max(counts.values()) <= 2) == (reply.experiment.arm == "capped")
+    assert min(seen["as before"], seen["capped"]) >= 15
+    assert recommender.answer(Request(k=3)).experiment is None
+
+
+def test_search_lists_what_is_found_and_says_what_was_corrected(of):
+    recommender = of({})
+    reply = recommender.answer(Request(surface="search", query="title 12", k=5))
+    assert listed(reply) == ["item-12"]
+    assert reply.items[0].source == "search"
+    reply = recommender.answer(Request(surface="search", query="titel 12", k=5))
+    assert listed(reply) == ["item-12"]
+    assert Degraded("corrected_query", "title 12") in reply.degraded
+    nothing = recommender.answer(Request(surface="search", query="nowhere", k=5))
+    assert nothing.items == []
+    assert Degraded("nothing_eligible", "query") in nothing.degraded
+    filtered = Request.model_validate(
+        {"surface": "search", "query": "title", "k": 40, "filter": {"categories": ["tens"]}}
+    )
+    assert set(listed(recommender.answer(filtered))) == {"item-10", "item-20", "item-30", "item-40"}
+
+
+def test_a_cart_leaves_out_what_is_in_it(of):
+    reply = of({}).answer(Request(surface="cart", session=["item-3", "item-8"], k=40))
+    assert not {"item-3", "item-8"} & set(listed(reply))
+    assert len(reply.items) > 10
+
+
+def test_what_was_shown_of_late_is_left_out(of, plain):
+    recommender = of({"surfaces": {"home": {"not_shown_within": "6h"}}})
+    store = MemoryStore()
+    store.shown_items = lambda user_id, since_ms: plain[:3] if user_id == "user-2" else []
+    recommender.connect(lambda: store)
+    assert not set(plain[:3]) & set(listed(recommender.answer(Request(user_id="user-2", k=7))))
+    assert set(plain[:3]) <= set(listed(recommender.answer(Request(user_id="user-1", k=40))))
+
+
+def test_a_surface_has_a_filter_a_length_and_bounds_of_its_own(of):
+    table = {
+        "surfaces": {
+            "tens": {"kind": "home", "filter": "category = 'tens'", "k": 2, "max_k": 3},
+        }
+    }
+    recommender = of(table)
+    reply = recommender.answer(Request(surface="tens"))
+    assert len(reply.items) == 2
+    assert all("tens" in item.categories for item in reply.items)
+    with pytest.raises(RequestError, match="takes k from 1 to 3, got 4"):
+        recommender.answer(Request(surface="tens", k=4))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"surface": "cart"}, "needs session"),
+        ({"surface": "session", "session": []}, "needs session"),
+        ({"surface": "search"}, "needs query"),
+        ({"surface": "related"}, "needs item_id"),
+        ({"query": "x"}, "takes no query; name a surface of kind 'search'"),
+        ({"surface": "related", "item_id": "item-1", "user_id": "u"}, "not user_id or session"),
+    ],
+)
+def test_a_request_brings_what_its_surface_needs(of, body, message):
+    with pytest.raises(RequestError, match=message):
+        of({}).answer(Request.model_validate(body))
