@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.bundle.load import Bundle
+from serving.bundle.manifest import PropertyKind
 from serving.bundle.properties import Column, ListColumn, NumberColumn, TextColumn
 from serving.filtering.expression import (
     AllOf,
@@ -37,7 +38,7 @@ from serving.filtering.expression import (
 Mask = NDArray[np.bool_]
 CATEGORY = "category"
 ITEM_ID = "item_id"
-RESERVED = (CATEGORY, ITEM_ID)
+RESERVED: Mapping[str, PropertyKind] = {CATEGORY: "list", ITEM_ID: "text"}
 """Names that every catalogue has; no property is called so."""
 DAY = 86_400
 MAX_NAMED = 20
@@ -60,6 +61,11 @@ def matching(expression: Expression, bundle: Bundle) -> Mask:
         FilterError: A property that the bundle does not have, or a value of another kind.
     """
     return bundle.masks.get(expression.text, lambda: _compiled(expression, bundle))
+
+
+def known_properties(bundle: Bundle) -> dict[str, PropertyKind]:
+    """Name what a filter may name, with its kind."""
+    return {**RESERVED, **dict(sorted(bundle.properties.kinds.items()))}
 
 
 def in_categories(names: Sequence[str], bundle: Bundle) -> Mask:
@@ -108,7 +114,7 @@ def _column(test: Test, bundle: Bundle) -> Column:
         return bundle.catalogue.categories
     found = bundle.properties.columns.get(test.name)
     if found is None:
-        known = [*RESERVED, *sorted(bundle.properties.columns)]
+        known = list(known_properties(bundle))
         more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
         raise FilterError(
             "unknown_property",

@@ -165,7 +165,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         LIST,
         (404, *TAKES_BODY, *ALWAYS),
         body=Request,
-        body_example={"user_id": "42", "session": ["50", "zz"], "k": 5},
+        body_example={
+            "user_id": "42",
+            "session": ["50", "zz"],
+            "filter": {"where": "release_year >= 1990 and category in ['Action', 'Comedy']"},
+            "k": 5,
+        },
     ),
     ("post", "/v1/recommend:batch"): Operation(
         "recommend_batch",
@@ -260,7 +265,11 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "catalogue",
         "Count items and users, list categories, name the bundle and the profile.",
         CatalogueReply,
-        CatalogueReply("7a038c5f0bbf", "fast", 1682, True, [Category("Action", 251)], 943),
+        CatalogueReply(
+            *("7a038c5f0bbf", "fast", 1682, True, [Category("Action", 251)]),
+            {"category": "list", "item_id": "text", "release_year": "number"},
+            943,
+        ),
         ALWAYS,
     ),
     ("get", "/v1/users"): Operation(

@@ -17,6 +17,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
+from serving.filtering.compile import known_properties
 from serving.recommend import Recommender
 from serving.security import USERS_NOT_SHOWN
 from serving.settings import Settings
@@ -133,6 +134,7 @@ def _add_items(app: FastAPI, recommender: Recommender, settings: Settings, looku
             num_items=bundle.num_item_rows - 1,
             shows_users=shown,
             categories=category_sizes(bundle),
+            properties=known_properties(bundle),
             num_users=bundle.users.num_user_rows - 1 if shown else None,
         )
         return JsonResponse(described)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from serving.bundle.manifest import Profile
+from serving.bundle.manifest import Profile, PropertyKind
 from serving.items.cards import ItemCard
 from serving.schemas import Reply
 
@@ -108,6 +108,8 @@ class CatalogueReply:
     """Whether this caller may list users and read histories."""
     categories: list[Category]
     """The 500 largest, by name."""
+    properties: dict[str, PropertyKind]
+    """What ``filter.where`` may name, with its kind."""
     num_users: int | None = None
     """Absent for a caller who may not list users."""
 

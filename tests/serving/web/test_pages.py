@@ -148,6 +148,7 @@ def test_catalogue_counts_items_users_and_categories(client):
         {"name": "odd", "num_items": 20},
         {"name": "tens", "num_items": 4},
     ]
+    assert found["properties"] == {"category": "list", "item_id": "text"}
 
 
 def test_every_category_holds_what_the_filter_gives(client):
