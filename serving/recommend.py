@@ -126,7 +126,7 @@ class Recommender:
         self._resolver = Resolver(
             self.configuration, bundle.exclude_history if excluded is None else excluded
         )
-        self._arranger = Arranger(bundle)
+        self.arranger = Arranger(bundle)
         self._blends = {
             name: OneQueryBlend(blend, bundle.item_counts) for name, blend in bundle.blends.items()
         }
@@ -253,10 +253,10 @@ class Recommender:
             if missing:
                 # The weights that were learned without the slow source.
                 blend = blend and self._blends.get("fast", blend)
-            length = self._arranger.length(resolved, request)
+            length = self.arranger.length(resolved, request)
             ranked, ranker, not_ranked = self._rank(candidates, blend, query, length)
             clock.lap("rank")
-            arranged = self._arranger.arrange(ranked, resolved, query, eligible, seed)
+            arranged = self.arranger.arrange(ranked, resolved, query, eligible, seed)
             items = self._select(arranged.ranked, query, names_history)
             clock.lap("select")
         corrected = () if searched is None else searched.notes
@@ -303,7 +303,7 @@ class Recommender:
     ) -> Limits:
         """Say what no list of this surface, at this moment, may show."""
         surface, row_of = resolved.surface, self.bundle.catalogue.row_of
-        left_out = [self.live.hidden, self._arranger.rule_rows.hidden(resolved.rules)]
+        left_out = [self.live.hidden, self.arranger.rule_rows.hidden(resolved.rules)]
         notes: tuple[Degraded, ...] = ()
         names = [] if page is None else list(page.shown)
         if surface.not_shown_within is not None:

@@ -286,6 +286,8 @@ WhyNotCode = Literal[
     "on_an_earlier_page",
     "not_a_candidate",
     "in_history",
+    "not_found",
+    "not_on_surface",
     "filtered",
     "no_source",
     "outranked",

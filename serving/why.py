@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from serving.cursor import read_cursor
+from serving.filters import allowed_on
 from serving.online.store import RecentEvent, RequestRecord, Visitor
 from serving.recommend import Made, Recommender
 from serving.schemas import (
@@ -133,14 +134,37 @@ class _Replay:
         request = made.query.request
         if row in self._recommender.live.hidden:
             return "hidden", "it is hidden on every surface"
+        if (rule := self._hiding(made, row)) is not None:
+            return "hidden", f"rule {rule!r} hides it on this surface"
         if item_id in request.exclude or row == made.query.item_row:
             return "excluded", "the request leaves it out"
         if request.cursor is not None and item_id in read_cursor(request.cursor, 0).shown:
             return "on_an_earlier_page", "a page before this one showed it"
         if request.candidates is not None and item_id not in request.candidates:
             return "not_a_candidate", "the request has other candidates"
-        if made.query.surface.exclude_seen and row in made.query.seen:
+        if made.resolved.surface.exclude_seen and row in made.query.seen:
             return "in_history", "the visitor has had it, and this surface shows what is new"
+        return self._why_filtered(made, row)
+
+    def _hiding(self, made: Made, row: int) -> str | None:
+        """Name a rule that hides an item."""
+        rule_rows, rows = self._recommender.arranger.rule_rows, np.array([row], np.int64)
+        for rule in made.resolved.rules:
+            if rule.kind == "hide" and rule_rows.holds_for(rule, rows)[0]:
+                return rule.name
+        return None
+
+    def _why_filtered(self, made: Made, row: int) -> tuple[WhyNotCode, str]:
+        request, surface = made.query.request, made.resolved.surface
+        if request.query is not None:
+            return "not_found", f"its title does not have the words {request.query!r}"
+        domain = request.context.domain if surface.domain == "restrict" else None
+        allowed = allowed_on(surface.filter, domain, self._recommender.bundle)
+        if allowed is not None and not allowed[row]:
+            limit = f"domain {domain!r}" if surface.filter is None else repr(surface.filter)
+            return "not_on_surface", f"surface {surface.name!r} shows only items of {limit}"
+        if surface.not_shown_within is not None:
+            return "filtered", "it was shown of late, or the request's filter leaves it out"
         return "filtered", "the request's filter leaves it out"
 
     def _why_behind(
@@ -156,7 +180,21 @@ class _Replay:
             return "outranked", f"{best}; merged it comes behind place {MAX_K}"
         place, score = found[0] + 1, float(ranked.scores[found[0]])
         if place <= self._request.k:
-            return "rearranged", f"{best}; by score it has place {place}, and others were put first"
+            steps = _rearranging(made)
+            return "rearranged", f"{best}; by score it has place {place}; moved by {steps}"
         shown = self._logged["items"]
         lowest = f", the last one shown {shown[-1]['score']:.4g}" if shown else ""
         return "outranked", f"{best}; merged it has place {place}, score {score:.4g}{lowest}"
+
+
+def _rearranging(made: Made) -> str:
+    """Name what puts other items before better ranked ones."""
+    surface, names = made.resolved.surface, [rule.name for rule in made.resolved.rules]
+    steps = {
+        f"rules ({', '.join(names)})": bool(names),
+        "the caps of the surface": bool(surface.caps),
+        "diversity": bool(made.query.request.diversity) or surface.diversity.method != "none",
+        "the mix of the history": surface.calibration is not None,
+        "exploration": surface.exploration is not None,
+    }
+    return ", ".join(step for step, there in steps.items() if there) or "what has changed since"

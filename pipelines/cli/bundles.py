@@ -55,12 +55,19 @@ def served_bundle(path: Path) -> tuple[Path, str | None]:
     return found.parent, found.name
 
 
+FOLLOW_SECONDS = 2.0
 StoreAddress = Annotated[
     str | None,
     typer.Option(
         help="Online store of events: sqlite:FOLDER, redis://HOST:PORT/0 or none; by default "
         "the folder online beside the bundles' folder.",
         show_default=False,
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of surfaces, rules and experiments (recsys config check).", show_default=False
     ),
 ]
 ExposeUsers = Annotated[
@@ -106,6 +113,7 @@ def serve(
     expose_users: ExposeUsers = None,
     allow_admin: AllowAdmin = None,
     store: StoreAddress = None,
+    config: ConfigFile = None,
 ) -> None:
     """Answer requests over HTTP; a newly published bundle is loaded while serving.
 
@@ -133,6 +141,7 @@ def serve(
         "expose_users": expose_users,
         "allow_admin": allow_admin,
         "store": store,
+        "config": config,
     }
     if bundle is not None or "RECSYS_BUNDLES" not in os.environ:
         given["bundles"], given["bundle"] = served_bundle(bundle or DEMO_BUNDLE)
@@ -237,19 +246,42 @@ def reply_table(reply: Reply) -> Table:
 
 def append_items(
     items: Annotated[
-        Path, typer.Argument(help="CSV, Parquet or JSONL: item_id, title, categories (a|b), ...")
+        str,
+        typer.Argument(
+            help="CSV, Parquet or JSONL (item_id, title, categories (a|b), ...), or the store "
+            "(sqlite:FOLDER, redis://HOST:PORT/0) that has them from POST /v1/items."
+        ),
     ],
     bundle: BundlePath = DEMO_BUNDLE,
     publish: Annotated[bool, typer.Option(help="Publish the delta at once.")] = True,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on, and append what a store gets from now on.")
+    ] = False,
 ) -> None:
     """Append new catalogue items to a released bundle, without training.
 
     Their vectors and semantic IDs come from text and categories, so that they can be recommended
     at once; a running server loads them. The next run trains on their events.
 
-    [bold]Example[/] recsys append-items new-items.csv --bundle runs/shop/bundles/current
-    """
-    from pipelines.publishing.append_items import append
+    [bold]Examples[/]
 
-    directory, number = append(items, check_bundle(bundle), publish_it=publish)
-    out.print(f"{number:,} new items in {directory}", soft_wrap=True)
+      recsys append-items new-items.csv --bundle runs/shop/bundles/current
+
+      recsys append-items sqlite:runs/shop/online --bundle runs/shop/bundles/current --follow
+    """
+    import time
+
+    from pipelines.publishing.append_items import NothingNewError, append, is_store
+
+    if follow and not is_store(items):
+        raise ValueError(f"--follow follows an online store, got {items}; name sqlite:FOLDER")
+    while True:
+        try:
+            directory, number = append(items, check_bundle(bundle), publish_it=publish)
+            out.print(f"{number:,} new items in {directory}", soft_wrap=True)
+        except NothingNewError:
+            if not follow:
+                raise
+        if not follow:
+            return
+        time.sleep(FOLLOW_SECONDS)

@@ -27,9 +27,12 @@ from recsys.data.durable import locked
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import CURRENT, read_manifest
+from serving.online.opening import open_store
+from serving.online.store import StoreError
 
 Vectors = NDArray[np.float32]
 CATEGORY_SEPARATOR = "|"
+STORES = ("sqlite:", "redis:", "rediss:", "unix:")
 
 
 def read_items(path: Path) -> pl.DataFrame:
@@ -162,24 +165,62 @@ def content_of(
     return encode_cached(texts, encoder, cache_dir("embeddings"))
 
 
-def append(path: Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, int]:
-    """Write and publish a delta with the items of a file.
+def is_store(source: str) -> bool:
+    """Tell whether new items come from an online store and not from a file."""
+    return source.startswith(STORES)
+
+
+def items_of_store(url: str, bundle: Bundle) -> pl.DataFrame:
+    """Read the items that clients have described (``POST /v1/items``) and the bundle lacks.
+
+    Raises:
+        ValueError: The store cannot be read, or holds no such item.
+    """
+    try:
+        store = open_store(url)
+        changed = {} if store is None else store.items()[1]
+    except StoreError as error:
+        raise ValueError(str(error)) from None
+    rows = [
+        {"item_id": item_id, **state.properties}
+        for item_id, state in sorted(changed.items())
+        if state.properties and bundle.catalogue.row_of(item_id) is None
+    ]
+    if not rows:
+        raise NothingNewError(f"{url} describes no item that the bundle lacks")
+    texts = [
+        {**row, "categories": as_list(row["categories"])} if "categories" in row else row
+        for row in rows
+    ]
+    return pl.DataFrame(texts, infer_schema_length=None, strict=False)
+
+
+class NothingNewError(ValueError):
+    """There is no new item."""
+
+
+def append(source: str | Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, int]:
+    """Write and publish a delta with the items of a file, or of an online store.
 
     Returns:
         The delta's directory and its number of items.
 
     Raises:
+        NothingNewError: The store has nothing that the bundle lacks.
         ValueError: If the file is at fault, an item is known already, nothing in the bundle would
             find new items, or another bundle was published meanwhile.
     """
-    items = read_items(path)
+    from_store = is_store(str(source))
+    items = None if from_store else read_items(Path(source))
     directory = bundle_path.resolve()
     bundles, served = directory.parent, served_version(directory.parent)
     bundle = load_bundle(directory)
+    if items is None:
+        items = items_of_store(str(source), bundle)
     config = content_config(bundle, directory)
     if known := [one for one in items["item_id"] if bundle.catalogue.row_of(one)]:
         raise ValueError(
-            f"{path}: {len(known)} items are in the bundle already, the first is {known[0]!r}; "
+            f"{source}: {len(known)} items are in the bundle already, the first is {known[0]!r}; "
             "leave them out, the next run updates them"
         )
     rows = list(items.iter_rows(named=True))

@@ -235,3 +235,28 @@ def test_a_surface_has_a_filter_a_length_and_bounds_of_its_own(of):
 def test_a_request_brings_what_its_surface_needs(of, body, message):
     with pytest.raises(RequestError, match=message):
         of({}).answer(Request.model_validate(body))
+
+
+def test_why_not_names_the_rule_the_cap_and_the_surface(of, plain):
+    from serving.online.records import record_of
+    from serving.why import explain_list
+
+    table = {
+        "rules": [rule("gone", "hide", items=[plain[0]])],
+        "surfaces": {
+            "home": {"caps": {"category": 2}},
+            "tens": {"kind": "home", "filter": "category = 'tens'"},
+        },
+    }
+    recommender = of(table)
+
+    def why(item_id, **request):
+        made = recommender.make(Request(user_id="user-2", **request))
+        record = record_of(recommender.record(made))
+        return explain_list(recommender, record, item_id, names_history=True).why_not
+
+    assert why(plain[0], k=5).detail == "rule 'gone' hides it on this surface"
+    assert why("item-9", surface="tens").code == "not_on_surface"
+    capped = [one for one in plain[1:6] if why(one, k=6).code == "rearranged"]
+    assert capped
+    assert "the caps of the surface" in why(capped[0], k=6).detail
