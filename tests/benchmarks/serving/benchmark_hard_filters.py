@@ -8,6 +8,7 @@ reading of the filter, item by item. Shares of the requests: profile `fast` with
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import tempfile
 import time
@@ -20,7 +21,7 @@ import torch
 from serving.bundle.load import load_bundle
 from serving.recommend import Recommender
 from serving.settings import ServingOptions
-from tests.benchmarks.harness import Row, command_line, write_results
+from tests.benchmarks.harness import RESULTS, Row, command_line, write_results
 from tests.serving.filtering.random_filters import RandomRequests, with_properties
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
@@ -61,22 +62,29 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--minutes", type=float, default=20, help="stop after so long")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--add", action="store_true", help="to the counts of an earlier run")
     options = parser.parse_args()
-    begin = time.time()
+    begin, counts = time.time(), Counter[str]()
+    earlier = RESULTS / "serving" / "hard_filters.json"
+    if options.add:
+        rows = json.loads(earlier.read_text())["rows"]
+        counts.update({row["name"]: int(row["value"]) for row in rows})
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for name, ranker in (("blended", False), ("ranked", True)):
             size = SyntheticSize(history_models=True, ranker=ranker)
             write_synthetic_bundle(folder, name, size)
-        share = options.requests // options.processes
+        share = (options.requests - counts["requests"]) // options.processes
         until = begin + 60 * options.minutes
-        tasks = [(folder, seed, share, until) for seed in range(options.processes)]
+        seeds = range(options.first_seed, options.first_seed + options.processes)
+        tasks = [(folder, seed, share, until) for seed in seeds]
         with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-            counts = sum(pool.starmap(counted, tasks), Counter[str]())
+            for found in pool.starmap(counted, tasks):
+                counts.update(found)
     bars = ("items outside", "empty though something passes", "failed sources")
     rows = [Row(name=name, value=counts[name]) for name in ("requests", "filters", "items")]
     rows += [Row(name=name, value=counts[name], at_most=0) for name in bars]
-    rows.append(Row(name="minutes", value=(time.time() - begin) / 60))
     write_results("hard_filters", rows, notes=__doc__ or "")
 
 
