@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pipelines.scoring.job import FAILED, LISTS, Job
 from recsys.data.durable import PARTIAL, digest_of_file, replace_file, write_durably
@@ -105,7 +106,9 @@ class Lists:
         self._recommender, self._job, self._number = recommender, job, number
         self._keys: list[str] = []
         self._lengths: list[int] = []
-        self._items: list[tuple[str, float, str, str | None]] = []
+        self._columns: dict[str, list[Any]] = {
+            name: [] for name in ("item_id", "score", "source", "semantic_id")
+        }
         self.failures: list[dict[str, str]] = []
         self.degraded: Counter[str] = Counter()
 
@@ -121,9 +124,8 @@ class Lists:
         self.degraded.update({note.code for note in reply.degraded})
         self._keys.append(key)
         self._lengths.append(len(reply.items))
-        self._items += [
-            (item.item_id, item.score, item.source, item.semantic_id) for item in reply.items
-        ]
+        for name, column in self._columns.items():
+            column += [getattr(item, name) for item in reply.items]
 
     def write(self, path: Path, num_keys: int) -> Part:
         """Write the file under a temporary name and rename it."""
@@ -132,7 +134,7 @@ class Lists:
         part = Part(
             number=self._number,
             num_keys=num_keys,
-            rows=len(self._items),
+            rows=sum(self._lengths),
             failed=len(self.failures),
             degraded=dict(sorted(self.degraded.items())),
         )
@@ -147,26 +149,23 @@ class Lists:
     def _frame(self, pl: Any) -> Any:
         """The columns of `Recommender.recommend`, and which surface and part."""
         catalogue = self._recommender.bundle.catalogue
-        schema = {
-            "item_id": pl.String,
-            "score": pl.Float64,
-            "source": pl.String,
-            "semantic_id": pl.String,
-        }
-        items = pl.DataFrame(self._items, schema=schema, orient="row")
-        texts = [catalogue.display_texts[catalogue.row_of(one) or 0] for one, *_ in self._items]
-        lengths = pl.Series(self._lengths, dtype=pl.Int64)
-        keys = pl.DataFrame({"key": pl.Series(self._keys, dtype=pl.String), "length": lengths})
-        named = "query_item_id" if self._job.surface == "similar" else "user_id"
-        places = keys.select(
-            pl.col("key").repeat_by("length").list.explode(keep_nulls=False, empty_as_null=False)
+        types = {"score": pl.Float64}
+        items = pl.DataFrame(
+            {
+                name: pl.Series(values, dtype=types.get(name, pl.String))
+                for name, values in self._columns.items()
+            }
         )
-        ranks = [rank for length in self._lengths for rank in range(1, length + 1)]
+        ids = self._columns["item_id"]
+        texts = {one: catalogue.display_texts[catalogue.row_of(one) or 0] for one in set(ids)}
+        keys, lengths = pl.Series(self._keys, dtype=pl.String), np.array(self._lengths, np.int64)
+        starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        named = "query_item_id" if self._job.surface == "similar" else "user_id"
         return items.select(
-            places["key"].alias(named),
-            pl.Series("rank", ranks, dtype=pl.Int64),
+            keys[np.repeat(np.arange(len(keys)), lengths)].alias(named),
+            pl.Series("rank", np.arange(len(ids)) - starts + 1, dtype=pl.Int64),
             "item_id",
-            pl.Series("display_text", texts, dtype=pl.String),
+            pl.Series("display_text", [texts[one] for one in ids], dtype=pl.String),
             "score",
             "source",
             "semantic_id",
@@ -180,8 +179,3 @@ def sweep(out: Path) -> None:
     for folder in (out, out / LISTS, out / FAILED):
         for leftover in folder.glob(f"{PARTIAL}*"):
             leftover.unlink()
-
-
-def ended_with(parent: int) -> bool:
-    """Say whether the process that forked this one is gone."""
-    return os.getppid() != parent

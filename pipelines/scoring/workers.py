@@ -146,6 +146,8 @@ def _be_worker(
         for one in others:
             one.close()
         torch.set_num_threads(1)
+        # Lists grow while a part is made, and hold no cycles.
+        gc.set_threshold(20_000, 20, 50)
         _work(task, orders, parent)
         code = 0
     except (BrokenPipeError, ConnectionResetError):

@@ -47,11 +47,14 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=30_000, help="users that are scored")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("-k", type=int, default=20, help="list length")
+    parser.add_argument("--bundles", type=Path, help="where the bundle lies, or is made to stay")
     options = parser.parse_args()
     chosen = np.random.default_rng(0).permutation(options.users)[: options.sample] + 1
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        bundle = make(folder / "bundles", options.items, options.users)
+        bundle = (options.bundles or folder / "bundles") / "bundle-v1"
+        if not bundle.exists():
+            make(bundle.parent, options.items, options.users)
         request = ScoreRequest(
             bundle=str(bundle), out=str(folder / "lists"), k=options.k, workers=options.workers
         )
