@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -23,14 +23,18 @@ OutFolder = Annotated[
     typer.Option("--out", help="Folder of the lists; lists/<bundle>-<surface> beside the bundles."),
 ]
 Surface = Annotated[
-    Literal["home", "similar"], typer.Option(help="home for users, similar for items.")
+    str, typer.Option(help="home, or another for users; related (similar) for items.")
+]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="File of surfaces, rules and experiments, as of recsys serve."),
 ]
 Users = Annotated[
     str | None,
     typer.Option(help="A file with a column user_id, or ids: 1,2,3; by default all users."),
 ]
 Items = Annotated[
-    str | None, typer.Option(help="The same of items (item_id), for --surface similar.")
+    str | None, typer.Option(help="The same of items (item_id), for --surface related.")
 ]
 ActiveSince = Annotated[
     str | None, typer.Option(help="Only users with an event since 2026-01-31, or a unix second.")
@@ -55,6 +59,7 @@ def score(
     to: OutFolder = None,
     k: Annotated[int, typer.Option(help="Length of each list.")] = 20,
     surface: Surface = "home",
+    config: Config = None,
     users: Users = None,
     items: Items = None,
     active_since: ActiveSince = None,
@@ -82,18 +87,16 @@ def score(
 
       recsys score --users newsletter.csv --category Comedy --out newsletter
 
-      recsys score --surface similar --k 10
+      recsys score --surface related --k 10
     """
     from pipelines.scoring.request import ScoreRequest
     from pipelines.scoring.run import score as make_lists
     from serving.cpus import usable_cpus
 
-    if (surface == "similar" and (users or active_since)) or (surface == "home" and items):
+    if sum(one is not None for one in (users, items, active_since)) > 1:
         raise ValueError(
-            "--surface home takes --users or --active-since, --surface similar takes --items"
+            "--users, --items and --active-since each say whom lists are for; keep one of them"
         )
-    if users and active_since:
-        raise ValueError("--users and --active-since both choose users; leave out one of them")
     path = check_bundle(bundle).resolve()
     keys, name = None, "all" if active_since is None else f"active since {active_since}"
     if named := users or items:
@@ -104,11 +107,13 @@ def score(
         bundle=str(path),
         out=str(to or path.parent.parent / "lists" / f"{path.name}-{surface}"),
         surface=surface,
+        config=None if config is None else str(config.absolute()),
         k=k,
         profile=profile,
         filter=chosen,
         unix_time=unix_time,
         active_since=None if active_since is None else unix_seconds(active_since),
+        keys_are="item_id" if items else "user_id" if users or active_since else None,
         keys_name=name,
         workers=workers or usable_cpus(),
         max_failed_share=max_failed_share,

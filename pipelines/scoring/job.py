@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from serving.bundle.load import Bundle
 from serving.bundle.manifest import Profile
 from serving.context import moment_of
 from serving.recommend import Recommender
+from serving.surfaces import surfaces_of
 
 LISTS, FAILED = "lists", "failed"
 ROWS_PER_PART = 200_000
@@ -44,7 +46,11 @@ class Job:
     adapters: Mapping[str, str]
     version: str
     """Of the platform."""
+    configuration: str
+    """Of surfaces, rules and experiments."""
     surface: str
+    key: str
+    """``user_id`` or ``item_id``: what a list is made for."""
     k: int
     profile: Profile
     filter: Mapping[str, Any]
@@ -56,7 +62,7 @@ class Job:
     keys_per_part: int
     format: int = FORMAT
 
-    @property
+    @cached_property
     def digest(self) -> str:
         return digest_of_json(asdict(self))
 
@@ -68,24 +74,52 @@ class Job:
         """The keys of one part."""
         return keys[part * self.keys_per_part : (part + 1) * self.keys_per_part]
 
+    def seed(self, key: str) -> int:
+        """Of what is drawn for a list, where its surface explores: the same in every run."""
+        return int(hashlib.sha256(f"{self.digest} {key}".encode()).hexdigest()[:16], 16)
+
     def request(self, key: str) -> dict[str, Any]:
-        """The request for one user, or on surface ``similar`` for one item."""
-        named = "item_id" if self.surface == "similar" else "user_id"
+        """The request for one user, or for one item."""
         context = {"unix_time": self.unix_time}
-        fields = {"surface": self.surface, named: key, "k": self.k}
+        fields = {"surface": self.surface, self.key: key, "k": self.k}
         return {**fields, "filter": self.filter, "context": context}
 
 
-def keys_of(request: ScoreRequest, bundle: Bundle) -> list[str]:
+KEYS = {"home": "user_id", "related": "item_id"}
+"""What surfaces of a kind make lists for."""
+
+
+def key_of(surface: str, recommender: Recommender) -> str:
+    """Say whether a surface makes lists for users or for items.
+
+    Raises:
+        ValueError: There is no such surface, or it is for what a request alone knows.
+    """
+    bundle, named = recommender.bundle, recommender.configuration.surfaces
+    surfaces = surfaces_of(bundle.exclude_history, named)
+    usable = [name for name, one in surfaces.items() if one.kind in KEYS]
+    if surface not in usable:
+        what = "needs what only a request knows" if surface in surfaces else "is not known"
+        raise ValueError(
+            f"surface {surface!r} {what}; lists for many are of surface {', '.join(usable)}"
+        )
+    return KEYS[surfaces[surface].kind]
+
+
+def keys_of(request: ScoreRequest, key: str, bundle: Bundle) -> list[str]:
     """List whom to make lists for, each once.
 
     Raises:
-        ValueError: There is nobody, or the bundle has no times to tell who was active.
+        ValueError: There is nobody, the surface takes others, or the bundle has no times to tell
+            who was active.
     """
     users = bundle.users
+    if request.keys_are not in (None, key):
+        options = "--items" if key == "item_id" else "--users or --active-since"
+        raise ValueError(f"surface {request.surface!r} takes {key}s: choose them by {options}")
     if request.keys_file is not None:
         keys = list(dict.fromkeys(json.loads(Path(request.keys_file).read_text())))
-    elif request.surface == "similar":
+    elif key == "item_id":
         keys = list(bundle.catalogue.item_ids)[1:]
     elif request.active_since is not None:
         if users.times is None:
@@ -130,7 +164,9 @@ def plan(request: ScoreRequest, recommender: Recommender, keys: Sequence[str], v
         bundle_digest=bundle.digest,
         adapters=dict(recommender.adapters.versions),
         version=version,
+        configuration=recommender.configuration.version,
         surface=request.surface,
+        key=key_of(request.surface, recommender),
         k=request.k,
         profile=recommender.profile,
         filter=request.filter,

@@ -115,12 +115,17 @@ class Lists:
     def add(self, key: str) -> None:
         """Make a list; an error is kept with the key and ends nothing."""
         try:
-            reply = self._recommender.answer(Request.model_validate(self._job.request(key)))
+            request = Request.model_validate(self._job.request(key))
+            # As `answer` makes it; the clock and what is drawn are the job's.
+            made = self._recommender.make(
+                request, now_ms=1_000 * self._job.unix_time, seed=self._job.seed(key)
+            )
         except Exception as error:
             # Whatever is wrong with one, the others get their lists; the count is in the log line.
             message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
             self.failures.append({"id": key, "error": message})
             return
+        reply = made.reply
         self.degraded.update({note.code for note in reply.degraded})
         self._keys.append(key)
         self._lengths.append(len(reply.items))
@@ -160,7 +165,7 @@ class Lists:
         texts = {one: catalogue.display_texts[catalogue.row_of(one) or 0] for one in set(ids)}
         keys, lengths = pl.Series(self._keys, dtype=pl.String), np.array(self._lengths, np.int64)
         starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-        named = "query_item_id" if self._job.surface == "similar" else "user_id"
+        named = "query_item_id" if self._job.key == "item_id" else "user_id"
         return items.select(
             keys[np.repeat(np.arange(len(keys)), lengths)].alias(named),
             pl.Series("rank", np.arange(len(ids)) - starts + 1, dtype=pl.Int64),

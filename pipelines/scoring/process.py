@@ -19,14 +19,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipelines.engine.artifacts import MANIFEST
 from pipelines.engine.stage import installed_version
-from pipelines.scoring.job import Job, keys_of, plan, write_manifest
+from pipelines.scoring.job import Job, key_of, keys_of, plan, write_manifest
 from pipelines.scoring.parts import Part, sweep
 from pipelines.scoring.request import ScoreRequest
 from pipelines.scoring.workers import Task, Workers
 from serving.loading import load_and_try
+from serving.query import fitted
+from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.server.zygote import receive_message, send_message
 from serving.settings import ServingOptions
+from serving.surfaces import surfaces_of
 
 
 def score(request: ScoreRequest, driver: socket.socket) -> dict[str, Any]:
@@ -40,11 +43,13 @@ def score(request: ScoreRequest, driver: socket.socket) -> dict[str, Any]:
     """
     torch.set_num_threads(1)
     begun = time.perf_counter()
-    recommender = load_and_try(Path(request.bundle), ServingOptions(profile=request.profile))
-    keys = keys_of(request, recommender.bundle)
+    config = None if request.config is None else Path(request.config)
+    options = ServingOptions(profile=request.profile, config=config)
+    recommender = load_and_try(Path(request.bundle), options)
+    keys = keys_of(request, key_of(request.surface, recommender), recommender.bundle)
     out = Path(request.out)
     job = plan(request, recommender, keys, installed_version("recsys-platform"))
-    check_request(job)
+    check_request(job, recommender)
     sweep(out)
     if not (out / MANIFEST).exists():
         write_manifest(out, job, {"complete": False})
@@ -88,14 +93,15 @@ def summed(job: Job, parts: list[Part]) -> dict[str, Any]:
     }
 
 
-def check_request(job: Job) -> None:
+def check_request(job: Job, recommender: Recommender) -> None:
     """Refuse options that every request would fail with.
 
     Raises:
         ValueError: Names the field, and what is allowed.
     """
+    surfaces = surfaces_of(recommender.bundle.exclude_history, recommender.configuration.surfaces)
     try:
-        Request.model_validate(job.request("1"))
+        fitted(Request.model_validate(job.request("1")), surfaces[job.surface])
     except ValidationError as error:
         faults = error.errors(include_url=False)
         lines = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults]

@@ -16,7 +16,10 @@ class ScoreRequest:
     bundle: str
     """Path of the bundle, or of the link to it."""
     out: str
-    surface: Literal["home", "similar"] = "home"
+    surface: str = "home"
+    """One that takes users (of kind ``home``) or items (``related``)."""
+    config: str | None = None
+    """File of surfaces, rules and experiments, as a server reads it."""
     k: int = 20
     profile: Profile = "fast"
     filter: Mapping[str, Any] = field(default_factory=dict)
@@ -27,7 +30,9 @@ class ScoreRequest:
     active_since: int | None = None
     """Only users with an event at or after this unix second."""
     keys_file: str | None = None
-    """JSON list of the user ids (for ``similar`` item ids); None takes all that the bundle has."""
+    """JSON list of the user ids (for ``related`` item ids); None takes all that the bundle has."""
+    keys_are: Literal["user_id", "item_id"] | None = None
+    """What was chosen; refused where the surface takes the other."""
     keys_name: str = "all"
     """What the manifest says they are."""
     workers: int = 1

@@ -224,3 +224,27 @@ def test_users_come_from_a_file(bundles: Path, tmp_path: Path) -> None:
     refused = subprocess.run(wrong, check=False, capture_output=True, text=True)
     assert refused.returncode == 2
     assert "did you mean" in refused.stderr
+
+
+def test_a_surface_of_a_file_explores_alike_in_every_run(bundles: Path, tmp_path: Path) -> None:
+    config = tmp_path / "serving.toml"
+    config.write_text(
+        '[surfaces.mail]\nkind = "home"\nsources = {ease = 1.0, popular = 0.1}\n'
+        'k = 8\nmax_k = 10\nexploration = {method = "epsilon", epsilon = 0.5}\n'
+    )
+    request = asked(bundles, tmp_path / "a", surface="mail", config=str(config), k=8)
+    keys = [f"user-{row}" for row in range(1, 40)]
+    score(request, keys=keys)
+    score(replace(request, out=str(tmp_path / "b"), workers=2), keys=keys)
+    lists = lists_in(tmp_path / "a")
+    assert lists.equals(lists_in(tmp_path / "b"))
+    assert lists["surface"].unique().to_list() == ["mail"]
+    with pytest.raises(ValueError, match="takes k from 1 to 10, got 11"):
+        score(replace(request, out=str(tmp_path / "c"), k=11), keys=keys)
+    with pytest.raises(ValueError, match=r"'cart' needs what only a request knows; .* home, "):
+        score(replace(request, out=str(tmp_path / "d"), surface="cart"), keys=keys)
+    with pytest.raises(ValueError, match="takes item_ids: choose them by --items"):
+        score(
+            replace(request, out=str(tmp_path / "e"), surface="related", keys_are="user_id"),
+            keys=keys,
+        )
