@@ -36,9 +36,12 @@ MAX_RECENT = 1_000
 """Events of a history, and as many impressions, that are kept at hand for each user."""
 EVENTS_A_SCRIPT = 500
 """Others wait while a script runs."""
+EVENTS_A_CALL = 5_000
+"""Each call has its own limit of time; of a larger batch the first calls may be stored alone."""
+LISTS_A_CALL = 1_000
 REMOVED_A_SCRIPT = 500
 READ_A_CALL = 2_000
-SLOW_TIMEOUT_MS = 1_000.0
+SLOW_TIMEOUT_MS = 2_000.0
 MAX_MS = (1 << 48) - 1
 
 
@@ -177,25 +180,29 @@ class RedisStore(OnlineStore):
 
     def add_events(self, events: Sequence[Event]) -> list[bool]:
         self._log_losses()
-        commands = []
         packed = [_packed_event(event) for event in events]
-        for start in range(0, len(packed), EVENTS_A_SCRIPT):
-            some = [part for event in packed[start : start + EVENTS_A_SCRIPT] for part in event]
-            commands.append(self._redis.command("add_events", MAX_RECENT, *some))
-        replies = self._redis.run(commands, slow=True) if commands else []
-        return [bool(is_new) for reply in replies for is_new in reply]
+        new: list[bool] = []
+        for begin in range(0, len(packed), EVENTS_A_CALL):
+            commands = []
+            for start in range(begin, min(begin + EVENTS_A_CALL, len(packed)), EVENTS_A_SCRIPT):
+                some = packed[start : start + EVENTS_A_SCRIPT]
+                parts = [part for event in some for part in event]
+                commands.append(self._redis.command("add_events", MAX_RECENT, *parts))
+            for reply in self._redis.run(commands, slow=True):
+                new += [is_new == 1 for is_new in reply]
+        return new
 
     def add_requests(self, records: Sequence[RequestRecord]) -> None:
         key = self._prefix
-        commands: list[tuple[bytes | str | int, ...]] = []
-        for record in records:
-            name = record.request_id
-            commands.append((b"SET", f"{key}request:{name}", _packed_request(record)))
-            commands.append((b"ZADD", f"{key}requests", 0, name))
-            if record.user_id is not None:
-                member = name.encode() + orjson.dumps(items_of(record.document))
-                commands.append((b"ZADD", f"{key}lists:{record.user_id}", 0, member))
-        if commands:
+        for start in range(0, len(records), LISTS_A_CALL):
+            commands: list[tuple[bytes | str | int, ...]] = []
+            for record in records[start : start + LISTS_A_CALL]:
+                name = record.request_id
+                commands.append((b"SET", f"{key}request:{name}", _packed_request(record)))
+                commands.append((b"ZADD", f"{key}requests", 0, name))
+                if record.user_id is not None:
+                    member = name.encode() + orjson.dumps(items_of(record.document))
+                    commands.append((b"ZADD", f"{key}lists:{record.user_id}", 0, member))
             self._redis.run(commands, slow=True)
 
     def visitor(self, user_id: str | None, limit: int, before_ms: int | None = None) -> Visitor:

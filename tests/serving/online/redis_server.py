@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server")
@@ -58,6 +59,10 @@ class RedisServer:
             s.sendall(line + b"\r\n")
             return s.recv(4096)
         return b""
+
+    def cpu_seconds(self):
+        times = psutil.Process(self.process.pid).cpu_times()
+        return times.user + times.system
 
     def kill(self):
         self.process.kill()
