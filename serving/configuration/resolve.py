@@ -7,9 +7,9 @@ a rule begins or ends, the rules that hold between them, and the surface as each
 from __future__ import annotations
 
 import hashlib
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from serving.configuration.experiments import Experiment
@@ -117,19 +117,31 @@ def _runs(one: Rule | Experiment, moment: float) -> bool:
 
 
 class _Assigner:
-    """Gives each user an arm, the same on every server and at every time."""
+    """Gives each user an arm, the same on every server and at every time.
+
+    Each arm draws a number for the user, and the one that waits least wins: an exponential waiting
+    time with the arm's weight as its rate (weighted rendezvous hashing). An arm wins in the share
+    of its weight; where one arm's weight changes, or an arm comes or goes, users move only to it or
+    from it. Cutting a single number at cumulated shares would also move users between other arms.
+    """
 
     def __init__(self, experiment: Experiment, surface: Surface) -> None:
         self.experiment = experiment
-        total = sum(arm.weight for arm in experiment.arms)
-        ends = accumulate(arm.weight / total for arm in experiment.arms)
-        self._ends = list(ends)[:-1]
         self._arms = [(arm.name, arm.overrides.of(surface)) for arm in experiment.arms]
-        self._prefix = hashlib.blake2b(digest_size=8)
-        self._prefix.update(f"{experiment.salt or experiment.name}\0".encode())
+        self._weights = [arm.weight for arm in experiment.arms]
+        salt = experiment.salt or experiment.name
+        self._prefixes = [
+            hashlib.blake2b(f"{salt}\0{arm.name}\0".encode(), digest_size=8)
+            for arm in experiment.arms
+        ]
 
     def arm_of(self, user_id: str) -> tuple[str, Surface]:
-        digest = self._prefix.copy()
-        digest.update(user_id.encode("utf-8", "surrogatepass"))
-        place = int.from_bytes(digest.digest(), "big") / RANGE
-        return self._arms[bisect_right(self._ends, place)]
+        user = user_id.encode("utf-8", "surrogatepass")
+        waits = []
+        for prefix, weight in zip(self._prefixes, self._weights, strict=True):
+            digest = prefix.copy()
+            digest.update(user)
+            # In (0, 1]: its logarithm is finite.
+            drawn = (int.from_bytes(digest.digest(), "big") + 1) / RANGE
+            waits.append(-math.log(drawn) / weight)
+        return self._arms[waits.index(min(waits))]
