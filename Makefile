@@ -9,7 +9,7 @@ TEST_WORKERS ?= logical
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install install-airflow demo test test-numerics test-api soak check format serve bench lock clean
+.PHONY: help install install-airflow install-typescript demo test test-numerics test-api soak check format serve bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the verbs
@@ -35,11 +35,15 @@ install-airflow:  ## Airflow in .venv-airflow, for the test that runs the DAG
 	@.venv-airflow/bin/python -m pip install -q --disable-pip-version-check --no-deps \
 		-r requirements/airflow.txt
 
+install-typescript: install  ## the TypeScript client's compiler, for its tests; needs Node.js
+	@$(BIN)/python -m serving.web.openapi > serving/client/typescript/openapi.json
+	@cd serving/client/typescript && npm ci --silent --no-fund --no-audit && npm run --silent generate
+
 demo: install  ## MovieLens-100K from raw file to metrics, recommendations and a bundle
 	@$(BIN)/recsys demo
 
 serve: install  ## answer requests on http://127.0.0.1:8000 with the demo's bundle
-	@$(BIN)/recsys serve --expose-users --bundles runs/movielens-100k/bundles
+	@$(BIN)/recsys serve --expose-users --allow-admin --bundles runs/movielens-100k/bundles
 
 test: install  ## every test that runs without a GPU, a process a core (TEST_WORKERS=0 for one)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n $(TEST_WORKERS) --dist worksteal \

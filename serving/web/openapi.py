@@ -6,6 +6,7 @@ sent (the dataclasses of replies), so that they cannot tell of anything else.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -423,3 +424,7 @@ def _version() -> str:
         return version("recsys-platform")
     except PackageNotFoundError:
         return "unknown"
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(orjson.dumps(document(), option=orjson.OPT_INDENT_2))

@@ -1,0 +1,129 @@
+"""The Python clients: typed replies, safe retries, tables."""
+
+import asyncio
+
+import httpx2
+import polars as pl
+import pytest
+
+from serving.client import AsyncClient, Client, ServerError, UnreachableError
+from tests.serving.server.running import running
+
+
+@pytest.fixture(scope="module")
+def server(released, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("client")
+    store = f"sqlite:{folder / 'online'}"
+    with running(released, folder / "log", store=store, allow_admin="true") as server:
+        yield server
+
+
+def scripted(*replies):
+    """A transport that gives these replies, or raises them, and keeps what was sent."""
+    sent, left = [], list(replies)
+
+    def answer(request):
+        sent.append(request)
+        reply = left.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        status, content, headers = reply
+        return httpx2.Response(status, json=content, headers=headers)
+
+    return httpx2.MockTransport(answer), sent
+
+
+STORED = (200, {"accepted": 1, "duplicates": 0}, {})
+BUSY = (503, {"error": {"code": "overloaded", "message": "busy"}}, {})
+FAILED = (500, {"error": {"code": "internal", "message": "a fault"}}, {})
+
+
+def test_three_lines_recommend_send_an_event_and_search(server):
+    client = Client(server.url)
+    reply = client.recommend("user-2", k=3)
+    client.event("user-2", reply.items[0].item_id, request_id=reply.request_id, slot=1)
+    assert client.search("title 12").items[0].item_id == "item-12"
+    assert reply.served_by.bundle == "v1"
+    assert reply.items[0].score >= reply.items[1].score
+    client.close()
+
+
+def test_lists_of_many_users_are_one_table(server):
+    with Client(server.url) as client:
+        frame = client.recommend_frame(pl.DataFrame({"user_id": ["user-1", "user-2"]}), k=4)
+        assert frame["user_id"].to_list() == ["user-1"] * 4 + ["user-2"] * 4
+        assert frame["rank"].to_list() == [1, 2, 3, 4] * 2
+        assert frame["request_id"].n_unique() == 2
+        with pytest.raises(ValueError, match="needs a column user_id, it has"):
+            client.recommend_frame(pl.DataFrame({"user": ["1"]}))
+
+
+def test_the_asynchronous_client_does_the_same(server):
+    async def use():
+        async with AsyncClient(server.url) as client:
+            replies = await asyncio.gather(*(client.recommend(f"user-{n}", k=2) for n in range(8)))
+            event = await client.event("user-3", "item-3")
+            frame = await client.recommend_frame(["user-1"], k=2)
+            return replies, event, frame
+
+    replies, event, frame = asyncio.run(use())
+    assert len({reply.request_id for reply in replies}) == 8
+    assert event.accepted == 1
+    assert len(frame) == 2
+
+
+@pytest.mark.parametrize(
+    "first", [BUSY, (502, {}, {}), (429, {}, {"retry-after": "0"}), httpx2.ConnectError("no")]
+)
+def test_an_event_is_sent_again_under_its_own_id(first):
+    transport, sent = scripted(first, first, STORED)
+    with Client("http://x", transport=transport) as client:
+        assert client.event("u", "i").accepted == 1
+    assert len(sent) == 3
+    assert sent[0].content == sent[1].content == sent[2].content
+    assert b"event_id" in sent[0].content
+
+
+@pytest.mark.parametrize("reply", [FAILED, (422, {"error": {"code": "c", "message": "m"}}, {})])
+def test_what_will_not_get_better_is_not_sent_again(reply):
+    transport, sent = scripted(reply)
+    with (
+        Client("http://x", transport=transport) as client,
+        pytest.raises(ServerError) as refused,
+    ):
+        client.recommend("u")
+    assert len(sent) == 1
+    assert refused.value.status == reply[0]
+    assert refused.value.code == reply[1]["error"]["code"]
+
+
+def test_a_page_of_a_balancer_and_a_missing_server_are_said():
+    transport, _ = scripted((418, "tea", {}))
+    with Client("http://x", transport=transport) as client, pytest.raises(ServerError) as refused:
+        client.recommend("u")
+    assert refused.value.code == "no_json"
+    transport, sent = scripted(*[httpx2.ConnectError("nobody")] * 4)
+    with (
+        Client("http://x", transport=transport) as client,
+        pytest.raises(UnreachableError, match="nobody"),
+    ):
+        client.recommend("u")
+    assert len(sent) == 4
+
+
+def test_no_attempt_begins_that_the_time_does_not_allow():
+    transport, sent = scripted((503, {}, {"retry-after": "5"}))
+    with (
+        Client("http://x", timeout=0.5, transport=transport) as client,
+        pytest.raises(ServerError),
+    ):
+        client.recommend("u")
+    assert len(sent) == 1
+
+
+def test_many_events_go_in_several_requests():
+    transport, sent = scripted(STORED, STORED, STORED)
+    events = [{"user_id": "u", "item_id": "i", "event_type": "view"}] * 2_500
+    with Client("http://x", transport=transport) as client:
+        assert client.events(events).accepted == 3
+    assert len(sent) == 3
