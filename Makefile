@@ -56,7 +56,8 @@ test-numerics: install  ## tests that compare numbers, under other instruction s
 test-api: install  ## 10,000 generated requests against what the OpenAPI document says
 	@RECSYS_API_CASES=10000 $(BIN)/python -m pytest -q tests/serving/web/test_openapi.py
 
-soak: install  ## an hour of load on a server whose bundles change (SOAK_SECONDS=600 for less)
+soak: install  ## 200 kills of the event writer, an hour of load (SOAK_SECONDS=600 for less)
+	@RECSYS_KILLS=200 $(BIN)/python -m pytest -q tests/serving/online/test_kills.py
 	@RECSYS_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -q tests/soak
 
 check: install  ## format, lint, types, import rules, length limits
