@@ -121,7 +121,7 @@ class SqliteStore(OnlineStore):
     def add_events(self, events: Sequence[Event]) -> list[bool]:
         if not events:
             return []
-        oldest_ms = min(event.time_ms for event in events)
+        oldest_ms = min(event.received_ms for event in events)
         with self._events.transaction() as database:
             ((last_forgotten_ms,),) = database.execute("SELECT last_forgotten_ms FROM state")
             if oldest_ms > last_forgotten_ms:
@@ -263,10 +263,9 @@ def _insert(database: sqlite3.Connection, events: Sequence[Event]) -> None:
 def _new_ones(
     database: sqlite3.Connection, events: Sequence[Event], last_forgotten_ms: int
 ) -> list[bool]:
-    """Find events that are to be stored: not there, not repeated, not of a forgotten past.
+    """Find events that are to be stored: not there, not repeated, not forgotten.
 
-    What happened to a user before they were forgotten is refused whenever it arrives, so that
-    what was on its way then, or is sent again, does not come back.
+    What another server received before a user was forgotten, and stores after, does not come back.
     """
     known = set()
     is_there = "SELECT 1 FROM events WHERE event_id = ?"
@@ -276,8 +275,8 @@ def _new_ones(
         new = event.event_id not in known
         known.add(event.event_id)
         new = new and not database.execute(is_there, (event.event_id,)).fetchall()
-        if new and event.time_ms <= last_forgotten_ms:
-            row = (_hashed(event.user_id), event.time_ms)
+        if new and event.received_ms <= last_forgotten_ms:
+            row = (_hashed(event.user_id), event.received_ms)
             new = not database.execute(is_past, row).fetchall()
         is_new.append(new)
     return is_new

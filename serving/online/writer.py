@@ -69,7 +69,7 @@ class Written:
     num_events: dict[str, int] = field(default_factory=dict)
     """New events by type."""
     num_duplicates: int = 0
-    """Events that were there already, or of a past that was forgotten."""
+    """Events that were there already, or were forgotten on their way."""
     num_records: int = 0
     num_dropped: int = 0
     """Records that the store could not follow."""

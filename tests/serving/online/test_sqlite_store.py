@@ -224,10 +224,10 @@ def test_a_clock_that_was_set_back_loses_nothing(store):
     assert items_of(store.visitor("ann", 9)) == ["i100", "i101", "i102"]
 
 
-def test_what_happened_before_a_user_was_forgotten_does_not_come_back(store):
+def test_what_was_received_before_a_user_was_forgotten_does_not_come_back(store):
     store.add_events([event(1), event(2, "bob")])
     assert store.forget("ann", T0 + 10) == Forgotten(1, 0)
-    # Sent again, or on its way when the user was forgotten, beside what is new.
+    # Another server had received them, and stores them now.
     sent = [event(1), event(10), event(3, "bob"), event(11), event(2, "bob")]
     assert store.add_events(sent) == [False, False, True, True, False]
     store.add_requests([record(5), record(12), record(6, user_id="bob"), record(7, user_id=None)])
@@ -257,7 +257,9 @@ def test_servers_that_start_at_once_share_one_file(tmp_path):
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"events.db"}
 
 
-def test_a_process_forks_while_its_threads_write(tmp_path, store):
+def test_a_process_forks_while_its_threads_write(tmp_path):
+    store = SqliteStore(tmp_path)
+
     def write(start):
         return [store.add_events([event(n)]) for n in range(start, start + 100)]
 
@@ -274,6 +276,7 @@ def test_a_process_forks_while_its_threads_write(tmp_path, store):
         assert all(new == [True] for each in written for new in each.result())
     assert len(store.visitor("ann", 1_000).events) == 300
     assert len(store.visitor("child", 1_000).events) == 8
+    store.close()
 
 
 def test_a_copy_of_the_files_while_they_are_written_is_a_whole_store(tmp_path, store):
