@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 
 from recsys.data.item_mask import ItemMask
 from serving.bundle.load import Bundle
-from serving.bundle.properties import ListColumn, TextColumn
-from serving.filtering.compile import in_categories, matching
+from serving.filtering.compile import in_categories, in_domain, matching
 from serving.filtering.expression import parse
 from serving.query import MAX_NAMED, NOTHING, Query, session_rows
 from serving.schemas import Degraded, Filter
 
 Allowed = NDArray[np.bool_]
 Rows = NDArray[np.int64]
-DOMAIN = "domain"
 SEEN_ITEMS_SHOWN = Degraded("seen_items_shown")
 
 
@@ -51,10 +49,7 @@ def allowed_on(where: str | None, domain: str | None, bundle: Bundle) -> Allowed
     allowed = None if where is None else matching(parse(where), bundle)
     if domain is None:
         return allowed
-    column = bundle.properties.columns.get(DOMAIN)
-    found = np.zeros(bundle.num_item_rows, np.bool_)
-    if isinstance(column, TextColumn | ListColumn):
-        found = column.with_any([domain])
+    found = in_domain(domain, bundle)
     return found if allowed is None else allowed & found
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from serving.bundle.load import Bundle
 from serving.configuration.rules import Rule
-from serving.filtering.compile import matching
+from serving.filtering.compile import matching_rows
 
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -40,7 +40,7 @@ class RuleRows:
         if rule.items:
             found &= np.isin(rows, self.listed(rule))
         if rule.expression is not None:
-            found &= matching(rule.expression, self._bundle)[rows]
+            found &= matching_rows(rows, rule.expression, self._bundle)
         return found
 
     def hidden(self, rules: Sequence[Rule]) -> Rows:

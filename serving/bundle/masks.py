@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Mask = NDArray[np.bool_]
+Rows = NDArray[np.int64]
 MAX_BYTES = 64 << 20
 """Of all masks of one bundle in one process: 536 of a million rows."""
 MAX_MASKS = 4_096
@@ -29,15 +30,23 @@ class PackedMasks:
 
     def get(self, key: Hashable, make: Callable[[], Mask]) -> Mask:
         """Return a mask that the caller may write into, [N]; ``make`` runs where it is new."""
+        packed = self._known(key, make)
+        return np.unpackbits(packed, count=self._num_rows).view(np.bool_)
+
+    def at(self, rows: Rows, key: Hashable, make: Callable[[], Mask]) -> Mask:
+        """Tell for some rows what the mask says, [n], without unpacking all of it."""
+        packed = self._known(key, make)
+        bits: Mask = (packed[rows >> 3] >> (7 - (rows & 7)).astype(np.uint8)) & 1 != 0
+        return bits
+
+    def _known(self, key: Hashable, make: Callable[[], Mask]) -> NDArray[np.uint8]:
         with self._lock:
-            packed = self._packed.get(key)
-            if packed is not None:
+            if (packed := self._packed.get(key)) is not None:
                 self._packed.move_to_end(key)
-        if packed is not None:
-            return np.unpackbits(packed, count=self._num_rows).view(np.bool_)
-        made = make()
+                return packed
+        packed = np.packbits(make())
         with self._lock:
-            self._packed[key] = np.packbits(made)
+            self._packed[key] = packed
             if len(self._packed) > self.max_masks:
                 self._packed.popitem(last=False)
-        return made
+        return packed

@@ -4,7 +4,7 @@ Only what is known to be true passes: a test of a missing value is neither true 
 neither is its opposite, so a filter never lets through an item that it knows nothing of. ``not`` is
 pushed down to the tests, where "false" leaves out what is missing.
 
-Axes: N item rows (row 0 included).
+Axes: N item rows (row 0 included), n of them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ from serving.filtering.expression import (
 )
 
 Mask = NDArray[np.bool_]
+Rows = NDArray[np.int64]
 CATEGORY = "category"
 ITEM_ID = "item_id"
+DOMAIN = "domain"
+"""The property that a surface may hold its lists to."""
 RESERVED: Mapping[str, PropertyKind] = {CATEGORY: "list", ITEM_ID: "text"}
 """Names that every catalogue has; no property is called so."""
 DAY = 86_400
@@ -63,6 +66,15 @@ def matching(expression: Expression, bundle: Bundle) -> Mask:
     return bundle.masks.get(expression.text, lambda: _compiled(expression, bundle))
 
 
+def matching_rows(rows: Rows, expression: Expression, bundle: Bundle) -> Mask:
+    """Tell which of some items a filter lets through, [n]; as `matching`, whatever N is.
+
+    Raises:
+        FilterError: As of `matching`.
+    """
+    return bundle.masks.at(rows, expression.text, lambda: _compiled(expression, bundle))
+
+
 def known_properties(bundle: Bundle) -> dict[str, PropertyKind]:
     """Name what a filter may name, with its kind."""
     return {**RESERVED, **dict(sorted(bundle.properties.kinds.items()))}
@@ -70,8 +82,17 @@ def known_properties(bundle: Bundle) -> dict[str, PropertyKind]:
 
 def in_categories(names: Sequence[str], bundle: Bundle) -> Mask:
     """Tell which items have at least one of these categories, [N]; unknown ones have none."""
-    key = tuple(sorted(set(names)))
-    return bundle.masks.get(key, lambda: bundle.catalogue.categories.with_any(key))
+    wanted = sorted(set(names))
+    column = bundle.catalogue.categories
+    return bundle.masks.get((CATEGORY, *wanted), lambda: column.with_any(wanted))
+
+
+def in_domain(domain: str, bundle: Bundle) -> Mask:
+    """Tell which items are of a domain, [N]; none where items have no such property."""
+    column = bundle.properties.columns.get(DOMAIN)
+    if not isinstance(column, TextColumn | ListColumn):
+        return np.zeros(bundle.num_item_rows, np.bool_)
+    return bundle.masks.get((DOMAIN, domain), lambda: column.with_any([domain]))
 
 
 def _compiled(expression: Expression, bundle: Bundle) -> Mask:

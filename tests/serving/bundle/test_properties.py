@@ -137,6 +137,8 @@ def test_masks_used_last_are_kept_and_memory_is_bounded():
             made.append(key)
             return np.arange(80) % 7 == key
 
+        rows = np.arange(80)[::-3]
+        assert np.array_equal(masks.at(rows, key, make), (rows % 7 == key))
         return masks.get(key, make)
 
     assert masks.max_masks == 2

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from serving.bundle.load import load_bundle
 from serving.bundle.properties import Properties
-from serving.filtering.compile import in_categories, matching
+from serving.filtering.compile import in_categories, in_domain, matching
 from serving.filtering.expression import FilterError, parse
 from tests.serving.filtering.random_filters import (
     items_of,
@@ -69,6 +69,15 @@ def test_categories_and_ids_of_the_catalogue(bundle):
     assert found(bundle, "item_id != 'item-1' and price <= 1") == [2]
     assert found(bundle, "item_id is missing") == []
     assert np.flatnonzero(in_categories(["tens", "?"], bundle)).tolist() == [10, 20, 30, 40]
+
+
+def test_domains_are_a_property_and_no_category_of_the_same_name(bundle):
+    assert not in_domain("even", bundle).any()
+    domains = Properties.of_values({"domain": "text"}, {"domain": ["even", "x"] * (NUM_ITEMS // 2)})
+    bundle = replace(bundle, properties=domains)
+    for _ in range(2):
+        assert np.flatnonzero(in_domain("even", bundle)).tolist() == list(range(1, 40, 2))
+        assert np.flatnonzero(in_categories(["even"], bundle)).tolist() == list(range(2, 41, 2))
 
 
 def test_missing_values_never_match_and_neither_do_their_opposites(bundle):
