@@ -7,8 +7,10 @@ could still be lost.
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from logging import WARNING
 from typing import TYPE_CHECKING, Any
@@ -40,6 +42,8 @@ EVENTS_A_CALL = 5_000
 """Each call has its own limit of time; of a larger batch the first calls may be stored alone."""
 LISTS_A_CALL = 1_000
 REMOVED_A_SCRIPT = 500
+PAUSE_SECONDS = 0.01
+"""Between removals, as long as one takes, so that others get half of the time."""
 READ_A_CALL = 2_000
 SLOW_TIMEOUT_MS = 2_000.0
 MAX_MS = (1 << 48) - 1
@@ -312,12 +316,11 @@ class RedisStore(OnlineStore):
             # Clocks of servers differ by less than it takes for so many events to arrive.
             if looked < REMOVED_A_SCRIPT or removed == 0:
                 break
+            time.sleep(PAUSE_SECONDS)
         stays = f"({_first_id(requests_before_ms)[1:]}"
-        while (
-            self._redis.script("remove_requests", stays, REMOVED_A_SCRIPT, slow=True)
-            == REMOVED_A_SCRIPT
-        ):
-            pass
+        remove = partial(self._redis.script, "remove_requests", stays, REMOVED_A_SCRIPT, slow=True)
+        while remove() == REMOVED_A_SCRIPT:
+            time.sleep(PAUSE_SECONDS)
 
     def close(self) -> None:
         self._redis.close()

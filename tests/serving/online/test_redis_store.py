@@ -1,8 +1,6 @@
 """The store in Redis: what is its own beside the contract of all stores."""
 
-import os
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import orjson
@@ -11,7 +9,7 @@ import pytest
 from serving.online import redis_store
 from serving.online.events import Event
 from serving.online.redis_store import MAX_RECENT, RedisStore
-from serving.online.store import Forgotten, ItemState, RequestRecord, StoreError
+from serving.online.store import Forgotten, RequestRecord, StoreError
 
 
 @pytest.fixture
@@ -69,19 +67,6 @@ def test_events_come_back_as_they_were_sent(store):
     assert [found for _, found in store.events_after(0, 10)] == sent
     assert items_of(store.visitor("bo b\n", 10)) == [sent[0].item_id]
     assert store.visitor("ann", 10).events[-1].time_ms == 1_795_381_075_176
-
-
-def test_late_events_take_their_place_and_equal_times_keep_the_order_of_arrival(store):
-    for number, time_ms in enumerate([50, 20, 50, 10, 20, 60, 50]):
-        store.add_events([event(number, time_ms=time_ms)])
-    assert [e.time_ms for e in store.visitor("ann", 10).events] == [10, 20, 20, 50, 50, 50, 60]
-    expected = [f"item-{number}" for number in (3, 1, 4, 0, 2, 6, 5)]
-    assert items_of(store.visitor("ann", 10)) == expected
-    assert items_of(store.visitor("ann", 3)) == expected[-3:]
-    assert items_of(store.visitor("ann", 2, before_ms=50)) == expected[1:3]
-    assert items_of(store.visitor("ann", 9, before_ms=51)) == expected[:6]
-    for nothing in (store.visitor("ann", 9, before_ms=10), store.visitor("ann", 0)):
-        assert not nothing.events
 
 
 def test_a_history_keeps_the_newest_and_the_export_everything(store, monkeypatch):
@@ -143,52 +128,6 @@ def test_an_event_that_arrived_late_by_another_clock_is_removed_all_the_same(sto
     assert [found.time_ms for _, found in store.events_after(0, 9)] == [50, 60]
 
 
-def test_shown_items_are_impressions_and_lists_since_a_time(store):
-    seen = [event(number, event_type="impression", item_id=f"i{number}") for number in (10, 20, 15)]
-    store.add_events([*seen, event(30)])
-    store.add_requests([record(1, 10, items=["x"]), record(2, 15, items=["y", "i20"])])
-    store.add_requests([record(3, 20, items=["z"], user_id="bob"), record(4, 20, user_id=None)])
-    assert set(store.shown_items("ann", 15)) == {"i15", "i20", "y"}
-    assert store.shown_items("ann", 21) == []
-
-
-def test_served_lists_are_found_by_id_user_and_time(store):
-    records = [record(number, 100 + number) for number in range(5)]
-    nobodys = record(9, 102, user_id=None)
-    store.add_requests([records[3], records[0], nobodys, *records[1:3], records[4], records[0]])
-    assert store.request(nobodys.request_id) == nobodys
-    assert store.request("f" * 32) is None
-    assert store.requests_of("ann", 102, 2) == [records[4], records[3]]
-    assert store.requests_of("ann", 103, 9) == [records[4], records[3]]
-    between = [records[1], records[2], nobodys, records[3]]
-    assert store.requests_between(101, 104, 9) == between
-    assert store.requests_between(101, 104, 2, after_id=records[1].request_id) == between[1:3]
-
-
-def test_changes_of_items_have_a_version(store):
-    assert store.items() == (0, {})
-    hat = ItemState(properties={"title": "Hat", "price": 9.5, "categories": ["a"]})
-    assert store.change_items({"hat": hat, "cap": ItemState(hidden=True)}) == 1
-    assert store.items() == (1, {"hat": hat, "cap": ItemState(hidden=True)})
-    assert store.change_items({"cap": None, "none": None}) == 2
-    assert store.items() == (2, {"hat": hat})
-    assert store.visitor(None, 5).items_version == store.visitor("ann", 5).items_version == 2
-
-
-def test_two_writers_store_an_event_once(url):
-    stores = [RedisStore.open(url, 2_000, slow_timeout_ms=20_000) for _ in range(2)]
-    events = [event(number) for number in range(1_000)]
-
-    def add(store):
-        return [store.add_events(events[at : at + 10]) for at in range(0, 1_000, 10)]
-
-    with ThreadPoolExecutor(4) as pool:
-        replies = list(pool.map(add, [*stores, *stores]))
-    new = sum(is_new for reply in replies for flags in reply for is_new in flags)
-    assert new == 1_000
-    assert len(stores[0].events_after(0, 5_000)) == 1_000
-
-
 def test_stores_of_other_prefixes_and_databases_are_apart(shared_redis):
     name = uuid.uuid4().hex
     urls = [f"{shared_redis.url}?prefix={name}{tenant}:" for tenant in "ab"]
@@ -197,22 +136,6 @@ def test_stores_of_other_prefixes_and_databases_are_apart(shared_redis):
     for number, store in enumerate(stores):
         assert store.add_events([event(1, item_id=f"of-{number}")]) == [True]
     assert [items_of(store.visitor("ann", 5)) for store in stores] == [["of-0"], ["of-1"], ["of-2"]]
-
-
-def test_a_forked_process_has_connections_of_its_own(store):
-    store.add_events([event(1)])
-    child = os.fork()
-    for number in range(100):
-        asked = store.visitor("ann", 1 if child else 5)
-        if len(asked.events) != 1:
-            os._exit(1)
-        store.add_events([event(number, user_id="parent" if child else "child")])
-    if child == 0:
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert (
-        len(store.visitor("child", 500).events) == len(store.visitor("parent", 500).events) == 100
-    )
 
 
 @pytest.mark.parametrize("field", ["event_id", "user_id", "item_id", "session_id"])
