@@ -33,7 +33,7 @@ def described(configuration: ServingConfiguration) -> Iterator[str]:
     if untouched:
         yield f"as built in: {', '.join(untouched)}"
     for rule in configuration.rules:
-        yield f"rule {rule.name} {_deed(rule)}{_where(rule.surfaces)}{_when(rule)}{_whose(rule)}"
+        yield f"rule {rule.name} {deed(rule)}{_where(rule.surfaces)}{_when(rule)}"
     for experiment in configuration.experiments:
         total = sum(arm.weight for arm in experiment.arms)
         arms = ", ".join(f"{arm.name} {arm.weight / total:.0%}" for arm in experiment.arms)
@@ -68,7 +68,8 @@ def _settings(surface: Surface) -> str:
     return "; ".join(found)
 
 
-def _deed(rule: Rule) -> str:
+def deed(rule: Rule) -> str:
+    """Say what a rule does, and to whose lists."""
     items = []
     if rule.items:
         more = f" and {len(rule.items) - MAX_NAMED} more" if len(rule.items) > MAX_NAMED else ""
@@ -77,10 +78,11 @@ def _deed(rule: Rule) -> str:
         items.append(f"where {rule.where}")
     what = " ".join(items)
     if rule.kind == "pin":
-        return f"pins {what} to slot {rule.slot}"
+        return f"pins {what} to slot {rule.slot}{_whose(rule)}"
     if rule.kind == "hide":
-        return f"hides {what}"
-    return f"moves {what} {'up' if rule.kind == 'boost' else 'down'} by {rule.places} places"
+        return f"hides {what}{_whose(rule)}"
+    way = "up" if rule.kind == "boost" else "down"
+    return f"moves {what} {way} by {rule.places} places{_whose(rule)}"
 
 
 def _where(surfaces: Sequence[str] | None) -> str:

@@ -45,3 +45,8 @@ def span_of(begin: datetime | None, end: datetime | None) -> Span:
 def overlap(one: Span, other: Span) -> bool:
     """Tell whether there is a moment that is in both."""
     return one[0] < other[1] and other[0] < one[1]
+
+
+def holds(span: Span, moment: float) -> bool:
+    """Tell whether a moment is in a span."""
+    return span[0] <= moment < span[1]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from serving.configuration.experiments import Experiment
 from serving.configuration.file import ServingConfiguration
-from serving.configuration.periods import ALWAYS
+from serving.configuration.periods import ALWAYS, holds
 from serving.configuration.rules import Rule
 from serving.surfaces import ALIASES, Surface, surfaces_of
 
@@ -86,7 +86,7 @@ class _Plan:
         self._rules = [_during(rules, begin) for begin in self._begins]
         assigners = [_Assigner(one, surface) for one in experiments]
         self._assigners = [
-            next((one for one in assigners if _runs(one.experiment, begin)), None)
+            next((one for one in assigners if holds(one.experiment.span, begin)), None)
             for begin in self._begins
         ]
         self._domains = frozenset(domain for rule in rules for domain in rule.users.domains or ())
@@ -109,11 +109,7 @@ class _Plan:
 
 
 def _during(rules: Sequence[Rule], begin: float) -> tuple[Rule, ...]:
-    return tuple(rule for rule in rules if _runs(rule, begin))
-
-
-def _runs(one: Rule | Experiment, moment: float) -> bool:
-    return one.span[0] <= moment < one.span[1]
+    return tuple(rule for rule in rules if holds(rule.span, begin))
 
 
 class _Assigner:

@@ -55,6 +55,8 @@ from serving.web.replies import (
     PastItem,
     Readiness,
     Removed,
+    RuleCard,
+    SurfaceCard,
     UserCard,
     UsersReply,
 )
@@ -64,7 +66,7 @@ REPLIES = (
     *(Degraded, RecommendedItem, ServedBy, Reply, BatchReply, ItemCard, ItemsReply, Category),
     *(CatalogueReply, UserCard, UsersReply, PastItem, HistoryReply, Alive, Readiness),
     *(FieldFault, Fault, ErrorReply, EventsReply, ItemsChanged, Removed, ForgottenReply),
-    *(SlotExplained, WhyNot, Explanation),
+    *(SlotExplained, WhyNot, Explanation, RuleCard, SurfaceCard),
 )
 SCHEMAS = "#/components/schemas/"
 TAKES_BODY = (400, 408, 413, 415, 422)
@@ -268,8 +270,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         CatalogueReply,
         CatalogueReply(
             *("7a038c5f0bbf", "fast", 1682, True, [Category("Action", 251)]),
-            {"category": "list", "item_id": "text", "release_year": "number"},
-            943,
+            properties={"category": "list", "item_id": "text", "release_year": "number"},
+            surfaces=[SurfaceCard("home", "home", [RuleCard("advent", "pins 242 to slot 1")])],
+            keeps_events=True,
+            num_users=943,
         ),
         ALWAYS,
     ),

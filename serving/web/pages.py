@@ -8,6 +8,7 @@ files. ``/v1/catalogue``, ``/v1/search`` and ``/v1/items`` describe items, ``/v1
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -17,7 +18,11 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
+from serving.configuration.check import deed
+from serving.configuration.file import ServingConfiguration
+from serving.configuration.periods import holds
 from serving.filtering.compile import known_properties
+from serving.online.store import StoreError
 from serving.recommend import Recommender
 from serving.security import USERS_NOT_SHOWN
 from serving.settings import Settings
@@ -41,7 +46,14 @@ from serving.web.parameters import (
     SearchParameters,
     UsersParameters,
 )
-from serving.web.replies import CatalogueReply, HistoryReply, ItemsReply, UsersReply
+from serving.web.replies import (
+    CatalogueReply,
+    HistoryReply,
+    ItemsReply,
+    RuleCard,
+    SurfaceCard,
+    UsersReply,
+)
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {
@@ -135,6 +147,8 @@ def _add_items(app: FastAPI, recommender: Recommender, settings: Settings, looku
             shows_users=shown,
             categories=category_sizes(bundle),
             properties=known_properties(bundle),
+            surfaces=_surfaces(recommender.configuration, time.time()),
+            keeps_events=_keeps_events(recommender),
             num_users=bundle.users.num_user_rows - 1 if shown else None,
         )
         return JsonResponse(described)
@@ -156,6 +170,29 @@ def _add_items(app: FastAPI, recommender: Recommender, settings: Settings, looku
         given = read_parameters(ItemsParameters, http)
         rows = (recommender.bundle.catalogue.row_of(item_id) for item_id in given.id)
         return _cards(recommender, [row for row in rows if row])
+
+
+def _surfaces(configuration: ServingConfiguration, now: float) -> list[SurfaceCard]:
+    """Describe the surfaces and what holds on them at a time."""
+    cards = []
+    for name, surface in configuration.surfaces.items():
+        rules = [
+            RuleCard(rule.name, deed(rule))
+            for rule in configuration.rules
+            if rule.on(name) and holds(rule.span, now)
+        ]
+        running = [
+            one.name for one in configuration.experiments if one.on(name) and holds(one.span, now)
+        ]
+        cards.append(SurfaceCard(name, surface.kind, rules, next(iter(running), None)))
+    return cards
+
+
+def _keeps_events(recommender: Recommender) -> bool:
+    try:
+        return recommender.live.store() is not None
+    except StoreError:
+        return True
 
 
 def _cards(recommender: Recommender, rows: Sequence[int], corrected: str | None = None) -> Response:

@@ -8,6 +8,7 @@ from typing import Literal
 from serving.bundle.manifest import Profile, PropertyKind
 from serving.items.cards import ItemCard
 from serving.schemas import Reply
+from serving.surfaces import Kind
 
 ErrorCode = Literal[
     "bad_http",
@@ -98,6 +99,27 @@ class Category:
 
 
 @dataclass(frozen=True, slots=True)
+class RuleCard:
+    """A rule that holds now."""
+
+    name: str
+    does: str
+    """In words."""
+
+
+@dataclass(frozen=True, slots=True)
+class SurfaceCard:
+    """A surface, with what holds on it now."""
+
+    name: str
+    kind: Kind
+    """What a request to it brings."""
+    rules: list[RuleCard]
+    experiment: str | None = None
+    """The one that runs; absent without."""
+
+
+@dataclass(frozen=True, slots=True)
 class CatalogueReply:
     """What is served."""
 
@@ -110,6 +132,9 @@ class CatalogueReply:
     """The 500 largest, by name."""
     properties: dict[str, PropertyKind]
     """What ``filter.where`` may name, with its kind."""
+    surfaces: list[SurfaceCard]
+    keeps_events: bool
+    """Whether there is an online store, so that lists follow events."""
     num_users: int | None = None
     """Absent for a caller who may not list users."""
 

@@ -1,6 +1,6 @@
 // The lists of the page: recommendations with what moved, this visit, the history, similar items.
 
-import { partsInWords, SOURCES } from "./words.js";
+import { actInWords, partsInWords, SOURCES } from "./words.js";
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -27,7 +27,7 @@ function shortened(categories) {
 function row(item, actions) {
   const element = made("li", "item");
   element.dataset.id = item.item_id;
-  const title = button("title", item.title, `Add ${item.title} to this visit`, () =>
+  const title = button("title", item.title, `View ${item.title}`, () =>
     actions.add(item.item_id),
   );
   title.dir = "auto";
@@ -39,11 +39,16 @@ function row(item, actions) {
   score.append(made("span", "bar"), made("span", "number"));
   from.append(made("b", "badge"), score);
   element.append(made("span", "place"), made("span", "move"), text, from);
-  if (actions.similar) {
-    const more = button("plain small more", "Similar", `Items similar to ${item.title}`, () =>
-      actions.similar(item.item_id, more),
+  if (actions.open) {
+    const does = made("div", "does");
+    const like = button("plain small heart", "\u2661", `Like ${item.title}`, () =>
+      actions.like(item.item_id),
     );
-    element.append(more);
+    const more = button("plain small more", "Why", `Why ${item.title}, and what is similar`, () =>
+      actions.open(item.item_id, more),
+    );
+    does.append(like, more);
+    element.append(does);
   }
   return element;
 }
@@ -66,6 +71,7 @@ function fill(element, item, place, top) {
   // Of a list by popularity, scores are too small to say anything; the bar shows their order.
   score.querySelector(".number").textContent = item.score >= 0.001 ? item.score.toPrecision(3) : "";
   const bar = score.querySelector(".bar");
+  bar.hidden = item.score <= 0;
   bar.style.setProperty("--share", String(top > 0 ? item.score / top : 0));
   const colours = Object.entries(item.contributions ?? {}).map(([source, part]) => {
     const colour = made("i", `part ${source}`);
@@ -119,7 +125,7 @@ export function showList(list, shown, actions, { compare, taken = [] }) {
   const focusPlace = focused && list.contains(focused) ? places.get(focused.dataset.id) : -1;
 
   const change = { entered: 0, up: 0, down: 0, left: 0 };
-  const top = shown.length ? shown[0].score : 0;
+  const top = Math.max(0, ...shown.map(({ score }) => score));
   const rows = shown.map((item, place) => {
     const element = old.get(item.item_id) ?? row(item, actions);
     fill(element, item, place + 1, top);
@@ -152,22 +158,54 @@ export function showVisit(list, cards, remove) {
     const title = made("span", "", card.title);
     title.dir = "auto";
     title.title = card.title;
-    element.append(title, button("remove", "\u00d7", `Remove ${card.title}`, () => remove(place)));
+    element.append(title);
+    // What is stored stays stored.
+    if (card.sent) element.append(made("b", `badge act ${card.type}`, actInWords(card.type)));
+    else element.append(button("remove", "\u00d7", `Remove ${card.title}`, () => remove(place)));
     return element;
   });
-  const none = made("li", "none quiet", "Nothing yet.");
+  const none = made("li", "none quiet", "Nothing yet: click a title, and the list follows.");
   list.replaceChildren(...(rows.length ? rows : [none]));
   list.scrollLeft = list.scrollWidth;
   list.scrollTop = list.scrollHeight;
 }
 
+function bars(list, lines) {
+  const top = Math.max(...lines.map(([, , share]) => share), Number.MIN_VALUE);
+  const rows = lines.flatMap(([name, text, share, kind]) => {
+    const value = made("dd");
+    const bar = made("span", `stage ${kind ?? ""}`);
+    bar.style.setProperty("--share", String(share / top));
+    value.append(bar, made("span", "number", text));
+    return [made("dt", "", name), value];
+  });
+  list.replaceChildren(...rows);
+}
+
+// Where the time of a list went; the rest is the way there and back.
+export function showStages(list, timings, took) {
+  const { total, ...stages } = timings;
+  const lines = [...Object.entries(stages), ["network and page", Math.max(0, took - total)]];
+  bars(list, lines.map(([name, ms]) => [name, `${ms.toFixed(2)} ms`, ms]));
+}
+
+export function showParts(list, contributions) {
+  const lines = Object.entries(contributions).map(([source, part]) => [
+    SOURCES[source]?.label ?? source,
+    `${Math.round(100 * part)}%`,
+    Math.max(0, part),
+    source,
+  ]);
+  bars(list, lines);
+}
+
 const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeZone: "UTC" });
 
-export function showHistory(list, past, none, similar) {
+export function showHistory(list, past, none, open) {
   const rows = past.map((item) => {
     const element = made("li", "event");
-    const title = button("link", item.title, `Items similar to ${item.title}`, () =>
-      similar(item.item_id, title),
+    const title = button("link", item.title, `About ${item.title}`, () =>
+      open(item.item_id, title),
     );
     title.dir = "auto";
     title.title = item.title;

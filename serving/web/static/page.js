@@ -1,120 +1,178 @@
-// The try-it page: one state, and what follows from it.
+// The try-it page: who the lists are for, what they do, and the columns that show the lists.
 
+import { Column } from "./column.js";
 import { Combobox } from "./combobox.js";
-import { showHistory, showList, showVisit } from "./lists.js";
+import { listenToItem, openItem } from "./item.js";
+import { showHistory, showVisit } from "./lists.js";
 import * as server from "./server.js";
-import { changeInWords, curlOf, detailsOf, items, notesOf, users } from "./words.js";
+import { actInWords, items, users } from "./words.js";
 
 const at = (id) => document.getElementById(id);
-const state = { user: "", session: [], category: "", k: 10, explain: true };
+// visit: what was done since the page was opened, {id, type, sent}
+const state = { user: "", visit: [], k: 10, explain: true, events: false };
 let showsUsers = false;
-let latest = null; // the request in flight
-let shownFor = null; // the user whose list is shown
+let described = null; // what the catalogue says
+
+const page = {
+  user: () => state.user,
+  // Of a home list what is stored is known to the server; a cart or a session is of the page.
+  session: (kind) =>
+    state.visit.filter(({ sent }) => !sent || ["cart", "session"].includes(kind)).map(({ id }) => id),
+  taken: () => state.visit.map(({ id }) => id),
+  size: () => state.k,
+  explains: () => state.explain,
+  changed: writeAddress,
+  say: (text) => (at("status").textContent = text),
+  arrived: (bundle) => server.follow(bundle) && about(),
+  open: (id, from, column) => openItem(id, from, column, page),
+  drawn: showShared,
+  act,
+  hide,
+};
+const columns = [new Column("", page)];
 
 // ---- the address keeps the state, after #, which no server sees
 
 function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
   state.user = given.get("user") ?? "";
-  state.session = given.getAll("item");
-  state.category = given.get("category") ?? "";
+  state.visit = given.getAll("item").map((id) => ({ id, type: "view", sent: false }));
   if (["10", "20", "50"].includes(given.get("k"))) state.k = Number(given.get("k"));
+  if (given.has("compare")) addColumn();
+  for (const column of columns) column.read(given);
 }
 
 function writeAddress() {
-  const given = new URLSearchParams(state.session.map((id) => ["item", id]));
+  const unsent = state.visit.filter(({ sent }) => !sent);
+  const given = new URLSearchParams(unsent.map(({ id }) => ["item", id]));
   if (state.user) given.set("user", state.user);
-  if (state.category) given.set("category", state.category);
   if (state.k !== 10) given.set("k", String(state.k));
+  if (columns.length > 1) given.set("compare", "1");
+  for (const column of columns) column.write(given);
   history.replaceState(null, "", `${location.pathname}${given.size ? `#${given}` : ""}`);
 }
 
-// ---- the list
+// ---- the columns
 
-function bodyOf() {
-  const body = {};
-  if (state.user) body.user_id = state.user;
-  if (state.session.length) body.session = state.session;
-  if (state.category) body.filter = { categories: [state.category] };
-  return JSON.stringify({ ...body, k: state.k, explain: state.explain });
+function addColumn() {
+  const column = new Column("other-", page);
+  Object.assign(column.state, columns[0].state);
+  columns.push(column);
+  return column;
 }
 
-function showNotes(notes, failed = false) {
-  const lines = notes.map((note) => {
-    const line = document.createElement("p");
-    line.textContent = note;
-    line.dir = "auto";
-    return line;
-  });
-  at("notes").classList.toggle("failed", failed);
-  at("notes").replaceChildren(...lines);
+function showColumns() {
+  at("columns").replaceChildren(...columns.map(({ element }) => element));
+  const two = columns.length > 1;
+  document.body.classList.toggle("two", two);
+  at("compare").setAttribute("aria-pressed", String(two));
+  at("compare").textContent = two ? "Show one list" : "Compare two lists";
+  showShared();
 }
 
-function showGone(titles) {
-  at("gone").textContent = titles.length ? `No longer in the list: ${titles.join("; ")}` : "";
-  at("gone").title = titles.join("; ");
-}
-
-async function refresh() {
-  latest?.abort();
-  latest = new AbortController();
-  const { signal } = latest;
-  const body = bodyOf();
-  const user = state.user;
-  const started = performance.now();
-  writeAddress();
-  at("curl").textContent = curlOf(location.origin, body, server.hasKey());
-  at("list-title").textContent = user ? `Recommended for user ${user}` : "Recommended";
-  at("list").setAttribute("aria-busy", "true");
-  try {
-    const reply = await server.recommend(body, signal);
-    if (server.follow(reply.served_by.bundle)) about();
-    if (signal.aborted) return;
-    const compare = shownFor === user;
-    const options = { compare, taken: state.session };
-    const shown = showList(at("list"), reply.items, { add, similar }, options);
-    shownFor = user;
-    const changed = compare ? [`Since the last list: ${changeInWords(shown.change)}.`] : [];
-    showNotes([...notesOf(reply, JSON.parse(body)), ...changed]);
-    showGone(shown.leftTitles);
-    const took = performance.now() - started;
-    at("timing").textContent = `${took.toFixed(0)} ms, models ${reply.timings_ms.total.toFixed(0)} ms`;
-    const what = compare ? changeInWords(shown.change) : items(reply.items.length);
-    at("status").textContent = `List updated: ${what}.`;
-    performance.measure("list", { start: started, end: performance.now() });
-  } catch (error) {
-    if (error.name === "AbortError") return;
-    showNotes([error.message], true);
-    at("status").textContent = error.message;
-  } finally {
-    if (latest.signal === signal) at("list").removeAttribute("aria-busy");
+function toggleCompare() {
+  if (columns.length > 1) {
+    columns.pop();
+    showColumns();
+  } else {
+    const column = addColumn();
+    showColumns();
+    column.listen();
+    if (described) column.describe(described);
+    column.refresh();
   }
+  writeAddress();
+}
+
+// Of two lists, mark what only one of them has.
+function showShared() {
+  const [ids, others] = columns.map((column) => new Set(column.ids()));
+  for (const column of columns) {
+    for (const row of column.at("list").children) {
+      row.classList.toggle("only", Boolean(others) && !(ids.has(row.dataset.id) && others.has(row.dataset.id)));
+    }
+  }
+  const both = others ? [...ids].filter((id) => others.has(id)).length : 0;
+  at("shared").textContent = others ? `${items(both)} in both lists` : "";
+}
+
+function refresh() {
+  writeAddress();
+  return Promise.all(columns.map((column) => column.refresh()));
 }
 
 // ---- this visit
 
 async function showSession() {
-  at("clear").disabled = !state.session.length;
-  const cards = await server.titled(state.session).catch(() =>
-    state.session.map((id) => ({ item_id: id, title: id, categories: [] })),
+  at("clear").disabled = !state.visit.length;
+  const ids = state.visit.map(({ id }) => id);
+  const cards = await server.titled(ids).catch(() =>
+    ids.map((id) => ({ item_id: id, title: id, categories: [] })),
   );
-  showVisit(at("visit"), cards, remove);
+  const shown = cards.map((card, place) => ({ ...card, ...state.visit[place] }));
+  showVisit(at("visit"), shown, remove);
 }
 
-async function sessionChanged() {
+async function visitChanged() {
   await Promise.all([showSession(), refresh()]);
 }
 
-function add(id) {
-  state.session = [...state.session, id];
-  return sessionChanged();
+// What a person did with an item: sent as an event where the server keeps them, else only part of
+// the next requests.
+async function act(id, type, column) {
+  if (state.events) {
+    if (!state.user) {
+      // A visitor without an id gets one, so that events have a history to be part of.
+      state.user = `visitor-${crypto.getRandomValues(new Uint32Array(1))[0].toString(16)}`;
+      await showPast();
+    }
+    const slot = column?.slotOf(id);
+    const shown = slot && column.requestId ? { request_id: column.requestId, slot } : {};
+    try {
+      await server.sendEvent({ user_id: state.user, item_id: id, event_type: type, ...shown });
+      page.say(`Sent: ${actInWords(type)}.`);
+    } catch (error) {
+      page.say(error.message);
+      (column ?? columns[0]).showNotes([error.message], true);
+      return;
+    }
+  }
+  state.visit = [...state.visit, { id, type, sent: state.events }];
+  await visitChanged();
 }
 
 async function remove(place) {
-  state.session = state.session.filter((_, other) => other !== place);
-  await sessionChanged();
+  state.visit = state.visit.filter((_, other) => other !== place);
+  await visitChanged();
   const left = at("visit").querySelectorAll("button");
   (left[Math.min(place, left.length - 1)] ?? at("search")).focus();
+}
+
+// ---- hidden items
+
+async function hide(card) {
+  try {
+    await server.setHidden(card.item_id, true);
+  } catch (error) {
+    columns[0].showNotes([`${card.title} was not hidden: ${error.message}`], true);
+    page.say(error.message);
+    return;
+  }
+  toast(`Hidden from every list: ${card.title}`, async () => {
+    await server.setHidden(card.item_id, false);
+    page.say(`${card.title} is shown again.`);
+    await refresh();
+  });
+  await refresh();
+}
+
+function toast(text, undo) {
+  at("toast-text").textContent = text;
+  at("toast").hidden = false;
+  at("undo").onclick = async () => {
+    at("toast").hidden = true;
+    await undo();
+  };
 }
 
 // ---- the user
@@ -125,7 +183,12 @@ async function showPast() {
   at("history-count").textContent = "";
   if (!user) {
     at("user-note").textContent = "No user: the list is for an anonymous visitor.";
-    showHistory(at("history"), [], "Pick a user to see their history.", similar);
+    showHistory(at("history"), [], "Pick a user to see their history.", page.open);
+    return;
+  }
+  if (user.startsWith("visitor-")) {
+    at("user-note").textContent = "A new visitor.";
+    showHistory(at("history"), [], "Only this visit.", page.open);
     return;
   }
   at("user-note").textContent = "\u00a0";
@@ -134,20 +197,22 @@ async function showPast() {
     if (state.user !== user) return;
     at("user-note").textContent = `${items(past.num_events)} in the history.`;
     at("history-count").textContent = past.num_events ? "newest first" : "";
-    showHistory(at("history"), past.items, "Nothing yet.", similar);
+    showHistory(at("history"), past.items, "Nothing yet.", page.open);
   } catch (error) {
     if (state.user !== user) return;
     const unknown = error.code === "unknown_user";
     const none = unknown ? "This user is not known." : "This server does not show histories.";
     at("user-note").textContent = none;
-    showHistory(at("history"), [], error.status === 404 ? none : error.message, similar);
+    showHistory(at("history"), [], error.status === 404 ? none : error.message, page.open);
   }
 }
 
 function choose(user) {
   if (user === state.user) return undefined;
   state.user = user;
-  return Promise.all([showPast(), refresh()]);
+  // What was stored is of the user before.
+  state.visit = state.visit.filter(({ sent }) => !sent);
+  return Promise.all([showPast(), showSession(), refresh()]);
 }
 
 async function surprise() {
@@ -156,32 +221,6 @@ async function surprise() {
     if (found) await choose(found.user_id);
   } catch (error) {
     at("user-note").textContent = error.message;
-  }
-}
-
-// ---- items similar to one
-
-async function similar(id, from) {
-  const dialog = at("similar");
-  const [card] = await server.titled([id]);
-  at("similar-title").textContent = `Similar to ${card.title}`;
-  at("similar-details").textContent = detailsOf(card);
-  at("similar-note").textContent = "";
-  at("similar-list").replaceChildren();
-  dialog.onclose = () => from?.isConnected && from.focus();
-  dialog.showModal();
-  const actions = {
-    add: (other) => {
-      dialog.close();
-      return add(other);
-    },
-  };
-  try {
-    const reply = await server.similarTo(id);
-    showList(at("similar-list"), reply.items, actions, { compare: false });
-    at("similar-note").textContent = notesOf(reply, {}).join(" ");
-  } catch (error) {
-    at("similar-note").textContent = error.message;
   }
 }
 
@@ -212,20 +251,16 @@ function askForKey(isWrong) {
 async function about() {
   try {
     const found = await server.catalogue();
+    described = found;
     showsUsers = found.shows_users;
     const counts = [items(found.num_items)];
     if (showsUsers) counts.push(users(found.num_users));
     at("about").textContent = `${counts.join(", ")} \u00b7 bundle ${found.bundle} \u00b7 profile ${found.profile}`;
     at("surprise").disabled = !showsUsers;
     if (!showsUsers) at("user-note").textContent = "This server does not list its users.";
-    const choices = found.categories.map(
-      ({ name, num_items }) => new Option(`${name} (${num_items.toLocaleString("en")})`, name),
-    );
-    at("category").replaceChildren(new Option("All", ""), ...choices);
-    at("category").value = state.category;
-    if (at("category").value !== state.category) {
-      at("category").append(new Option(state.category, state.category, true, true));
-    }
+    at("events").disabled = !found.keeps_events;
+    state.events = at("events").checked = found.keeps_events && !state.visit.length;
+    for (const column of columns) column.describe(found);
   } catch (error) {
     at("about").textContent = error.message;
   }
@@ -233,15 +268,13 @@ async function about() {
 
 function listen() {
   at("surprise").addEventListener("click", surprise);
+  at("compare").addEventListener("click", toggleCompare);
   at("clear").addEventListener("click", () => {
-    state.session = [];
-    sessionChanged();
+    state.visit = [];
+    visitChanged();
     at("search").focus();
   });
-  at("category").addEventListener("change", (event) => {
-    state.category = event.target.value;
-    refresh();
-  });
+  at("events").addEventListener("change", (event) => (state.events = event.target.checked));
   at("size").addEventListener("change", (event) => {
     state.k = Number(event.target.value);
     refresh();
@@ -249,21 +282,6 @@ function listen() {
   at("explain").addEventListener("change", (event) => {
     state.explain = event.target.checked;
     refresh();
-  });
-  at("similar-close").addEventListener("click", () => at("similar").close());
-  at("similar").addEventListener("click", (event) => {
-    if (event.target === at("similar")) at("similar").close();
-  });
-  at("copy").addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(at("curl").textContent);
-      at("status").textContent = "Copied.";
-      at("copy").textContent = "Copied";
-    } catch {
-      getSelection().selectAllChildren(at("curl"));
-      at("copy").textContent = "Press Ctrl+C";
-    }
-    setTimeout(() => (at("copy").textContent = "Copy"), 1500);
   });
   new Combobox(at("user"), {
     suggest: (text, signal) => (showsUsers ? server.usersBeginning(text.trim(), signal) : []),
@@ -278,7 +296,7 @@ function listen() {
     show: ({ title, categories }) => ({ main: title, side: categories.slice(0, 2).join(", ") }),
     choose: ({ item_id }) => {
       at("search").value = "";
-      add(item_id);
+      act(item_id, "view", null);
     },
     enter: () => {},
     leave: () => {},
@@ -290,5 +308,11 @@ readAddress();
 server.askForKeysBy(askForKey);
 at("size").value = String(state.k);
 at("explain").checked = state.explain;
+showColumns();
+for (const column of columns) column.listen();
 listen();
-Promise.all([about(), showPast(), showSession(), refresh()]);
+listenToItem();
+const surfacesKnown = about();
+// A surface of the deployment's own is known by its kind, which the catalogue says.
+if (columns.some(({ state: { surface } }) => surface !== "home")) await surfacesKnown;
+Promise.all([showPast(), showSession(), refresh()]);

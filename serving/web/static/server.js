@@ -31,7 +31,7 @@ export function askForKeysBy(ask) {
 
 export const hasKey = () => key !== null;
 
-async function fetchJson(path, options = {}) {
+async function fetchJson(path, options = {}, tries = 2) {
   const sent = key;
   const headers = sent === null ? options.headers : { ...options.headers, authorization: `Bearer ${sent}` };
   let response;
@@ -54,6 +54,10 @@ async function fetchJson(path, options = {}) {
       sessionStorage.setItem("key", key);
     }
     return fetchJson(path, options);
+  }
+  if (response.status === 503 && tries && body.error?.code === "overloaded") {
+    await new Promise((done) => setTimeout(done, 300));
+    return fetchJson(path, options, tries - 1);
   }
   if (!response.ok) {
     const { code = "failed", message = `status ${response.status}` } = body.error ?? {};
@@ -101,8 +105,34 @@ export async function recommend(body, signal) {
   return reply;
 }
 
+const posted = (path, content) =>
+  fetchJson(path, {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify(content),
+  });
+
+export const sendEvent = (event) =>
+  posted("/v1/events", { events: [{ event_id: crypto.randomUUID?.() ?? String(Math.random()), ...event }] });
+
+export const setHidden = (item_id, hidden) => posted("/v1/items", { items: [{ item_id, hidden }] });
+
+// A list is kept within a tenth of a second.
+export async function explained(request, item, tries = 5) {
+  try {
+    return await fetchJson(`/v1/explain/${request}${item ? `?${query({ item_id: item })}` : ""}`);
+  } catch (error) {
+    if (error.code !== "unknown_request" || tries === 0) throw error;
+    await new Promise((done) => setTimeout(done, 100));
+    return explained(request, item, tries - 1);
+  }
+}
+
 export const similarTo = (id, signal) =>
-  recommend(JSON.stringify({ surface: "similar", item_id: id, k: 10, explain: true }), signal);
+  recommend(
+    JSON.stringify({ surface: "related", item_id: id, k: 10, explain: true, dry_run: true }),
+    signal,
+  );
 
 // Titles of items by id; only unknown ones are fetched.
 export async function titled(ids, signal) {

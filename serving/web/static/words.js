@@ -12,6 +12,8 @@ export const SOURCES = {
   next_basket: { label: "next basket", title: "next basket: follows the history's baskets" },
   content: { label: "similar", title: "similar content" },
   popular: { label: "popular", title: "popular with all users" },
+  search: { label: "found", title: "found by its title" },
+  rules: { label: "pinned", title: "put there by a rule" },
 };
 
 const count = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
@@ -21,7 +23,9 @@ export const users = (n) => count(n, "user", "users");
 function degradedInWords({ code, detail = "" }, sent, titles) {
   switch (code) {
     case "unknown_user":
-      return `User ${sent.user_id} was not in the training data.`;
+      return sent.user_id.startsWith("visitor-")
+        ? "A new visitor: the list is made of this visit."
+        : `User ${sent.user_id} was not in the training data.`;
     case "empty_history":
       return "There is no history yet.";
     case "unknown_item":
@@ -31,7 +35,7 @@ function degradedInWords({ code, detail = "" }, sent, titles) {
     case "unknown_category":
       return `The catalogue has no category ${detail}.`;
     case "nothing_eligible":
-      return detail === "exclude" ? "Every item is excluded." : "No item is in this category.";
+      return detail === "exclude" ? "Every item is excluded." : "No item passes the filter.";
     case "seen_items_shown":
       return "Every item was seen already, so seen items are shown again.";
     case "short_list":
@@ -40,6 +44,10 @@ function degradedInWords({ code, detail = "" }, sent, titles) {
       return `The ${detail} model took too long, so the list is made without it.`;
     case "failed_source":
       return `The ${detail} model failed, so the list is made without it.`;
+    case "corrected_query":
+      return `Nothing has these words; searched for ${detail} instead.`;
+    case "failed_store":
+      return "The online store did not answer, so the list knows no events since the release.";
     case "stale_data":
       return "The newest event is old, so times are counted from it.";
     default:
@@ -55,6 +63,9 @@ export function notesOf(reply, sent, titles = new Map()) {
   if (!reply.items.length) notes.push("There is nothing to show.");
   return notes;
 }
+
+export const actInWords = (type) =>
+  ({ view: "viewed", like: "liked", purchase: "purchased" })[type] ?? type;
 
 // Which part of an item's score each source added, largest first.
 export function partsInWords(contributions) {
