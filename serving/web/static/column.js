@@ -3,7 +3,7 @@
 import { Combobox } from "./combobox.js";
 import { showList, showStages } from "./lists.js";
 import * as server from "./server.js";
-import { changeInWords, curlOf, items, notesOf } from "./words.js";
+import { changeInWords, curlOf, exampleOf, items, notesOf } from "./words.js";
 
 const SUBJECTS = {
   related: { label: "Item", placeholder: "Search titles" },
@@ -104,8 +104,9 @@ export class Column {
 
   // ---- what the catalogue says
 
-  describe({ surfaces, categories }) {
+  describe({ surfaces, categories, properties }) {
     this.surfaces = surfaces;
+    this.at("where").placeholder = exampleOf(properties, categories);
     this.fill("surface", surfaces.map(({ name }) => new Option(name, name)));
     const counted = categories.map(
       ({ name, num_items }) => new Option(`${name} (${num_items.toLocaleString("en")})`, name),
@@ -137,8 +138,27 @@ export class Column {
     if (subject) {
       this.at("subject-label").textContent = subject.label;
       this.at("subject").placeholder = subject.placeholder;
+      this.showTopic();
     }
     this.showForce(null);
+  }
+
+  async showTopic() {
+    const { item, query } = this.state;
+    const isItem = this.kind() === "related" && item;
+    const [card] = isItem ? await server.titled([item]).catch(() => []) : [];
+    const shown = isItem ? (card?.title ?? item) : this.kind() === "search" ? query : "";
+    if (document.activeElement !== this.at("subject")) this.at("subject").value = shown;
+    return shown;
+  }
+
+  async showTitle(sent) {
+    const name = this.state.surface;
+    const whose = sent.user_id ? ` for user ${sent.user_id}` : "";
+    let title = name === "home" ? "Recommended" : name[0].toUpperCase() + name.slice(1);
+    if (sent.item_id) title = `Similar to ${await this.showTopic()}`;
+    if (sent.query) title = `Results for \u201c${sent.query}\u201d`;
+    this.at("title").textContent = title + whose;
   }
 
   showForce(experiment) {
@@ -160,7 +180,7 @@ export class Column {
     const own = value === "";
     this.at("strength").textContent = own ? "as set" : Number(value).toFixed(1);
     this.at("diversity").classList.toggle("own", own);
-    this.at("own").classList.toggle("away", own);
+    this.at("own").hidden = own;
   }
 
   // ---- the list
@@ -213,8 +233,7 @@ export class Column {
     const started = performance.now();
     const list = this.at("list");
     this.at("curl").textContent = curlOf(location.origin, body, server.hasKey());
-    const whose = this.page.user() && sent.user_id ? ` for user ${this.page.user()}` : "";
-    this.at("title").textContent = sent.surface ? `${sent.surface}${whose}` : `Recommended${whose}`;
+    this.showTitle(sent);
     this.at("answer").textContent = "";
     const missing = this.missing(sent);
     if (missing) {

@@ -67,6 +67,14 @@ export function notesOf(reply, sent, titles = new Map()) {
 export const actInWords = (type) =>
   ({ view: "viewed", like: "liked", purchase: "purchased" })[type] ?? type;
 
+// A filter that this catalogue has the properties for.
+export function exampleOf(properties, categories) {
+  const tests = categories.length ? [`category = '${categories[0].name.replaceAll("'", "''")}'`] : [];
+  const number = Object.keys(properties).find((name) => properties[name] === "number");
+  if (number) tests.push(`${number} > ${number.includes("year") ? 1990 : 10}`);
+  return tests.join(" and ") || "item_id != '1'";
+}
+
 // Which part of an item's score each source added, largest first.
 export function partsInWords(contributions) {
   const parts = Object.entries(contributions ?? {}).map(

@@ -1,41 +1,23 @@
 """The page in headless Chromium: what a person sees, by mouse and by keyboard."""
 
 import json
-import os
 import shlex
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from serving.bundle.catalogue import Catalogue
-from serving.bundle.manifest import publish
-from serving.bundle.users import Users
-from serving.bundle.write import write_bundle
-from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
+from tests.serving.web.try_it_page import (
+    CATEGORY,
+    HOSTILE,
+    ask,
+    choose_user,
+    listed,
+    moves,
+    new_list,
+    serving,
+    until,
+)
 
 pytestmark = pytest.mark.slow
-SIZE = SyntheticSize(num_items=60, num_users=30)
-SERVE = """
-from serving.server.run import serve
-from serving.settings import Settings
-serve(Settings.from_environment())
-"""
-HOSTILE = [
-    '<img src=x onerror="window.broken=1">',
-    '"><script>window.broken=1</script>',
-    "</li></ol><h1>out</h1>",
-    "\U0001f468\u200d\U0001f469\u200d\U0001f467 family \U0001f600",
-    "\u05e9\u05dc\u05d5\u05dd \u202e reversed",
-    "W" * 300,
-    'it\'s $(a) `shell` "quoted" \\ & more',
-]
 SHIFT = """() => new Promise((done) => {
   let sum = 0;
   new PerformanceObserver((list) => {
@@ -43,151 +25,6 @@ SHIFT = """() => new Promise((done) => {
   }).observe({ type: "layout-shift", buffered: true });
   setTimeout(() => done(sum), 500);
 })"""
-CATEGORY = "it's <b>odd</b>"
-
-
-@pytest.fixture(scope="module")
-def bundles(tmp_path_factory):
-    """Titles, categories and user ids that a careless page would trip over."""
-    folder = tmp_path_factory.mktemp("page")
-    parts = synthetic_parts(tmp_path_factory.mktemp("parts"), SIZE)
-    plain = list(parts.catalogue.display_texts)[1:]
-    catalogue = Catalogue.from_lists(
-        item_ids=list(parts.catalogue.item_ids)[1:],
-        display_texts=[*HOSTILE, *plain[len(HOSTILE) :]],
-        category_names=["even", CATEGORY, "tens"],
-        category_values=parts.catalogue.category_values,
-        category_offsets=parts.catalogue.category_offsets,
-    )
-    users = Users.from_lists(
-        user_ids=["<i>first</i>", *(f"user-{row}" for row in range(2, SIZE.num_users + 1))],
-        features=parts.users.features,
-        item_rows=parts.users.item_rows,
-        offsets=parts.users.offsets,
-        times=parts.users.times,
-    )
-    write_bundle(folder, replace(parts, catalogue=catalogue, users=users), version="v1")
-    publish(folder, "v1")
-    return folder
-
-
-@contextmanager
-def serving(bundles: Path, **environment: str):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = {"BUNDLES": str(bundles), "PORT": str(port), "EXPOSE_USERS": "true"}
-    environment = {**{f"RECSYS_{name}": value for name, value in settings.items()}, **environment}
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(600):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None, "the server ended"
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}", process
-    finally:
-        process.terminate()
-        process.wait()
-
-
-@pytest.fixture(scope="module")
-def address(bundles):
-    with serving(bundles) as (address, _):
-        yield address
-
-
-@pytest.fixture
-def open_page(chromium, address):
-    """Open the page; nothing may go wrong in it and nothing may be requested of anyone else."""
-    contexts, faults = [], []
-
-    def opened(path="/", server=address, width=1280, asks_for=None, **options):
-        context = chromium.new_context(viewport={"width": width, "height": 800}, **options)
-        contexts.append(context)
-        if asks_for is not None:
-            context.route("**/v1/**", lambda route: pass_by_key(route, asks_for))
-        page = context.new_page()
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on(
-            "console",
-            lambda message: (
-                faults.append(message.text)
-                if message.type == "error" and "Failed to load resource" not in message.text
-                else None
-            ),
-        )
-        page.on(
-            "request",
-            lambda request: (
-                None if request.url.startswith(f"{server}/") else faults.append(request.url)
-            ),
-        )
-        page.goto(server + path)
-        if asks_for is None:
-            page.wait_for_selector("#list .item")
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert faults == []
-
-
-def pass_by_key(route, key):
-    """Refuse as a server with keys does."""
-    if route.request.headers.get("authorization") == f"Bearer {key}":
-        route.continue_()
-    else:
-        error = {"error": {"code": "key_missing", "message": "send your key"}}
-        route.fulfill(status=401, json=error)
-
-
-def ask(address, path, body=None):
-    request = urllib.request.Request(
-        address + path,
-        data=None if body is None else body.encode(),
-        headers={"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request) as response:
-        return json.load(response)
-
-
-def listed(page):
-    return page.eval_on_selector_all("#list .item", "rows => rows.map(row => row.dataset.id)")
-
-
-def moves(page):
-    return page.eval_on_selector_all(
-        "#list .move", "all => all.map(one => one.firstChild ? one.firstChild.textContent : '')"
-    )
-
-
-def until(page, condition):
-    """Wait for a condition; the page's policy forbids the way Playwright has of waiting for one."""
-    for _ in range(200):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(25)
-    raise AssertionError(f"never came true: {condition}")
-
-
-@contextmanager
-def new_list(page):
-    """Wait until the list is another one, drawn whole."""
-    before = page.evaluate("performance.getEntriesByName('list').length")
-    yield
-    until(page, f"performance.getEntriesByName('list').length > {before}")
-
-
-def choose_user(page, user):
-    with new_list(page):
-        page.fill("#user", user)
-        page.press("#user", "Enter")
 
 
 def test_hostile_titles_categories_and_ids_are_only_text(open_page):
@@ -297,7 +134,7 @@ def test_similar_items_open_and_escape_gives_the_focus_back(open_page, address):
     shown = page.eval_on_selector_all("#similar-list .item", ids)
     assert shown == [item["item_id"] for item in reply["items"]]
     [card] = ask(address, f"/v1/items?id={listed(page)[1]}")["items"]
-    assert page.inner_text("#similar-details").endswith(f"semantic ID {card['semantic_id']}")
+    assert page.inner_text("#item-details").endswith(f"semantic ID {card['semantic_id']}")
     page.keyboard.press("Escape")
     assert more.evaluate("one => one === document.activeElement")
     more.click()
@@ -312,7 +149,7 @@ def test_curl_box_holds_the_request_that_was_sent(open_page, address):
     page.wait_for_selector("#category option >> nth=1", state="attached")
     with new_list(page):
         page.select_option("#category", CATEGORY)
-    page.click("summary")
+    page.click("summary:has-text('exact request')")
     words = shlex.split(page.inner_text("#curl").replace("\\\n", " "))
     assert words[:3] == ["curl", "-s", f"{address}/v1/recommend"]
     body = words[words.index("-d") + 1]
@@ -354,7 +191,7 @@ def test_a_server_with_keys_is_asked_with_the_one_that_is_given(open_page):
     page.click("#key-use")
     page.wait_for_selector("#list .item")
     assert page.is_hidden("#key-dialog")
-    page.click("summary")
+    page.click("summary:has-text('exact request')")
     with new_list(page):
         page.select_option("#size", "20")
     assert "rk_right" not in page.inner_text("#curl")
@@ -386,8 +223,8 @@ def test_nothing_shifts_or_overflows(open_page, width, scheme):
     assert small == []
 
 
-def test_page_works_where_users_are_hidden(open_page, bundles):
-    with serving(bundles, RECSYS_EXPOSE_USERS="false") as (server, _):
+def test_page_works_where_users_are_hidden(open_page, page_bundles):
+    with serving(page_bundles, RECSYS_EXPOSE_USERS="false") as (server, _):
         page = open_page(server=server)
         until(page, "document.querySelector('#surprise').disabled")
         assert "users" not in page.inner_text("#about")
@@ -396,8 +233,8 @@ def test_page_works_where_users_are_hidden(open_page, bundles):
         assert page.locator("#list .item").count() == 10
 
 
-def test_a_server_that_is_gone_is_said_so_and_the_list_stays(open_page, bundles):
-    with serving(bundles) as (server, process):
+def test_a_server_that_is_gone_is_said_so_and_the_list_stays(open_page, page_bundles):
+    with serving(page_bundles) as (server, process):
         page = open_page(server=server)
         before = listed(page)
         process.terminate()
