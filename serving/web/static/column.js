@@ -26,10 +26,7 @@ export class Column {
     for (const part of this.element.querySelectorAll("[data-part]")) {
       part.id = name + part.dataset.part;
     }
-    for (const label of this.element.querySelectorAll("label")) {
-      const field = label.querySelector("select, input") ?? this.at(label.dataset.part.replace("-label", ""));
-      label.htmlFor = field.id;
-    }
+    for (const label of this.element.querySelectorAll("label")) label.htmlFor = name + label.dataset.for;
     this.at("title").id = `${name}list-title`;
     this.element.setAttribute("aria-labelledby", `${name}list-title`);
   }

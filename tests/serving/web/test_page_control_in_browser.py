@@ -177,6 +177,8 @@ def test_two_lists_stand_side_by_side_and_show_what_only_one_has(open_page, cont
     assert page.inner_text("#strength") == "as set"
     page.click("#compare")
     page.wait_for_selector("#other-list .item")
+    unnamed = "all => all.filter(one => !one.labels.length || !one.labels[0].textContent.trim())"
+    assert page.eval_on_selector_all("#columns :is(input, select)", unnamed) == []
     until(page, "document.querySelector('#shared').textContent === '10 items in both lists'")
     with new_list(page):
         page.focus("#other-diversity")
