@@ -70,10 +70,10 @@ def main() -> None:
     ]
     notes = (
         f"{options.items:,} items, k = {options.k}, {options.workers} processes of one thread, "
-        f"{options.sample:,} users drawn at random, writing included. Made-up vectors have no clusters: their indexes probe up "
-        "to nine lists in ten, learned ones far fewer. Load average of the last "
-        f"minute: {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores, this run's own "
-        "included."
+        f"{options.sample:,} users drawn at random, writing included. Made-up vectors have no "
+        "clusters, so that their three indexes search with efforts of 64 to 1,024. Load average "
+        f"of the last minute: {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores, "
+        "this run's own included."
     )
     write_results("score", rows, notes=notes)
 
