@@ -1,12 +1,14 @@
 """Requests a second and latency of /v1/recommend over loopback, in a closed and an open loop.
 
     taskset -c 0,1 python -m tests.benchmarks.serving.benchmark_load \
-        --bundles runs/movielens-100k/bundles
+        --bundles runs/movielens-100k/bundles [--part large | soak] [--implicit-python PATH]
 
 Server and client share the machine's cores. In the closed loop each connection sends its next
 request as soon as it has a reply; in the open loop requests start at random times of a fixed mean
 rate whether or not earlier ones have been replied to, and latency counts from the planned start, so
-waiting is part of it. Beside it, on the same cores: FastAPI with one eager torch model.
+waiting is part of it. Beside it, on the same cores: FastAPI with one eager torch model, and
+implicit's ALS behind FastAPI, where the Python of an environment that has it is named. Part
+``large`` serves made-up catalogues, ``soak`` half of what the server can for minutes.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,10 +35,11 @@ from serving.schemas import Request
 from serving.settings import ServingOptions
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.serving.client import closed_loop, messages, open_loop
-from tests.benchmarks.serving.server import PLAIN, Served, serving
+from tests.benchmarks.serving.server import IMPLICIT, PLAIN, Served, serving
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 RATE = 500.0
+RETRIEVAL_RATE = 1_500.0
 FALLBACK_RATE = 3_000.0
 OVERLOAD = 3.0
 CONNECTIONS = 16
@@ -162,7 +166,82 @@ def measure_demo(options: argparse.Namespace) -> list[Row]:
         top = peak_of(served, requests, min(seconds, 10.0))
         rows.append(Row(name="full, 2 workers: closed loop", value=top, unit="requests/s"))
         rows += measure_http("full", served, requests, 100.0, seconds, 100.0)
-    return [*rows, measure_plain(bundles, user_ids, peak, options)]
+    rows += measure_retrieval(bundles, requests, seconds)
+    rows.append(measure_plain(bundles, user_ids, peak, options))
+    if options.implicit_python is not None:
+        rows.append(measure_implicit(bundles, user_ids, peak, options))
+    return rows
+
+
+def measure_retrieval(bundles: Path, requests: list[bytes], seconds: float) -> list[Row]:
+    """The same bundle released without its ranker: lists of the sources, blended."""
+    name = "retrieval only, 2 workers"
+    with tempfile.TemporaryDirectory() as folder:
+        copied = without_ranker(bundles, Path(folder))
+        with serving(copied, RECSYS_WORKERS="2") as served:
+            top = peak_of(served, requests, min(seconds, 10.0))
+            rows = [Row(name=f"{name}: closed loop", value=top, unit="requests/s")]
+            for rate in (RETRIEVAL_RATE, 0.6 * top):
+                rows += measure_http("retrieval only", served, requests, rate, seconds, 10.0)
+    return rows
+
+
+def without_ranker(bundles: Path, folder: Path) -> Path:
+    """Copy the bundle that is served into a folder of bundles, without its ranker."""
+    current = (bundles / "current").resolve()
+    made = folder / current.name
+    shutil.copytree(current, made, ignore=lambda at, names: {"ranker"} & {*names})
+    path = made / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["models"].remove("ranker")
+    kept = {name: one for name, one in manifest["files"].items() if not name.startswith("ranker/")}
+    path.chmod(0o644)
+    path.write_text(json.dumps({**manifest, "files": kept}))
+    (folder / "current").symlink_to(made.name)
+    return folder
+
+
+def measure_implicit(
+    bundles: Path, user_ids: list[str], peak: float, options: argparse.Namespace
+) -> Row:
+    """ALS of implicit on the bundle's histories, behind FastAPI."""
+    users = load_bundle(bundles / "current").users
+    with tempfile.TemporaryDirectory() as folder:
+        histories = [users.history(row) for row in range(1, len(user_ids) + 1)]
+        user = np.repeat(np.arange(len(histories)), [len(one) for one in histories])
+        np.savez(Path(folder) / "events.npz", user=user, item=np.concatenate(histories))
+        (Path(folder) / "users.json").write_text(json.dumps(user_ids))
+        asked = [json.dumps({"user_id": one, "k": options.k}).encode() for one in user_ids]
+        settings = {"PEER_DATA": folder, "PYTHONPATH": "", "OPENBLAS_NUM_THREADS": "1"}
+        with serving(bundles, IMPLICIT, options.implicit_python, **settings) as served:
+            top = peak_of(served, messages(asked), min(options.seconds, 10.0))
+    name = "fast, 2 workers: against FastAPI and implicit's ALS alone"
+    peer = f"implicit {top:.0f} requests/s"
+    return Row(name=name, value=peak, unit="requests/s", peer=peer, ratio=peak / top)
+
+
+def measure_soak(options: argparse.Namespace) -> list[Row]:
+    """Half of what two workers can, minute after minute: requests, errors, latency, memory."""
+    bundles, counts, memory, worst = options.bundles, 0, [], 0.0
+    user_ids = list(load_bundle(bundles / "current").users.user_ids)[1:]
+    requests, errors = messages(bodies(user_ids, 20_000, options.k)), 0
+    with serving(bundles, RECSYS_WORKERS="2") as served:
+        rate = peak_of(served, requests, 10.0) / 2
+        for _ in range(options.minutes):
+            outcome = uvloop.run(open_loop(served.port, requests, rate, 60.0))
+            counts += outcome.counts.total()
+            errors += outcome.counts.total() - outcome.counts[200]
+            worst = max(worst, outcome.percentile(99))
+            memory.append(memory_of(served))
+    name = f"{options.minutes} minutes at {rate:.0f}/s"
+    return [
+        Row(name=f"{name}: requests", value=counts),
+        Row(name=f"{name}: errors", value=errors, at_most=0),
+        Row(name=f"{name}: p99 of the worst minute", value=worst, unit="ms"),
+        Row(name=f"{name}: memory after the first minute", value=memory[0], unit="MiB"),
+        Row(name=f"{name}: memory at the end", value=memory[-1], unit="MiB"),
+        Row(name=f"{name}: memory at most", value=max(memory), unit="MiB"),
+    ]
 
 
 def measure_plain(
@@ -207,7 +286,8 @@ def measure_large(num_items: int, options: argparse.Namespace) -> list[Row]:
             )
             top = peak_of(served, requests, min(options.seconds, 10.0))
             rows.append(Row(name=f"{name}: closed loop", value=top, unit="requests/s"))
-            rows += measure_http(name, served, requests, min(200.0, 0.6 * top), 10.0, 30.0)
+            rate, seconds = min(200.0, 0.6 * top), options.seconds
+            rows += measure_http(name, served, requests, rate, seconds, 30.0)
             before, begin = memory_of(served), time.perf_counter()
             publish(bundles, "v2")
             while served.reply("/readyz")["bundle"] != "v2":
@@ -215,7 +295,8 @@ def measure_large(num_items: int, options: argparse.Namespace) -> list[Row]:
             taken = time.perf_counter() - begin
             time.sleep(10)
             grown = memory_of(served) / before
-        rows.append(Row(name=f"{name}: swap", value=taken, unit="s"))
+        goal = {"at_most": 2} if num_items == LARGE[0] else {}
+        rows.append(Row(name=f"{name}: swap", value=taken, unit="s", **goal))
         rows.append(Row(name=f"{name}: memory 10 s after the swap", value=grown, unit="x"))
     return rows
 
@@ -224,7 +305,10 @@ def parsed_arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--bundles", type=Path, required=True, help="folder with current")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each loop")
-    parser.add_argument("--large", action="store_true", help="made-up large catalogues too")
+    parser.add_argument("--part", choices=("demo", "large", "soak"), default="demo")
+    parser.add_argument("--minutes", type=int, default=30, help="of the soak")
+    parser.add_argument("--items", type=int, nargs="+", default=LARGE, help="of part large")
+    parser.add_argument("--implicit-python", help="Python of an environment with implicit")
     parser.add_argument("-k", type=int, default=20, help="list length")
     return parser.parse_args()
 
@@ -232,16 +316,22 @@ def parsed_arguments() -> argparse.Namespace:
 def main() -> None:
     options = parsed_arguments()
     torch.set_num_threads(1)
-    rows = measure_demo(options)
-    for num_items in LARGE if options.large else ():
-        rows += measure_large(num_items, options)
+    if options.part == "demo":
+        rows = measure_demo(options)
+    elif options.part == "soak":
+        rows = measure_soak(options)
+    else:
+        rows = [row for number in options.items for row in measure_large(number, options)]
     notes = (
         f"Bundle: {(options.bundles / 'current').resolve().name}, k = {options.k}, every request "
         f"another one. {options.seconds:g} s a loop; the client shares the cores. Load average of "
         f"the last minute: {os.getloadavg()[0]:.1f}, this run's own included. Memory counts a "
         "shared page once."
     )
-    write_results("load", rows, notes=notes)
+    if options.part == "demo" and options.implicit_python is None:
+        notes += " Implicit was not measured: no --implicit-python."
+    name = "load" if options.part == "demo" else f"load_{options.part}"
+    write_results(name, rows, notes=notes)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ SERVE = (
     "serve(Settings.from_environment())",
 )
 PLAIN = ("-m", "tests.benchmarks.serving.plain_server")
+IMPLICIT = (str(Path(__file__).with_name("implicit_server.py")),)
 TIMEOUT_SECONDS = 120.0
 
 
@@ -44,7 +45,12 @@ class Served:
 
 
 @contextmanager
-def serving(bundles_dir: Path, command: Sequence[str] = SERVE, **settings: str) -> Iterator[Served]:
+def serving(
+    bundles_dir: Path,
+    command: Sequence[str] = SERVE,
+    python: str = sys.executable,
+    **settings: str,
+) -> Iterator[Served]:
     """Run a server with settings of its environment until it is ready, and end it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -52,7 +58,7 @@ def serving(bundles_dir: Path, command: Sequence[str] = SERVE, **settings: str) 
     environment = {"RECSYS_EXPOSE_USERS": "true", "RECSYS_LOG_REQUESTS": "false", **environment}
     begin = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, *command],
+        [python, *command],
         env={**os.environ, **environment},
         stderr=subprocess.DEVNULL,
     )
