@@ -317,16 +317,25 @@ def main() -> None:
     options = parsed_arguments()
     torch.set_num_threads(1)
     if options.part == "demo":
-        rows = measure_demo(options)
+        write(options, measure_demo(options))
     elif options.part == "soak":
-        rows = measure_soak(options)
+        write(options, measure_soak(options))
     else:
-        rows = [row for number in options.items for row in measure_large(number, options)]
+        rows: list[Row] = []
+        for num_items in options.items:
+            # Written after each size: a million items take minutes to build.
+            rows += measure_large(num_items, options)
+            write(options, rows)
+
+
+def write(options: argparse.Namespace, rows: list[Row]) -> None:
+    what = f"Bundle: {(options.bundles / 'current').resolve().name}, k"
+    if options.part == "large":
+        what = "Two-tower, sequence model, item-to-item, EASE and popularity, 5,000 users; k"
     notes = (
-        f"Bundle: {(options.bundles / 'current').resolve().name}, k = {options.k}, every request "
-        f"another one. {options.seconds:g} s a loop; the client shares the cores. Load average of "
-        f"the last minute: {os.getloadavg()[0]:.1f}, this run's own included. Memory counts a "
-        "shared page once."
+        f"{what} = {options.k}, every request another one. {options.seconds:g} s a loop; the client "
+        f"shares the cores. Load average of the last minute: {os.getloadavg()[0]:.1f}, this run's "
+        "own included. Memory counts a shared page once."
     )
     if options.part == "demo" and options.implicit_python is None:
         notes += " Implicit was not measured: no --implicit-python."
