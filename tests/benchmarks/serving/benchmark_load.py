@@ -332,10 +332,11 @@ def write(options: argparse.Namespace, rows: list[Row]) -> None:
     what = f"Bundle: {(options.bundles / 'current').resolve().name}, k"
     if options.part == "large":
         what = "All models but a generative one and a ranker, 1,000 users; k"
+    load = os.getloadavg()[0]
     notes = (
         f"{what} = {options.k}, every request another one. {options.seconds:g} s a loop; the "
-        f"client shares the cores. Load average of the last minute: {os.getloadavg()[0]:.1f}, this run's "
-        "own included. Memory counts a shared page once."
+        f"client shares the cores. Load average of the last minute: {load:.1f}, this run's own "
+        "included. Memory counts a shared page once."
     )
     if options.part == "demo" and options.implicit_python is None:
         notes += " Implicit was not measured: no --implicit-python."
