@@ -275,9 +275,10 @@ def measure_large(num_items: int, options: argparse.Namespace) -> list[Row]:
     )
     name, rows = f"{num_items:,} made-up items", []
     with tempfile.TemporaryDirectory() as folder:
-        bundles = Path(folder)
+        bundles = Path(folder) if options.kept is None else options.kept / str(num_items)
         for version in ("v1", "v2"):
-            write_synthetic_bundle(bundles, version, replace(size, seed=int(version[1])))
+            if not (bundles / f"bundle-{version}").exists():
+                write_synthetic_bundle(bundles, version, replace(size, seed=int(version[1])))
         publish(bundles, "v1")
         requests = messages(bodies([f"user-{n}" for n in range(1, 1_000)], 20_000, options.k))
         with serving(bundles, RECSYS_WORKERS="2", RECSYS_POLL_SECONDS="0.1") as served:
@@ -308,6 +309,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--part", choices=("demo", "large", "soak"), default="demo")
     parser.add_argument("--minutes", type=int, default=30, help="of the soak")
     parser.add_argument("--items", type=int, nargs="+", default=LARGE, help="of part large")
+    parser.add_argument("--kept", type=Path, help="folder that keeps made-up bundles")
     parser.add_argument("--implicit-python", help="Python of an environment with implicit")
     parser.add_argument("-k", type=int, default=20, help="list length")
     return parser.parse_args()
@@ -317,21 +319,18 @@ def main() -> None:
     options = parsed_arguments()
     torch.set_num_threads(1)
     if options.part == "demo":
-        write(options, measure_demo(options))
+        write(options, measure_demo(options), "load")
     elif options.part == "soak":
-        write(options, measure_soak(options))
+        write(options, measure_soak(options), "load_soak")
     else:
-        rows: list[Row] = []
         for num_items in options.items:
-            # Written after each size: a million items take minutes to build.
-            rows += measure_large(num_items, options)
-            write(options, rows)
+            write(options, measure_large(num_items, options), f"load_{num_items}_items")
 
 
-def write(options: argparse.Namespace, rows: list[Row]) -> None:
+def write(options: argparse.Namespace, rows: list[Row], name: str) -> None:
     what = f"Bundle: {(options.bundles / 'current').resolve().name}, k"
     if options.part == "large":
-        what = "All models but a generative one and a ranker, 1,000 users; k"
+        what = "Profile fast, every model but a ranker, 1,000 users; k"
     load = os.getloadavg()[0]
     notes = (
         f"{what} = {options.k}, every request another one. {options.seconds:g} s a loop; the "
@@ -340,7 +339,6 @@ def write(options: argparse.Namespace, rows: list[Row]) -> None:
     )
     if options.part == "demo" and options.implicit_python is None:
         notes += " Implicit was not measured: no --implicit-python."
-    name = "load" if options.part == "demo" else f"load_{options.part}"
     write_results(name, rows, notes=notes)
 
 
