@@ -56,7 +56,8 @@ function row(item, actions) {
 function fill(element, item, place, top) {
   element.querySelector(".place").textContent = String(place);
   const why = element.querySelector(".why");
-  const reason = item.reason === item.source ? null : item.reason;
+  // What a rule put there was not ranked for a reason.
+  const reason = item.reason === item.source || item.source === "rules" ? null : item.reason;
   why.textContent = [reason, shortened(item.categories)].filter(Boolean).join(" \u2014 ");
   why.title = item.categories.join(", ");
   why.dir = "auto";
