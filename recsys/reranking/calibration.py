@@ -1,6 +1,6 @@
 """Lists that follow the mix of the user's own history (Steck, RecSys 2018).
 
-Axes: n candidates, C classes, such as categories, k list length.
+Axes: n candidates, C classes, such as categories, G most classes of one candidate, k list length.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def calibrated(
 ) -> Places:
     """Choose by relevance and by how near the list's mix is to the target's, greedily.
 
-    Each step maximises (1 - strength) * mean relevance - strength * KL(target || mix).
+    Each step maximises (1 - strength) * sum of relevance - strength * KL(target || mix). Of the
+    divergence only the classes that a candidate has depend on it, so that alone is computed.
 
     Args:
         scores: Of the candidates, best first, [n].
@@ -40,19 +41,26 @@ def calibrated(
     wanted = np.asarray(target, np.float64)
     if strength == 0 or not wanted.any():
         return np.arange(number)
-    relevance: Floats = relevance_of(scores)
+    own = (1 - strength) * relevance_of(scores)
     there = wanted > 0
-    wanted, own = wanted[there], np.asarray(classes, np.float64)[:, there]
+    wanted, shares = wanted[there], np.asarray(classes, np.float64)[:, there]
+    which, parts = _sparse(shares)
+    weights = strength * wanted
     mix = np.zeros(len(wanted))
-    left = np.ones(len(relevance), np.bool_)
     chosen = np.empty(number, np.int64)
     for slot in range(number):
-        mixes = (mix + own) / (slot + 1)
-        smooth = (1 - SMOOTHING) * mixes + SMOOTHING * wanted
-        divergence = (wanted * np.log(wanted / smooth)).sum(1)
-        value = (1 - strength) * relevance - strength * divergence
-        value[~left] = -np.inf
-        chosen[slot] = best = int(value.argmax())
-        left[best] = False
-        mix = mix + own[best]
+        step = (1 - SMOOTHING) / (slot + 1)
+        before = step * mix + SMOOTHING * wanted
+        gain = weights[which] * np.log1p(parts * (step / before)[which])  # [G, n]
+        chosen[slot] = best = int((own + gain.sum(0)).argmax())
+        own[best] = -np.inf
+        mix = mix + shares[best]
     return chosen
+
+
+def _sparse(shares: Floats) -> tuple[Places, Floats]:
+    """Pack the classes that each candidate has, and their shares, both [G, n]; 0 where fewer."""
+    has = shares > 0
+    most = max(1, int(has.sum(1).max(initial=0)))
+    which: Places = np.argsort(~has, axis=1, kind="stable")[:, :most]
+    return which.T.copy(), np.take_along_axis(shares, which, 1).T.copy()

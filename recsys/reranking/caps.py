@@ -33,9 +33,11 @@ class Caps:
         """Tell whether a candidate breaks no cap."""
         return all(self._taken[group] < self._limits[group[0]] for group in self._groups[place])
 
-    def take(self, place: int) -> None:
-        """Count a candidate that is in the list."""
-        self._taken.update(self._groups[place])
+    def take(self, place: int) -> bool:
+        """Count a candidate that is in the list, and tell whether a group is full by it."""
+        own = self._groups[place]
+        self._taken.update(own)
+        return any(self._taken[group] >= self._limits[group[0]] for group in own)
 
 
 def capped(order: NDArray[np.int64], caps: Caps, k: int) -> NDArray[np.int64]:

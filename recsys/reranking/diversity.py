@@ -5,15 +5,16 @@ Axes: n candidates, D width of item vectors, k list length.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
-SMALLEST = 1e-10
-"""A candidate whose part that is new has a smaller square is a copy of those taken."""
+SMALLEST = 1e-6
+"""A candidate whose part that is new has a smaller square is a copy of those taken.
+
+Float32 vectors of length 1 leave up to 3e-7 of an exact copy.
+"""
 
 
 def relevance_of(scores: NDArray[np.floating]) -> Floats:
@@ -42,15 +43,12 @@ def mmr(
     number = min(k, len(scores))
     if strength == 0:
         return np.arange(number)
-    relevance, vectors = relevance_of(scores), np.asarray(vectors, np.float64)
-    nearest = np.zeros(len(relevance))
-    left = np.ones(len(relevance), np.bool_)
+    own = (1 - strength) * relevance_of(scores)
+    nearest = np.zeros(len(own), vectors.dtype)
     chosen = np.empty(number, np.int64)
     for slot in range(number):
-        value = (1 - strength) * relevance - strength * nearest
-        value[~left] = -np.inf
-        chosen[slot] = best = int(value.argmax())
-        left[best] = False
+        chosen[slot] = best = int((own - strength * nearest).argmax())
+        own[best] = -np.inf
         similarity = vectors @ vectors[best]
         nearest = np.maximum(nearest, similarity) if slot else similarity
     return chosen
@@ -74,25 +72,22 @@ def dpp(
     number = min(k, len(scores))
     if strength == 0:
         return np.arange(number)
-    vectors = np.asarray(vectors, np.float64)
-    quality = 2 * (1 - strength) / strength * relevance_of(scores)
-    rows = np.zeros((number, len(quality)))
+    # Strength times the gain in log det, so that nothing is divided by a strength near 0.
+    quality = 2 * (1 - strength) * relevance_of(scores)
+    rows = np.empty((number, len(quality)))
     new = np.ones(len(quality))
-    left = np.ones(len(quality), np.bool_)
     chosen = np.empty(number, np.int64)
     for slot in range(number):
-        with np.errstate(divide="ignore"):
-            gain = quality + np.log(np.where(new > SMALLEST, new, 0.0))
-        gain[~left] = -np.inf
-        best = int(gain.argmax())
-        if gain[best] == -math.inf:
-            rest = np.flatnonzero(left)[: number - slot]
+        best = int((quality + strength * np.log(new)).argmax())
+        if quality[best] == -np.inf:
+            rest = np.setdiff1d(np.arange(len(quality)), chosen[:slot])[: number - slot]
             return np.concatenate([chosen[:slot], rest])
-        chosen[slot], left[best] = best, False
-        similarity = vectors @ vectors[best]
-        row = (similarity - rows[:slot, best] @ rows[:slot]) / math.sqrt(new[best])
+        chosen[slot] = best
+        row = (vectors @ vectors[best] - rows[:slot, best] @ rows[:slot]) / np.sqrt(new[best])
         rows[slot] = row
-        new = np.maximum(new - row * row, 0.0)
+        new = np.maximum(new - row * row, SMALLEST)
+        quality[new <= SMALLEST] = -np.inf
+        quality[best] = -np.inf
     return chosen
 
 

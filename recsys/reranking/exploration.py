@@ -18,10 +18,16 @@ from numpy.typing import NDArray
 from recsys.reranking.caps import Caps
 from recsys.reranking.diversity import Floats, Places, relevance_of
 
-POINTS = 129
-"""Of the integral of Thompson sampling."""
-REACH = 8.0
-"""Standard deviations on either side that it covers."""
+REACH = 7.0
+"""Standard deviations on either side of a mean beyond which a normal counts as 0 or 1 (1e-12)."""
+PANEL = 1.5
+"""Width of a panel of the integral, in the least standard deviation that matters there."""
+NODES = np.polynomial.legendre.leggauss(8)
+"""Of Gauss and Legendre, within each panel; what is left of error is below 1e-7."""
+FAR = 40.0
+"""Standard deviations at which logarithms are cut: exp(-40 * 40 / 2) is 0 in float64."""
+LEAST_DEVIATION = 1e-6
+"""Of a relevance in [0, 1]; a smaller one is raised to it."""
 
 
 class Slate(NamedTuple):
@@ -71,13 +77,13 @@ def plackett_luce(
         temperature: Scores are divided by it: near 0 the order stays, far above 1 it is chance.
     """
     _check_positive("temperature", temperature)
-    weights = np.exp((relevance_of(scores) - 1) / temperature)
-    # In the tail all weights may be 0 in float64; then they count alike.
-    weights = np.maximum(weights, np.finfo(np.float64).tiny)
+    relevance = relevance_of(scores)
 
     def chances(left: Places) -> Floats:
-        own: Floats = weights[left]
-        found: Floats = own / own.sum()
+        # By the best of what is left, so that the rest do not all become 0 after a far better one.
+        own = relevance[left]
+        weights = np.exp((own - own.max()) / temperature)
+        found: Floats = weights / weights.sum()
         return found
 
     return _drawn(len(scores), k, chances, random, caps)
@@ -94,37 +100,68 @@ def thompson(
 
     Args:
         scores: Of the candidates, best first, [n]; brought to [0, 1] before.
-        deviations: Standard deviation of each candidate's relevance, above 0, [n].
+        deviations: Standard deviation of each candidate's relevance, above 0, [n]; the least that
+            is drawn with is `LEAST_DEVIATION`.
     """
     spread = np.asarray(deviations, np.float64)
     if len(spread) != len(scores) or not (spread > 0).all():
         raise ValueError("each candidate needs a standard deviation above 0")
-    relevance = relevance_of(scores)
-
-    def chances(left: Places) -> Floats:
-        return best_chances(relevance[left], spread[left])
-
-    return _drawn(len(scores), k, chances, random, caps)
+    if not len(scores):
+        return _drawn(0, k, lambda left: np.ones(len(left)), random, caps)
+    # Caps may take any candidates away; without them at least the k-th highest is left.
+    gone = len(scores) if caps is not None else min(k, len(scores))
+    best = _Largest(relevance_of(scores), np.maximum(spread, LEAST_DEVIATION), max(gone, 1))
+    return _drawn(len(scores), k, best.chances, random, caps)
 
 
 def best_chances(means: Floats, deviations: Floats) -> Floats:
-    """Compute for independent normals the chance of each to be the largest, [n].
+    """Compute for independent normals the chance of each to be the largest, [n]."""
+    return _Largest(means, deviations, 1).chances(np.arange(len(means)))
 
-    The integral of each one's density times the others' distribution functions, on one grid that
-    covers all of them.
+
+class _Largest:
+    """Chances of independent normals to be the largest of any that are left.
+
+    The integral of each one's density times the others' distribution functions, F. With the hazard
+    h = density / F that is the integral of h times the product of all F, so one grid of hazards and
+    log F serves every slot of a list: two products of a matrix and a vector each.
     """
-    low = float((means - REACH * deviations).min())
-    high = float((means + REACH * deviations).max())
-    narrow = float(deviations.min())
-    number = max(POINTS, int(6 * (high - low) / narrow) | 1)
-    points = np.linspace(low, high, min(number, 4 * POINTS))
-    z = torch.from_numpy((points[:, None] - means) / deviations)  # [Q, n]
-    logs = torch.special.log_ndtr(z)
-    density = torch.exp(-0.5 * z * z) / torch.from_numpy(deviations)
-    others = torch.exp(logs.sum(1, keepdim=True) - logs)
-    found = (density * others).sum(0).numpy()
-    chances: Floats = found / found.sum()
-    return chances
+
+    def __init__(self, means: Floats, deviations: Floats, num_slots: int) -> None:
+        """Lay the grid for what is left in any of a number of slots."""
+        points, weights = _grid(means, deviations, num_slots)
+        z = torch.from_numpy((points[:, None] - means) / deviations).clamp_(-FAR, FAR)  # [Q, n]
+        logs = torch.special.log_ndtr(z)
+        hazards = torch.exp(-0.5 * z * z - logs) * torch.from_numpy(weights)[:, None]
+        self._logs: Floats = logs.numpy()
+        self._hazards: Floats = hazards.numpy() / deviations
+
+    def chances(self, left: Places) -> Floats:
+        """Compute the chance of each that is left to be the largest of them."""
+        there = np.zeros(self._logs.shape[1])
+        there[left] = 1
+        found = (np.exp(self._logs @ there) @ self._hazards)[left]
+        chances: Floats = found / found.sum()
+        return chances
+
+
+def _grid(means: Floats, deviations: Floats, num_slots: int) -> tuple[Floats, Floats]:
+    """Choose points and weights, [Q] each, close where a narrow normal rises and wide elsewhere.
+
+    Below the reach of any one normal that is left the product of all F is 0, so the grid begins
+    where the ``num_slots``-th highest does.
+    """
+    starts, ends = means - REACH * deviations, means + REACH * deviations
+    widths, last = PANEL * deviations, float(ends.max())
+    edges = [float(np.sort(starts)[-num_slots])]
+    while (here := edges[-1]) < last:
+        ahead = ends > here
+        step = float(np.maximum(starts[ahead] - here, widths[ahead]).min())
+        edges.append(min(here + step, last))
+    nodes, weights = NODES
+    half = np.diff(edges)[:, None] / 2
+    points = np.array(edges[:-1])[:, None] + half * (1 + nodes)
+    return points.ravel(), (half * weights).ravel()
 
 
 def _drawn(
@@ -138,8 +175,9 @@ def _drawn(
     left = np.arange(number)
     places: list[int] = []
     propensities: list[float] = []
+    full = True
     for drawn in random.random(min(k, number)).tolist():
-        if caps is not None:
+        if caps is not None and full:
             left = left[[caps.fits(place) for place in left.tolist()]]
         if not len(left):
             break
@@ -150,7 +188,7 @@ def _drawn(
         propensities.append(float(own[at]))
         left = np.delete(left, at)
         if caps is not None:
-            caps.take(places[-1])
+            full = caps.take(places[-1])
     return Slate(np.array(places, np.int64), np.array(propensities))
 
 

@@ -86,3 +86,49 @@ def test_what_is_out_of_range_is_refused(choose):
         choose(np.ones(2), np.ones((2, 2)), 1, 1.5)
     with pytest.raises(ValueError, match="2 candidates need as many vectors"):
         choose(np.ones(2), np.ones((3, 2)), 1, 0.5)
+
+
+@pytest.mark.parametrize("strength", [0.05, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("seed", range(20))
+def test_dpp_knows_copies_among_float32_vectors(seed, strength):
+    # Rounded to float32 a vector's length is 1 to 1e-7 only, and so is its likeness to its copy.
+    _, vectors = world(seed, 5, 384)
+    vectors = vectors.astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    scores = np.array([6.0, 5.9, 5.8, 0.4, 0.3, 0.2, 0.1])
+    found = dpp(scores, vectors[[0, 0, 1, 1, 2, 3, 4]], 7, strength).tolist()
+    assert {place // 2 for place in found[:2] if place < 4} <= {0, 1}
+    assert sorted(found[-2:]) == found[-2:]
+    assert found[-2] in (0, 1)
+    assert found[-1] in (2, 3)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("strength", [0.1, 0.5, 0.9])
+def test_float32_vectors_give_the_list_of_float64(seed, strength):
+    scores, vectors = world(seed, 60, 64)
+    for choose in (mmr, dpp):
+        found = choose(scores, vectors.astype(np.float32), 20, strength)
+        assert found.tolist() == choose(scores, vectors, 20, strength).tolist()
+
+
+@pytest.mark.parametrize("choose", [mmr, dpp])
+@pytest.mark.parametrize("strength", [5e-324, 1e-12])
+def test_a_strength_near_0_keeps_the_order(choose, strength):
+    scores, vectors = world(4)
+    assert choose(scores, vectors, 8, strength).tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("choose", [mmr, dpp])
+@given(
+    seed=st.integers(0, 1_000),
+    strength=st.floats(0.01, 1),
+    power=st.integers(-10, 10),
+    shift=st.integers(-8, 8),
+)
+def test_units_of_scores_do_not_matter(choose, seed, strength, power, shift):
+    # Multiples of 1/64 times a power of 2, moved by a whole number of them: exact in float64.
+    scores, vectors = world(seed)
+    scores = np.round(64 * scores) / 64
+    found = choose(scores, vectors, 6, strength).tolist()
+    assert choose(2.0**power * (scores + shift), vectors, 6, strength).tolist() == found

@@ -1,13 +1,23 @@
 """Logged probabilities are those of what is drawn."""
 
+import math
 from collections import Counter
 from itertools import permutations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from recsys.reranking.caps import Caps
-from recsys.reranking.exploration import best_chances, epsilon_greedy, plackett_luce, thompson
+from recsys.reranking.diversity import relevance_of
+from recsys.reranking.exploration import (
+    _Largest,
+    best_chances,
+    epsilon_greedy,
+    plackett_luce,
+    thompson,
+)
 
 SCORES = np.array([2.0, 1.6, 0.9, 0.2])
 DEVIATIONS = np.array([0.1, 0.5, 0.3, 0.9])
@@ -20,7 +30,7 @@ POLICIES = {
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_slates_are_as_frequent_as_their_propensities_say(name):
-    random, number = np.random.default_rng(1), 40_000
+    random, number = np.random.default_rng(1), 4_000 if name == "thompson" else 40_000
     counts, chances = Counter(), {}
     for _ in range(number):
         slate = POLICIES[name](random)
@@ -33,6 +43,141 @@ def test_slates_are_as_frequent_as_their_propensities_say(name):
         assert abs(counts[shown] / number - chance) < 5 * spread + 1e-9
     if len(chances) == len(list(permutations(range(4), 2))):
         assert sum(chances.values()) == pytest.approx(1, abs=1e-9)
+
+
+def drawn_by_epsilon(random, number):
+    coins, picks = random.random((2, number)), random.random((2, number))
+    first = np.where(coins[0] < 0.4, (4 * picks[0]).astype(int), 0)
+    second = np.where(coins[1] < 0.4, (3 * picks[1]).astype(int), 0)
+    # The second is a place among what is left, which skips the first.
+    return np.stack([first, second + (second >= first)], 1)
+
+
+def drawn_by_gumbel(random, number):
+    keys = relevance_of(SCORES) / 0.5 + random.gumbel(size=(number, 4))
+    return np.argsort(-keys, axis=1)[:, :2]
+
+
+def drawn_by_normals(random, number):
+    first = (relevance_of(SCORES) + DEVIATIONS * random.normal(size=(number, 4))).argmax(1)
+    again = relevance_of(SCORES) + DEVIATIONS * random.normal(size=(number, 4))
+    again[np.arange(number), first] = -np.inf
+    return np.stack([first, again.argmax(1)], 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "drawn"),
+    [
+        ("epsilon", drawn_by_epsilon),
+        ("plackett_luce", drawn_by_gumbel),
+        ("thompson", drawn_by_normals),
+    ],
+)
+def test_propensities_are_the_shares_of_a_million_draws_made_without_them(name, drawn):
+    number, chances = 1_000_000, {}
+    shown = drawn(np.random.default_rng(2), number) @ [4, 1]
+    counts = np.bincount(shown, minlength=16) / number
+    for seed in range(600):
+        slate = POLICIES[name](np.random.default_rng(seed))
+        chances[int(slate.places @ [4, 1])] = slate.propensities.prod()
+    assert sum(chances.values()) > 0.98
+    for slate, chance in chances.items():
+        # One in a hundred, and for rare slates what a million draws can tell.
+        spread = math.sqrt(chance * (1 - chance) / number)
+        assert abs(counts[slate] - chance) < max(0.01 * chance, 5 * spread)
+
+
+deviations = st.floats(-6, 1).map(lambda power: 10**power)
+
+
+@given(mean=st.floats(-1, 1), one=deviations, other=deviations)
+def test_of_two_normals_the_chance_is_known_whatever_their_widths(mean, one, other):
+    found = best_chances(np.array([mean, 0.0]), np.array([one, other]))
+    true = 0.5 * math.erfc(-mean / math.hypot(one, other) / math.sqrt(2))
+    np.testing.assert_allclose(found, [true, 1 - true], atol=1e-7)
+
+
+@pytest.mark.parametrize("number", [1, 3, 100])
+@pytest.mark.parametrize("width", [1e-6, 0.03, 5.0])
+def test_equal_normals_have_equal_chances(number, width):
+    found = best_chances(np.full(number, 0.3), np.full(number, width))
+    np.testing.assert_allclose(found, 1 / number, rtol=1e-9)
+
+
+def test_narrow_and_wide_normals_together_are_as_a_million_draws_say():
+    means = np.array([1.0, 0.999, 0.9, 0.5, 0.2])
+    widths = np.array([0.0005, 0.001, 1.0, 0.03, 1.0])
+    random = np.random.default_rng(3)
+    winners = (means + widths * random.normal(size=(1_000_000, 5))).argmax(1)
+    shares = np.bincount(winners, minlength=5) / 1_000_000
+    np.testing.assert_allclose(best_chances(means, widths), shares, rtol=0.01, atol=1e-4)
+
+
+@given(seed=st.integers(0, 10_000), number=st.integers(1, 12), slots=st.integers(1, 12))
+def test_one_grid_serves_every_slot_of_a_list(seed, number, slots):
+    random = np.random.default_rng(seed)
+    slots = min(slots, number)
+    means, widths = random.random(number), 10 ** random.uniform(-4, 0.5, number)
+    largest, left = _Largest(means, widths, slots), np.arange(number)
+    for _ in range(slots):
+        expected = best_chances(means[left], widths[left])
+        np.testing.assert_allclose(largest.chances(left), expected, atol=1e-7)
+        left = np.delete(left, random.integers(len(left)))
+
+
+def test_a_score_far_above_the_others_does_not_shuffle_them():
+    scores = np.array([10, 1, 0.9, 0.8, 0.7, 0])
+    for seed in range(20):
+        slate = plackett_luce(scores, 6, 0.001, np.random.default_rng(seed))
+        assert slate.places.tolist() == [0, 1, 2, 3, 4, 5]
+        # Neighbours are a hundredth apart, ten temperatures: exp(-10), exp(-20) and exp(-30).
+        share = 1 / (1 + math.exp(-10) + math.exp(-20) + math.exp(-30))
+        assert slate.propensities[1] == pytest.approx(share, rel=1e-9)
+
+
+owned = st.lists(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2)), max_size=3, unique=True), max_size=12
+)
+
+
+@given(
+    own=owned,
+    limits=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    k=st.integers(0, 14),
+    seed=st.integers(0, 1_000),
+)
+def test_with_caps_each_slot_is_drawn_from_what_breaks_none(own, limits, k, seed):
+    scores, epsilon = np.arange(len(own), 0, -1.0), 0.3
+    slate = epsilon_greedy(scores, k, epsilon, np.random.default_rng(seed), Caps(own, limits))
+    taken, shown = Counter(), []
+
+    def allowed():
+        return [
+            place
+            for place in range(len(own))
+            if place not in shown and all(taken[group] < limits[group[0]] for group in own[place])
+        ]
+
+    for place, propensity in zip(slate.places.tolist(), slate.propensities, strict=True):
+        there = allowed()
+        assert place in there
+        expected = epsilon / len(there) + (1 - epsilon) * (place == there[0])
+        assert propensity == pytest.approx(expected, rel=1e-12)
+        shown.append(place)
+        taken.update(own[place])
+    assert len(shown) == k or not allowed()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_candidates_give_an_empty_list(name):
+    none = np.zeros(0)
+    random = np.random.default_rng(0)
+    slate = {
+        "epsilon": lambda: epsilon_greedy(none, 3, 0.1, random),
+        "plackett_luce": lambda: plackett_luce(none, 3, 1.0, random),
+        "thompson": lambda: thompson(none, none, 3, random),
+    }[name]()
+    assert slate.places.tolist() == slate.propensities.tolist() == []
 
 
 def test_known_probabilities():
