@@ -60,7 +60,12 @@ def calibrated(
 
 def _sparse(shares: Floats) -> tuple[Places, Floats]:
     """Pack the classes that each candidate has, and their shares, both [G, n]; 0 where fewer."""
-    has = shares > 0
-    most = max(1, int(has.sum(1).max(initial=0)))
-    which: Places = np.argsort(~has, axis=1, kind="stable")[:, :most]
-    return which.T.copy(), np.take_along_axis(shares, which, 1).T.copy()
+    rows, columns = np.nonzero(shares)
+    counts = np.bincount(rows, minlength=len(shares))
+    # How many of its candidate's classes stand before each one.
+    before = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
+    size = (max(1, int(counts.max(initial=0))), len(shares))
+    which, parts = np.zeros(size, np.int64), np.zeros(size)
+    which[before, rows] = columns
+    parts[before, rows] = shares[rows, columns]
+    return which, parts
