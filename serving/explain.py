@@ -25,6 +25,7 @@ FOR_A_HISTORY = {
     "generative": "was generated from the history",
 }
 """What each source says of an item that no other one explains better."""
+OF_NO_MODEL = {"rules": "is put here by a rule", "search": "is what was searched for"}
 
 
 def reasons(
@@ -61,6 +62,8 @@ def reasons(
             like = title_of(query.item_row) if query.item_row else "the history"
             new = not query.item_row and row >= bundle.num_released_rows
             found.append(f"is about the same as {like}{', and is new' if new else ''}")
+        elif source in OF_NO_MODEL:
+            found.append(OF_NO_MODEL[source])
         elif source == "two_tower" and query.item_row:
             found.append(f"is like {title_of(query.item_row)}")
         else:

@@ -212,6 +212,19 @@ class Degraded:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemCard:
+    """One item; fields that are None are left out of JSON."""
+
+    item_id: str
+    title: str | None
+    """Cut to 500 characters."""
+    categories: tuple[str, ...] | None
+    """At most 50."""
+    semantic_id: str | None
+    """Codes, coarse to fine, as ``12-250-3``."""
+
+
+@dataclass(frozen=True, slots=True)
 class RecommendedItem:
     """One item of a list."""
 

@@ -6,27 +6,14 @@ Decoding a title and categories costs microseconds an item, so cards of popular 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
 from serving.bundle.catalogue import MAX_TITLE
 from serving.bundle.load import Bundle
+from serving.schemas import ItemCard
 
 MAX_KEPT = 16_384
 """Cards in memory, about 10 MB."""
-
-
-@dataclass(frozen=True, slots=True)
-class ItemCard:
-    """One item; fields that are None are left out of JSON."""
-
-    item_id: str
-    title: str | None
-    """Cut to 500 characters."""
-    categories: tuple[str, ...] | None
-    """At most 50."""
-    semantic_id: str | None
-    """Codes, coarse to fine, as ``12-250-3``."""
 
 
 class ItemCards:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from logging import ERROR
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from serving.server.dispatch import Job, OverloadedError, WorkerDiedError
 from serving.server.fleet import Fleet
 from serving.server.frames import Frame
 from serving.settings import Settings
+from serving.web.files import Files
 from serving.web.http import Answer
 from serving.web.online import change_items, forget_user, take_events
 
@@ -85,7 +86,7 @@ class Front:
         traces: Traces | None = None,
         writer: EventWriter | None = None,
     ) -> None:
-        self._writer, self._num_writes = writer, 0
+        self._writer, self._num_writes, self._files = writer, 0, Files()
         self._settings, self._access = settings, access
         self._fleet, self._connections = fleet, connections
         self._dispatcher, self._metrics, self._traces = fleet.dispatcher, metrics, traces
@@ -167,6 +168,8 @@ class Front:
         if method in READS and path == "/metrics":
             return self._measured()
         headers = dict(scope["headers"])
+        if method in READS and (file := self._file(path, headers)) is not None:
+            return file
         body = b"" if method in READS else await self._read(scope, headers, receive)
         head = {
             "type": headers.get(b"content-type", b"").decode("latin-1"),
@@ -186,6 +189,13 @@ class Front:
         if "num_requests" in fields:
             self._access.charge(caller, fields["num_requests"])
         return frame.head["status"], JSON, frame.body
+
+    def _file(self, path: str, headers: Mapping[bytes, bytes]) -> tuple[int, Headers, bytes] | None:
+        """Answer with a file of the page; None for any other route."""
+        accept = headers.get(b"accept", b"").decode("latin-1")
+        etag = headers.get(b"if-none-match", b"").decode("latin-1")
+        answer = self._files.answer(path, accept, etag, self._fleet.info.get("bundle", ""))
+        return None if answer is None else (answer.status, _as_sent(answer.headers), answer.body)
 
     def _writing(
         self, method: str, path: str, head: Mapping[str, Any], body: bytes
@@ -256,16 +266,7 @@ class Front:
             "shown": caller.shows_users,
         }
         frame = await self._worked(scope, "http", head, body, None, fields)
-        given = frame.head["headers"]
-        answered = (
-            JSON
-            if given is None
-            else [
-                (name.encode("latin-1"), value.encode("latin-1"))
-                for name, value in given
-                if name != "content-length"
-            ]
-        )
+        answered = _as_sent(frame.head["headers"])
         return frame.head["status"], answered, frame.body
 
     async def _worked(
@@ -378,6 +379,17 @@ class Front:
         metrics.workers(len(dispatcher.workers), self._settings.num_workers)
         body, kind = metrics.render()
         return 200, [(b"content-type", kind.encode()), (b"cache-control", b"no-store")], body
+
+
+def _as_sent(headers: Iterable[tuple[str, str]] | None) -> Headers:
+    """Write an answer's headers; None are those of JSON. The front counts the length itself."""
+    if headers is None:
+        return JSON
+    return [
+        (name.encode("latin-1"), value.encode("latin-1"))
+        for name, value in headers
+        if name != "content-length"
+    ]
 
 
 async def _whole(receive: Receive, limit: int) -> bytes:

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from serving.items.cards import ItemCard
 from serving.online.events import EventsRequest
 from serving.schemas import (
     BatchRequest,
     Degraded,
     Explanation,
+    ItemCard,
     RankRequest,
     RecommendedItem,
     Reply,

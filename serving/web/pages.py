@@ -7,10 +7,8 @@ files. ``/v1/catalogue``, ``/v1/search`` and ``/v1/items`` describe items, ``/v1
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 
 from fastapi import FastAPI
@@ -26,6 +24,7 @@ from serving.online.store import StoreError
 from serving.recommend import Recommender
 from serving.security import USERS_NOT_SHOWN
 from serving.settings import Settings
+from serving.web.files import Files
 from serving.web.http import (
     JsonResponse,
     RefusedError,
@@ -55,42 +54,6 @@ from serving.web.replies import (
     UsersReply,
 )
 
-STATIC = Path(__file__).parent / "static"
-MEDIA_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-cache",
-}
-LINKS = {
-    "recommend": "POST /v1/recommend",
-    "recommend_batch": "POST /v1/recommend:batch",
-    "rank": "POST /v1/rank",
-    "events": "POST /v1/events",
-    "explain": "GET /v1/explain/{request_id}",
-    "change_items": "POST /v1/items",
-    "forget": "DELETE /v1/users/{user_id}",
-    "similar": "GET /v1/similar/{item_id}",
-    "search": "GET /v1/search?q=",
-    "items": "GET /v1/items?id=",
-    "catalogue": "GET /v1/catalogue",
-    "users": "GET /v1/users?prefix=",
-    "history": "GET /v1/users/{user_id}/history",
-    "health": ["/healthz", "/readyz"],
-    "schema": "/openapi.json",
-    "page": "GET / with accept: text/html",
-}
-
 
 def add_pages(app: FastAPI, recommender: Recommender, settings: Settings) -> None:
     """Add every route of this file."""
@@ -104,24 +67,20 @@ def add_pages(app: FastAPI, recommender: Recommender, settings: Settings) -> Non
 
 
 def _add_files(app: FastAPI, recommender: Recommender) -> None:
-    files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.is_file()}
-    tags = {name: f'"{hashlib.sha256(body).hexdigest()[:16]}"' for name, body in files.items()}
+    files = Files()
 
-    def sent(http: HttpRequest, name: str) -> Response:
-        headers = {**HEADERS, "etag": tags[name], "vary": "accept"}
-        if http.headers.get("if-none-match") == tags[name]:
-            return Response(status_code=304, headers=headers)
-        kind = MEDIA_TYPES[Path(name).suffix]
-        return Response(files[name], headers=headers, media_type=kind)
+    def sent(http: HttpRequest) -> Response:
+        accept, etag = http.headers.get("accept", ""), http.headers.get("if-none-match")
+        answer = files.answer(http.url.path, accept, etag, recommender.bundle.version)
+        assert answer is not None
+        if answer.headers is None:
+            return JsonResponse(answer.body, answer.status)
+        return Response(answer.body, answer.status, dict(answer.headers))
 
     @app.get("/")
     async def page(http: HttpRequest) -> Response:
         """Send a browser the try-it page, and anything else the list of routes."""
-        if "text/html" in http.headers.get("accept", ""):
-            return sent(http, "index.html")
-        response = JsonResponse({"bundle": recommender.bundle.version, **LINKS})
-        response.headers["vary"] = "accept"
-        return response
+        return sent(http)
 
     @app.get("/openapi.json")
     async def schema() -> Response:
@@ -129,9 +88,7 @@ def _add_files(app: FastAPI, recommender: Recommender) -> None:
 
     @app.get("/pages/{name}")
     async def file(http: HttpRequest, name: str) -> Response:
-        if name not in files:
-            raise RefusedError(404, "no_such_file", "no such file; GET / lists the routes")
-        return sent(http, name)
+        return sent(http)
 
 
 def _add_items(app: FastAPI, recommender: Recommender, settings: Settings, lookup: Lookup) -> None:

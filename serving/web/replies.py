@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from serving.bundle.manifest import Profile, PropertyKind
-from serving.items.cards import ItemCard
-from serving.schemas import Reply
+from serving.schemas import ItemCard, Reply
 from serving.surfaces import Kind
 
 ErrorCode = Literal[

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -126,3 +128,8 @@ def test_port_that_is_taken_is_said_before_a_bundle_is_loaded(shared, released, 
     second = RunningServer(released, tmp_path / "log", port=shared.port)
     assert second.process.wait(timeout=60) == 1
     assert f"cannot listen on 127.0.0.1:{shared.port}" in second.log.read_text()
+
+
+def test_the_front_imports_no_torch():
+    program = "import sys; import serving.server.run; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

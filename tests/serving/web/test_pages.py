@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 from serving.bundle.load import load_bundle
 from serving.settings import Settings
 from serving.web.app import create_app
-from serving.web.pages import STATIC
+from serving.web.files import STATIC
 
 HERE = "http://127.0.0.1:8000"
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}

@@ -1,0 +1,89 @@
+"""The files of the try-it page, and the list of routes: what needs no worker.
+
+``GET /`` is the page for a browser and links in JSON for anything else; ``/pages/{name}`` are its
+files. A server's front answers them itself, so that a busy server still has its page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from serving.schemas import error_body, to_json
+from serving.web.http import Answer
+
+STATIC = Path(__file__).parent / "static"
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+LINKS = {
+    "recommend": "POST /v1/recommend",
+    "recommend_batch": "POST /v1/recommend:batch",
+    "rank": "POST /v1/rank",
+    "events": "POST /v1/events",
+    "explain": "GET /v1/explain/{request_id}",
+    "change_items": "POST /v1/items",
+    "forget": "DELETE /v1/users/{user_id}",
+    "similar": "GET /v1/similar/{item_id}",
+    "search": "GET /v1/search?q=",
+    "items": "GET /v1/items?id=",
+    "catalogue": "GET /v1/catalogue",
+    "users": "GET /v1/users?prefix=",
+    "history": "GET /v1/users/{user_id}/history",
+    "health": ["/healthz", "/readyz"],
+    "schema": "/openapi.json",
+    "page": "GET / with accept: text/html",
+}
+PAGES = "/pages/"
+
+
+class Files:
+    """The files, in memory."""
+
+    def __init__(self) -> None:
+        self._files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.is_file()}
+        self._tags = {
+            name: f'"{hashlib.sha256(body).hexdigest()[:16]}"' for name, body in self._files.items()
+        }
+
+    def answer(self, path: str, accept: str, etag: str | None, bundle: str) -> Answer | None:
+        """Answer a GET; None for any other route.
+
+        Args:
+            accept: Of the request; a browser's names text/html.
+            etag: What the client has, from ``if-none-match``.
+            bundle: The version that is served.
+        """
+        if path == "/" and "text/html" in accept:
+            return self._sent("index.html", etag)
+        if path == "/":
+            headers = [("content-type", "application/json"), ("cache-control", "no-store")]
+            more = [("x-content-type-options", "nosniff"), ("vary", "accept")]
+            return Answer(200, to_json({"bundle": bundle, **LINKS}), {}, [*headers, *more])
+        if not path.startswith(PAGES):
+            return None
+        name = path.removeprefix(PAGES)
+        if name not in self._files:
+            body = error_body("no_such_file", "no such file; GET / lists the routes")
+            return Answer(404, to_json(body), {})
+        return self._sent(name, etag)
+
+    def _sent(self, name: str, etag: str | None) -> Answer:
+        headers = [*HEADERS.items(), ("etag", self._tags[name]), ("vary", "accept")]
+        if etag == self._tags[name]:
+            return Answer(304, b"", {}, headers)
+        kind = ("content-type", MEDIA_TYPES[Path(name).suffix])
+        return Answer(200, self._files[name], {}, [*headers, kind])
