@@ -6,7 +6,7 @@ Axes: n candidates, k list length.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 Group = tuple[int, int]
 """The number of a cap, and the row of a value that it is for."""
 
+Groups = Mapping[int, Sequence[Group]] | Sequence[Sequence[Group]]
+"""By candidate."""
+
 
 class Caps:
     """What a list has of each group so far."""
 
-    def __init__(self, groups: Sequence[Sequence[Group]], limits: Sequence[int]) -> None:
+    def __init__(self, groups: Groups, limits: Sequence[int]) -> None:
         """Take the groups of each candidate, and the most items of a group by number of the cap."""
         self._groups, self._limits = groups, limits
         self._taken: Counter[Group] = Counter()

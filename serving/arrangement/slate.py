@@ -181,14 +181,18 @@ class Arranger:
         if not surface.caps:
             return None
         rows = [*ranked.item_rows.tolist(), *pins.slots.values()]
-        groups: list[list[Group]] = [[] for _ in rows]
-        for number, name in enumerate(surface.caps):
-            for own, row in zip(groups, rows, strict=True):
-                own += [(number, value) for value in self._values(name, row)]
-        caps = Caps(groups, list(surface.caps.values()))
+        caps = Caps(_Groups(self, list(surface.caps), rows), list(surface.caps.values()))
         for place in range(len(ranked.item_rows), len(rows)):
             caps.take(place)
         return caps
+
+    def groups_of(self, names: Sequence[str], row: int) -> list[Group]:
+        """Name the groups of an item under caps on some properties."""
+        return [
+            (number, value)
+            for number, name in enumerate(names)
+            for value in self._values(name, row)
+        ]
 
     def _values(self, name: str, row: int) -> list[int]:
         """Rows of an item's values of a property."""
@@ -230,6 +234,18 @@ class Arranger:
         else:
             found = torch.zeros(len(rows), 1)
         return functional.normalize(found.float(), dim=1).numpy()
+
+
+class _Groups(dict[int, list[Group]]):
+    """Groups of candidates by place, looked up on first use: a list needs few of them."""
+
+    def __init__(self, arranger: Arranger, names: Sequence[str], rows: Sequence[int]) -> None:
+        super().__init__()
+        self._arranger, self._names, self._rows = arranger, names, rows
+
+    def __missing__(self, place: int) -> list[Group]:
+        found = self[place] = self._arranger.groups_of(self._names, self._rows[place])
+        return found
 
 
 class _Pins(NamedTuple):
