@@ -23,7 +23,7 @@ from recsys.reranking.calibration import calibrated
 from recsys.reranking.caps import Caps, Group, capped
 from recsys.reranking.diversity import dpp, mmr
 from recsys.reranking.exploration import Slate, epsilon_greedy, plackett_luce, thompson
-from serving.arrangement.rules import RuleRows
+from serving.arrangement.rules import NO_ROWS, RuleRows
 from serving.bundle.load import Bundle
 from serving.bundle.properties import ListColumn, TextColumn
 from serving.configuration.resolve import Resolved
@@ -138,17 +138,20 @@ class Arranger:
         if strength is None:
             strength = 0.0 if method == "none" else surface.diversity.strength
         pool = min(len(order), MAX_POOL)
+        if surface.caps or surface.exploration is not None:
+            # Caps and draws leave some of those chosen out.
+            number = 2 * number
         if surface.calibration is not None and len(query.seen):
             rows = ranked.item_rows[order[:pool]]
-            classes, target = self._mix(rows, query.seen)
+            classes, target = self._mix(surface.calibration.property, rows, query.seen)
             places = calibrated(
-                scores[:pool], classes, target, 2 * number, surface.calibration.strength
+                scores[:pool], classes, target, number, surface.calibration.strength
             )
             order, scores = _first(order, places)
         if strength > 0:
             vectors = self._vectors(ranked.item_rows[order[:pool]])
             choose = dpp if method == "dpp" else mmr
-            places = choose(scores[:pool], vectors, 2 * number, strength)
+            places = choose(scores[:pool], vectors, number, strength)
             order, scores = _first(order, places)
         return order, scores
 
@@ -180,45 +183,48 @@ class Arranger:
         """Start to count, with what is pinned."""
         if not surface.caps:
             return None
-        rows = [*ranked.item_rows.tolist(), *pins.slots.values()]
-        caps = Caps(_Groups(self, list(surface.caps), rows), list(surface.caps.values()))
+        pinned = np.array(list(pins.slots.values()), np.int64)
+        rows = np.concatenate([ranked.item_rows, pinned])
+        groups: list[list[Group]] = [[] for _ in range(len(rows))]
+        for number, name in enumerate(surface.caps):
+            values, owners = self._values(name, rows)
+            for value, owner in zip(values.tolist(), owners.tolist(), strict=True):
+                groups[owner].append((number, value))
+        caps = Caps(groups, list(surface.caps.values()))
         for place in range(len(ranked.item_rows), len(rows)):
             caps.take(place)
         return caps
 
-    def groups_of(self, names: Sequence[str], row: int) -> list[Group]:
-        """Name the groups of an item under caps on some properties."""
-        return [
-            (number, value)
-            for number, name in enumerate(names)
-            for value in self._values(name, row)
-        ]
-
-    def _values(self, name: str, row: int) -> list[int]:
-        """Rows of an item's values of a property."""
+    def _values(self, name: str, rows: Rows) -> tuple[Rows, Rows]:
+        """Rows of the items' values of a property, and for each the place of its item, [V]."""
         bundle = self._bundle
         column = bundle.properties.columns.get(name)
         if name == CATEGORY:
             column = bundle.catalogue.categories
+        places = np.arange(len(rows))
         if isinstance(column, TextColumn):
-            code = int(column.codes[row])
-            return [code] if code else []
-        if isinstance(column, ListColumn):
-            first, last = column.offsets[row : row + 2].tolist()
-            return list(dict.fromkeys(filter(None, column.codes[first:last].tolist())))
-        return []
+            values, owners = column.codes[rows], places
+        elif isinstance(column, ListColumn):
+            first = column.offsets[rows]
+            counts = column.offsets[rows + 1] - first
+            owners = np.repeat(places, counts)
+            within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+            values = column.codes[first[owners] + within]
+        else:
+            return NO_ROWS, NO_ROWS
+        known = values != 0
+        return values[known], owners[known]
 
-    def _mix(self, rows: Rows, seen: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Shares of categories in candidates, [n, C], and in the history, [C]."""
-        columns: dict[int, int] = {}
-        own = [self._values(CATEGORY, row) for row in (*rows.tolist(), *seen.tolist())]
-        for values in own:
-            for value in values:
-                columns.setdefault(value, len(columns))
-        shares = np.zeros((len(own), max(1, len(columns))))
-        for place, values in enumerate(own):
-            for value in values:
-                shares[place, columns[value]] += 1 / len(values)
+    def _mix(
+        self, name: str, rows: Rows, seen: Rows
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Shares of a property's values in candidates, [n, C], and in the history, [C]."""
+        every = np.concatenate([rows, seen])
+        values, owners = self._values(name, every)
+        distinct, columns = np.unique(values, return_inverse=True)
+        shares = np.zeros((len(every), max(1, len(distinct))))
+        np.add.at(shares, (owners, columns), 1.0)
+        shares /= np.maximum(shares.sum(1, keepdims=True), 1.0)
         target = shares[len(rows) :].sum(0)
         total = target.sum()
         return shares[: len(rows)], target / total if total else target
@@ -234,18 +240,6 @@ class Arranger:
         else:
             found = torch.zeros(len(rows), 1)
         return functional.normalize(found.float(), dim=1).numpy()
-
-
-class _Groups(dict[int, list[Group]]):
-    """Groups of candidates by place, looked up on first use: a list needs few of them."""
-
-    def __init__(self, arranger: Arranger, names: Sequence[str], rows: Sequence[int]) -> None:
-        super().__init__()
-        self._arranger, self._names, self._rows = arranger, names, rows
-
-    def __missing__(self, place: int) -> list[Group]:
-        found = self[place] = self._arranger.groups_of(self._names, self._rows[place])
-        return found
 
 
 class _Pins(NamedTuple):
