@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from pipelines.inputs.online_events import ExportReport, export_events, export_requests
 from serving.online.opening import open_store
-from serving.online.store import StoreError
+from serving.online.store import OnlineStore, StoreError
 
 SQLITE = "sqlite:"
 TIMEOUT_MS = 10_000.0
@@ -31,6 +33,17 @@ def export_store(url: str, out: Path) -> StoreReport:
         ValueError: There is no such store, or it cannot be read; or the folder is another's.
         WorkspaceBusyError: Another export writes there.
     """
+    with opened(url) as store:
+        return StoreReport(export_events(store, out), export_requests(store, out))
+
+
+@contextmanager
+def opened(url: str) -> Iterator[OnlineStore]:
+    """Open the store of an address until the block ends.
+
+    Raises:
+        ValueError: There is no such store, or it cannot be read.
+    """
     place = Path(url.removeprefix(SQLITE))
     if url.startswith(SQLITE) and not place.is_dir():
         raise ValueError(
@@ -42,7 +55,7 @@ def export_store(url: str, out: Path) -> StoreReport:
         if store is None:
             raise ValueError(f"store {url!r} holds nothing; name sqlite:FOLDER or redis://HOST")
         try:
-            return StoreReport(export_events(store, out), export_requests(store, out))
+            yield store
         finally:
             store.close()
     except StoreError as error:

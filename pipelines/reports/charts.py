@@ -78,6 +78,18 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Band:
+    """An interval on one day."""
+
+    day: str
+    """Such as 2026-11-22."""
+    mean: float
+    low: float
+    high: float
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bar:
     """A part of a stacked bar."""
 
@@ -190,6 +202,24 @@ def line_chart(
     if marked:
         ring = alt.Chart(values(marked)).mark_point(size=220, strokeWidth=2, color=INK)
         layers.append(ring.encode(x="x:Q", y="y:Q", tooltip=alt.Tooltip("note:N")))
+    return compiled(alt.layer(*layers).properties(height=LINES_HEIGHT))
+
+
+def band_chart(bands: Sequence[Band], color: str, *, y_title: str) -> dict[str, Any]:
+    """Draw an interval over days around its middle, with a line at 0."""
+    x = alt.X("day:T", title="day (UTC)", scale=alt.Scale(type="utc"), axis=alt.Axis(grid=False))
+    base = alt.Chart(values(bands)).encode(x=x)
+    axis = alt.Axis(tickCount=5, titlePadding=8)
+    low = alt.Y("low:Q", title=y_title, scale=alt.Scale(zero=True, nice=True), axis=axis)
+    zero = alt.Chart({"values": [{"at": 0}]})
+    layers = [
+        zero.mark_rule(color=QUIET, strokeDash=[4, 3]).encode(y="at:Q"),
+        base.mark_area(color=color, opacity=0.25).encode(y=low, y2="high:Q"),
+        base.mark_line(color=color, strokeWidth=2).encode(y="mean:Q"),
+        base.mark_point(color=color, filled=True, size=30, opacity=1).encode(
+            y="mean:Q", tooltip=alt.Tooltip("note:N")
+        ),
+    ]
     return compiled(alt.layer(*layers).properties(height=LINES_HEIGHT))
 
 

@@ -1,0 +1,205 @@
+"""From served lists and clicks in a store to what an experiment has shown."""
+
+import json
+import re
+import time
+from datetime import date, timedelta
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from pipelines.cli.main import app
+from pipelines.experiments.analysis import AnalysisConfig, analyse
+from pipelines.experiments.collected import EVENTS, LISTS, Collected, from_export, from_store
+from pipelines.experiments.wording import sentences
+from pipelines.inputs.opened_store import export_store
+from serving.online.events import Event
+from serving.online.sqlite_store import SqliteStore
+from serving.online.store import RequestRecord
+
+DAY_MS = 86_400_000
+CONFIGURATION = """
+[[experiments]]
+name = "lifted"
+surfaces = ["home"]
+arms = [{name = "plain"}, {name = "better"}]
+
+[[experiments]]
+name = "null"
+surfaces = ["cart"]
+arms = [{name = "control", weight = 1}, {name = "same", weight = 1}]
+"""
+
+
+def served(user, experiment, arm, at_ms, random):
+    request_id = f"{at_ms:012x}{random.bytes(10).hex()}"
+    document = {
+        "request_id": request_id,
+        "unix_ms": at_ms,
+        "user_id": user,
+        "surface": "home",
+        "bundle": "b",
+        "items": [{"item_id": f"i{slot}", "score": 1.0, "source": "popular"} for slot in range(2)],
+    }
+    if experiment:
+        document["experiment"] = {"name": experiment, "arm": arm}
+    return RequestRecord(request_id, at_ms, user, json.dumps(document).encode())
+
+
+def click(number, record, at_ms, event_type="click"):
+    return Event(
+        event_id=f"e{number}",
+        user_id=record.user_id,
+        item_id="i0",
+        event_type=event_type,
+        time_ms=at_ms,
+        received_ms=at_ms,
+        request_id=record.request_id,
+        slot=1,
+    )
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Ten days of 240 users a day in each of two experiments: one lifts clicks by a half."""
+    folder = tmp_path_factory.mktemp("online")
+    found, random = SqliteStore(folder), np.random.default_rng(0)
+    records, events = [], []
+    begin = int(1_000 * time.time()) - 11 * DAY_MS
+    for number in range(4_800):
+        experiment, arms = [("lifted", ("plain", "better")), ("null", ("control", "same"))][
+            number % 2
+        ]
+        side = int(random.integers(2))
+        at_ms = begin + number * 10 * DAY_MS // 4_800
+        for visit in range(1 + int(random.integers(2))):
+            own = served(f"u{number}", experiment, arms[side], at_ms + visit * 60_000, random)
+            records.append(own)
+            rate = 0.45 if arms[side] == "better" else 0.3
+            for _ in range(random.poisson(rate)):
+                events.append(click(len(events), own, own.time_ms + 5_000))
+    records += [
+        served("u-none", None, None, begin, random),
+        served(None, "null", "same", begin, random),
+    ]
+    found.add_requests(records)
+    found.add_events(events)
+    found.close()
+    return f"sqlite:{folder}"
+
+
+def run(*arguments):
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["experiments", *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_planted_lift_is_shown_and_a_null_is_not(store, tmp_path):
+    config, page = tmp_path / "serving.toml", tmp_path / "arms.html"
+    config.write_text(CONFIGURATION)
+    printed = run("--store", store, "--config", config, "--html", page)
+    assert "better is ahead of plain in click events per user" in printed
+    assert "No difference between same and control is shown yet; it lies between -" in printed
+    assert "Do not trust" not in printed
+    html = page.read_text()
+    assert "better less plain" in html
+    assert "same less control" in html
+    assert "within 1 day of it" in html
+    specs = json.loads(re.search(r'<script id="specs"[^>]*>(.*?)</script>', html, re.DOTALL)[1])
+    assert set(specs) == {"0-0", "1-0"}
+
+
+def test_an_export_and_its_store_give_the_same_result(store, tmp_path):
+    export_store(store, tmp_path / "out")
+    direct, exported = (
+        json.loads(run(*source, "--json", "--window", "1h", "--metric", "share"))
+        for source in (("--store", store), ("--exported", tmp_path / "out"))
+    )
+    for one, other in zip(direct, exported, strict=True):
+        # What is exported tells of nothing behind its last event or list.
+        assert [arm["users"] for arm in one["arms"]] == [arm["users"] for arm in other["arms"]]
+        for ours, theirs in zip(one["arms"], other["arms"], strict=True):
+            assert 0 <= ours["settled"] - theirs["settled"] <= 10
+            assert ours["outcome"] == pytest.approx(theirs["outcome"], abs=0.01)
+    plain = next(arm for arm in direct[0]["arms"] if arm["name"] == "plain")
+    # One or two lists of .3 clicks each.
+    assert plain["outcome"] == pytest.approx(1 - (np.exp(-0.3) + np.exp(-0.6)) / 2, abs=0.05)
+
+
+def frames(lists, events, as_of_ms):
+    return Collected(
+        pl.DataFrame(lists, schema=LISTS, orient="row"),
+        pl.DataFrame(events, schema=EVENTS, orient="row"),
+        as_of_ms,
+    )
+
+
+def test_users_count_once_in_their_first_arm_within_their_window():
+    hour = 3_600_000
+    lists = [
+        ("r1", "ann", "x", "a", 0),
+        ("r2", "ann", "x", "b", 2 * hour),
+        ("r3", "ann", "x", "a", 25 * hour),
+        ("r4", "bo", "x", "b", 3 * hour),
+        ("r5", "cy", "x", "b", 40 * hour),
+        ("r6", None, "x", "b", 0),
+    ]
+    clicks = [("r1", hour), ("r2", 3 * hour), ("r2", 24 * hour), ("r3", 26 * hour), ("other", 0)]
+    collected = frames(lists, clicks, 48 * hour)
+    (found,) = analyse(collected, AnalysisConfig())
+    first, second = found.arms
+    assert (first.name, first.users, first.settled, first.lists) == ("a", 1, 1, 3)
+    assert (second.name, second.users, second.settled, second.lists) == ("b", 2, 1, 2)
+    assert (first.outcome, second.outcome) == (2.0, 0.0)
+    assert (found.moved_users, second.low) == (1, None)
+    assert found.days == (date(1970, 1, 2),)
+    (rate,) = analyse(collected, AnalysisConfig(metric="per_list"))
+    assert rate.arms[0].outcome == 1.0
+    (early,) = analyse(collected, AnalysisConfig(window=timedelta(days=3)))
+    assert (early.days, early.arms[0].settled, early.arms[0].outcome) == ((), 0, None)
+    said = list(sentences(early, AnalysisConfig(window=timedelta(days=3)), "clicks"))
+    assert said[-1].startswith(
+        "Too few users for a claim on b: it needs 100 whose first list is 3 days old in each arm"
+    )
+
+
+def test_arms_that_lose_users_are_not_to_be_trusted():
+    lists = [(f"r{n}", f"u{n}", "x", "a" if n % 5 < 3 else "b", n) for n in range(1_000)]
+    collected = frames(lists, [], 10 * DAY_MS)
+    (found,) = analyse(collected, AnalysisConfig())
+    assert found.doubted
+    said = list(sentences(found, AnalysisConfig(), "clicks"))
+    assert said[0].startswith("Do not trust the comparison: arms have 600, 400 users")
+    assert said[1] == "No user of a differs from one of b in clicks yet."
+    (planned,) = analyse(collected, AnalysisConfig(), {"x": {"b": 2.0, "a": 3.0}})
+    assert not planned.doubted
+    assert [arm.share for arm in planned.arms] == [0.4, 0.6]
+    (unknown,) = analyse(collected, AnalysisConfig(), {"x": {"b": 2.0, "c": 3.0}})
+    assert unknown.ratio_p_value is None
+    assert [arm.users for arm in unknown.arms] == [400, 0, 600]
+
+
+def test_nothing_to_read_and_what_is_not_known_are_said(store, tmp_path):
+    SqliteStore(tmp_path / "empty").close()
+    assert "No list of an experiment" in run("--store", f"sqlite:{tmp_path / 'empty'}")
+    for arguments, message in [
+        ([], "name either --store"),
+        (["--store", store, "--metric", "mean"], "choose one of per_user, per_list, share"),
+        (["--store", store, "--event", "buy"], "choose one of view, click"),
+        (["--store", store, "--window", "1 day"], "a whole number and a unit"),
+        (["--store", "sqlite:/nowhere"], "there is no online store in /nowhere"),
+        (["--exported", tmp_path], "holds no served lists"),
+    ]:
+        done = CliRunner().invoke(app, ["experiments", *map(str, arguments)])
+        assert done.exit_code == 2
+        assert message in " ".join(done.output.split())
+
+
+def test_only_the_chosen_events_count(store, tmp_path):
+    bought = from_store(store, "purchase")
+    assert bought.events.is_empty()
+    assert from_store(store, "click").events.height > 1_000
+    export_store(store, tmp_path / "out")
+    assert from_export(tmp_path / "out", "click").events.height > 1_000
