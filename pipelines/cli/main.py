@@ -15,19 +15,16 @@ from pipelines.cli import (
     adapters,
     bundles,
     compare,
-    control,
     data,
     distil,
-    events,
-    experiments,
     kernels,
-    keys,
     reports,
     reproduce,
     score,
     semantic_ids,
     tracking,
 )
+from pipelines.cli.online import control, events, experiments, keys
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
 from pipelines.doctor.doctor import doctor
 from pipelines.engine.console import PlainErrors, log, out

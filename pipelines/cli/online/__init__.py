@@ -1,0 +1,1 @@
+"""Commands of what a server lives with: its configuration, keys, events and experiments."""
