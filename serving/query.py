@@ -175,7 +175,7 @@ def hydrate(
             categorical[f"user.{name}"] = int(rows[features_row])
         found = context_rows(bundle.context_features, known_times, len(known), len(sent), moment)
         categorical.update({f"context.{name}": row for name, row in found.items()})
-    if len(seen) == 0:
+    if len(seen) == 0 and surface.kind != "search":
         degraded.append(Degraded("empty_history"))
 
     return Query(

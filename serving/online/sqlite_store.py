@@ -109,7 +109,7 @@ class SqliteStore(OnlineStore):
         self._requests = DailyRequests(folder, readonly=readonly, timeout_ms=timeout_ms)
         if not readonly:
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
                 raise failure_of(folder, error) from error
             self._events.create(_SCHEMA)
