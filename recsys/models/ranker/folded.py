@@ -112,6 +112,10 @@ class _Space(threading.local):
     def __init__(self) -> None:
         self.arrays, self.tensors = {}, {}
 
+    def __reduce__(self) -> tuple[type[_Space], tuple[()]]:
+        # A copy of a ranker makes arrays of its own.
+        return _Space, ()
+
     def take(self, name: str, rows: int, columns: int) -> tuple[Floats, Tensor]:
         """Give an array [rows, columns] of any content, and the same memory as a tensor."""
         found = self.arrays.get(name)
@@ -156,9 +160,8 @@ class FoldedRanker:
             _block_diagonal([one.weight[0] for one in last]).T,
             torch.cat([one.bias for one in last]),
         )
-        watched = [one for part in model.folded() for one in part.modules()]
-        self._hooks = [one._forward_hooks for one in watched]
-        self._replaced = [vars(one) for one in watched]
+        # The layers and not their attributes: a copy of the model has attributes of its own.
+        self._watched = [one for part in model.folded() for one in part.modules()]
         self._space = _Space()
         self.query_fields: dict[tuple[int, ...], Tensor] = {}
         """Encoded features of queries by their rows, [1, W - ...]; kept by who encodes them."""
@@ -189,7 +192,7 @@ class FoldedRanker:
 
     def is_bare(self) -> bool:
         """Check that no adapter corrects a layer, by a hook or a replaced forward."""
-        return not any(self._hooks) and not any("forward" in one for one in self._replaced)
+        return not any(one._forward_hooks or "forward" in vars(one) for one in self._watched)
 
     def read(self, reader: Reader) -> FoldedReader:
         """Fold one query's encoded history."""
