@@ -122,7 +122,7 @@ def serve(
 
     [bold]Examples[/]
 
-      recsys serve --expose-users
+      recsys serve --expose-users --allow-admin
 
       recsys serve --bundle runs/shop/bundles/current --port 8080 --profile full
 

@@ -218,7 +218,7 @@ def where_things_are(workspace: Path, bundle: Path, seconds: float) -> Panel:
         "",
         f"ask it        recsys recommend --user 1{option}",
         f"              recsys recommend --session 50,172 --k 5{option}",
-        f"serve it      recsys serve --expose-users{option}",
+        f"serve it      recsys serve --expose-users --allow-admin{option}",
         """              curl -s --json '{"user_id": "1", "k": 5}' localhost:8000/v1/recommend""",
         """              the same with "context": {"domain": "classics"} asks its adapter""",
         "your data     recsys run --config shop.toml   (see recsys run --help)",
