@@ -110,9 +110,10 @@ class SqliteStore(OnlineStore):
         if not readonly:
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                # A folder that this user may not even look into is said so too.
+                self._events.create(_SCHEMA)
             except OSError as error:
                 raise failure_of(folder, error) from error
-            self._events.create(_SCHEMA)
             with self._events.transaction() as database:
                 # A folder that cannot be written is said at start, not at the first event.
                 database.execute("UPDATE state SET items_version = items_version")
