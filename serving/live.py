@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.bundle.load import Bundle
-from serving.log import log
+from serving.log import is_logged, log
 from serving.online.store import NOBODY, ItemState, OnlineStore, StoreError, Visitor
 from serving.schemas import Degraded, Request
 
@@ -112,6 +112,6 @@ class LiveState:
     def _failed(self, error: StoreError) -> Degraded:
         """Note and count a failure; the log has the first, then every 2nd, 4th, 8th."""
         self.num_failures += 1
-        if self.num_failures & (self.num_failures - 1) == 0:
+        if is_logged(self.num_failures):
             log("store_failed", {"times": self.num_failures, "error": str(error)}, level=WARNING)
         return FAILED

@@ -36,6 +36,11 @@ def log(
     LOGGER.log(level, event, extra={"fields": fields}, exc_info=failed)
 
 
+def is_logged(times: int) -> bool:
+    """Whether a failure that repeats is logged: the first, then every 2nd, 4th, 8th."""
+    return times & (times - 1) == 0
+
+
 def log_to_stderr() -> None:
     """Send events to standard error as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)

@@ -39,7 +39,7 @@ from serving.items.cards import ItemCards
 from serving.items.searched import Searched, search_titles
 from serving.items.title_search import TitleIndex
 from serving.live import LiveState, Opener
-from serving.log import log
+from serving.log import is_logged, log
 from serving.online.records import new_request_id, record_document, seed_of, time_of
 from serving.online.store import Visitor
 from serving.query import Query, fitted, hydrate
@@ -408,7 +408,7 @@ class Recommender:
         """Note and count a failed part; the log has its first failure, then every 2nd, 4th, 8th."""
         self.failures[part] += 1
         times = self.failures[part]
-        if times & (times - 1) == 0:
+        if is_logged(times):
             fields = {"part": part, "times": times, "bundle": self.bundle.version}
             log(code, fields, level=WARNING, failed=True)
         return Degraded(code, part)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from serving.bundle.manifest import Profile
 from serving.filtering.expression import MAX_TEXT, parse
+from serving.surfaces import Source as Source
 
 MAX_K = 1_000
 MAX_SESSION = 10_000
@@ -28,21 +29,6 @@ MAX_BATCH_ITEMS = 20_000
 MAX_EXPLAINED = 100
 """Longest list that is explained."""
 
-Source = Literal[
-    "two_tower",
-    "item_to_item",
-    "ease",
-    "item_knn",
-    "repeats",
-    "next_basket",
-    "content",
-    "sequence",
-    "ensemble",
-    "generative",
-    "popular",
-    "search",
-    "rules",
-]
 DegradedCode = Literal[
     "unknown_user",
     "empty_history",

@@ -37,7 +37,7 @@ STRICT = ConfigDict(
 Kind = Literal["home", "related", "cart", "session", "search"]
 """What a request must bring: a user, a session, both or neither (``home``), one item (``related``),
 the items of a cart (``cart``), the items of a session (``session``), a text (``search``)."""
-SOURCES = (
+Source = Literal[
     "two_tower",
     "item_to_item",
     "ease",
@@ -49,8 +49,12 @@ SOURCES = (
     "ensemble",
     "generative",
     "popular",
-    SEARCH,
-)
+    "search",
+    "rules",
+]
+"""Where an item of a list may come from."""
+SOURCES = tuple(name for name in get_args(Source) if name != "rules")
+"""Those that a surface can weigh: a rule has no list of its own."""
 
 
 def _source(name: str) -> str:

@@ -7,12 +7,10 @@ from dataclasses import replace
 from logging import WARNING
 
 from serving.log import log
-from serving.online.opening import open_store
+from serving.online.opening import NO_STORE, open_store
 from serving.online.store import OnlineStore, StoreError
 from serving.online.writer import EventWriter
 from serving.settings import Settings
-
-NO_STORE = "none"
 
 
 def store_opener(settings: Settings) -> Callable[[], OnlineStore | None]:

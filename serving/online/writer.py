@@ -19,7 +19,7 @@ from itertools import islice
 from logging import ERROR, WARNING
 from typing import Any
 
-from serving.log import log
+from serving.log import is_logged, log
 from serving.online.events import Event
 from serving.online.store import Forgotten, ItemState, OnlineStore, RequestRecord, StoreError
 
@@ -285,7 +285,7 @@ class EventWriter:
         """Count a failure; the log has the first, then every 2nd, 4th, 8th."""
         self.written.num_failures += 1
         times = self.written.num_failures
-        if times & (times - 1) == 0:
+        if is_logged(times):
             level = WARNING if isinstance(error, StoreError) else ERROR
             log("store_write_failed", {"times": times, "error": str(error)}, level=level)
 
