@@ -15,6 +15,7 @@ from pipelines.config.content import ContentConfig, EnrichItemsConfig
 from pipelines.config.toml import validate
 from pipelines.engine.console import log
 from pipelines.inputs.content_models import cache_dir, make_encoder, make_language_model, text_of
+from pipelines.inputs.opened_store import opened
 from pipelines.publishing.promotion import LOCK, note_champion, served_version
 from pipelines.semantic_ids.append import published_ids
 from recsys.content.attributes import PROMPT_VERSION, enriched_text
@@ -27,8 +28,6 @@ from recsys.data.durable import locked
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import CURRENT, read_manifest
-from serving.online.opening import open_store
-from serving.online.store import StoreError
 
 Vectors = NDArray[np.float32]
 CATEGORY_SEPARATOR = "|"
@@ -176,11 +175,8 @@ def items_of_store(url: str, bundle: Bundle) -> pl.DataFrame:
     Raises:
         ValueError: The store cannot be read, or holds no such item.
     """
-    try:
-        store = open_store(url)
-        changed = {} if store is None else store.items()[1]
-    except StoreError as error:
-        raise ValueError(str(error)) from None
+    with opened(url) as store:
+        changed = store.items()[1]
     rows = [
         {"item_id": item_id, **state.properties}
         for item_id, state in sorted(changed.items())
