@@ -11,6 +11,7 @@ from torch import Tensor
 from recsys.data.dataset import FitSplit, Sequences
 from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
+from recsys.fitting.continued import NewEvents
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
 from recsys.models.sequence.config import SequenceConfig
@@ -75,9 +76,15 @@ def fit_sequence(
     stop_by: StopBy,
     *,
     split: FitSplit = "train",
+    new: NewEvents | None = None,
 ) -> Fitted[SequenceModel]:
-    """Train a model, or its members one by one where ``config.trained_apart``."""
+    """Train a model, or its members one by one where ``config.trained_apart``.
+
+    Windows are those of the split, or those of them that an incremental training sees.
+    """
     windows = training_windows(inputs.sequences, split, config.max_length)
+    if new is not None:
+        windows = new.windows(windows, inputs.sequences)
     neighbours = near_items(inputs, split, config.num_neighbours)
 
     def fit_one(part: SequenceConfig, number: int | None) -> Trained:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recsys.data.dataset import FitSplit, Sequences
 from recsys.data.order import BatchOrder
+from recsys.fitting.continued import NewEvents
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
@@ -39,10 +40,13 @@ def fit_two_tower(
     stop_by: StopBy,
     *,
     split: FitSplit = "train",
+    new: NewEvents | None = None,
 ) -> Fitted[TwoTower]:
-    """Train on every label of a split."""
+    """Train on every label of a split, or on those that an incremental training sees."""
     sequences = inputs.sequences
     positions = sequences.label_positions(split)  # [P]
+    if new is not None:
+        positions = new.labels(positions, sequences)
     model = untrained_two_tower(inputs, config, run, split)
     order = BatchOrder(len(positions), training.batch_size, run.seed)
 
