@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from pipelines.cli import (
     adapters,
+    backtest,
     bundles,
     compare,
     data,
@@ -66,6 +67,7 @@ for command in (
     bundles.recommend,
     bundles.append_items,
     score.score,
+    backtest.backtest,
     compare.compare,
     compare.ledger,
     doctor,

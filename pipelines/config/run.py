@@ -35,6 +35,7 @@ from recsys.models.popularity import PopularityConfig
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
+from recsys.replay.steps import ReplayConfig
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.training.code_distillation import TeachingConfig
 from recsys.training.optim import ScheduleConfig
@@ -230,6 +231,7 @@ class RunConfig:
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     index: FaissIndexConfig = field(default_factory=FaissIndexConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    backtest: ReplayConfig = field(default_factory=ReplayConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     release: ReleaseConfig = field(default_factory=ReleaseConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

@@ -1,0 +1,1 @@
+"""Replay a run's past: what each policy of training would have earned, step by step."""

@@ -1,0 +1,94 @@
+"""From a run's configuration to the arrays that a replay fits its models on.
+
+The stages that prepare them run in a workspace of the replay's own, so a run beside it is not
+disturbed, and a second call finds them done.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from features.schema import SplitConfig, TieOrder
+from pipelines.config.run import OWN_DATA, RunConfig
+from pipelines.reproduction.arrays import prepare, recipe_of
+from recsys.replay.__main__ import CONFIG
+from recsys.replay.members import REPLAYED
+from recsys.reproduction.prepared import Prepared
+
+WORKSPACE = "workspace"
+ORDER: TieOrder = "given"
+
+
+def models_of(config: RunConfig) -> tuple[str, ...]:
+    """Name the models of profile ``fast`` that a run fits.
+
+    Raises:
+        ValueError: ``backtest.models`` names one that cannot be replayed.
+    """
+    if wrong := set(config.backtest.models) - set(REPLAYED):
+        raise ValueError(
+            f"backtest.models has {', '.join(sorted(wrong))}, which cannot be replayed; it may "
+            f"name {', '.join(REPLAYED)}"
+        )
+    if config.backtest.models:
+        return config.backtest.models
+    is_off = {
+        "ease": not config.ease.enabled,
+        "item_knn": not config.item_knn.enabled,
+        "two_tower": not config.training.enabled,
+        "sequence": not config.sequence_training.enabled,
+    }
+    return tuple(name for name in REPLAYED if not is_off.get(name, False))
+
+
+def replayed_config(config: RunConfig, folder: Path) -> RunConfig:
+    """Take what a replay needs of a run's configuration, in a workspace of its own.
+
+    Raises:
+        ValueError: A model has members that are trained apart, which no step can continue.
+    """
+    if config.sequence.trained_apart and "incremental" in config.backtest.policies:
+        raise ValueError(
+            "backtest.policies has incremental, and members of the sequence model that are "
+            "trained apart cannot be continued; set sequence.trained_apart = false, or "
+            'backtest.policies = ["full", "never"]'
+        )
+    return replace(
+        config,
+        workspace=folder / WORKSPACE,
+        auto=replace(config.auto, enabled=False),
+        splits=SplitConfig(tie_orders=(ORDER,)),
+        semantic_ids=replace(config.semantic_ids, method="none"),
+        generative_training=replace(config.generative_training, enabled=False),
+        backtest=replace(config.backtest, models=models_of(config)),
+    )
+
+
+def arrays_of(config: RunConfig, folder: Path, *, show_progress: bool) -> Prepared:
+    """Prepare the arrays of a replay.
+
+    Args:
+        config: The run's.
+        folder: Of the backtest.
+        show_progress: Whether stages draw bars.
+    """
+    config = replayed_config(config, folder)
+    models = config.backtest.models
+    recipe = recipe_of(config, (*models, "blend_fast"), models)
+    # An item without a text has no content, and a model of none is left out.
+    prepared = prepare(config.data.dataset or OWN_DATA, config, recipe, show_progress=show_progress)
+    has_content = bool((prepared.catalogue.content[1:] != 0).any())
+    if has_content or "content" not in models:
+        return prepared
+    models = tuple(name for name in models if name != "content")
+    return replace(prepared, recipe=recipe_of(config, (*models, "blend_fast"), models))
+
+
+def save_arrays(prepared: Prepared, config: RunConfig, folder: Path) -> None:
+    """Write the arrays and the replay's settings, for ``python -m recsys.replay``."""
+    prepared.save(folder)
+    settings = replace(config.backtest, models=prepared.recipe.sources)
+    text = json.dumps(asdict(settings), indent=2)
+    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,124 @@
+"""Replay a run's past, and write what was measured as a document and a page.
+
+<workspace>/backtest/
+  workspace/       the stages that prepare the arrays
+  steps/, ...      the replay, see recsys/replay/folder.py
+  backtest.json    every row of every step, slices, what each policy and peer earned
+  backtest.html    the page
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipelines.backtest.arrays import ORDER, arrays_of
+from pipelines.config.run import RunConfig
+from pipelines.engine.artifacts import to_json
+from recsys.data.durable import locked, write_durably
+from recsys.replay.fits import Replay
+from recsys.replay.folder import FIRST, read_json
+from recsys.replay.measures import document_of
+from recsys.replay.run import replay_of
+from recsys.replay.run import run as run_replay
+
+FOLDER = "backtest"
+DOCUMENT, PAGE = "backtest.json", "backtest.html"
+LOCK = ".backtest.lock"
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """What a call of the command made."""
+
+    folder: Path
+    document: dict[str, Any]
+    page: Path
+
+
+def backtest(
+    config: RunConfig, folder: Path, say: Callable[[str], None], *, show_progress: bool
+) -> Backtest:
+    """Replay what is not replayed yet, measure, and write the page.
+
+    Args:
+        config: The run's.
+        folder: Of the backtest.
+        say: Writes a line of the log.
+        show_progress: Whether stages draw bars.
+
+    Raises:
+        ValueError: There is no past to replay, or the folder holds another replay.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / LOCK):
+        prepared = arrays_of(config, folder, show_progress=show_progress)
+        replay = replay_of(
+            prepared,
+            replace(config.backtest, models=prepared.recipe.sources),
+            folder,
+            order=ORDER,
+            seed=config.seed,
+            device=config.sequence_training.device,
+        )
+        for line in plan_lines(replay):
+            say(line)
+        run_replay(replay, Estimating(replay, say).say)
+        return write(replay)
+
+
+def write(replay: Replay) -> Backtest:
+    """Measure a finished replay and write its document and page."""
+    from pipelines.reports.backtest.page import write_backtest_page
+    from pipelines.reports.backtest.words import words_of
+
+    folder = replay.folder.path
+    document = document_of(replay)
+    document["words"] = words_of(document)
+    write_durably(folder / DOCUMENT, to_json(document))
+    write_backtest_page(document, folder / PAGE)
+    return Backtest(folder, document, folder / PAGE)
+
+
+def plan_lines(replay: Replay) -> list[str]:
+    """Say what will be done."""
+    steps, config = replay.steps, replay.config
+    first, last = replay_dates(replay)
+    lines = [
+        f"{len(steps) - 1} steps from {first} to {last}, behind a warm-up: "
+        + ", ".join(config.policies),
+        f"models: {', '.join(replay.models)}",
+    ]
+    missing = config.num_steps - (len(steps) - 1)
+    if missing > 0:
+        lines.append(
+            f"note: {config.num_steps} steps were wished for; the log has times for "
+            f"{len(steps) - 1}"
+        )
+    return lines
+
+
+def replay_dates(replay: Replay) -> tuple[str, str]:
+    """Name the days at which the judged steps begin and end."""
+    from recsys.replay.measures import moment_text
+
+    return moment_text(replay.steps[1].begin)[:10], moment_text(replay.steps[-1].end)[:10]
+
+
+class Estimating:
+    """Passes lines on; after the first step's models it says how long the rest will take."""
+
+    def __init__(self, replay: Replay, say: Callable[[str], None]) -> None:
+        self._replay, self._say = replay, say
+        self._begin = time.perf_counter()
+
+    def say(self, line: str) -> None:
+        """Pass a line on."""
+        self._say(line)
+        if line.startswith(FIRST) and "full" in self._replay.config.policies:
+            seconds = read_json(self._replay.folder.done(1, FIRST))["seconds"]
+            left = seconds * (len(self._replay.steps) - 2) * 1.2 / self._replay.config.jobs
+            self._say(f"about {max(1, round(left / 60))} minutes for the other steps")

@@ -1,0 +1,75 @@
+"""The command ``recsys backtest``: the past replayed."""
+
+from __future__ import annotations
+
+import json
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipelines.cli.options import AsJson, Open, Quiet, on_a_run
+from pipelines.engine.console import log, out
+
+if TYPE_CHECKING:
+    from pipelines.config.run import RunConfig
+
+Folder = Annotated[
+    Path | None, typer.Option("--out", help="Folder of the replay; <workspace>/backtest without.")
+]
+Prepare = Annotated[
+    Path | None,
+    typer.Option(help="Write the arrays there, for python -m recsys.replay, and stop."),
+]
+
+
+@on_a_run
+def backtest(
+    config: RunConfig,
+    folder: Folder = None,
+    prepare: Prepare = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    browse: Open = False,
+) -> None:
+    """Replay the past: what each policy of training would have earned, step by step.
+
+    For each step models are fitted on what was known before it and answer the step's events, each
+    with the history up to its moment. Policies full, incremental and never run side by side. A
+    replay that was killed goes on where it was; lists of peers in its folder are measured too.
+    The settings are those of [backtest].
+
+    [bold]Examples[/]
+
+      recsys backtest --preset movielens_100k --workspace runs/movielens-100k
+
+      recsys backtest --config shop.toml --set backtest.step_days=7 --set backtest.num_steps=12
+
+      recsys backtest --config shop.toml --prepare arrays/shop
+    """
+    from pipelines.backtest.arrays import arrays_of, save_arrays
+    from pipelines.backtest.run import FOLDER
+    from pipelines.backtest.run import backtest as replay
+    from pipelines.reports.backtest.words import lines_of
+
+    place = folder or config.workspace / FOLDER
+    show_progress = not quiet and log.is_terminal
+    if prepare is not None:
+        save_arrays(arrays_of(config, place, show_progress=show_progress), config, prepare)
+        out.print(f"arrays in {prepare}: python -m recsys.replay {prepare} --out {place}")
+        return
+
+    def say(line: str) -> None:
+        if not quiet:
+            log.print(line, markup=False, soft_wrap=True)
+
+    done = replay(config, place, say, show_progress=show_progress)
+    if as_json:
+        out.print_json(json.dumps(done.document))
+        return
+    for line in lines_of(done.document):
+        out.print(line, markup=False, soft_wrap=True)
+    out.print(f"page: {done.page}", markup=False, soft_wrap=True)
+    if browse:
+        webbrowser.open(done.page.absolute().as_uri())

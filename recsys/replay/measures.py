@@ -1,0 +1,265 @@
+"""Measure a replay: every row of every step, slices, and what each policy and peer earned in all.
+
+Axes: Q queries of a step, M targets, N item rows, S steps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recsys.evaluation.bootstrap import BootstrapConfig, bootstrap_intervals
+from recsys.evaluation.ranking import list_ranks, per_user_metric
+from recsys.fitting.training import device_named
+from recsys.replay.blending import answered_by
+from recsys.replay.fits import Replay
+from recsys.replay.folder import PEER, SERVED, read_json
+from recsys.replay.queries import StepQueries
+from recsys.replay.steps import POLICIES, SECONDS_PER_DAY
+from recsys.reproduction.run import device_text
+
+METRICS = ("ndcg@10", "recall@10")
+RARE, FREQUENT = 5, 50
+"""Events of an item before a step, below and from which it is rare and frequent."""
+NUM_RESAMPLES = 1_000
+PROTOCOL = (
+    "For each step models are fitted on the events before it. A query is a user at a moment of the "
+    "step: its history is what the user had strictly before that moment, its targets are the "
+    "user's items of that moment. All items with an event before the step are ranked; an item that "
+    "is newer is missed. Settings are chosen on the warm-up step, blend weights are learned on the "
+    "step before the one they are judged on."
+)
+
+
+class Measured(NamedTuple):
+    """A row's lists of one step, measured."""
+
+    values: dict[str, Tensor]
+    """By metric, [Q] float64."""
+    fit_seconds: float
+    rank_seconds: float
+
+
+class StepMeasures:
+    """Measures lists of one step."""
+
+    def __init__(self, replay: Replay, number: int) -> None:
+        self.replay, self.step = replay, replay.steps[number]
+        self.queries: StepQueries = replay.queries(self.step)
+
+    def measured(self, policy: str, row: str) -> Measured | None:
+        """Measure a row; None where it has no lists."""
+        number = self.step.number
+        if policy != PEER and row != SERVED:
+            policy = answered_by(policy, number)
+        path = self.replay.folder.lists(number, policy, row)
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as file:
+            item_rows = torch.from_numpy(file["item_rows"].astype(np.int64))
+            seconds = float(file["fit_seconds"]), float(file["rank_seconds"])
+        if len(item_rows) != len(self.queries):
+            raise ValueError(
+                f"{path} has {len(item_rows)} lists for {len(self.queries)} queries; delete it and "
+                "make it of this replay's queries"
+            )
+        ranks = list_ranks(item_rows, self.queries.targets)
+        return Measured({name: per_user_metric(ranks, name) for name in METRICS}, *seconds)
+
+    @cached_property
+    def slices(self) -> dict[str, Tensor]:
+        """Name queries by what their user and targets are, each [Q] bool.
+
+        A query is of new items where any of its targets was unknown before the step; rare and
+        frequent are by the target with the fewest events.
+        """
+        replay, queries = self.replay, self.queries
+        starts = np.asarray(replay.inputs.sequences.offsets)[queries.user_rows]
+        is_new_user = torch.from_numpy(
+            replay.timeline.before(self.step.begin)[queries.user_rows] == starts
+        )
+        counts = replay.item_counts(self.step.begin)[queries.targets.values]  # [M]
+        fewest = torch.full((len(queries),), torch.iinfo(torch.int64).max)
+        fewest.scatter_reduce_(0, queries.targets.segments(), counts, "amin")
+        return {
+            "new users": is_new_user,
+            "known users": ~is_new_user,
+            "new items": fewest == 0,
+            "rare items": (fewest > 0) & (fewest < RARE),
+            "frequent items": fewest >= FREQUENT,
+        }
+
+    def about(self) -> dict[str, Any]:
+        """Describe the step."""
+        replay, queries, step = self.replay, self.queries, self.step
+        timeline = replay.timeline
+        inside = (timeline.times >= step.begin) & (timeline.times < step.end)
+        users = np.unique(timeline.users[inside])
+        starts = np.asarray(replay.inputs.sequences.offsets)[users]
+        first = timeline.first_times[1:]
+        return {
+            "number": step.number,
+            "begin": moment_text(step.begin),
+            "end": moment_text(step.end),
+            "num_known_events": int((timeline.times < step.begin).sum()),
+            "num_events": int(inside.sum()),
+            "num_queries": len(queries),
+            "num_users": len(users),
+            "num_new_users": int((timeline.before(step.begin)[users] == starts).sum()),
+            "num_new_items": int(((first >= step.begin) & (first < step.end)).sum()),
+        }
+
+
+def moment_text(seconds: int) -> str:
+    """Write a moment (UTC)."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def rows_of(replay: Replay) -> list[tuple[str, str]]:
+    """Name policy and row of all that is measured, ``served`` first; peers are those found."""
+    models = read_json(replay.folder.done(1, answered_by("", 1)))["models"]
+    own = [(policy, row) for policy in replay.config.policies for row in (SERVED, *models)]
+    names = {
+        path.name.removeprefix(f"{PEER}.").removesuffix(".npz").removesuffix(".error.txt")
+        for path in replay.folder.path.glob(f"steps/*/lists/{PEER}.*")
+        if not path.name.endswith(".part.npz")
+    }
+    return [*own, *((PEER, name) for name in sorted(names))]
+
+
+def document_of(replay: Replay) -> dict[str, Any]:
+    """Measure all rows of all judged steps.
+
+    Returns:
+        What ``backtest.json`` holds and a page is made of.
+    """
+    description = read_json(replay.folder.path / "replay.json")
+    collected: dict[tuple[str, str], list[tuple[StepMeasures, Measured]]] = defaultdict(list)
+    rows: list[dict[str, Any]] = []
+    slices: list[dict[str, Any]] = []
+    measures = [StepMeasures(replay, step.number) for step in replay.steps[1:]]
+    names = rows_of(replay)
+    for one in measures:
+        for policy, row in names:
+            measured = one.measured(policy, row)
+            if measured is None:
+                rows += failures(replay, one.step.number, policy, row)
+                continue
+            collected[policy, row].append((one, measured))
+            rows.append(row_of(replay, one, policy, row, measured))
+            slices += slices_of(one, policy, row, measured)
+    return {
+        "data_set": replay.prepared.name,
+        "data_digest": replay.prepared.data_digest,
+        "config_digest": description["digest"],
+        "seed": replay.seed,
+        "device": device_text(device_named(replay.device)),
+        "protocol": PROTOCOL,
+        "metric": METRICS[0],
+        "steps": [one.about() for one in measures],
+        "policies": {name: POLICIES[name] for name in replay.config.policies},
+        "rows": rows,
+        "slices": slices,
+        "summary": [
+            summary_row(policy, row, collected[policy, row])
+            for policy, row in names
+            if collected[policy, row]
+        ],
+    }
+
+
+def row_of(
+    replay: Replay, one: StepMeasures, policy: str, row: str, measured: Measured
+) -> dict[str, Any]:
+    """Write a row's line of one step."""
+    known_at = one.step.begin
+    if policy == "never":
+        known_at = replay.steps[1].begin
+    return {
+        "policy": policy,
+        "row": row,
+        "step": one.step.number,
+        "metrics": means(measured.values),
+        "standard_errors": {
+            name: float(value.std() / len(value) ** 0.5) if len(value) > 1 else 0.0
+            for name, value in measured.values.items()
+        },
+        "fit_seconds": measured.fit_seconds,
+        "rank_seconds": measured.rank_seconds,
+        "model_age_days": (one.step.begin - known_at) / SECONDS_PER_DAY,
+    }
+
+
+def failures(replay: Replay, number: int, policy: str, row: str) -> Iterator[dict[str, Any]]:
+    """Say why a peer has no lists of a step."""
+    path = replay.folder.step(number) / "lists" / f"{policy}.{row}.error.txt"
+    if path.exists():
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+        yield {"policy": policy, "row": row, "step": number, "error": text}
+
+
+def slices_of(
+    one: StepMeasures, policy: str, row: str, measured: Measured
+) -> Iterator[dict[str, Any]]:
+    """Measure the slices that have queries."""
+    for name, inside in one.slices.items():
+        if inside.any():
+            yield {
+                "policy": policy,
+                "row": row,
+                "step": one.step.number,
+                "slice": name,
+                "num_queries": int(inside.sum()),
+                "metrics": means({key: value[inside] for key, value in measured.values.items()}),
+            }
+
+
+def means(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Average every metric."""
+    return {name: float(value.mean()) for name, value in values.items()}
+
+
+def summary_row(
+    policy: str, row: str, collected: Iterable[tuple[StepMeasures, Measured]]
+) -> dict[str, Any]:
+    """Average over the steps, each of the same weight, with intervals by users and by steps."""
+    steps = list(collected)
+    by_step = [means(measured.values) for _, measured in steps]
+    users = torch.cat([torch.from_numpy(one.queries.user_rows) for one, _ in steps])
+    config = BootstrapConfig(num_resamples=NUM_RESAMPLES)
+    intervals, time_intervals = {}, {}
+    for name in METRICS:
+        values = torch.cat([measured.values[name] for _, measured in steps])
+        found = bootstrap_intervals({name: of_users(values, users)}, config)[name]
+        centre = float(np.mean([one[name] for one in by_step]))
+        # The interval of users is one of deviations around the mean of steps.
+        intervals[name] = [centre + found.low - found.mean, centre + found.high - found.mean]
+        per_step = np.array([one[name] for one in by_step])
+        spread = bootstrap_intervals({name: per_step}, config)[name]
+        time_intervals[name] = [spread.low, spread.high]
+    return {
+        "policy": policy,
+        "row": row,
+        "metrics": {name: float(np.mean([one[name] for one in by_step])) for name in METRICS},
+        "intervals": intervals,
+        "time_intervals": time_intervals,
+        "fit_seconds": sum(measured.fit_seconds for _, measured in steps),
+        "rank_seconds": sum(measured.rank_seconds for _, measured in steps),
+        "num_steps": len(steps),
+    }
+
+
+def of_users(values: Tensor, users: Tensor) -> Tensor:
+    """Average a metric over each user's queries, [U]."""
+    _, places = np.unique(users.numpy(), return_inverse=True)
+    place = torch.from_numpy(places)
+    number = int(place.max()) + 1
+    totals = torch.zeros(number, dtype=torch.float64).index_add_(0, place, values)
+    return totals / torch.bincount(place, minlength=number)
