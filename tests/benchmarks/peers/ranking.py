@@ -42,9 +42,9 @@ class Scored:
             scores = self._score(queries, block)
             scores[:, ~queries.candidates] = -np.inf
             taken = queries.taken[block]
-            scores[np.repeat(np.arange(len(scores)), np.diff(taken.indptr)), taken.indices] = (
-                -np.inf
-            )
+            scores[
+                np.repeat(np.arange(len(scores)), np.diff(taken.indptr)), taken.indices
+            ] = -np.inf
             found[block] = best(scores)
         return found
 

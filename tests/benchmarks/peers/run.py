@@ -70,7 +70,8 @@ def supervise(options: argparse.Namespace, name: str) -> None:
         command += ["--tune-seconds", str(options.tune_seconds)]
         command += ["--refit-every", str(options.refit_every)]
         command += ["--steps", *map(str, left)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         code = subprocess.run(command, check=False, env=environment).returncode
         undone = [step for step in left if not is_done(backtest, step, row)]
         if undone:
