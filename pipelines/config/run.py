@@ -21,6 +21,7 @@ from pipelines.config.adapter import AdapterConfig
 from pipelines.config.auto import AutoConfig
 from pipelines.config.content import ContentConfig, EnrichItemsConfig, SemanticIdsConfig
 from pipelines.config.ranker import RankerTrainingConfig
+from pipelines.config.release import ReleaseConfig as ReleaseConfig
 from pipelines.config.tracking import TrackingConfig
 from recsys.evaluation.ranking import RankingConfig, check_metric_name
 from recsys.fitting.blend import BlendConfig
@@ -126,32 +127,6 @@ class EvaluationConfig(RankingConfig):
     def slice_metrics(self) -> list[str]:
         """Name the metrics of slices and paired tests."""
         return list(dict.fromkeys((self.primary_metric, "recall@10")))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReleaseConfig:
-    """Where bundles go and what one must pass before it is published."""
-
-    bundles: Path | None = None
-    """Folder of the bundles and of the link ``current``; <workspace>/bundles by default."""
-    metric: str = "ndcg@10"
-    """The number that is compared, of the served list on the test split."""
-    min_gain_over_popularity: float = 0.0
-    """Relative; 0.1 requires a tenth more than popularity has. -1 switches the check off."""
-    max_drop_from_champion: float = 0.1
-    """Relative to the published bundle; 1 switches the check off."""
-    min_index_recall: float = 0.99
-    promote: bool = True
-    """Whether a bundle that passed is served at once, as champion; else it stays challenger until
-    ``recsys promote``. The first bundle is always champion."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.max_drop_from_champion <= 1:
-            raise ValueError(
-                f"max_drop_from_champion must be in [0, 1], got {self.max_drop_from_champion}"
-            )
-        if not 0 <= self.min_index_recall <= 1:
-            raise ValueError(f"min_index_recall must be in [0, 1], got {self.min_index_recall}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 
 from pipelines.candidates.blends import BLEND, BLEND_FAST
-from pipelines.config.run import ReleaseConfig
+from pipelines.config.release import ReleaseConfig
+from pipelines.publishing.comparison import Compared, comparison_verdicts
 from pipelines.ranking.artefact import RANKED
 from serving.bundle.manifest import Verdict
 
@@ -63,7 +64,11 @@ def found_by_index(recall: float, config: ReleaseConfig) -> Verdict:
 
 
 def release_verdicts(
-    metrics: Metrics, index_recall: float | None, champion: Metrics | None, config: ReleaseConfig
+    metrics: Metrics,
+    index_recall: float | None,
+    champion: Metrics | None,
+    config: ReleaseConfig,
+    compared: Compared | None = None,
 ) -> list[Verdict]:
     """Check the challenger.
 
@@ -72,6 +77,8 @@ def release_verdicts(
             held-out event.
         index_recall: Share of the exact top list that the index finds; None without an index.
         champion: Test metrics of the published bundle, None where there is none.
+        config: The bounds.
+        compared: Both on the same queries; None where there is no champion to query.
     """
     index = [] if index_recall is None else [found_by_index(index_recall, config)]
     if not metrics:
@@ -88,15 +95,24 @@ def release_verdicts(
         ),
         *index,
     ]
-    before_row = "" if champion is None else served_row(champion)
-    if champion is not None and config.metric in champion.get(before_row, {}):
-        before = champion[before_row][config.metric]
-        verdicts.append(
-            verdict(
-                f"{config.metric} against the champion",
-                blend,
-                before * (1 - config.max_drop_from_champion),
-                f"the published bundle has {before:.4f}",
-            )
-        )
+    if compared is not None:
+        verdicts += comparison_verdicts(compared, config)
+    if champion is not None and (compared is None or compared.by is None):
+        verdicts += far_below(blend, champion, config)
     return verdicts
+
+
+def far_below(value: float, champion: Metrics, config: ReleaseConfig) -> list[Verdict]:
+    """Check against what the champion had on its own data, where nothing better is to be had."""
+    row = served_row(champion)
+    if config.metric not in champion.get(row, {}):
+        return []
+    before = champion[row][config.metric]
+    return [
+        verdict(
+            f"{config.metric} against the champion's on its own data",
+            value,
+            before * (1 - config.max_drop_from_champion),
+            f"the published bundle had {before:.4f} on other queries, so only a large drop counts",
+        )
+    ]

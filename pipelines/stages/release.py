@@ -23,9 +23,11 @@ from pipelines.engine.errors import RefusedError
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.tensors import read_inputs, released_order
-from pipelines.publishing.checks import Metrics, release_verdicts
+from pipelines.publishing.checks import Metrics, release_verdicts, served_row
+from pipelines.publishing.comparison import Compared, compare
 from pipelines.publishing.item_properties import item_properties
 from pipelines.publishing.promotion import LOCK, note_release, served_base
+from pipelines.publishing.same_queries import RunEvents, answers_of, same_queries, write_answers
 from pipelines.publishing.write_release import is_release_of, write_release
 from pipelines.ranking.artefact import RANKED, served_ranker
 from pipelines.semantic_ids.artefact import read_version
@@ -36,6 +38,7 @@ from recsys.retrieval.sources import ITEM_WEIGHTS
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.manifest import (
     CURRENT,
+    BundleManifest,
     ContentSource,
     EnrichmentSource,
     Verdict,
@@ -68,10 +71,41 @@ def is_published(context: StageContext) -> bool:
     return directory.is_dir() and (folder / CURRENT).is_dir() and has_ids
 
 
-def champion_metrics(folder: Path, challenger: str) -> Metrics | None:
-    """Read the test metrics of the published bundle; None without one, or if it is this one."""
+def champion_of(folder: Path, challenger: str) -> BundleManifest | None:
+    """Read the manifest of the published bundle; None without one, or if it is this one."""
     base = served_base(folder)
-    return None if base is None or is_release_of(base.version, challenger) else base.metrics
+    return None if base is None or is_release_of(base.version, challenger) else base
+
+
+def answers(context: StageContext, metrics: Metrics, inputs: ModelInputs) -> pl.DataFrame | None:
+    """Read the ranks that the served list gives to the test queries; None without any."""
+    if not metrics:
+        return None
+    order, features = inputs.tie_order, context.inputs["build_features"]
+    table = pl.read_parquet(context.inputs["evaluate"] / f"per_user_{order}_test.parquet")
+    return answers_of(table, served_row(metrics), RunEvents.load(features, inputs.sequences))
+
+
+def compared_with(
+    champion: BundleManifest, answered: pl.DataFrame, context: StageContext, inputs: ModelInputs
+) -> Compared:
+    """Query the champion for what the challenger answered, and compare."""
+    config, features = context.config, context.inputs["build_features"]
+    queries = same_queries(
+        answered,
+        RunEvents.load(features, inputs.sequences),
+        bundles_dir(config),
+        champion.version,
+        depth=config.release.depth,
+        max_queries=config.release.max_compared,
+        seed=config.seed,
+    )
+    found = compare(queries, inputs.item_counts("train"), config.release)
+    log.print(
+        f"champion {champion.version} on the same {found.num_queries} queries: {found.decision}",
+        style="dim",
+    )
+    return found
 
 
 def digest_of_config(config: RunConfig) -> str:
@@ -180,7 +214,7 @@ def refuse(context: StageContext, verdicts: list[Verdict], metrics: Metrics) -> 
     }
     write_durably(path, to_json(document))
     failed = [
-        f"  {verdict.name}: {verdict.value} is below {verdict.bound:.4f} ({verdict.reason})"
+        f"  {verdict.name}: {found_in(verdict)} ({verdict.reason})"
         for verdict in verdicts
         if not verdict.passed
     ]
@@ -195,6 +229,13 @@ def refuse(context: StageContext, verdicts: list[Verdict], metrics: Metrics) -> 
     )
 
 
+def found_in(verdict: Verdict) -> str:
+    """Say what a failed check found against its bound."""
+    if verdict.bound is None:
+        return "nothing was found"
+    return f"{verdict.value} is below {verdict.bound:.4f}"
+
+
 def release(context: StageContext) -> StageRows:
     """Write the refitted models as a bundle if every check passes, and publish it."""
     config, order = context.config, released_order(context.inputs["build_features"])
@@ -205,11 +246,16 @@ def release(context: StageContext) -> StageRows:
         # Checks are on what is served.
         metrics = {name: values for name, values in metrics.items() if name != RANKED}
     recall = read_json(context.inputs["build_index"] / "recall.json")["recall"]
-    verdicts = release_verdicts(metrics, recall, champion_metrics(folder, name), config.release)
+    inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), order)
+    answered, champion = answers(context, metrics, inputs), champion_of(folder, name)
+    compared = None
+    if champion is not None and answered is not None:
+        compared = compared_with(champion, answered, context, inputs)
+    before = None if champion is None else champion.metrics
+    verdicts = release_verdicts(metrics, recall, before, config.release, compared)
     if not all(verdict.passed for verdict in verdicts):
         refuse(context, verdicts, metrics)
 
-    inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), order)
     with locked(folder / LOCK):
         version = write_release(
             folder,
@@ -219,6 +265,8 @@ def release(context: StageContext) -> StageRows:
             verdicts=verdicts,
             config_digest=digest_of_config(config),
         )
+        if answered is not None:
+            write_answers(folder, version, answered)
         semantic_ids = publish_version(context.inputs["build_semantic_ids"], store_of(config))
         alias = note_release(folder, version, promoted=config.release.promote)
     _, digest = read_manifest(bundle_directory(folder, version))

@@ -1,0 +1,162 @@
+"""Hold the challenger against the champion on the same queries, and say what came out.
+
+Both answer the latest held-out queries (`pipelines.publishing.same_queries`), paired by user. The
+verdict names the difference, its interval and the difference that would have been found. Where
+neither is shown to be better, ``release.without_evidence`` decides.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pipelines.config.release import ReleaseConfig
+from pipelines.publishing.same_queries import SameQueries
+from recsys.evaluation.paired import Paired, SliceLoss, paired, slice_losses, time_blocks
+from recsys.evaluation.ranking import per_user_metric
+from recsys.evaluation.slices import item_popularity_slices, user_activity_slices
+from serving.bundle.manifest import Verdict
+
+NUM_BLOCKS = 20
+"""Of equal numbers of queries, by time."""
+
+
+class Compared(NamedTuple):
+    """What the same queries say of champion and challenger."""
+
+    by: Paired | None
+    """By ``release.compared_by``; None where too few queries are answered by both."""
+    named: Paired | None
+    """By ``release.metric``, which is printed beside it and decides nothing."""
+    losses: list[SliceLoss]
+    num_queries: int
+    num_stored: int
+
+    @property
+    def decision(self) -> str:
+        """Say it in a few words."""
+        return "not enough evidence" if self.by is None else self.by.decision
+
+
+def compare(queries: SameQueries, item_counts: torch.Tensor, config: ReleaseConfig) -> Compared:
+    """Judge the pair.
+
+    Args:
+        queries: That both answered.
+        item_counts: Events of each item row that the challenger's models were fitted on, [N].
+        config: The release's.
+    """
+    if len(queries) < config.min_compared:
+        return Compared(None, None, [], len(queries), queries.num_stored)
+    settings = config.paired()
+    blocks = None if queries.times is None else time_blocks(queries.times, NUM_BLOCKS)
+    ranks = (queries.champion, queries.challenger)
+    judged = {}
+    for name in (config.compared_by, config.metric):
+        before, after = (per_user_metric(of, name).numpy() for of in ranks)
+        judged[name] = paired(before, after, settings, blocks=blocks)
+    before, after = (per_user_metric(of, config.compared_by).numpy() for of in ranks)
+    losses = slice_losses(
+        before,
+        after,
+        protected_slices(queries, item_counts),
+        settings,
+        min_users=config.min_compared,
+    )
+    by, named = judged[config.compared_by], judged[config.metric]
+    return Compared(by, named, losses, len(queries), queries.num_stored)
+
+
+def protected_slices(
+    queries: SameQueries, item_counts: torch.Tensor
+) -> dict[str, NDArray[np.bool_]]:
+    """Mark the queries of each slice, [Q]: activity of the user, popularity of a target."""
+    targets, owners = queries.targets, queries.targets.segments()
+    slices = [
+        *user_activity_slices(targets, torch.from_numpy(queries.num_events)),
+        *item_popularity_slices(targets, item_counts),
+    ]
+    found = {}
+    for part in slices:
+        inside = np.zeros(len(queries), np.bool_)
+        inside[owners[part.targets].numpy()] = True
+        found[f"{part.group} {part.name}"] = inside
+    return found
+
+
+def comparison_verdicts(found: Compared, config: ReleaseConfig) -> list[Verdict]:
+    """Pass or refuse: one verdict on all queries, one on each slice that lost too much."""
+    name = f"{config.compared_by} against the champion on the same queries"
+    by = found.by
+    unsure = config.without_evidence == "release"
+    if by is None:
+        why = (
+            f"not enough evidence: both answered {found.num_queries} queries that neither had "
+            f"seen, fewer than release.min_compared = {config.min_compared}; {default_of(config)}"
+        )
+        return [Verdict(name=name, value=None, bound=None, passed=unsure, reason=why)]
+    passed = {
+        "better": True,
+        "worse": by.not_worse,
+        "not enough evidence": unsure or by.not_worse,
+    }[by.decision]
+    verdicts = [
+        Verdict(
+            name=name,
+            value=_number(by.relative),
+            bound=-config.max_loss,
+            passed=passed,
+            reason=reason_of(found, config),
+        )
+    ]
+    for loss in found.losses:
+        if loss.harmed:
+            low, high = loss.found.relative_interval
+            verdicts.append(
+                Verdict(
+                    name=f"{config.compared_by} of {loss.name} against the champion",
+                    value=_number(loss.found.relative),
+                    bound=-config.max_slice_loss,
+                    passed=False,
+                    reason=f"a relative loss of more than {config.max_slice_loss:.0%} is shown "
+                    f"({_percent(low)} to {_percent(high)}, {loss.found.num_users} users)",
+                )
+            )
+    return verdicts
+
+
+def reason_of(found: Compared, config: ReleaseConfig) -> str:
+    """Name the difference, its interval and what would have been found."""
+    by, named = found.by, found.named
+    assert by is not None
+    assert named is not None
+    low, high = by.relative_interval
+    parts = [
+        f"{by.decision}: {_percent(by.relative)} ({_percent(low)} to {_percent(high)} at "
+        f"{config.confidence:.1%}), {by.challenger:.4f} against {by.champion:.4f}",
+        f"{config.metric} {named.challenger:.4f} against {named.champion:.4f}",
+        f"{by.num_users} users, {by.num_users - found.num_stored} of them by events that are newer "
+        f"than the champion; {_percent(by.relative_detectable)[1:]} would be found in 4 of 5 cases",
+    ]
+    if by.decision == "not enough evidence":
+        parts.append("not worse by more than the margin" if by.not_worse else default_of(config))
+    elif by.decision == "worse" and by.not_worse:
+        parts.append(f"a loss of more than {config.max_loss:.0%} is excluded")
+    return "; ".join(parts)
+
+
+def default_of(config: ReleaseConfig) -> str:
+    """Say what the default is."""
+    outcome = "is published" if config.without_evidence == "release" else "is not published"
+    return f"then it {outcome} (release.without_evidence = {config.without_evidence!r})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f}%" if np.isfinite(share) else "?"
+
+
+def _number(value: float) -> float | None:
+    return value if np.isfinite(value) else None

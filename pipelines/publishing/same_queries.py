@@ -1,0 +1,256 @@
+"""The champion's and the challenger's ranks of the same held-out items.
+
+The challenger's ranks come from its evaluation. The champion's come from two places, neither of
+which had seen the held-out item:
+
+- its own evaluation, where that ranked the same item for the same user behind as many events (the
+  file ``answers-<version>.parquet`` beside the bundles, which each release writes);
+- its bundle, loaded and queried as a server does, where the item's event is newer than all that
+  the bundle was fitted on. Without times it is if the bundle knows no more of the user's events
+  than came before.
+
+Every other query is left out: whoever was fitted on the answer would win.
+
+Axes: Q queries, M targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from recsys.data.batch import Jagged
+from recsys.data.dataset import Sequences
+from recsys.data.durable import replace_file
+from recsys.data.held_out import HeldOut, ragged
+from serving.bundle.manifest import CURRENT
+from serving.bundle.users import Users
+from serving.online.store import RecentEvent, Visitor
+from serving.recommend import Recommender
+from serving.schemas import Context, Request
+from serving.surfaces import HOME
+
+Rows = NDArray[np.int64]
+KEY = ("user_id", "item_id", "place")
+SEED = 0
+"""Of what a list draws; the built-in surface draws nothing."""
+
+
+class SameQueries(NamedTuple):
+    """Queries that both answered."""
+
+    champion: Jagged
+    """Rank of each target from 1, 0 where it is not listed, Q queries."""
+    challenger: Jagged
+    targets: Jagged
+    """Item rows of the challenger's run."""
+    num_events: Rows
+    """Of the user before the query, [Q]."""
+    times: Rows | None
+    """Unix seconds of the query, [Q]."""
+    num_stored: int
+    """Queries whose answer comes from the champion's evaluation; its bundle answered the rest."""
+
+    def __len__(self) -> int:
+        return len(self.num_events)
+
+
+class RunEvents(NamedTuple):
+    """The events of the challenger's run."""
+
+    sequences: Sequences
+    """Of the released order."""
+    item_ids: list[str]
+    """By item row."""
+    user_ids: list[str]
+    """By user row."""
+
+    @classmethod
+    def load(cls, features: Path, sequences: Sequences) -> RunEvents:
+        """Read the ids of the artefact of build_features."""
+        items = pl.read_parquet(features / "items.parquet", columns=["item_row", "item_id"])
+        users = pl.read_parquet(features / "vocabularies" / "users.parquet")
+        return cls(
+            sequences,
+            ["", *items.sort("item_row")["item_id"]],
+            ["", *users.sort("row")["id"]],
+        )
+
+
+def answers_file(bundles: Path, version: str) -> Path:
+    """Name the file of what a release's evaluated models answered."""
+    return bundles / f"answers-{version}.parquet"
+
+
+def answers_of(table: pl.DataFrame, row: str, run: RunEvents) -> pl.DataFrame:
+    """Lay out a run's answers to its test queries, by ids that outlive it.
+
+    Args:
+        table: Of the stage evaluate, a row for each user and held-out item.
+        row: Which list is served, such as ``blend``.
+        run: Its events.
+
+    Returns:
+        user_id, item_id, place (events of the user before the query), rank (null where the item is
+        not listed), and of this run: user_row, item_row, position.
+    """
+    sequences = run.sequences
+    positions = HeldOut.of(sequences, "test").positions
+    users = sequences.users_of(positions)
+    places = positions - np.asarray(sequences.offsets)[users]
+    queries = pl.DataFrame({"user_row": users, "position": positions, "place": places})
+    ranks = table.select("user_row", "item_row", pl.col(f"rank_{row}").alias("rank"))
+    found = ranks.join(queries, on="user_row").sort("user_row", "item_row")
+    user_rows, item_rows = found["user_row"].to_numpy(), found["item_row"].to_numpy()
+    return found.with_columns(
+        pl.Series("user_id", np.array(run.user_ids, object)[user_rows], pl.String),
+        pl.Series("item_id", np.array(run.item_ids, object)[item_rows], pl.String),
+    )
+
+
+def write_answers(bundles: Path, version: str, answers: pl.DataFrame) -> None:
+    """Keep a release's answers for the gate of the next one."""
+    kept = answers.select(*KEY, "rank")
+    replace_file(answers_file(bundles, version), kept.write_parquet)
+
+
+def same_queries(
+    answers: pl.DataFrame,
+    run: RunEvents,
+    bundles: Path,
+    champion: str,
+    *,
+    depth: int,
+    max_queries: int,
+    seed: int,
+) -> SameQueries:
+    """Find the champion's answer to each query that it had not seen the answer of.
+
+    Args:
+        answers: The challenger's, of `answers_of`.
+        run: The challenger's events.
+        bundles: Folder with the link ``current``.
+        champion: Version that what is served stands on.
+        depth: Places of the champion's list that count.
+        max_queries: At most so many are compared, drawn by the seed.
+        seed: Draws them.
+    """
+    stored = _stored(answers, answers_file(bundles, champion))
+    users = _drawn(stored["user_row"].unique().to_numpy(), max_queries, seed)
+    parts = [stored.filter(pl.col("user_row").is_in(users.tolist()))]
+    left = max_queries - len(users)
+    others = answers.join(stored, on="user_row", how="anti")
+    if left and len(others):
+        recommender = Recommender.load(bundles / CURRENT)
+        queried = others.unique("user_row", keep="first", maintain_order=True)
+        queried = queried.filter(pl.Series(_is_newer(queried, run, recommender.bundle.users)))
+        drawn = _drawn(queried["user_row"].to_numpy(), left, seed)
+        queried = queried.filter(pl.col("user_row").is_in(drawn.tolist()))
+        lists = dict(_lists(queried, run, recommender, depth))
+        parts.append(_ranks_in(others.join(queried, on="user_row", how="semi"), lists))
+    return _paired(pl.concat(parts).sort("user_row", "item_row"), run, num_stored=len(users))
+
+
+def _stored(answers: pl.DataFrame, path: Path) -> pl.DataFrame:
+    """Join the champion's evaluation; a user counts if all held-out items are the same."""
+    if not path.exists():
+        return answers.clear().with_columns(pl.lit(None, pl.Int64).alias("champion"))
+    before = pl.read_parquet(path).rename({"rank": "champion"})
+    joined = answers.join(before, on=KEY)
+    both, ours, theirs = (
+        frame.group_by("user_id").len(name)
+        for name, frame in (("both", joined), ("ours", answers), ("theirs", before))
+    )
+    counts = both.join(ours, on="user_id").join(theirs, on="user_id")
+    same = counts.filter(pl.col("both") == pl.col("ours"), pl.col("both") == pl.col("theirs"))
+    kept = joined.join(same, on="user_id", how="semi")
+    return kept.select(*answers.columns, pl.col("champion").cast(pl.Int64))
+
+
+def _drawn(user_rows: Rows, limit: int, seed: int) -> Rows:
+    """Draw at most so many users by the seed, ascending."""
+    ordered = np.sort(user_rows)
+    if len(ordered) <= limit:
+        return ordered
+    rng = np.random.default_rng([seed, limit])
+    return np.sort(rng.choice(ordered, limit, replace=False))
+
+
+def _is_newer(queries: pl.DataFrame, run: RunEvents, users: Users) -> NDArray[np.bool_]:
+    """Say of each query whether its first target is newer than all that a bundle knows, [Q]."""
+    positions, newest = queries["position"].to_numpy(), users.newest_time
+    times = run.sequences.times
+    if (times is None) != (users.times is None):
+        return np.zeros(len(positions), np.bool_)
+    if times is not None:
+        newer: NDArray[np.bool_] = np.asarray(times)[positions] > (newest or 0)
+        return newer
+    known = [_num_known(users, user_id) for user_id in queries["user_id"]]
+    return np.asarray(np.array(known, np.int64) <= queries["place"].to_numpy())
+
+
+def _num_known(users: Users, user_id: str) -> int:
+    return len(users.history(users.row_of(user_id) or 0))
+
+
+def _lists(
+    queries: pl.DataFrame, run: RunEvents, recommender: Recommender, depth: int
+) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """Give each query's user with the rank of each item of the champion's list.
+
+    What the bundle does not know of the user's events reaches it as a visitor's live events do.
+    """
+    sequences, users = run.sequences, recommender.bundle.users
+    for user_id, position, place in queries.select("user_id", "position", "place").iter_rows():
+        begin = max(position - place, position - HOME.max_history)
+        moment = None
+        if sequences.times is None:
+            begin = max(begin, position - place + _num_known(users, user_id))
+            seconds = [0] * (position - begin)
+        else:
+            # Those that the bundle knows too are told apart by their times.
+            seconds = np.asarray(sequences.times[begin:position]).tolist()
+            moment = max(0, int(sequences.times[position]))
+        events = [
+            RecentEvent(run.item_ids[row], "", 1_000 * second)
+            for row, second in zip(
+                np.asarray(sequences.item_rows[begin:position]).tolist(), seconds, strict=True
+            )
+        ]
+        request = Request(user_id=user_id, k=depth, context=Context(unix_time=moment))
+        made = recommender.make(request, visitor=Visitor(events=events), seed=SEED)
+        items = made.reply.items
+        yield user_id, {item.item_id: rank for rank, item in enumerate(items, start=1)}
+
+
+def _ranks_in(targets: pl.DataFrame, lists: Mapping[str, Mapping[str, int]]) -> pl.DataFrame:
+    """Look each target up in its user's list."""
+    pairs = targets.select("user_id", "item_id").iter_rows()
+    ranks = [lists[user_id].get(item_id) for user_id, item_id in pairs]
+    return targets.with_columns(pl.Series("champion", ranks, dtype=pl.Int64))
+
+
+def _paired(found: pl.DataFrame, run: RunEvents, *, num_stored: int) -> SameQueries:
+    """Lay out both ranks by query, users ascending."""
+    queries = found.group_by("user_row", maintain_order=True).agg(
+        pl.col("position").first(), pl.col("place").first(), pl.len().alias("targets")
+    )
+    lengths = queries["targets"].to_numpy().astype(np.int64)
+
+    def ragged_column(name: str) -> Jagged:
+        return ragged(found[name].fill_null(0).to_numpy().astype(np.int64), lengths)
+
+    times = run.sequences.times
+    return SameQueries(
+        champion=ragged_column("champion"),
+        challenger=ragged_column("rank"),
+        targets=ragged_column("item_row"),
+        num_events=queries["place"].to_numpy().astype(np.int64),
+        times=None if times is None else np.asarray(times)[queries["position"].to_numpy()],
+        num_stored=num_stored,
+    )

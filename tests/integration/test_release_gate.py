@@ -1,0 +1,121 @@
+"""Champion and challenger answer the same queries before one is published."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from click.testing import Result
+
+from pipelines.inputs.tensors import read_inputs, released_order
+from pipelines.publishing.same_queries import RunEvents, answers_file, answers_of, same_queries
+from serving.recommend import Recommender
+from serving.schemas import Context, Request
+from tests.recsys.testing.synthetic import World
+
+Recsys = Callable[..., Result]
+FEW = ("--set", "release.min_compared=20")
+QUICK = ("--set", "generative_training.enabled=false")
+
+
+@pytest.fixture
+def released(shop: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A released workspace and the TOML of its files, both to be changed."""
+    files, workspace = tmp_path / "files", tmp_path / "run"
+    files.mkdir()
+    for path in shop.parent.iterdir():
+        if path.is_file():
+            shutil.copyfile(path, files / path.name)
+    shutil.copytree(shop, workspace, symlinks=True)
+    return files / "shop.toml", workspace
+
+
+def verdict_on_same_queries(workspace: Path) -> dict[str, object]:
+    document = json.loads((workspace / "release/release.json").read_text())
+    (found,) = [one for one in document["verdicts"] if one["name"].endswith("same queries")]
+    return found
+
+
+def add_newer_events(path: Path, world: World) -> None:
+    """Let every user take one item more, a day after all others."""
+    events = pl.read_csv(path)
+    following = {user: min(items) for user, items in world.answers.items()}
+    newest = pl.DataFrame(
+        {"user_id": list(following), "item_id": list(following.values())}
+    ).with_columns(
+        event_time=pl.lit("2025-01-01T00:00:00Z"), event_type=pl.lit(events["event_type"][0])
+    )
+    pl.concat([events, newest.select(events.columns)]).write_csv(path)
+
+
+def test_on_the_same_log_both_evaluations_are_compared(
+    released: tuple[Path, Path], world: World, recsys: Recsys
+) -> None:
+    config, workspace = released
+    champion = (workspace / "bundles/current").readlink().name.removeprefix("bundle-")
+    assert answers_file(workspace / "bundles", champion).exists()
+    result = recsys("run", "-c", config, "-w", workspace, *FEW, *QUICK, "--set", "seed=3")
+    assert result.exit_code == 0, result.output
+    verdict = verdict_on_same_queries(workspace)
+    assert f"{len(world.users)} users, 0 of them by events that are newer" in str(verdict["reason"])
+    assert f"champion {champion} on the same {len(world.users)} queries" in " ".join(
+        result.output.split()
+    )
+
+
+def test_newer_events_are_what_the_champions_bundle_is_queried_for(
+    released: tuple[Path, Path], world: World, recsys: Recsys
+) -> None:
+    config, workspace = released
+    bundles = workspace / "bundles"
+    before = Recommender.load((bundles / "current").resolve())
+    add_newer_events(config.parent / "events.csv", world)
+    keep = ("--set", "release.promote=false")
+    result = recsys("run", "-c", config, "-w", workspace, "-q", *FEW, *QUICK, *keep)
+    assert result.exit_code == 0, result.output
+    verdict = verdict_on_same_queries(workspace)
+    assert f"{len(world.users)} users, {len(world.users)} of them by" in str(verdict["reason"])
+
+    features = workspace / "build_features"
+    order = released_order(features)
+    inputs = read_inputs(features, workspace / "embed_items", order)
+    run = RunEvents.load(features, inputs.sequences)
+    table = pl.read_parquet(workspace / "evaluate" / f"per_user_{order}_test.parquet")
+    answers = answers_of(table, "blend", run)
+    found = same_queries(
+        answers, run, bundles, before.bundle.version, depth=20, max_queries=1_000, seed=0
+    )
+    assert found.num_stored == 0
+    assert found.times is not None
+    for place, (user_id, item_id) in enumerate(answers.select("user_id", "item_id").iter_rows()):
+        # The champion knows all of the history, so this is what its server would have shown.
+        context = Context(unix_time=int(found.times[place]))
+        listed = before.answer(Request(user_id=user_id, k=20, context=context)).items
+        ids = [item.item_id for item in listed]
+        rank = ids.index(item_id) + 1 if item_id in ids else 0
+        assert int(found.champion.values[place]) == rank
+
+
+def test_champion_that_has_seen_the_answers_is_not_queried(
+    released: tuple[Path, Path], recsys: Recsys
+) -> None:
+    config, workspace = released
+    for path in (workspace / "bundles").glob("answers-*"):
+        path.unlink()
+    settings = (*FEW, *QUICK, "--set", "release.max_drop_from_champion=1", "--set", "seed=3")
+    result = recsys("run", "-c", config, "-w", workspace, "-q", *settings)
+    assert result.exit_code == 0, result.output
+    verdict = verdict_on_same_queries(workspace)
+    assert verdict["value"] is None
+    assert "both answered 0 queries that neither had seen" in str(verdict["reason"])
+
+    keep = ("--set", "release.without_evidence='keep'", "--set", "seed=4")
+    for path in (workspace / "bundles").glob("answers-*"):
+        path.unlink()
+    served = (workspace / "bundles/current").readlink()
+    result = recsys("run", "-c", config, "-w", workspace, "-q", *settings, *keep)
+    assert result.exit_code == 3, result.output
+    assert "without_evidence" in " ".join(result.output.split())
+    assert (workspace / "bundles/current").readlink() == served

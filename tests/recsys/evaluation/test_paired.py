@@ -1,0 +1,167 @@
+import math
+
+import numpy as np
+import pytest
+
+from recsys.evaluation.paired import (
+    PairedConfig,
+    detectable,
+    group_values,
+    paired,
+    slice_losses,
+    time_blocks,
+)
+
+
+def pair(num_users: int, gain: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Values of two systems whose true difference is ``gain``."""
+    draw = np.random.default_rng(seed)
+    before = draw.random(num_users)
+    return before, before + gain + 0.1 * draw.standard_normal(num_users)
+
+
+def test_known_difference_is_found_with_its_interval() -> None:
+    before, after = pair(10_000, 0.01)
+    found = paired(before, after)
+    assert found.decision == "better"
+    assert found.not_worse
+    assert found.difference == pytest.approx(0.01, abs=0.003)
+    # 0.1 / sqrt(10,000) = 0.001; 97.5% two-sided is 2.24 of these on each side.
+    assert found.standard_error == pytest.approx(0.001, rel=0.03)
+    assert found.high - found.low == pytest.approx(2 * 2.24 * 0.001, rel=0.06)
+    assert found.relative == pytest.approx(found.difference / found.champion)
+
+
+def test_exchanging_the_two_turns_the_verdict_around() -> None:
+    before, after = pair(10_000, 0.01)
+    found = paired(after, before)
+    assert found.decision == "worse"
+    assert not found.not_worse
+
+
+def test_too_few_users_are_not_enough_evidence() -> None:
+    before, after = pair(20, 0.01)
+    found = paired(before, after)
+    assert found.decision == "not enough evidence"
+    assert not found.not_worse
+    # What would have been found is far above what there is.
+    assert found.detectable > 0.03
+
+
+def test_equal_lists_are_not_worse_at_any_margin() -> None:
+    same = np.linspace(0, 1, 50)
+    found = paired(same, same, PairedConfig(margin=0.0))
+    assert found.decision == "not enough evidence"
+    assert found.not_worse
+    assert (found.difference, found.low, found.high) == (0, 0, 0)
+
+
+def test_margin_says_what_loss_is_tolerated() -> None:
+    before, after = pair(10_000, -0.004)
+    tolerant = paired(before, after, PairedConfig(margin=0.05))
+    assert tolerant.decision == "worse"
+    assert tolerant.not_worse
+    assert not paired(before, after, PairedConfig(margin=0.001)).not_worse
+
+
+def test_detectable_difference_is_found_with_the_power_it_states() -> None:
+    config = PairedConfig()
+    # (2.2414 + 0.8416) standard errors.
+    assert detectable(1.0, config) == pytest.approx(3.083, abs=0.001)
+    error = 0.1 / math.sqrt(1_000)
+    pairs = [paired(*pair(1_000, detectable(error, config), seed)) for seed in range(200)]
+    share = np.mean([one.decision == "better" for one in pairs])
+    assert 0.72 <= share <= 0.88
+
+
+def test_queries_of_one_user_count_as_one_user() -> None:
+    before, after = pair(500, 0.01)
+    alone = paired(before, after)
+    repeated = paired(np.repeat(before, 4), np.repeat(after, 4), users=np.repeat(np.arange(500), 4))
+    assert repeated.num_queries == 2_000
+    assert repeated.num_users == 500
+    assert repeated.difference == pytest.approx(alone.difference)
+    assert repeated.standard_error == pytest.approx(alone.standard_error)
+
+
+def test_groups_of_unequal_size_keep_the_mean_over_queries() -> None:
+    values, groups = np.array([1.0, 2.0, 3.0, 10.0]), np.array([7, 7, 7, 9])
+    of_group = group_values(values, groups)
+    assert len(of_group) == 2
+    assert of_group.mean() == pytest.approx(values.mean())
+    # Sums 6 and 10, counts 3 and 1, mean 4: (6 - 12) / 2 and (10 - 4) / 2 from the mean.
+    np.testing.assert_allclose(of_group, [1, 7])
+
+
+def test_weeks_that_differ_widen_the_interval_and_take_the_claim_back() -> None:
+    draw = np.random.default_rng(1)
+    blocks = np.repeat(np.arange(10), 1_000)
+    before = draw.random(10_000)
+    by_week = 0.01 + 0.05 * np.tile([1, -1], 5)
+    after = before + by_week[blocks] + 0.05 * draw.standard_normal(10_000)
+    assert paired(before, after).decision != "not enough evidence"
+    found = paired(before, after, blocks=blocks)
+    assert found.decision == "not enough evidence"
+    assert found.time_low is not None
+    assert found.widest == (found.time_low, found.time_high)
+
+
+def test_few_blocks_have_no_interval() -> None:
+    before, after = pair(100, 0.1)
+    found = paired(before, after, blocks=np.arange(100) % 4)
+    assert found.time_low is None
+    assert found.widest == (found.low, found.high)
+
+
+def test_blocks_of_time_keep_equal_times_together() -> None:
+    times = np.array([5, 1, 1, 1, 9, 7, 3, 1])
+    blocks = time_blocks(times, 4)
+    assert blocks is not None
+    assert len(set(blocks[times == 1])) == 1
+    order = np.argsort(times, kind="stable")
+    assert (np.diff(blocks[order]) >= 0).all()
+    assert time_blocks(np.full(9, 3), 4) is None
+
+
+def test_slice_that_lost_more_than_the_margin_is_harmed_alone() -> None:
+    draw = np.random.default_rng(2)
+    before = draw.random(4_000)
+    new = np.arange(4_000) < 1_000
+    after = before - 0.2 * new + 0.05 * draw.standard_normal(4_000)
+    rare = np.arange(4_000) >= 3_990
+    losses = slice_losses(before, after, {"new users": new, "others": ~new, "few": rare})
+    assert {loss.name: loss.harmed for loss in losses} == {"new users": True, "others": False}
+
+
+def test_loss_within_the_margin_does_not_harm_a_slice() -> None:
+    before, after = pair(4_000, -0.02)
+    (loss,) = slice_losses(before, after, {"all": np.ones(4_000, bool)})
+    assert loss.found.decision == "worse"
+    assert not loss.harmed
+
+
+def test_queries_without_a_value_are_left_out() -> None:
+    before, after = pair(100, 0.1)
+    before[:10] = np.nan
+    assert paired(before, after).num_queries == 90
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (np.zeros(3), np.zeros(4), "same queries"),
+        (np.full(3, np.nan), np.zeros(3), "no query has a value of both"),
+        (np.zeros(3), np.full(3, np.inf), "infinite"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    before: np.ndarray, after: np.ndarray, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        paired(before, after)
+
+
+@pytest.mark.parametrize("setting", [{"confidence": 1.0}, {"margin": -0.1}, {"power": 0.0}])
+def test_impossible_settings_are_refused(setting: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        PairedConfig(**setting)
