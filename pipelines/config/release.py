@@ -23,12 +23,12 @@ class ReleaseConfig:
     max_drop_from_champion: float = 0.1
     """Relative to what the published bundle had on its own data, a safety net where too few queries
     are answered by both; 1 switches it off."""
-    compared_by: str = "ndcg@20"
-    """What champion and challenger are compared by on the same queries: the metric at twice its
-    depth finds 3% in more pairs than at 10 (docs/decisions/release-gate.md)."""
-    confidence: float = 0.975
-    """Of the intervals of that difference: one minus this is about the share of equal challengers
-    that are called better or worse."""
+    compared_by: str = "ndcg@50"
+    """What champion and challenger are compared by on the same queries; at 50 a difference shows
+    with half as many users as at 10 (docs/decisions/release-gate.md)."""
+    confidence: float = 0.96
+    """Of the intervals of that difference; where there are times, both of them must hold, and 2.7%
+    of equal challengers are called better or worse."""
     max_loss: float = 0.02
     """Relative loss that is tolerated: a challenger that is shown to be worse is published all the
     same if more than this is excluded."""

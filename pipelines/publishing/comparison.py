@@ -136,7 +136,7 @@ def reason_of(found: Compared, config: ReleaseConfig) -> str:
     low, high = by.relative_interval
     parts = [
         f"{by.decision}: {_percent(by.relative)} ({_percent(low)} to {_percent(high)} at "
-        f"{config.confidence:.1%}), {by.challenger:.4f} against {by.champion:.4f}",
+        f"{100 * config.confidence:g}%), {by.challenger:.4f} against {by.champion:.4f}",
         f"{config.metric} {named.challenger:.4f} against {named.champion:.4f}",
         f"{by.num_users} users, {by.num_users - found.num_stored} of them by events that are newer "
         f"than the champion; {_percent(by.relative_detectable)[1:]} would be found in 4 of 5 cases",

@@ -47,7 +47,7 @@ def test_worse_challenger_is_refused_and_the_verdict_names_what_was_found() -> N
     assert verdict.value == pytest.approx(after.sum() / before.sum() - 1)
     assert verdict.bound == -0.02
     assert verdict.reason.startswith("worse: -1")
-    for part in ("at 97.5%", "ndcg@10", "4000 users", "would be found in 4 of 5 cases"):
+    for part in ("at 96%", "ndcg@10", "4000 users", "would be found in 4 of 5 cases"):
         assert part in verdict.reason
     # The loss is the same everywhere, and no slice shows more than a tenth.
     assert not slices
@@ -93,7 +93,7 @@ def test_protected_slice_that_loses_is_refused_though_the_whole_gains() -> None:
     after = np.where(new, before * (np.random.default_rng(1).random(NUM_USERS) < 0.6), 1)
     whole, harmed = judged(before, after, CONFIG)
     assert whole.passed
-    assert harmed.name == "ndcg@20 of user_activity new against the champion"
+    assert harmed.name == "ndcg@50 of user_activity new against the champion"
     assert not harmed.passed
     assert harmed.value == pytest.approx(-0.4, abs=0.05)
     assert harmed.bound == -0.1

@@ -85,14 +85,14 @@ def test_newer_events_are_what_the_champions_bundle_is_queried_for(
     table = pl.read_parquet(workspace / "evaluate" / f"per_user_{order}_test.parquet")
     answers = answers_of(table, "blend", run)
     found = same_queries(
-        answers, run, bundles, before.bundle.version, depth=20, max_queries=1_000, seed=0
+        answers, run, bundles, before.bundle.version, depth=50, max_queries=1_000, seed=0
     )
     assert found.num_stored == 0
     assert found.times is not None
     for place, (user_id, item_id) in enumerate(answers.select("user_id", "item_id").iter_rows()):
         # The champion knows all of the history, so this is what its server would have shown.
         context = Context(unix_time=int(found.times[place]))
-        listed = before.answer(Request(user_id=user_id, k=20, context=context)).items
+        listed = before.answer(Request(user_id=user_id, k=50, context=context)).items
         ids = [item.item_id for item in listed]
         rank = ids.index(item_id) + 1 if item_id in ids else 0
         assert int(found.champion.values[place]) == rank
