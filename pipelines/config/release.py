@@ -39,7 +39,7 @@ class ReleaseConfig:
     """Users that both must have answered; fewer are not enough evidence, whatever they say."""
     max_compared: int = 20_000
     """Queries that both answer at most, drawn by the seed; they find a difference of 3%."""
-    without_evidence: Literal["release", "keep"] = "release"
+    when_undecided: Literal["release", "keep"] = "release"
     """What happens to a challenger that is shown to be neither better nor worse: newer data serve,
     or the champion stays."""
     min_index_recall: float = 0.99
@@ -54,9 +54,9 @@ class ReleaseConfig:
                 raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
         check_metric_name(self.compared_by)
         check_metric_name(self.metric)
-        if self.without_evidence not in ("release", "keep"):
+        if self.when_undecided not in ("release", "keep"):
             raise ValueError(
-                f"without_evidence must be 'release' or 'keep', got {self.without_evidence!r}"
+                f"when_undecided must be 'release' or 'keep', got {self.when_undecided!r}"
             )
         if not 2 <= self.min_compared <= self.max_compared:
             raise ValueError(

@@ -2,7 +2,7 @@
 
 Both answer the latest held-out queries (`pipelines.publishing.same_queries`), paired by user. The
 verdict names the difference, its interval and the difference that would have been found. Where
-neither is shown to be better, ``release.without_evidence`` decides.
+neither is shown to be better, ``release.when_undecided`` decides.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def comparison_verdicts(found: Compared, config: ReleaseConfig) -> list[Verdict]
     """Pass or refuse: one verdict on all queries, one on each slice that lost too much."""
     name = f"{config.compared_by} against the champion on the same queries"
     by = found.by
-    unsure = config.without_evidence == "release"
+    unsure = config.when_undecided == "release"
     if by is None:
         why = (
             f"not enough evidence: both answered {found.num_queries} queries that neither had "
@@ -150,8 +150,8 @@ def reason_of(found: Compared, config: ReleaseConfig) -> str:
 
 def default_of(config: ReleaseConfig) -> str:
     """Say what the default is."""
-    outcome = "is published" if config.without_evidence == "release" else "is not published"
-    return f"then it {outcome} (release.without_evidence = {config.without_evidence!r})"
+    outcome = "is published" if config.when_undecided == "release" else "is not published"
+    return f"then it {outcome} (release.when_undecided = {config.when_undecided!r})"
 
 
 def _percent(share: float) -> str:

@@ -213,7 +213,7 @@ def _lists(
             begin = max(begin, position - place + _num_known(users, user_id))
             seconds = [0] * (position - begin)
         else:
-            # Those that the bundle knows too are told apart by their times.
+            # Those that the bundle knows too are recognised by their times.
             seconds = np.asarray(sequences.times[begin:position]).tolist()
             moment = max(0, int(sequences.times[position]))
         events = [

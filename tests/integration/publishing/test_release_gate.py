@@ -111,11 +111,11 @@ def test_champion_that_has_seen_the_answers_is_not_queried(
     assert verdict["value"] is None
     assert "both answered 0 queries that neither had seen" in str(verdict["reason"])
 
-    keep = ("--set", "release.without_evidence='keep'", "--set", "seed=4")
+    keep = ("--set", "release.when_undecided='keep'", "--set", "seed=4")
     for path in (workspace / "bundles").glob("answers-*"):
         path.unlink()
     served = (workspace / "bundles/current").readlink()
     result = recsys("run", "-c", config, "-w", workspace, "-q", *settings, *keep)
     assert result.exit_code == 3, result.output
-    assert "without_evidence" in " ".join(result.output.split())
+    assert "when_undecided" in " ".join(result.output.split())
     assert (workspace / "bundles/current").readlink() == served

@@ -63,16 +63,16 @@ def test_exchanged_the_challenger_is_better_and_published() -> None:
 
 @pytest.mark.parametrize(("default", "passed"), [("release", True), ("keep", False)])
 def test_neither_is_shown_and_the_default_decides(default: str, passed: bool) -> None:
-    config = ReleaseConfig(without_evidence=default)
+    config = ReleaseConfig(when_undecided=default)
     (verdict,) = judged(ranks(0.3, 0), ranks(0.3, 1), config)
     assert verdict.reason.startswith("not enough evidence: ")
-    assert f"release.without_evidence = '{default}'" in verdict.reason
+    assert f"release.when_undecided = '{default}'" in verdict.reason
     assert verdict.passed == passed
 
 
 def test_equal_lists_are_published_by_either_default() -> None:
     same = ranks(0.3, 0)
-    (verdict,) = judged(same, same, ReleaseConfig(without_evidence="keep"))
+    (verdict,) = judged(same, same, ReleaseConfig(when_undecided="keep"))
     assert verdict.passed
     assert verdict.value == 0
     assert "not worse by more than the margin" in verdict.reason
@@ -105,14 +105,14 @@ def test_too_few_queries_are_no_evidence_whatever_they_say() -> None:
     assert verdict.passed
     assert (verdict.value, verdict.bound) == (None, None)
     assert "both answered 199 queries" in verdict.reason
-    assert not judged(*few, replace(CONFIG, without_evidence="keep"))[0].passed
+    assert not judged(*few, replace(CONFIG, when_undecided="keep"))[0].passed
     assert not judged(*few, replace(CONFIG, min_compared=100))[0].passed
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"without_evidence": "perhaps"}, "'release' or 'keep'"),
+        ({"when_undecided": "perhaps"}, "'release' or 'keep'"),
         ({"max_loss": 1.5}, r"max_loss must be in \[0, 1\]"),
         ({"min_compared": 1}, "min_compared"),
         ({"compared_by": "auc"}, "metric must be one of"),
