@@ -71,10 +71,9 @@ def adapt_to(
     )
     adaptation = (RankerAdaptation if base == "ranker" else RetrieverAdaptation)(task, released)
     judged = adaptation.judge()
-    verdicts = harm_verdicts(*judged, config.adapter)
+    verdicts = harm_verdicts(judged, config.adapter)
     refuse_harm(config, domain, verdicts)
-    results = {"base": judged.base, "adapter": judged.adapted}
-    metrics = metrics_of(judged.queries, results, config.adapter.metric)
+    metrics = metrics_of(judged, config.adapter.metric)
     trained = adaptation.final()
     directory = write_adapter(
         bundles_dir(config),

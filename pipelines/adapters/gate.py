@@ -1,25 +1,27 @@
 """The harm gate: an adapter must help its domain, and harm no protected slice or other domain.
 
 Judged on held-out users that neither trained the adapter nor selected its step, on the served path:
-queries of all domains in mixed batches, each through its own adapter.
+queries of all domains in mixed batches, each through its own adapter. The users' hidden items are
+of the domain, which a request says; so the baseline is the base over the domain's items alone, and
+only what the adapter adds to that is its gain.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pipelines.adapters.inputs import DomainQueries
+from pipelines.adapters.task import Judged
 from pipelines.config.adapter import AdapterConfig
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.errors import RefusedError
 from recsys.data.batch import Jagged
 from recsys.data.durable import write_durably
+from recsys.evaluation.paired import paired
 from recsys.evaluation.ranking import RankingResult
 from recsys.evaluation.slices import Slice, item_popularity_slices, user_activity_slices
 from serving.bundle.manifest import Verdict
@@ -30,29 +32,30 @@ UNCHANGED = 1.0
 """Share of other domains' lists that must stay the same."""
 
 
-def harm_verdicts(
-    queries: DomainQueries, base: RankingResult, adapted: RankingResult, config: AdapterConfig
-) -> list[Verdict]:
-    """Compare an adapter with its base.
+def harm_verdicts(judged: Judged, config: AdapterConfig) -> list[Verdict]:
+    """Compare an adapter with its base, both over the domain's items alone.
 
-    Args:
-        queries: Held-out queries of every domain, in the order of both results.
+    A request that names its domain needs no adapter to be answered with the domain's items, so that
+    much is the base's; lists of other domains must stay what they are over the whole catalogue.
     """
-    before, after = base.per_user(config.metric), adapted.per_user(config.metric)
+    queries = judged.queries
+    before, after = (
+        result.per_user(config.metric) for result in (judged.base_within, judged.adapted_within)
+    )
     own = torch.from_numpy(queries.domain_of_query == queries.domain)
-    verdicts = [_gain(before[own], after[own], queries.domain_name, config)]
-    owners = base.targets.segments()
-    for part in protected_slices(queries, base.targets):
-        inside = torch.zeros(len(own), dtype=torch.bool)
+    verdicts = [_gain(judged, before, after, config)]
+    targets = judged.base_within.targets
+    owners = targets.segments()
+    for part in protected_slices(queries.only_domain(), targets):
+        inside = torch.zeros(int(own.sum()), dtype=torch.bool)
         inside[owners[part.targets]] = True
-        inside &= own
         if int(inside.sum()) >= config.min_slice_users:
             name = f"{part.group} {part.name}"
             verdicts.append(_no_harm(before[inside], after[inside], name, config))
     for number, name in enumerate(queries.names):
         other = torch.from_numpy(queries.domain_of_query == number)
         if number != queries.domain and int(other.sum()):
-            verdicts.append(_unchanged(base, adapted, other, name))
+            verdicts.append(_unchanged(judged.base, judged.adapted, other, name))
     return verdicts
 
 
@@ -64,16 +67,21 @@ def protected_slices(queries: DomainQueries, targets: Jagged) -> list[Slice]:
     ]
 
 
-def _gain(before: Tensor, after: Tensor, domain: str, config: AdapterConfig) -> Verdict:
+def _gain(judged: Judged, before: Tensor, after: Tensor, config: AdapterConfig) -> Verdict:
     base, value = float(before.mean()), float(after.mean())
     bound = base * (1 + config.min_gain)
+    found = paired(before, after)
+    whole = metrics_of(judged, config.metric)
     return Verdict(
-        name=f"{config.metric} of domain {domain}",
+        name=f"{config.metric} of domain {judged.queries.domain_name}",
         value=value,
         bound=bound,
         # Equal is no gain, and an adapter costs something.
         passed=value > bound if config.min_gain == 0 else value >= bound,
-        reason=f"{len(before)} held-out users; the base alone has {base:.4f}",
+        reason=f"{len(before)} held-out users; over the domain's items alone the base has "
+        f"{base:.4f}, the adapter adds {found.difference:+.4f} ({found.low:+.4f} to "
+        f"{found.high:+.4f}: {found.decision}); over the whole catalogue the base has "
+        f"{whole['base'][config.metric]:.4f}, the adapter {whole['adapter'][config.metric]:.4f}",
     )
 
 
@@ -104,15 +112,16 @@ def _unchanged(base: RankingResult, adapted: RankingResult, other: Tensor, name:
     )
 
 
-def metrics_of(
-    queries: DomainQueries, results: Mapping[str, RankingResult], metric: str
-) -> dict[str, dict[str, float]]:
-    """Average a metric over the domain's users, by model."""
-    rows = torch.from_numpy(np.flatnonzero(queries.domain_of_query == queries.domain))
-    return {
-        name: {metric: float(result.per_user(metric)[rows].mean())}
-        for name, result in results.items()
+def metrics_of(judged: Judged, metric: str) -> dict[str, dict[str, float]]:
+    """Average a metric over the domain's users: base and adapter, over all items and its own."""
+    rows = torch.from_numpy(judged.queries.domain_of_query == judged.queries.domain)
+    values = {
+        "base": judged.base.per_user(metric)[rows],
+        "base_within_domain": judged.base_within.per_user(metric),
+        "adapter_within_domain": judged.adapted_within.per_user(metric),
+        "adapter": judged.adapted.per_user(metric)[rows],
     }
+    return {name: {metric: float(one.mean())} for name, one in values.items()}
 
 
 def refuse_harm(config: RunConfig, domain: str, verdicts: list[Verdict]) -> None:

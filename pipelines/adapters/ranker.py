@@ -65,12 +65,14 @@ class RankerAdaptation:
         examples = domain_examples(self.task, self.ranker, learning, judging)
         self._trained = train_adapter(self.task, self.ranker.model, examples[0])
         adapters = {self.task.name: self._trained.adapter}
-        model = self.ranker.model
-        return Judged(
-            judging,
-            ranked_by_domain(model, judging, examples[1], {}),
-            ranked_by_domain(model, judging, examples[1], adapters),
-        )
+        own = torch.from_numpy(self.task.domains.own_items(judging.domain))
+
+        def ranked(known: Mapping[str, LoraAdapter], within: Tensor | None) -> RankingResult:
+            return ranked_by_domain(self.ranker.model, judging, examples[1], known, within)
+
+        base, adapted = (ranked(known, None) for known in ({}, adapters))
+        base_within, adapted_within = (ranked(known, own) for known in ({}, adapters))
+        return Judged(judging, base, adapted, base_within, adapted_within)
 
     def final(self) -> TrainedAdapter:
         """Give the adapter that was judged."""
@@ -187,26 +189,41 @@ def ranked_by_domain(
     queries: DomainQueries,
     examples: RankingExamples,
     adapters: Mapping[str, LoraAdapter],
+    within: Tensor | None = None,
 ) -> RankingResult:
-    """Rank each query's candidates as serving does, by the adapter of its domain."""
+    """Rank each query's candidates as serving does, by the adapter of its domain.
+
+    Args:
+        model: The base.
+        queries: Of every domain.
+        examples: Their candidates.
+        adapters: By domain.
+        within: Items of the adapted domain, [N] bool, to rank its queries alone among those of
+            their candidates; None ranks every query among all of its candidates.
+    """
     adapted = AdaptedRanker(twin_of(model), adapters)
-    rows, targets = examples.candidates.item_rows, examples.targets
+    chosen = torch.arange(len(queries))
+    if within is not None:
+        chosen = torch.from_numpy(queries.domain_of_query == queries.domain).nonzero()[:, 0]
+    rows, targets = examples.candidates.item_rows[chosen], examples.targets.take(chosen)
     scores = torch.full(rows.shape, -torch.inf)
-    for query, number in enumerate(queries.domain_of_query.tolist()):
-        domain = queries.names[number]
+    for place, query in enumerate(chosen.tolist()):
+        domain = queries.names[queries.domain_of_query[query]]
         batch = examples.whole_batch(torch.tensor([query]))
         reader, own = model.reader_of(batch, 0), batch.candidates.values
         if adapted.knows(domain):
             found = adapted.score_candidates(reader, own, batch.candidate_dense, domain)
         else:
             found = model.score_candidates(reader, own, batch.candidate_dense)
-        scores[query, rows[query] > 0] = found
+        if within is not None:
+            found = found.masked_fill(~within[own], -torch.inf)
+        scores[place, rows[place] > 0] = found
     places = reranked_places(scores, rows.shape[1])
     top = TopK(scores.gather(1, places), rows.gather(1, places))
     return RankingResult(
         metrics={},
-        num_users=len(queries),
-        user_rows=torch.arange(len(queries)),
+        num_users=len(chosen),
+        user_rows=chosen,
         targets=targets,
         ranks=Jagged(list_ranks(top.item_rows, targets).values, targets.offsets),
         top_k=top,

@@ -63,24 +63,33 @@ class RetrieverAdaptation:
             task, task.config.workspace / f"train_{task.base}" / task.order / task.base
         )
         selecting, judging = task.halves()
-        if min(len(selecting), len(judging.only_domain())) < 2:
+        own = judging.only_domain()
+        if min(len(selecting), len(own)) < 2:
             raise ValueError(
                 f"domain {task.name!r} has {len(selecting)} held-out users to select a step by and "
-                f"{len(judging.only_domain())} to judge by; it needs 2 of each"
+                f"{len(own)} to judge by; it needs 2 of each"
             )
         base = measure(task, model.score, judging)
+        base_within = measure(task, model.score, own, within=True)
         adapter = new_adapter(task, model)
         loss_at, num_examples = losses(task, model, "train")
 
         def evaluate(_: nn.Module) -> Mapping[str, float]:
-            return measure(task, model.score, selecting).metrics
+            # Over the domain's items alone: to list no others needs no adapter.
+            return measure(task, model.score, selecting, within=True).metrics
 
         steps = replace(config.for_examples(num_examples), metric=config.metric)
         self._best_step = task.fit(adapter, loss_at, steps, evaluate).best_step
         adapter.detach()
         retriever = AdaptedRetriever(model, {task.name: adapter})
         score = partial(score_mixed, retriever, task.domains.names)
-        return Judged(judging, base, measure(task, score, judging))
+        return Judged(
+            queries=judging,
+            base=base,
+            adapted=measure(task, score, judging),
+            base_within=base_within,
+            adapted_within=measure(task, score, own, within=True),
+        )
 
     def final(self) -> TrainedAdapter:
         """Train on everything, over the released model, for as many epochs as were best."""
@@ -143,14 +152,27 @@ def score_mixed(
 
 
 def measure(
-    task: Task, score: Callable[[JaggedBatch], Tensor], queries: DomainQueries
+    task: Task,
+    score: Callable[[JaggedBatch], Tensor],
+    queries: DomainQueries,
+    *,
+    within: bool = False,
 ) -> RankingResult:
-    """Rank the catalogue for held-out queries, or the domain's items (``softmax_over``)."""
+    """Rank the catalogue for held-out queries.
+
+    Args:
+        task: What is adapted.
+        score: Scores of every item for a batch.
+        queries: Of one or more domains.
+        within: Whether queries of the domain rank its items alone, as they always do with
+            ``softmax_over = "domain"``.
+    """
+    within = within or task.config.adapter.softmax_over == "domain"
     held_out, elsewhere = queries.held_out, ~torch.from_numpy(task.domains.own_items(task.domain))
 
     def ranked(batch: JaggedBatch) -> Tensor:
         scores = score(batch.to(task.device))
-        if task.config.adapter.softmax_over == "domain":
+        if within:
             own = batch["domain"].values == task.domain
             scores[(own[:, None] & elsewhere).to(scores.device)] = -torch.inf
         return scores

@@ -29,7 +29,12 @@ class Judged(NamedTuple):
 
     queries: DomainQueries
     base: RankingResult
+    """Over the whole catalogue, of every domain's queries."""
     adapted: RankingResult
+    base_within: RankingResult
+    """Over the domain's items alone, of its own queries: what the domain's name is worth without an
+    adapter."""
+    adapted_within: RankingResult
 
 
 class TrainedAdapter(NamedTuple):

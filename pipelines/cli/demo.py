@@ -188,10 +188,14 @@ def adapter_lines(path: Path) -> list[str]:
             lines.append(f"Domain {one['domain']}: answered by the base; {one['refused']}")
             continue
         (metric,) = one["metrics"]["base"]
-        before, after = (one["metrics"][name][metric] for name in ("base", "adapter"))
+        base, before, after, whole = (
+            one["metrics"][name][metric]
+            for name in ("base", "base_within_domain", "adapter_within_domain", "adapter")
+        )
         lines.append(
-            f"Domain {one['domain']}: an adapter answers requests whose context names it; "
-            f"{metric} of held-out users {before:.3f}, {after:.3f} with it."
+            f"Domain {one['domain']}: an adapter answers requests whose context names it; {metric} "
+            f"of held-out users over its items alone: base {before:.3f}, adapter {after:.3f} "
+            f"(over the whole catalogue {base:.3f} and {whole:.3f})."
         )
     return lines
 

@@ -102,14 +102,16 @@ def test_demo_names_what_is_served_and_why(shop: Path, tmp_path: Path) -> None:
     assert ranker_line(path) is None
     path.write_text('{"served": false, "reason": "it is behind"}')
     assert ranker_line(path) == "The blend's order is served: on validation, it is behind."
-    metric = {"base": {"ndcg@10": 0.1}, "adapter": {"ndcg@10": 0.2}}
+    values = {"base": 0.1, "base_within_domain": 0.2, "adapter_within_domain": 0.25}
+    metric = {name: {"ndcg@10": value} for name, value in (values | {"adapter": 0.15}).items()}
     adapters = [
         {"domain": "a", "adapter": "adapter-1", "refused": None, "metrics": metric},
         {"domain": "b", "adapter": None, "refused": "no gain"},
     ]
     path.write_text(json.dumps(adapters))
     first, second = adapter_lines(path)
-    assert "0.100, 0.200 with it" in first
+    assert "over its items alone: base 0.200, adapter 0.250" in first
+    assert "over the whole catalogue 0.100 and 0.150" in first
     assert second == "Domain b: answered by the base; no gain"
 
 

@@ -5,6 +5,7 @@ import torch
 
 from pipelines.adapters.gate import harm_verdicts, metrics_of
 from pipelines.adapters.inputs import DomainQueries
+from pipelines.adapters.task import Judged
 from pipelines.config.adapter import AdapterConfig
 from recsys.data.batch import Jagged
 from recsys.data.held_out import HeldOut
@@ -44,8 +45,27 @@ def ranked(ranks: torch.Tensor, *, films: int = 3) -> RankingResult:
     )
 
 
+def own(ranks: torch.Tensor) -> RankingResult:
+    """The domain's queries alone."""
+    each = Jagged.one_each(torch.ones(NUM_OWN, dtype=torch.int64))
+    whole = ranked(ranks)
+    return whole._replace(
+        num_users=NUM_OWN,
+        user_rows=torch.arange(NUM_OWN),
+        targets=each,
+        ranks=each._replace(values=ranks[:NUM_OWN]),
+        top_k=TopK(*(part[:NUM_OWN] for part in whole.top_k)),
+    )
+
+
+def judged(before: torch.Tensor, after: torch.Tensor, **films: int) -> Judged:
+    """Ranks over the domain's items alone are those over the whole catalogue."""
+    whole = ranked(before), ranked(after, **films)
+    return Judged(queries(), *whole, own(before), own(after))
+
+
 def verdicts(before: torch.Tensor, after: torch.Tensor, **films: int) -> dict[str, bool]:
-    found = harm_verdicts(queries(), ranked(before), ranked(after, **films), CONFIG)
+    found = harm_verdicts(judged(before, after, **films), CONFIG)
     return {one.name: one.passed for one in found}
 
 
@@ -61,8 +81,7 @@ def test_what_helps_everybody_passes() -> None:
         "ndcg@10 of item_popularity head": True,
         "lists of domain films unchanged": True,
     }
-    results = {"base": ranked(before), "adapter": ranked(after)}
-    reported = metrics_of(queries(), results, "ndcg@10")
+    reported = metrics_of(judged(before, after), "ndcg@10")
     assert reported["adapter"] == {"ndcg@10": 1.0}
     assert abs(reported["base"]["ndcg@10"] - 1 / np.log2(5)) < 1e-12
 
@@ -87,7 +106,7 @@ def test_no_gain_at_all_is_refused_and_a_tolerated_drop_is_let_pass() -> None:
     lower[1:NUM_OWN:4] = 1
     assert not verdicts(before, lower)["ndcg@10 of user_activity new"]
     lenient = AdapterConfig(max_drop=0.2)
-    found = harm_verdicts(queries(), ranked(before), ranked(lower), lenient)
+    found = harm_verdicts(judged(before, lower), lenient)
     assert all(one.passed for one in found)
 
 
@@ -105,3 +124,18 @@ def test_another_domain_that_gets_other_lists_is_harm() -> None:
     after = before.clone()
     after[:NUM_OWN] = 1
     assert not verdicts(before, after, films=8)["lists of domain films unchanged"]
+
+
+def test_listing_the_domains_items_alone_is_the_bases_and_no_gain_of_an_adapter() -> None:
+    whole = torch.full((NUM_OWN + NUM_OTHER,), 9)
+    within = torch.full((NUM_OWN + NUM_OTHER,), 2)
+    # The adapter lists the domain's items and orders them as the base does.
+    found = Judged(queries(), ranked(whole), ranked(within), own(within), own(within))
+    gain = harm_verdicts(found, CONFIG)[0]
+    assert not gain.passed
+    assert gain.value == gain.bound
+    assert "the adapter adds +0.0000" in gain.reason
+    assert f"over the whole catalogue the base has {1 / np.log2(10):.4f}" in gain.reason
+    reported = metrics_of(found, "ndcg@10")
+    assert reported["base_within_domain"] == reported["adapter_within_domain"]
+    assert reported["base"]["ndcg@10"] < reported["adapter"]["ndcg@10"]

@@ -9,7 +9,7 @@ import torch
 from pipelines.adapters.gate import harm_verdicts
 from pipelines.adapters.inputs import DomainQueries, Domains
 from pipelines.adapters.ranker import ranked_by_domain, train_adapter
-from pipelines.adapters.task import Task
+from pipelines.adapters.task import Judged, Task
 from pipelines.presets import PRESETS
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.held_out import HeldOut
@@ -100,12 +100,28 @@ def test_an_adapter_learns_its_domains_order_and_no_other_list_moves():
     before, after = (result.per_user("ndcg@10") for result in (base, adapted))
     assert float(after[:60].mean()) > float(before[:60].mean()) + 0.3
     assert torch.equal(after[60:], before[60:])
-    verdicts = harm_verdicts(judging, base, adapted, task().config.adapter)
+    within = torch.ones(NUM_ITEMS + 1, dtype=torch.bool)
+    own = [ranked_by_domain(model, judging, seen, one, within) for one in ({}, {"books": adapter})]
+    # Where every candidate is of the domain, its name is worth nothing.
+    assert torch.equal(own[1].per_user("ndcg@10"), after[:60])
+    verdicts = harm_verdicts(Judged(judging, base, adapted, *own), task().config.adapter)
     assert {one.name for one in verdicts} >= {
         "ndcg@10 of domain books",
         "lists of domain films unchanged",
     }
     assert all(one.passed for one in verdicts)
+
+
+def test_over_the_domains_items_alone_others_are_below_all_of_them():
+    model = ranker()
+    judging, seen = people((40, 10), seed=3)
+    within = torch.arange(NUM_ITEMS + 1) % 2 == 1
+    found = ranked_by_domain(model, judging, seen, {}, within)
+    assert found.num_users == 40
+    inside = within[found.top_k.item_rows.clamp_min(0)] & (found.top_k.item_rows > 0)
+    num_inside = inside.sum(1, keepdim=True)
+    places = torch.arange(inside.shape[1])
+    assert torch.equal(inside, places < num_inside)
 
 
 def test_a_domain_of_too_few_users_is_refused_in_words():
