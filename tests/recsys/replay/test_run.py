@@ -1,0 +1,143 @@
+"""A whole replay of a small log: what it knows, what it keeps, what a kill costs."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recsys.replay.fits import Replay
+from recsys.replay.folder import SERVED, read_json
+from recsys.replay.measures import document_of
+from recsys.replay.run import replay_of, run
+from recsys.replay.steps import ReplayConfig
+from recsys.reproduction.prepared import Prepared
+from tests.recsys.replay.logs import prepared_of, walks
+
+CONFIG = ReplayConfig(num_steps=3, first_share=0.6)
+MODELS = ("popularity", "item_to_item", "ease", "sequence")
+
+
+def replayed(log: Prepared, folder: Path, config: ReplayConfig = CONFIG) -> Replay:
+    replay = replay_of(log, config, folder, order="given", device="cpu")
+    run(replay, lambda line: None)
+    return replay
+
+
+def lists(folder: Path) -> dict[str, np.ndarray]:
+    found = {}
+    for path in sorted(folder.glob("steps/*/lists/*.npz")):
+        with np.load(path) as file:
+            found[f"{path.parent.parent.name} {path.stem}"] = file["item_rows"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("replay") / "whole"
+    return replayed(prepared_of(walks()), folder)
+
+
+def test_every_policy_answers_every_step(whole):
+    document = document_of(whole)
+    names = {(row["policy"], row["row"]) for row in document["rows"]}
+    policies = ("full", "incremental", "never")
+    assert names == {(policy, row) for policy in policies for row in (SERVED, *MODELS)}
+    assert {row["step"] for row in document["rows"]} == {1, 2, 3}
+    assert len(document["summary"]) == len(names)
+    of_step = {
+        (row["policy"], row["step"]): row for row in document["rows"] if row["row"] == "ease"
+    }
+    # All policies begin with the models of the first step.
+    first = [of_step[policy, 1]["metrics"] for policy in policies]
+    assert first[0] == first[1] == first[2]
+    assert of_step["never", 3]["model_age_days"] > 0 == of_step["full", 3]["model_age_days"]
+    assert of_step["never", 3]["fit_seconds"] == 0 < of_step["full", 3]["fit_seconds"]
+
+
+def test_walks_are_learned(whole):
+    summary = {
+        (row["policy"], row["row"]): row["metrics"]["recall@10"]
+        for row in document_of(whole)["summary"]
+    }
+    assert summary["full", SERVED] > 3 * summary["full", "popularity"]
+    assert summary["full", SERVED] >= 0.95 * max(summary["full", name] for name in MODELS)
+
+
+def test_no_list_holds_an_unknown_item_or_the_history(whole):
+    events = whole.inputs.sequences
+    for step in whole.steps[1:]:
+        queries = whole.queries(step)
+        rows = lists(whole.folder.path)[f"{step.number} full.{SERVED}"]
+        assert queries.candidates[rows[rows > 0]].all()
+        for place, end in enumerate(queries.history_ends):
+            seen = events.item_rows[events.offsets[queries.user_rows[place]] : end]
+            assert not set(seen) & set(rows[place])
+
+
+@pytest.mark.parametrize("policy", ["full", "incremental"])
+def test_a_step_knows_nothing_of_what_comes_after_it(whole, changed, tmp_path, policy):
+    moment = whole.steps[2].end
+    config = replace(CONFIG, policies=(policy,))
+    other = replayed(changed(moment), tmp_path / "changed", config)
+    before, after = lists(whole.folder.path), lists(other.folder.path)
+    for name, rows in after.items():
+        same = np.array_equal(before[name], rows)
+        assert same == (int(name.split()[0]) <= 2) or name.endswith("popularity"), name
+
+
+def test_a_killed_replay_goes_on_and_ends_the_same(log, whole, tmp_path):
+    folder = tmp_path / "killed"
+    shutil.copytree(whole.folder.path, folder)
+    # As a kill in step 3 leaves it: no mark that the step is done, and blends not made.
+    for name in ("full", "incremental", "never"):
+        (folder / "steps" / "3" / f"{name}.json").unlink()
+        for step in (1, 2, 3):
+            (folder / "steps" / str(step) / "lists" / f"{name}.{SERVED}.npz").unlink()
+    kept = (folder / "steps" / "2" / "full.json").stat().st_mtime_ns
+    replayed(log, folder)
+    assert (folder / "steps" / "2" / "full.json").stat().st_mtime_ns == kept
+    before, after = lists(whole.folder.path), lists(folder)
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_processes_give_what_one_gives(log, whole, tmp_path):
+    config = replace(CONFIG, jobs=2, policies=("full",))
+    other = replayed(log, tmp_path / "jobs", config)
+    before, after = lists(whole.folder.path), lists(other.folder.path)
+    same = [np.array_equal(before[name], rows) for name, rows in after.items()]
+    assert np.mean(same) > 0.8  # another number of threads may round a score otherwise
+
+
+def test_another_replay_in_the_folder_is_refused(whole, log):
+    with pytest.raises(ValueError, match="holds a replay of other data or settings"):
+        replay_of(log, replace(CONFIG, num_steps=2), whole.folder.path, order="given")
+
+
+def test_blend_weights_of_a_step_come_from_the_step_before(whole, tmp_path, log, changed):
+    # The last step's own events change nothing in the weights that serve it.
+    moment = whole.steps[3].begin
+    other = replayed(changed(moment), tmp_path / "other", replace(CONFIG, policies=("full",)))
+    paths = [replay.folder.step(3) / "blends" / "full.json" for replay in (whole, other)]
+    documents = [read_json(path) for path in paths]
+    assert documents[0]["weights"] == documents[1]["weights"]
+
+
+def test_lists_of_peers_are_measured_and_their_failures_kept(whole, tmp_path, log):
+    folder = tmp_path / "peers"
+    shutil.copytree(whole.folder.path, folder)
+    for step in (1, 2):
+        source = folder / "steps" / str(step) / "lists"
+        shutil.copy(source / "full.served.npz", source / "peer.copy.npz")
+    (folder / "steps" / "3" / "lists" / "peer.copy.error.txt").write_text("out of memory\n")
+    document = document_of(replay_of(log, CONFIG, folder, order="given", device="cpu"))
+    rows = [row for row in document["rows"] if row["policy"] == "peer"]
+    served = {
+        row["step"]: row["metrics"]
+        for row in document["rows"]
+        if (row["policy"], row["row"]) == ("full", SERVED)
+    }
+    assert [row["metrics"] for row in rows[:2]] == [served[1], served[2]]
+    assert rows[2] == {"policy": "peer", "row": "copy", "step": 3, "error": "out of memory"}
