@@ -72,8 +72,8 @@ def adapt_to(
     adaptation = (RankerAdaptation if base == "ranker" else RetrieverAdaptation)(task, released)
     judged = adaptation.judge()
     verdicts = harm_verdicts(judged, config.adapter)
-    refuse_harm(config, domain, verdicts)
     metrics = metrics_of(judged, config.adapter.metric)
+    refuse_harm(config, domain, verdicts, metrics)
     trained = adaptation.final()
     directory = write_adapter(
         bundles_dir(config),

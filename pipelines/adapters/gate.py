@@ -26,6 +26,7 @@ from recsys.evaluation.ranking import RankingResult
 from recsys.evaluation.slices import Slice, item_popularity_slices, user_activity_slices
 from serving.bundle.manifest import Verdict
 
+Metrics = dict[str, dict[str, float]]
 ONE_SIDED = 1.645
 """Standard errors below 0 of a one-sided test at 5%."""
 UNCHANGED = 1.0
@@ -112,7 +113,7 @@ def _unchanged(base: RankingResult, adapted: RankingResult, other: Tensor, name:
     )
 
 
-def metrics_of(judged: Judged, metric: str) -> dict[str, dict[str, float]]:
+def metrics_of(judged: Judged, metric: str) -> Metrics:
     """Average a metric over the domain's users: base and adapter, over all items and its own."""
     rows = torch.from_numpy(judged.queries.domain_of_query == judged.queries.domain)
     values = {
@@ -124,24 +125,38 @@ def metrics_of(judged: Judged, metric: str) -> dict[str, dict[str, float]]:
     return {name: {metric: float(one.mean())} for name, one in values.items()}
 
 
-def refuse_harm(config: RunConfig, domain: str, verdicts: list[Verdict]) -> None:
+class RefusedAdapterError(RefusedError):
+    """The gate refused an adapter."""
+
+    def __init__(self, message: str, metrics: Metrics) -> None:
+        super().__init__(message)
+        self.metrics = metrics
+        """As of `metrics_of`."""
+
+
+def refuse_harm(config: RunConfig, domain: str, verdicts: list[Verdict], metrics: Metrics) -> None:
     """Write the verdicts and stop if one of them failed.
 
     Raises:
-        RefusedError: One failed; names each such check with its value and bound.
+        RefusedAdapterError: One failed; names each such check with its value and bound.
     """
     if all(verdict.passed for verdict in verdicts):
         return
     path = config.workspace / "refused-adapter.json"
-    document = {"domain": domain, "verdicts": [verdict.model_dump() for verdict in verdicts]}
+    document = {
+        "domain": domain,
+        "verdicts": [verdict.model_dump() for verdict in verdicts],
+        "metrics": metrics,
+    }
     write_durably(path, to_json(document))
     failed = [
         f"  {one.name}: {one.value:.4f} against a bound of {one.bound:.4f} ({one.reason})"
         for one in verdicts
         if not one.passed
     ]
-    raise RefusedError(
+    raise RefusedAdapterError(
         f"the adapter of domain {domain!r} is refused and was not registered; the domain is "
         "answered as before.\n" + "\n".join(failed) + f"\nAll verdicts: {path}. The bounds are "
-        "in [adapter]."
+        "in [adapter].",
+        metrics,
     )

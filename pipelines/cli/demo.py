@@ -181,21 +181,23 @@ def ranker_line(path: Path) -> str | None:
 
 
 def adapter_lines(path: Path) -> list[str]:
-    """Say what became of each domain's adapter."""
+    """Say what became of each domain's adapter, and against what it was judged."""
     lines = []
     for one in read_json(path):
-        if one["adapter"] is None:
-            lines.append(f"Domain {one['domain']}: answered by the base; {one['refused']}")
-            continue
         (metric,) = one["metrics"]["base"]
         base, before, after, whole = (
             one["metrics"][name][metric]
             for name in ("base", "base_within_domain", "adapter_within_domain", "adapter")
         )
+        outcome = (
+            "the base answers, its adapter was refused by the harm gate"
+            if one["adapter"] is None
+            else "an adapter answers requests whose context names it"
+        )
         lines.append(
-            f"Domain {one['domain']}: an adapter answers requests whose context names it; {metric} "
-            f"of held-out users over its items alone: base {before:.3f}, adapter {after:.3f} "
-            f"(over the whole catalogue {base:.3f} and {whole:.3f})."
+            f"Domain {one['domain']}: {outcome}; {metric} of held-out users over its items alone: "
+            f"base {before:.3f}, adapter {after:.3f} (over the whole catalogue {base:.3f} and "
+            f"{whole:.3f})."
         )
     return lines
 
@@ -224,7 +226,7 @@ def where_things_are(workspace: Path, bundle: Path, seconds: float) -> Panel:
         f"              recsys recommend --session 50,172 --k 5{option}",
         f"serve it      recsys serve --expose-users --allow-admin{option}",
         """              curl -s --json '{"user_id": "1", "k": 5}' localhost:8000/v1/recommend""",
-        """              the same with "context": {"domain": "classics"} asks its adapter""",
+        """              "context": {"domain": "classics"} has its adapter answer, if it has one""",
         "your data     recsys run --config shop.toml   (see recsys run --help)",
     ]
     return Panel(Group(*(Text(line) for line in lines)), title="Next", title_align="left")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.adapters.adapt import adapt_to
+from pipelines.adapters.gate import RefusedAdapterError
 from pipelines.engine.artifacts import read_json, to_json
-from pipelines.engine.errors import RefusedError
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir
 from serving.bundle.adapters import domain_directory
@@ -42,8 +42,9 @@ def adapt_domains(context: StageContext) -> StageRows:
             found = adapt_to(
                 config, domain, bundle, publish=published, show_progress=context.show_progress
             )
-        except RefusedError as error:
-            outcomes.append({"domain": domain, "adapter": None, "refused": str(error)})
+        except RefusedAdapterError as error:
+            refused = {"refused": str(error), "metrics": error.metrics}
+            outcomes.append({"domain": domain, "adapter": None, **refused})
             continue
         outcomes.append(
             {

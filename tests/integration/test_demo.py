@@ -106,13 +106,13 @@ def test_demo_names_what_is_served_and_why(shop: Path, tmp_path: Path) -> None:
     metric = {name: {"ndcg@10": value} for name, value in (values | {"adapter": 0.15}).items()}
     adapters = [
         {"domain": "a", "adapter": "adapter-1", "refused": None, "metrics": metric},
-        {"domain": "b", "adapter": None, "refused": "no gain"},
+        {"domain": "b", "adapter": None, "refused": "no gain", "metrics": metric},
     ]
     path.write_text(json.dumps(adapters))
     first, second = adapter_lines(path)
     assert "over its items alone: base 0.200, adapter 0.250" in first
     assert "over the whole catalogue 0.100 and 0.150" in first
-    assert second == "Domain b: answered by the base; no gain"
+    assert second.startswith("Domain b: the base answers, its adapter was refused by the harm gate")
 
 
 def test_demo_shows_two_items_whose_semantic_ids_begin_alike(shop: Path) -> None:
