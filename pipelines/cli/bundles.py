@@ -271,7 +271,8 @@ def append_items(
     """
     import time
 
-    from pipelines.publishing.append_items import NothingNewError, append, is_store
+    from pipelines.publishing.append_items import NothingNewError, append
+    from serving.online.opening import is_store
 
     if follow and not is_store(items):
         raise ValueError(f"--follow follows an online store, got {items}; name sqlite:FOLDER")

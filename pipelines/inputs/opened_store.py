@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipelines.inputs.online_events import ExportReport, export_events, export_requests
-from serving.online.opening import open_store
+from serving.online.opening import SQLITE, open_store
 from serving.online.store import OnlineStore, StoreError
 
-SQLITE = "sqlite:"
 TIMEOUT_MS = 10_000.0
 """How long one reading may take: nobody waits for it."""
 
@@ -51,7 +50,7 @@ def opened(url: str) -> Iterator[OnlineStore]:
             "folder online of the run's workspace unless --store says otherwise"
         )
     try:
-        store = open_store(url, timeout_ms=TIMEOUT_MS)
+        store = open_store(url, timeout_ms=TIMEOUT_MS, readonly=True)
         if store is None:
             raise ValueError(f"store {url!r} holds nothing; name sqlite:FOLDER or redis://HOST")
         try:

@@ -14,15 +14,14 @@ from pipelines.config.toml import Table, merge, parse_assignment, plain, read_to
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.workspace import check_writable
-from pipelines.inputs.opened_store import SQLITE, export_store
+from pipelines.inputs.opened_store import export_store
 from pipelines.presets import PRESETS
+from serving.online.opening import SQLITE, is_store
 
 DEFAULT_PRESET = "auto"
 PLAN = "plan.json"
 """In a workspace: what an automatic run does, and why."""
 FILE_KEYS = {"data": ("events", "online_events", "items", "users")}
-STORES = (SQLITE, "redis:", "rediss:", "unix:")
-"""How addresses of online stores begin; other values of data.online_events are folders."""
 ONLINE_EVENTS = "online_events"
 """In a workspace: the events of a store."""
 MODEL_KEYS = {"content": "encoder", "enrichment": "model"}
@@ -67,7 +66,7 @@ def moved_to(folder: Path, value: object) -> object:
         return value
     if value.startswith(SQLITE):
         return SQLITE + str(folder / value.removeprefix(SQLITE))
-    return value if value.startswith(STORES) else str(folder / value)
+    return value if is_store(value) else str(folder / value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +199,7 @@ def with_online_events(config: RunConfig) -> RunConfig:
         ValueError: There is no such store, or its events cannot be read; says what to do.
     """
     url = config.data.online_events
-    if url is None or not url.startswith(STORES):
+    if url is None or not is_store(url):
         return config
     folder = config.workspace / ONLINE_EVENTS
     export_store(url, folder)

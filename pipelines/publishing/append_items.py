@@ -28,10 +28,10 @@ from recsys.data.durable import locked
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import CURRENT, read_manifest
+from serving.online.opening import is_store
 
 Vectors = NDArray[np.float32]
 CATEGORY_SEPARATOR = "|"
-STORES = ("sqlite:", "redis:", "rediss:", "unix:")
 
 
 def read_items(path: Path) -> pl.DataFrame:
@@ -162,11 +162,6 @@ def content_of(
     check_encoder(encoder, bundle, directory)
     texts = described([text_of(row, config) for row in rows], bundle, directory)
     return encode_cached(texts, encoder, cache_dir("embeddings"))
-
-
-def is_store(source: str) -> bool:
-    """Tell whether new items come from an online store and not from a file."""
-    return source.startswith(STORES)
 
 
 def items_of_store(url: str, bundle: Bundle) -> pl.DataFrame:

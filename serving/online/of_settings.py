@@ -14,9 +14,9 @@ from serving.settings import Settings
 
 
 def store_opener(settings: Settings) -> Callable[[], OnlineStore | None]:
-    """Give what opens the store, in the process that is to read it."""
+    """Give what opens the store, in a process that only reads it."""
     url, timeout_ms = settings.store_url, settings.store_timeout_ms
-    return lambda: open_store(url, timeout_ms=timeout_ms)
+    return lambda: open_store(url, timeout_ms=timeout_ms, readonly=True)
 
 
 def open_writer(settings: Settings) -> tuple[Settings, EventWriter | None]:
@@ -29,7 +29,7 @@ def open_writer(settings: Settings) -> tuple[Settings, EventWriter | None]:
         ValueError: The store that was named cannot be opened; says what to do.
     """
     try:
-        store = store_opener(settings)()
+        store = open_store(settings.store_url, timeout_ms=settings.store_timeout_ms)
     except StoreError as error:
         if settings.store is not None:
             raise ValueError(str(error)) from None

@@ -10,8 +10,14 @@ from serving.online.sqlite_store import SqliteStore
 from serving.online.store import OnlineStore
 
 NO_STORE = "none"
-REDIS = ("redis://", "rediss://", "unix://")
+SQLITE = "sqlite:"
+REDIS = ("redis:", "rediss:", "unix:")
 READ_TIMEOUT_MS = 50.0
+
+
+def is_store(text: str) -> bool:
+    """Tell whether a text is the address of a store, and not a path."""
+    return text.startswith((SQLITE, *REDIS))
 
 
 def open_store(
@@ -20,9 +26,9 @@ def open_store(
     """Open ``sqlite:FOLDER``, ``redis://HOST:PORT/0`` (also rediss, unix); None for ``none``.
 
     Args:
-        timeout_ms: How long one reading may wait. Writing into SQLite waits longer for other
+        timeout_ms: How long one reading may wait. Who writes into SQLite waits longer for other
             servers, see `SqliteStore`.
-        readonly: Where it is only read, and SQLite's files are there.
+        readonly: Where it is only read; SQLite's files must be there, and nothing is written.
 
     Raises:
         ValueError: It is no address of a store.
@@ -30,12 +36,12 @@ def open_store(
     """
     if url == NO_STORE:
         return None
-    if url.startswith(REDIS):
+    if url.startswith(tuple(f"{scheme}//" for scheme in REDIS)):
         from serving.online.redis_store import RedisStore
 
         return RedisStore.open(url, timeout_ms)
-    kind, _, place = url.partition(":")
-    if kind != "sqlite" or not place or place.startswith("//"):
+    place = url.removeprefix(SQLITE)
+    if place in ("", url) or place.startswith("//"):
         raise ValueError(
             f"store {url!r} is no online store; write sqlite:FOLDER, redis://HOST:PORT/0 "
             "(also rediss://, unix://) or none"
