@@ -39,6 +39,9 @@ class ReleaseConfig:
     """Users that both must have answered; fewer are not enough evidence, whatever they say."""
     max_compared: int = 20_000
     """Queries that both answer at most, drawn by the seed; they find a difference of 3%."""
+    max_queried: int = 10_000
+    """Of these, queries that the champion's bundle answers now, some milliseconds each; the others
+    are read from its evaluation."""
     when_undecided: Literal["release", "keep"] = "release"
     """What happens to a challenger that is shown to be neither better nor worse: newer data serve,
     or the champion stays."""
@@ -58,6 +61,8 @@ class ReleaseConfig:
             raise ValueError(
                 f"when_undecided must be 'release' or 'keep', got {self.when_undecided!r}"
             )
+        if self.max_queried < 0:
+            raise ValueError(f"max_queried must be >= 0, got {self.max_queried}")
         if not 2 <= self.min_compared <= self.max_compared:
             raise ValueError(
                 "min_compared must be at least 2 and at most max_compared, got "

@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from pipelines.config.release import ReleaseConfig
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.data.durable import replace_file
@@ -125,8 +126,7 @@ def same_queries(
     bundles: Path,
     champion: str,
     *,
-    depth: int,
-    max_queries: int,
+    config: ReleaseConfig,
     seed: int,
 ) -> SameQueries:
     """Find the champion's answer to each query that it had not seen the answer of.
@@ -136,14 +136,13 @@ def same_queries(
         run: The challenger's events.
         bundles: Folder with the link ``current``.
         champion: Version that what is served stands on.
-        depth: Places of the champion's list that count.
-        max_queries: At most so many are compared, drawn by the seed.
+        config: How many, and by how long lists.
         seed: Draws them.
     """
     stored = _stored(answers, answers_file(bundles, champion))
-    users = _drawn(stored["user_row"].unique().to_numpy(), max_queries, seed)
+    users = _drawn(stored["user_row"].unique().to_numpy(), config.max_compared, seed)
     parts = [stored.filter(pl.col("user_row").is_in(users.tolist()))]
-    left = max_queries - len(users)
+    left = min(config.max_compared - len(users), config.max_queried)
     others = answers.join(stored, on="user_row", how="anti")
     if left and len(others):
         recommender = Recommender.load(bundles / CURRENT)
@@ -151,7 +150,7 @@ def same_queries(
         queried = queried.filter(pl.Series(_is_newer(queried, run, recommender.bundle.users)))
         drawn = _drawn(queried["user_row"].to_numpy(), left, seed)
         queried = queried.filter(pl.col("user_row").is_in(drawn.tolist()))
-        lists = dict(_lists(queried, run, recommender, depth))
+        lists = dict(_lists(queried, run, recommender, config.depth))
         parts.append(_ranks_in(others.join(queried, on="user_row", how="semi"), lists))
     return _paired(pl.concat(parts).sort("user_row", "item_row"), run, num_stored=len(users))
 

@@ -96,8 +96,7 @@ def compared_with(
         RunEvents.load(features, inputs.sequences),
         bundles_dir(config),
         champion.version,
-        depth=config.release.depth,
-        max_queries=config.release.max_compared,
+        config=config.release,
         seed=config.seed,
     )
     found = compare(queries, inputs.item_counts("train"), config.release)

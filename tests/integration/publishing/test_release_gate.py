@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from click.testing import Result
 
+from pipelines.config.release import ReleaseConfig
 from pipelines.inputs.tensors import read_inputs, released_order
 from pipelines.publishing.same_queries import RunEvents, answers_file, answers_of, same_queries
 from serving.recommend import Recommender
@@ -85,9 +86,12 @@ def test_newer_events_are_what_the_champions_bundle_is_queried_for(
     table = pl.read_parquet(workspace / "evaluate" / f"per_user_{order}_test.parquet")
     answers = answers_of(table, "blend", run)
     found = same_queries(
-        answers, run, bundles, before.bundle.version, depth=50, max_queries=1_000, seed=0
+        answers, run, bundles, before.bundle.version, config=ReleaseConfig(), seed=0
     )
     assert found.num_stored == 0
+    few = ReleaseConfig(max_queried=7)
+    drawn = same_queries(answers, run, bundles, before.bundle.version, config=few, seed=0)
+    assert len(drawn) == 7
     assert found.times is not None
     for place, (user_id, item_id) in enumerate(answers.select("user_id", "item_id").iter_rows()):
         # The champion knows all of the history, so this is what its server would have shown.
