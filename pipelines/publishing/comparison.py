@@ -32,8 +32,7 @@ class Compared(NamedTuple):
     named: Paired | None
     """By ``release.metric``, which is printed beside it and decides nothing."""
     losses: list[SliceLoss]
-    num_queries: int
-    num_stored: int
+    queries: SameQueries
 
     @property
     def decision(self) -> str:
@@ -50,7 +49,7 @@ def compare(queries: SameQueries, item_counts: torch.Tensor, config: ReleaseConf
         config: The release's.
     """
     if len(queries) < config.min_compared:
-        return Compared(None, None, [], len(queries), queries.num_stored)
+        return Compared(None, None, [], queries)
     settings = config.paired()
     blocks = None if queries.times is None else time_blocks(queries.times, NUM_BLOCKS)
     ranks = (queries.champion, queries.challenger)
@@ -59,6 +58,11 @@ def compare(queries: SameQueries, item_counts: torch.Tensor, config: ReleaseConf
         before, after = (per_user_metric(of, name).numpy() for of in ranks)
         judged[name] = paired(before, after, settings, blocks=blocks)
     before, after = (per_user_metric(of, config.compared_by).numpy() for of in ranks)
+    by, named = judged[config.compared_by], judged[config.metric]
+    if not queries.alike:
+        if by.decision == "worse":
+            by = by._replace(decision="not enough evidence")
+        return Compared(by, named, [], queries)
     losses = slice_losses(
         before,
         after,
@@ -66,8 +70,7 @@ def compare(queries: SameQueries, item_counts: torch.Tensor, config: ReleaseConf
         settings,
         min_users=config.min_compared,
     )
-    by, named = judged[config.compared_by], judged[config.metric]
-    return Compared(by, named, losses, len(queries), queries.num_stored)
+    return Compared(by, named, losses, queries)
 
 
 def protected_slices(
@@ -94,7 +97,7 @@ def comparison_verdicts(found: Compared, config: ReleaseConfig) -> list[Verdict]
     unsure = config.when_undecided == "release"
     if by is None:
         why = (
-            f"not enough evidence: both answered {found.num_queries} queries that neither had "
+            f"not enough evidence: both answered {len(found.queries)} queries that neither had "
             f"seen, fewer than release.min_compared = {config.min_compared}; {default_of(config)}"
         )
         return [Verdict(name=name, value=None, bound=None, passed=unsure, reason=why)]
@@ -138,14 +141,24 @@ def reason_of(found: Compared, config: ReleaseConfig) -> str:
         f"{by.decision}: {_percent(by.relative)} ({_percent(low)} to {_percent(high)} at "
         f"{100 * config.confidence:g}%), {by.challenger:.4f} against {by.champion:.4f}",
         f"{config.metric} {named.challenger:.4f} against {named.champion:.4f}",
-        f"{by.num_users} users, {by.num_users - found.num_stored} of them by events that are newer "
-        f"than the champion; {_percent(by.relative_detectable)[1:]} would be found in 4 of 5 cases",
+        f"{by.num_users} users, {answered_by(found.queries)}",
+        f"{_percent(by.relative_detectable)[1:]} would be found in 4 of 5 cases",
     ]
     if by.decision == "not enough evidence":
         parts.append("not worse by more than the margin" if by.not_worse else default_of(config))
     elif by.decision == "worse" and by.not_worse:
         parts.append(f"a loss of more than {config.max_loss:.0%} is excluded")
     return "; ".join(parts)
+
+
+def answered_by(queries: SameQueries) -> str:
+    """Say whose answers stand for the champion."""
+    if not queries.by_bundle:
+        return "both by models of their training parts"
+    newer = "the champion by its bundle on newer events"
+    if queries.alike:
+        return newer
+    return f"{newer}, with {queries.ahead:.0%} more events to learn from, so a loss says nothing"
 
 
 def default_of(config: ReleaseConfig) -> str:

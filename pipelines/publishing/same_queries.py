@@ -1,15 +1,18 @@
 """The champion's and the challenger's ranks of the same held-out items.
 
-The challenger's ranks come from its evaluation. The champion's come from two places, neither of
-which had seen the held-out item:
+The challenger's ranks come from its evaluation, whose models were fitted on the training part. The
+champion's come from the first of two places that has enough:
 
-- its own evaluation, where that ranked the same item for the same user behind as many events (the
-  file ``answers-<version>.parquet`` beside the bundles, which each release writes);
-- its bundle, loaded and queried as a server does, where the item's event is newer than all that
-  the bundle was fitted on. Without times it is if the bundle knows no more of the user's events
-  than came before.
+- its own evaluation, where that ranked the same items for the same user behind as many events (the
+  file ``answers-<version>.parquet`` beside the bundles, which each release writes). Both sides were
+  then fitted on their training parts, so they are alike;
+- its bundle, loaded and queried as a server does, where the item's event is newer than all that the
+  bundle was fitted on. Without times it is if the bundle knows no more of the user's events than
+  came before. A bundle's models are refitted on every event of their day, of which the challenger's
+  measured models may lack the held-out parts: `SameQueries.ahead` says how many. Unless that is
+  next to nothing, the champion has an advantage, and its being better says nothing.
 
-Every other query is left out: whoever was fitted on the answer would win.
+A query whose answer either side was fitted on is left out.
 
 Axes: Q queries, M targets.
 """
@@ -38,6 +41,8 @@ from serving.surfaces import HOME
 
 Rows = NDArray[np.int64]
 KEY = ("user_id", "item_id", "place")
+MAX_AHEAD = 0.01
+"""Share of events that one side may be fitted on and the other not."""
 SEED = 0
 """Of what a list draws; the built-in surface draws nothing."""
 
@@ -54,8 +59,16 @@ class SameQueries(NamedTuple):
     """Of the user before the query, [Q]."""
     times: Rows | None
     """Unix seconds of the query, [Q]."""
-    num_stored: int
-    """Queries whose answer comes from the champion's evaluation; its bundle answered the rest."""
+    by_bundle: bool
+    """Whether the champion's bundle answered, rather than its evaluation."""
+    ahead: float
+    """Share of the events up to the champion's release that its models were fitted on and the
+    challenger's measured ones were not; 0 where both are of their evaluations."""
+
+    @property
+    def alike(self) -> bool:
+        """Whether a loss of the challenger is its own."""
+        return self.ahead <= MAX_AHEAD
 
     def __len__(self) -> int:
         return len(self.num_events)
@@ -140,19 +153,37 @@ def same_queries(
         seed: Draws them.
     """
     stored = _stored(answers, answers_file(bundles, champion))
-    users = _drawn(stored["user_row"].unique().to_numpy(), config.max_compared, seed)
-    parts = [stored.filter(pl.col("user_row").is_in(users.tolist()))]
-    left = min(config.max_compared - len(users), config.max_queried)
-    others = answers.join(stored, on="user_row", how="anti")
-    if left and len(others):
-        recommender = Recommender.load(bundles / CURRENT)
-        queried = others.unique("user_row", keep="first", maintain_order=True)
-        queried = queried.filter(pl.Series(_is_newer(queried, run, recommender.bundle.users)))
-        drawn = _drawn(queried["user_row"].to_numpy(), left, seed)
-        queried = queried.filter(pl.col("user_row").is_in(drawn.tolist()))
-        lists = dict(_lists(queried, run, recommender, config.depth))
-        parts.append(_ranks_in(others.join(queried, on="user_row", how="semi"), lists))
-    return _paired(pl.concat(parts).sort("user_row", "item_row"), run, num_stored=len(users))
+    users = stored["user_row"].unique().to_numpy()
+    if len(users) >= config.min_compared:
+        kept = _of_users(stored, _drawn(users, config.max_compared, seed))
+        return _paired(kept, run)
+    recommender = Recommender.load(bundles / CURRENT)
+    known = recommender.bundle.users
+    queried = answers.unique("user_row", keep="first", maintain_order=True)
+    queried = queried.filter(pl.Series(_is_newer(queried, run, known)))
+    limit = min(config.max_compared, config.max_queried)
+    queried = _of_users(queried, _drawn(queried["user_row"].to_numpy(), limit, seed))
+    lists = dict(_lists(queried, run, recommender, config.depth))
+    answered = _ranks_in(answers.join(queried, on="user_row", how="semi"), lists)
+    return _paired(answered, run, by_bundle=True, ahead=_ahead(run, known))
+
+
+def _of_users(frame: pl.DataFrame, user_rows: Rows) -> pl.DataFrame:
+    return frame.filter(pl.col("user_row").is_in(user_rows.tolist()))
+
+
+def _ahead(run: RunEvents, users: Users) -> float:
+    """Share of the run's events that a bundle was fitted on and the run's training part lacks."""
+    sequences, newest = run.sequences, users.newest_time
+    starts, ends = np.asarray(sequences.offsets[:-1]), np.asarray(sequences.offsets[1:])
+    trained = np.asarray(sequences.train_end)
+    if sequences.times is not None and newest is not None:
+        old = np.concatenate([[0], np.cumsum(np.asarray(sequences.times) <= newest)])
+        both, theirs = old[trained] - old[starts], old[ends] - old[starts]
+    else:
+        theirs = np.array([_num_known(users, user_id) for user_id in run.user_ids], np.int64)
+        both = np.minimum(theirs, trained - starts)
+    return 1 - float(both.sum()) / max(1, int(theirs.sum()))
 
 
 def _stored(answers: pl.DataFrame, path: Path) -> pl.DataFrame:
@@ -234,8 +265,11 @@ def _ranks_in(targets: pl.DataFrame, lists: Mapping[str, Mapping[str, int]]) -> 
     return targets.with_columns(pl.Series("champion", ranks, dtype=pl.Int64))
 
 
-def _paired(found: pl.DataFrame, run: RunEvents, *, num_stored: int) -> SameQueries:
+def _paired(
+    found: pl.DataFrame, run: RunEvents, *, by_bundle: bool = False, ahead: float = 0.0
+) -> SameQueries:
     """Lay out both ranks by query, users ascending."""
+    found = found.sort("user_row", "item_row")
     queries = found.group_by("user_row", maintain_order=True).agg(
         pl.col("position").first(), pl.col("place").first(), pl.len().alias("targets")
     )
@@ -251,5 +285,6 @@ def _paired(found: pl.DataFrame, run: RunEvents, *, num_stored: int) -> SameQuer
         targets=ragged_column("item_row"),
         num_events=queries["place"].to_numpy().astype(np.int64),
         times=None if times is None else np.asarray(times)[queries["position"].to_numpy()],
-        num_stored=num_stored,
+        by_bundle=by_bundle,
+        ahead=ahead,
     )

@@ -101,7 +101,7 @@ def compared_with(
     )
     found = compare(queries, inputs.item_counts("train"), config.release)
     log.print(
-        f"champion {champion.version} on the same {found.num_queries} queries: {found.decision}",
+        f"champion {champion.version} on the same {len(queries)} queries: {found.decision}",
         style="dim",
     )
     return found

@@ -14,7 +14,7 @@ CONFIG = ReleaseConfig()
 NUM_USERS = 4_000
 
 
-def queries(champion: np.ndarray, challenger: np.ndarray) -> SameQueries:
+def queries(champion: np.ndarray, challenger: np.ndarray, ahead: float = 0.0) -> SameQueries:
     """One held-out item a user; every fourth user is new, items 1 to 40 are equally frequent."""
     num_users = len(champion)
     return SameQueries(
@@ -23,7 +23,8 @@ def queries(champion: np.ndarray, challenger: np.ndarray) -> SameQueries:
         targets=Jagged.one_each(1 + torch.arange(num_users) % 40),
         num_events=np.where(np.arange(num_users) % 4 == 0, 1, 30),
         times=np.arange(num_users) * 60,
-        num_stored=num_users,
+        by_bundle=ahead > 0,
+        ahead=ahead,
     )
 
 
@@ -107,6 +108,19 @@ def test_too_few_queries_are_no_evidence_whatever_they_say() -> None:
     assert "both answered 199 queries" in verdict.reason
     assert not judged(*few, replace(CONFIG, when_undecided="keep"))[0].passed
     assert not judged(*few, replace(CONFIG, min_compared=100))[0].passed
+
+
+def test_champion_that_learned_from_more_events_is_no_reason_to_refuse() -> None:
+    better = ranks(0.5, 0)
+    worse = better * (np.random.default_rng(1).random(NUM_USERS) < 0.7)
+    counts = torch.full((41,), 100)
+    (verdict,) = comparison_verdicts(compare(queries(better, worse, 0.2), counts, CONFIG), CONFIG)
+    assert verdict.passed
+    assert verdict.reason.startswith("not enough evidence: -")
+    assert "with 20% more events to learn from, so a loss says nothing" in verdict.reason
+    # What is better all the same is better.
+    (verdict,) = comparison_verdicts(compare(queries(worse, better, 0.2), counts, CONFIG), CONFIG)
+    assert verdict.reason.startswith("better: +")
 
 
 @pytest.mark.parametrize(
