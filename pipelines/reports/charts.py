@@ -90,6 +90,13 @@ class Band:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeriesBand(Band):
+    """An interval of one of several series."""
+
+    series: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bar:
     """A part of a stacked bar."""
 
@@ -217,6 +224,26 @@ def band_chart(bands: Sequence[Band], color: str, *, y_title: str) -> dict[str, 
         base.mark_area(color=color, opacity=0.25).encode(y=low, y2="high:Q"),
         base.mark_line(color=color, strokeWidth=2).encode(y="mean:Q"),
         base.mark_point(color=color, filled=True, size=30, opacity=1).encode(
+            y="mean:Q", tooltip=alt.Tooltip("note:N")
+        ),
+    ]
+    return compiled(alt.layer(*layers).properties(height=LINES_HEIGHT))
+
+
+def banded_lines(
+    bands: Sequence[SeriesBand], colors: Mapping[str, str], *, x_title: str, y_title: str
+) -> dict[str, Any]:
+    """Draw a line with its band over moments for each series."""
+    base = alt.Chart(values(bands)).encode(
+        x=alt.X("day:T", title=x_title, scale=alt.Scale(type="utc"), axis=alt.Axis(grid=False)),
+        color=colored(colors),
+    )
+    axis = alt.Axis(tickCount=5, titlePadding=8)
+    low = alt.Y("low:Q", title=y_title, scale=alt.Scale(zero=True, nice=True), axis=axis)
+    layers = [
+        base.mark_area(opacity=0.15).encode(y=low, y2="high:Q"),
+        base.mark_line(strokeWidth=2).encode(y="mean:Q"),
+        base.mark_point(filled=True, size=30, opacity=1).encode(
             y="mean:Q", tooltip=alt.Tooltip("note:N")
         ),
     ]

@@ -20,6 +20,7 @@ MODELS = {
     "blend_fast": "blend (fast)",
     "blend": "blend",
     "ranked": "blend (fast), ranked",
+    "served": "served",
 }
 MODEL_MEANINGS = {
     "popularity": "most popular items, recent events weighted higher; the same list for everyone",

@@ -172,7 +172,53 @@ def document_of(replay: Replay) -> dict[str, Any]:
             for policy, row in names
             if collected[policy, row]
         ],
+        "leads": [lead_of(policy, names, collected) for policy in replay.config.policies],
     }
+
+
+def lead_of(
+    policy: str,
+    names: Iterable[tuple[str, str]],
+    collected: Mapping[tuple[str, str], list[tuple[StepMeasures, Measured]]],
+) -> dict[str, Any]:
+    """Say how far the served list is ahead of its best member, in all and on every step.
+
+    Differences are paired by query; the best member of a step is the one that turned out best.
+    """
+    metric = METRICS[0]
+    of_row = {
+        row: [measured.values[metric] for _, measured in collected[policy, row]]
+        for one, row in names
+        if one == policy
+    }
+    served = of_row.pop(SERVED)
+    best = max(of_row, key=lambda row: float(np.mean([float(v.mean()) for v in of_row[row]])))
+    steps = []
+    for place, (one, _) in enumerate(collected[policy, SERVED]):
+        at_step = max(of_row, key=lambda row: float(of_row[row][place].mean()))
+        steps.append(
+            {
+                "step": one.step.number,
+                "member": at_step,
+                **paired(served[place] - of_row[at_step][place]),
+            }
+        )
+    differences = [ours - theirs for ours, theirs in zip(served, of_row[best], strict=True)]
+    errors = [paired(one)["standard_error"] for one in differences]
+    return {
+        "policy": policy,
+        "member": best,
+        "difference": float(np.mean([float(one.mean()) for one in differences])),
+        # Of a mean of steps, each of the same weight.
+        "standard_error": float(np.sqrt(np.square(errors).sum()) / len(errors)),
+        "steps": steps,
+    }
+
+
+def paired(differences: Tensor) -> dict[str, float]:
+    """Average paired differences, [Q], with the error of their mean."""
+    error = float(differences.std() / len(differences) ** 0.5) if len(differences) > 1 else 0.0
+    return {"difference": float(differences.mean()), "standard_error": error}
 
 
 def row_of(
@@ -188,8 +234,7 @@ def row_of(
         "step": one.step.number,
         "metrics": means(measured.values),
         "standard_errors": {
-            name: float(value.std() / len(value) ** 0.5) if len(value) > 1 else 0.0
-            for name, value in measured.values.items()
+            name: paired(value)["standard_error"] for name, value in measured.values.items()
         },
         "fit_seconds": measured.fit_seconds,
         "rank_seconds": measured.rank_seconds,
