@@ -36,6 +36,20 @@ def summary(policy: str, name: str, values: list[float], seconds: float) -> dict
     }
 
 
+def lead() -> dict[str, Any]:
+    """How far ``full`` is ahead of its one member."""
+    return {
+        "policy": "full",
+        "member": "ease",
+        "difference": 0.0325,
+        "standard_error": 0.005,
+        "steps": [
+            {"step": step + 1, "member": "ease", "difference": 0.2 - theirs, "standard_error": 0.01}
+            for step, theirs in enumerate(EASE["full"])
+        ],
+    }
+
+
 def document(peer: str = "EASE (numpy)", error: str = "out of memory") -> dict[str, Any]:
     """Four steps, two policies, a peer that answers all of them and one that fails."""
     rows, slices = [], []
@@ -57,10 +71,6 @@ def document(peer: str = "EASE (numpy)", error: str = "out of memory") -> dict[s
                 )
         rows.append(row("peer", peer, place + 1, PEER[place], 5.0))
         rows.append({"policy": "peer", "row": "broken", "step": place + 1, "error": error})
-    lead = [
-        {"step": step + 1, "member": "ease", "difference": 0.2 - theirs, "standard_error": 0.01}
-        for step, theirs in enumerate(EASE["full"])
-    ]
     return {
         "data_set": "a shop",
         "data_digest": "0123",
@@ -91,13 +101,5 @@ def document(peer: str = "EASE (numpy)", error: str = "out of memory") -> dict[s
             *(summary(policy, "ease", values, 120.0) for policy, values in EASE.items()),
             summary("peer", peer, PEER, 20.0),
         ],
-        "leads": [
-            {
-                "policy": "full",
-                "member": "ease",
-                "difference": 0.0325,
-                "standard_error": 0.005,
-                "steps": lead,
-            }
-        ],
+        "leads": [lead()],
     }
