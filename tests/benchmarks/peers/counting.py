@@ -35,7 +35,12 @@ def ease(known: Known, *, l2: float) -> Scored:
     taken = known.taken[:, items]
     gram = (taken.T @ taken).toarray().astype(np.float32)
     gram[np.diag_indices_from(gram)] += l2
-    inverse = linalg.inv(gram, overwrite_a=True, check_finite=False)
+    # Half the time of linalg.inv, which does not use that the matrix is positive definite.
+    factor, failed = linalg.lapack.spotrf(gram, lower=1, overwrite_a=1)
+    assert not failed, "X'X + l2 is positive definite"
+    inverse, _ = linalg.lapack.spotri(factor, lower=1, overwrite_c=1)
+    inverse = np.tril(inverse)
+    inverse += np.tril(inverse, -1).T
     weights = -inverse / np.diag(inverse)
     weights[np.diag_indices_from(weights)] = 0
 
