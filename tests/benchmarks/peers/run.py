@@ -32,21 +32,24 @@ from tests.benchmarks.peers.ranking import check, filled, ndcg
 
 ENVIRONMENTS = Path(__file__).parents[1] / ".peers"
 ROOT = Path(__file__).parents[3]
+TUNING = "rectools"
+"""The environment in which peers of the project's are tuned."""
 
 
-def python_of(peer: Peer, environments: Path) -> str:
-    """Give the Python that a peer runs with.
+def python_of(peer: Peer, environments: Path, *, tune: bool = False) -> str:
+    """Give the Python that a peer runs with; the project's has no Optuna to tune with.
 
     Raises:
         ValueError: Its environment is not made yet.
     """
-    if peer.environment == PROJECT:
+    name = TUNING if tune and peer.environment == PROJECT else peer.environment
+    if name == PROJECT:
         return sys.executable
-    python = environments / peer.environment / "bin" / "python"
+    python = environments / name / "bin" / "python"
     if not python.exists():
         raise ValueError(
             f"there is no {python}; make it with `python -m tests.benchmarks.peers.environments "
-            f"{peer.environment} --folder {environments}`"
+            f"{name} --folder {environments}`"
         )
     return str(python)
 
@@ -60,7 +63,7 @@ def supervise(options: argparse.Namespace, name: str) -> None:
     """Run a peer in a process of its own, and once more for the steps behind one that ended it."""
     backtest = Backtest(options.folder)
     row = row_of(name, options.tune)
-    python = python_of(named(name), options.environments)
+    python = python_of(named(name), options.environments, tune=options.tune)
     left = [step for step in options.steps or backtest.steps() if step > WARM_UP]
     for step in left:
         backtest.error(step, row).unlink(missing_ok=True)

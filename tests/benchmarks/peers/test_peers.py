@@ -305,6 +305,8 @@ def test_unknown_names_and_missing_environments_say_what_to_do(tmp_path):
     with pytest.raises(ValueError, match=r"peers\.environments rectools --folder"):
         python_of(named("als"), tmp_path)
     assert python_of(named("ease"), tmp_path)
+    with pytest.raises(ValueError, match=r"rectools/bin/python; make it with"):
+        python_of(named("ease"), tmp_path, tune=True)
     assert row_of("my.module:MyPeer", True) == "MyPeer_tuned"
     for peer in PEERS.values():
         assert peer.environment == PROJECT or peer.environment in ENVIRONMENTS_OF_PEERS
