@@ -7,6 +7,8 @@ Axes: E events, U users, Q queries, M targets, H history events of the queries, 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -156,8 +158,15 @@ class Backtest:
         return self.lists(step, row).with_suffix(".error.txt")
 
     def choice(self, row: str) -> Path:
-        """Where the settings lie that were chosen for a row."""
+        """Where the settings of a row lie, with how they were chosen where they were."""
         return self.path / "peers" / f"{row}.json"
+
+    def write_settings(self, row: str, settings: Mapping[str, Any]) -> None:
+        """Keep a row's settings beside its lists; those that were chosen stay as they are."""
+        path = self.choice(row)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        path.write_text(json.dumps({**found, "settings": settings}, indent=1) + "\n", "utf-8")
 
     def write_lists(self, step: int, row: str, item_rows: Rows, **fields: Any) -> None:
         """Write a row's lists, whole or not at all, and take an earlier error away."""

@@ -21,6 +21,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def supervise(options: argparse.Namespace, name: str) -> None:
         command = [python, "-m", __spec__.name, str(options.folder), "--inside", "--peer", name]
         command += ["--tune"] if options.tune else []
         command += ["--tune-seconds", str(options.tune_seconds)]
-        command += ["--refit-every", str(options.refit_every)]
+        command += ["--refit-every", str(options.refit_every), "--settings", options.settings]
         command += ["--steps", *map(str, left)]
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -167,6 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--tune-seconds", type=float, default=300.0)
     parser.add_argument("--refit-every", type=int, default=1)
+    parser.add_argument("--settings", default="{}", help="JSON; takes the place of usual settings")
     parser.add_argument("--environments", type=Path, default=ENVIRONMENTS)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -176,12 +178,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             supervise(options, name)
             continue
         backtest, row, peer = Backtest(options.folder), row_of(name, options.tune), named(name)
+        peer = replace(peer, usual={**peer.usual, **json.loads(options.settings)})
         settings: Mapping[str, Any] = peer.usual
         if options.tune:
             from tests.benchmarks.peers.tuning import chosen
 
             settings = chosen(backtest, row, peer, options.tune_seconds)
         print(f"{row}: {json.dumps(settings)}", flush=True)
+        backtest.write_settings(row, settings)
         run(backtest, row, peer, settings, options.steps, refit_every=options.refit_every)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,24 +113,35 @@ def rows_of(lines: Sequence[Line]) -> list[Row]:
 
 def notes_of(backtest: Backtest) -> str:
     """Say what was chosen and what failed."""
-    choices = []
+    settings = []
     for path in sorted((backtest.path / "peers").glob("*.json")):
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        choices.append(
-            f"- {path.stem}: {found['num_trials']} trials in {found['seconds']:.0f} s on the "
-            f"warm-up, ndcg@10 {found['usual_ndcg@10']:.4f} to {found['ndcg@10']:.4f}: "
-            f"{json.dumps(found['settings'])}"
-        )
+        chosen = ""
+        if "num_trials" in found:
+            chosen = (
+                f"; {found['num_trials']} trials of Optuna in {found['seconds']:.0f} s on the "
+                f"warm-up, ndcg@10 {found['usual_ndcg@10']:.4f} to {found['ndcg@10']:.4f}"
+            )
+        settings.append(f"- {path.stem}: {rounded(found['settings'])}{chosen}")
     failed = [f"- {line}" for line in failures(backtest)]
     parts = [
         "Averages of steps; a fit's seconds are of one thread and include waiting for a shared "
         "machine. `age` is what a model kept for several steps has aged at the step's begin."
     ]
-    if choices:
-        parts += ["Chosen by Optuna:", "\n".join(choices)]
+    if settings:
+        parts += ["Settings; all others are the library's own:", "\n".join(settings)]
     if failed:
         parts += ["Failed:", "\n".join(failed)]
     return "\n\n".join(parts)
+
+
+def rounded(settings: Mapping[str, Any]) -> str:
+    """Write settings in few digits."""
+    words = [
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in settings.items()
+    ]
+    return ", ".join(words) or "none"
 
 
 def main() -> None:

@@ -285,12 +285,17 @@ def test_a_table_holds_what_is_served_to_the_best_peer_of_all_steps(backtest):
     assert rows["full.served: ndcg@10"].ratio == pytest.approx(2)
 
 
-def test_chosen_settings_stand_below_the_table(backtest):
+def test_settings_stand_below_the_table(backtest):
     path = backtest.choice("ease_tuned")
     path.parent.mkdir()
-    found = {"settings": {"l2": 90.0}, "ndcg@10": 0.2, "usual_ndcg@10": 0.1, "num_trials": 4}
+    found = {"settings": {"l2": 90.04}, "ndcg@10": 0.2, "usual_ndcg@10": 0.1, "num_trials": 4}
     path.write_text(json.dumps({**found, "seconds": 61.2}))
-    assert "4 trials in 61 s on the warm-up, ndcg@10 0.1000 to 0.2000" in notes_of(backtest)
+    settings = json.dumps({"days": 3})
+    main([str(backtest.path), "--peer", "popularity_7d", "--steps", "1", "--settings", settings])
+    assert backtest.lists(1, "popularity_7d").exists()
+    notes = notes_of(backtest)
+    assert "- popularity_7d: days 3\n" in notes + "\n"
+    assert "- ease_tuned: l2 90; 4 trials of Optuna in 61 s on the warm-up" in notes
 
 
 def test_differences_are_the_largest_of_all_steps():

@@ -56,7 +56,7 @@ def chosen(backtest: Backtest, row: str, peer: Peer, seconds: float) -> Mapping[
     if finished and study.best_value > usual:
         best = {**peer.usual, **study.best_params}
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = {
+    found: dict[str, Any] = {
         "settings": best,
         "ndcg@10": max([usual, *(trial.value for trial in finished)]),
         "usual_ndcg@10": usual,
