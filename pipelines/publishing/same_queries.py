@@ -128,9 +128,14 @@ def answers_of(table: pl.DataFrame, row: str, run: RunEvents) -> pl.DataFrame:
 
 
 def write_answers(bundles: Path, version: str, answers: pl.DataFrame) -> None:
-    """Keep a release's answers for the gate of the next one."""
+    """Keep a release's answers for the gate of the next one; remove those of deleted bundles."""
     kept = answers.select(*KEY, "rank")
     replace_file(answers_file(bundles, version), kept.write_parquet)
+    versions = [path.name.removeprefix("bundle-") for path in bundles.glob("bundle-*")]
+    present = {answers_file(bundles, version) for version in versions}
+    for path in sorted(bundles.glob("answers-*.parquet")):
+        if path not in present:
+            path.unlink()
 
 
 def same_queries(
