@@ -104,15 +104,34 @@ def rows_of(lines: Sequence[Line]) -> list[Row]:
                 ratio=line.ndcg / peers[0].ndcg if is_served else None,
             ),
             Row(name=f"{line.name}: recall@10", value=round(line.recall, 4)),
-            Row(name=f"{line.name}: fit", value=round(line.fit_seconds, 1), unit="s"),
-            Row(name=f"{line.name}: age", value=round(line.age_days, 1), unit="days"),
-            Row(name=f"{line.name}: steps", value=line.num_steps),
+            *fit_row(line),
         ]
     return rows
 
 
-def notes_of(backtest: Backtest) -> str:
-    """Say what was chosen and what failed."""
+def fit_row(line: Line) -> list[Row]:
+    """The seconds of a fit; what is served is made of rows that have theirs."""
+    if line.name.endswith(SERVED):
+        return []
+    return [Row(name=f"{line.name}: fit", value=round(line.fit_seconds, 1), unit="s")]
+
+
+def exceptions(lines: Sequence[Line]) -> list[str]:
+    """Name the rows of fewer steps, and those whose models were kept for several."""
+    most = max((line.num_steps for line in lines), default=0)
+    found = []
+    for line in lines:
+        if line.num_steps < most:
+            found.append(f"{line.name} has {line.num_steps} of {most} steps")
+        if line.age_days > 0:
+            found.append(
+                f"{line.name}'s models are {line.age_days:.1f} days old on average as a step begins"
+            )
+    return found
+
+
+def notes_of(backtest: Backtest, lines: Sequence[Line]) -> str:
+    """Say what was set and what failed."""
     settings = []
     for path in sorted((backtest.path / "peers").glob("*.json")):
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -125,8 +144,8 @@ def notes_of(backtest: Backtest) -> str:
         settings.append(f"- {path.stem}: {rounded(found['settings'])}{chosen}")
     failed = [f"- {line}" for line in failures(backtest)]
     parts = [
-        "Averages of steps; a fit's seconds are of one thread and include waiting for a shared "
-        "machine. `age` is what a model kept for several steps has aged at the step's begin."
+        "Averages of steps. Seconds are of a step's fit on one thread of a shared machine, waiting "
+        "included. " + "".join(f"{text}. " for text in exceptions(lines))
     ]
     if settings:
         parts += ["Settings; all others are the library's own:", "\n".join(settings)]
@@ -151,11 +170,12 @@ def main() -> None:
     parser.add_argument("--write", help="name of the result in results/peers")
     options = parser.parse_args()
     backtest = Backtest(options.folder)
-    rows = rows_of([line_of(backtest, name) for name in names_of(backtest)])
+    lines = [line_of(backtest, name) for name in names_of(backtest)]
+    rows, notes = rows_of(lines), notes_of(backtest, lines)
     if options.write:
-        write_results(options.write, rows, notes=notes_of(backtest))
+        write_results(options.write, rows, notes=notes)
     else:
-        sys.stdout.write(f"{as_table(rows)}\n\n{notes_of(backtest)}\n")
+        sys.stdout.write(f"{as_table(rows)}\n\n{notes}\n")
 
 
 if __name__ == "__main__":

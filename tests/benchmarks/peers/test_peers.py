@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,15 @@ from tests.benchmarks.peers.folder import KEPT, Backtest
 from tests.benchmarks.peers.named import PEERS, PROJECT, Peer, named
 from tests.benchmarks.peers.ranking import Scored, best, check, filled, ndcg
 from tests.benchmarks.peers.run import main, most_popular, python_of, row_of, run
-from tests.benchmarks.peers.table import Line, failures, line_of, names_of, notes_of, rows_of
+from tests.benchmarks.peers.table import (
+    Line,
+    exceptions,
+    failures,
+    line_of,
+    names_of,
+    notes_of,
+    rows_of,
+)
 
 NUM_USERS, NUM_ITEMS, DAY = 40, 15, 86_400
 CUTS = (60 * DAY, 70 * DAY, 80 * DAY, 90 * DAY, 100 * DAY)
@@ -224,7 +233,7 @@ def test_a_peer_that_raises_has_a_row_that_says_so_and_the_next_step_follows(bac
     line = fails_in_the_second_step.__code__.co_firstlineno + 2
     assert text == f"RuntimeError: out of ideas (test_peers.py:{line})\n"
     assert failures(backtest) == [f"step 2, peer.fails: {text.strip()}"]
-    assert "step 2, peer.fails" in notes_of(backtest)
+    assert "step 2, peer.fails" in notes_of(backtest, [])
 
 
 def test_a_peer_whose_process_ends_has_a_row_that_says_so_and_the_next_step_follows(backtest):
@@ -279,6 +288,11 @@ def test_a_table_holds_what_is_served_to_the_best_peer_of_all_steps(backtest):
         ),
         Line(name="peer.lucky", ndcg=9.0, recall=0.5, fit_seconds=1, age_days=0, num_steps=1),
     ]
+    assert exceptions(lines) == ["peer.lucky has 1 of 3 steps"]
+    old = replace(measured, age_days=3.34)
+    assert exceptions([old]) == [
+        "peer.popular's models are 3.3 days old on average as a step begins"
+    ]
     rows = {row.name: row for row in rows_of(lines)}
     assert next(iter(rows)) == "peer.lucky: ndcg@10"
     assert rows["full.served: ndcg@10"].peer == "peer.popular"
@@ -293,7 +307,7 @@ def test_settings_stand_below_the_table(backtest):
     settings = json.dumps({"days": 3})
     main([str(backtest.path), "--peer", "popularity_7d", "--steps", "1", "--settings", settings])
     assert backtest.lists(1, "popularity_7d").exists()
-    notes = notes_of(backtest)
+    notes = notes_of(backtest, [])
     assert "- popularity_7d: days 3\n" in notes + "\n"
     assert "- ease_tuned: l2 90; 4 trials of Optuna in 61 s on the warm-up" in notes
 
