@@ -97,7 +97,7 @@ def release_verdicts(
     ]
     if compared is not None:
         verdicts += comparison_verdicts(compared, config)
-    if champion is not None and (compared is None or compared.by is None):
+    if champion is not None and (compared is None or not compared.shows_losses):
         verdicts += far_below(blend, champion, config)
     return verdicts
 

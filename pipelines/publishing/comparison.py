@@ -35,6 +35,11 @@ class Compared(NamedTuple):
     queries: SameQueries
 
     @property
+    def shows_losses(self) -> bool:
+        """Whether a challenger that lost would be found out."""
+        return self.by is not None and self.queries.alike
+
+    @property
     def decision(self) -> str:
         """Say it in a few words."""
         return "not enough evidence" if self.by is None else self.by.decision

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from pipelines.config.release import ReleaseConfig
+from pipelines.publishing.checks import release_verdicts
 from pipelines.publishing.comparison import compare, comparison_verdicts
 from pipelines.publishing.same_queries import SameQueries
 from recsys.data.batch import Jagged
@@ -118,6 +119,13 @@ def test_champion_that_learned_from_more_events_is_no_reason_to_refuse() -> None
     assert verdict.passed
     assert verdict.reason.startswith("not enough evidence: -")
     assert "with 20% more events to learn from, so a loss says nothing" in verdict.reason
+    # Then what the champion had on its own data is the safety net, as with too few queries.
+    metrics = {"blend": {"ndcg@10": 0.1}, "popularity": {"ndcg@10": 0.01}}
+    before = {"blend": {"ndcg@10": 0.2}}
+    for ahead, failed in ((0.2, ["ndcg@10 against the champion's on its own data"]), (0.0, [])):
+        found = compare(queries(worse, better, ahead), counts, CONFIG)
+        checks = release_verdicts(metrics, None, before, CONFIG, found)
+        assert [one.name for one in checks if not one.passed] == failed
     # What is better all the same is better.
     (verdict,) = comparison_verdicts(compare(queries(worse, better, 0.2), counts, CONFIG), CONFIG)
     assert verdict.reason.startswith("better: +")
