@@ -63,6 +63,9 @@ REFUSALS = (
 RESTARTS = ("exited", "killed", "stuck")
 """Why a worker was replaced: it ended, a signal ended it, or it did not answer."""
 
+LOGGED = ("kept", "dropped")
+"""Whether the record of a served list reached the online store."""
+
 REQUEST_BUCKETS = (
     *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02),
     *(0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
@@ -151,6 +154,9 @@ class ServerMetrics:
         )
         self._refused = counter(
             "recsys_refused", "Requests refused before any model work.", "reason", REFUSALS
+        )
+        self._kept = counter(
+            "recsys_lists_logged", "Served lists by what became of their records.", "result", LOGGED
         )
         self._restarts = counter(
             "recsys_worker_restarts", "Workers that were replaced.", "reason", RESTARTS
@@ -241,6 +247,11 @@ class ServerMetrics:
     def refused(self, reason: str) -> None:
         """Count a request that was refused before any model work, for one of ``REFUSALS``."""
         self._refused[reason].inc()
+
+    def lists_kept(self, num_kept: int, num_dropped: int) -> None:
+        """Count served lists whose records reached the store, and those whose did not."""
+        self._kept["kept"].inc(num_kept)
+        self._kept["dropped"].inc(num_dropped)
 
     def connections(self, num_open: int) -> None:
         """Note how many connections are open."""

@@ -7,7 +7,7 @@ Documents are compressed: at 250 lists a second they are what fills a disk.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -28,6 +28,7 @@ CREATE INDEX requests_of_user ON requests (user_id, time_ms) WHERE user_id IS NO
 # The last lists before a power cut may be lost; the file stays whole.
 PRAGMAS = ("synchronous = NORMAL", "secure_delete = ON")
 _COLUMNS = "request_id, time_ms, user_id, document"
+Filter = Callable[[Sequence[RequestRecord]], Sequence[RequestRecord]]
 
 
 class DailyRequests:
@@ -37,16 +38,22 @@ class DailyRequests:
         self._folder, self._readonly, self._timeout_ms = folder, readonly, timeout_ms
         self._files: dict[str, tuple[int, SqliteFile]] = {}
 
-    def add(self, records: Sequence[RequestRecord]) -> None:
-        """Keep lists whose ids are new."""
-        by_day: dict[str, list[tuple[str, int, str | None, bytes]]] = {}
+    def add(self, records: Sequence[RequestRecord], wanted: Filter) -> None:
+        """Keep lists whose ids are new.
+
+        Args:
+            wanted: Chooses among them while nobody else can remove any: a user who is forgotten
+                by another process meanwhile is known to it, or its removal comes after.
+        """
+        by_day: dict[str, list[RequestRecord]] = {}
         for record in records:
-            row = (*record[:3], zlib.compress(record.document, 1))
-            by_day.setdefault(_day_of_id(record.request_id), []).append(row)
-        for day, rows in by_day.items():
+            packed = record._replace(document=zlib.compress(record.document, 1))
+            by_day.setdefault(_day_of_id(record.request_id), []).append(packed)
+        for day, packed_of_day in by_day.items():
             file = self._file(day, create=True)
             assert file is not None
             with file.transaction() as database:
+                rows = wanted(packed_of_day)
                 database.executemany("INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?)", rows)
 
     def find(self, request_id: str) -> RequestRecord | None:

@@ -137,16 +137,19 @@ class SqliteStore(OnlineStore):
         return is_new
 
     def add_requests(self, records: Sequence[RequestRecord]) -> None:
+        self._requests.add(records, self._not_forgotten)
+
+    def _not_forgotten(self, records: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
+        """Leave out lists that were made before their user was forgotten."""
         ((last_forgotten_ms,),) = self._events.rows("SELECT last_forgotten_ms FROM state")
-        if any(record.time_ms <= last_forgotten_ms for record in records):
-            forgotten = self.forgotten()
-            records = [
-                record
-                for record in records
-                if record.user_id is None
-                or record.time_ms > forgotten.get(_hashed(record.user_id), -1)
-            ]
-        self._requests.add(records)
+        if all(record.time_ms > last_forgotten_ms for record in records):
+            return records
+        forgotten = self.forgotten()
+        return [
+            record
+            for record in records
+            if record.user_id is None or record.time_ms > forgotten.get(_hashed(record.user_id), -1)
+        ]
 
     def visitor(self, user_id: str | None, limit: int, before_ms: int | None = None) -> Visitor:
         if user_id is None:

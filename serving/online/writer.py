@@ -2,8 +2,8 @@
 
 Events that arrive while a commit runs are in the next one, so that the more there are the more
 share a commit. Who sent them hears of it once they are durable. Records of served lists wait for
-a tenth of a second, and the oldest are dropped where the store cannot follow: no list waits for
-its record.
+a tenth of a second: no list waits for its record. A server gives its lists to a process of their
+own instead (serving/online/request_log.py).
 """
 
 from __future__ import annotations
@@ -14,21 +14,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from logging import ERROR, WARNING
 from typing import Any
 
-from serving.log import is_logged, log
 from serving.online.events import Event
+from serving.online.record_queue import RecordQueue, Written
 from serving.online.store import Forgotten, ItemState, OnlineStore, RequestRecord, StoreError
 
 MAX_WAITING_EVENTS = 20_000
-MAX_WAITING_RECORDS = 10_000
 MAX_COMMIT = 5_000
 """Events of one commit, rounded up to whole requests."""
-MAX_RECORDS = 1_000
-"""Records of one commit."""
 RECORD_SECONDS = 0.1
 REMOVE_SECONDS = 600.0
 """Between removals of what is old."""
@@ -62,22 +58,6 @@ class _Task:
             self.done.set_exception(self.error)
 
 
-@dataclass
-class Written:
-    """What a writer has done so far."""
-
-    num_events: dict[str, int] = field(default_factory=dict)
-    """New events by type."""
-    num_duplicates: int = 0
-    """Events that were there already, or were forgotten on their way."""
-    num_records: int = 0
-    num_dropped: int = 0
-    """Records that the store could not follow."""
-    num_commits: int = 0
-    num_failures: int = 0
-    commit_seconds: float = 0.0
-
-
 class EventWriter:
     """Writes in a thread of its own; called from event loops."""
 
@@ -93,7 +73,7 @@ class EventWriter:
         self.written = Written()
         self._store, self._days = store, (event_days, log_days)
         self._tasks: deque[_Task] = deque()
-        self._records: deque[RequestRecord] = deque()
+        self._records = RecordQueue(store, self.written)
         self._num_waiting = 0
         self._changed = threading.Condition()
         self._closing = False
@@ -145,7 +125,7 @@ class EventWriter:
         """
 
         def write() -> Forgotten:
-            self._write_records()
+            self._records.write()
             return self._store.forget(user_id, now_ms)
 
         removed: Forgotten = await self._submitted(write=write)
@@ -153,11 +133,7 @@ class EventWriter:
 
     def log(self, record: RequestRecord) -> None:
         """Keep a record, soon; the oldest are dropped where too many wait."""
-        with self._changed:
-            if len(self._records) >= MAX_WAITING_RECORDS:
-                self._records.popleft()
-                self.written.num_dropped += 1
-            self._records.append(record)
+        self._records.add(record)
 
     def close(self) -> None:
         """Write what waits, end the threads and close the store."""
@@ -191,10 +167,10 @@ class EventWriter:
             if closing and not self._tasks:
                 break
             if time.monotonic() >= next_records:
-                self._write_records()
+                self._records.write()
                 next_records = time.monotonic() + RECORD_SECONDS
-        self._write_records()
-        self.written.num_dropped += len(self._records)
+        self._records.write()
+        self._records.drop()
 
     def _taken(self) -> list[_Task]:
         """Take what fits into one commit: events together, anything else by itself."""
@@ -224,7 +200,7 @@ class EventWriter:
             self.written.commit_seconds += time.perf_counter() - began
         except Exception as error:
             # Nothing of it is acknowledged; whatever it was, the next commit is tried.
-            self._failed(error)
+            self.written.failed(error)
             for task in tasks:
                 task.error = error if isinstance(error, StoreError) else StoreError(repr(error))
         loops = {task.loop for task in tasks}
@@ -247,29 +223,6 @@ class EventWriter:
         for task in tasks:
             task.result = list(islice(rest, len(task.events)))
 
-    def _write_records(self) -> None:
-        """Write the records that wait; where the store fails they wait for the next time."""
-        while self._records:
-            with self._changed:
-                records = [
-                    self._records.popleft() for _ in range(min(MAX_RECORDS, len(self._records)))
-                ]
-            try:
-                self._store.add_requests(records)
-            except StoreError as error:
-                self._failed(error)
-                with self._changed:
-                    room = max(0, MAX_WAITING_RECORDS - len(self._records))
-                    kept = records[-room:] if room else []
-                    self._records.extendleft(reversed(kept))
-                    self.written.num_dropped += len(records) - len(kept)
-                return
-            except Exception as error:
-                self._failed(error)
-                self.written.num_dropped += len(records)
-            else:
-                self.written.num_records += len(records)
-
     def _remove_old(self) -> None:
         while True:
             now_ms = int(1_000 * time.time())
@@ -277,17 +230,9 @@ class EventWriter:
             try:
                 self._store.remove_old(*before_ms)
             except Exception as error:
-                self._failed(error)
+                self.written.failed(error)
             if self._ended.wait(REMOVE_SECONDS):
                 return
-
-    def _failed(self, error: Exception) -> None:
-        """Count a failure; the log has the first, then every 2nd, 4th, 8th."""
-        self.written.num_failures += 1
-        times = self.written.num_failures
-        if is_logged(times):
-            level = WARNING if isinstance(error, StoreError) else ERROR
-            log("store_write_failed", {"times": times, "error": str(error)}, level=level)
 
 
 def _settle(tasks: Sequence[_Task]) -> None:

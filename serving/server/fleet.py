@@ -24,7 +24,9 @@ from typing import Any
 from serving.bundle.published import Identity, check_published, identity_of
 from serving.log import log
 from serving.metrics import ServerMetrics
+from serving.online.opening import NO_STORE
 from serving.server.dispatch import Dispatcher, WorkerLink
+from serving.server.request_log import RequestLog
 from serving.server.zygote import receive_message, send_message
 from serving.settings import Settings
 
@@ -195,6 +197,8 @@ class Fleet:
     state: SwapState = field(default_factory=lambda: SwapState(loaded_at=datetime.now(UTC)))
     info: Mapping[str, Any] = field(default_factory=dict)
     """What is served, as a loader describes it."""
+    request_log: RequestLog | None = None
+    """None where lists are not kept."""
     last_poll: float = 0.0
     _zygote: Zygote | None = None
     _serving: Generation | None = None
@@ -223,6 +227,9 @@ class Fleet:
         generation = await self._loaded(Path(self._tried[0][0]), self._tried)
         await self._take_over(generation)
         log("bundle_loaded", {"bundle": self.info["bundle"]})
+        if self.settings.log_lists and self.settings.store_url != NO_STORE:
+            self.request_log = RequestLog(self._fork_request_log, self.metrics.lists_kept)
+            self._spawn(self.request_log.run())
         self._spawn(self._follow())
 
     async def stop(self) -> None:
@@ -233,6 +240,8 @@ class Fleet:
         for generation in {self._serving, self._released}:
             if generation is not None:
                 await generation.retire()
+        if self.request_log is not None:
+            await self.request_log.close()
         if self._zygote is not None:
             self._zygote.close()
             self._zygote.process.wait()
@@ -247,6 +256,27 @@ class Fleet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def _fork_request_log(self, descriptor: int) -> None:
+        zygote = await self._ready_zygote()
+        zygote.send({"settings": self.settings.to_json()}, descriptor)
+
+    async def _ready_zygote(self) -> Zygote:
+        """Give the zygote, another one where it has ended.
+
+        Raises:
+            ValueError: It ends before it can fork.
+        """
+        zygote = self._zygote
+        if zygote is None or zygote.gone.done():
+            if zygote is not None:
+                zygote.process.wait()
+                log("zygote_restarted", {}, level=WARNING)
+            self._zygote = zygote = Zygote()
+        await asyncio.wait([zygote.imported, zygote.gone], return_when="FIRST_COMPLETED")
+        if not zygote.imported.done():
+            raise ValueError("the process that imports the models ended; see the log above")
+        return zygote
+
     async def _loaded(self, target: Path, identity: Identity, *, whole: bool = False) -> Generation:
         """Make a generation; its loader has loaded the bundle.
 
@@ -256,21 +286,12 @@ class Fleet:
         Raises:
             ValueError: The bundle is refused.
         """
-        if self._zygote is None or self._zygote.gone.done():
-            if self._zygote is not None:
-                self._zygote.process.wait()
-                log("zygote_restarted", {}, level=WARNING)
-            self._zygote = Zygote()
-        await asyncio.wait(
-            [self._zygote.imported, self._zygote.gone], return_when="FIRST_COMPLETED"
-        )
-        if not self._zygote.imported.done():
-            raise ValueError("the process that imports the models ended; see the log above")
+        zygote = await self._ready_zygote()
         generation = Generation(target, identity)
         message = {"settings": self.settings.to_json(), "target": str(target)}
         released = self._released
         if whole or released is None or released.gone.done() or not released.is_release_of(target):
-            self._zygote.send(message, generation.theirs.fileno())
+            zygote.send(message, generation.theirs.fileno())
         else:
             released.send(message, generation.theirs.fileno())
             generation.parent = released

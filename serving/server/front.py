@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 import serving.web.http as web
 from serving.log import log
 from serving.metrics import ServerMetrics, route_of
-from serving.online.records import ID_LENGTH, ID_START, new_request_id, record_of, time_of
+from serving.online.records import ID_LENGTH, ID_START, new_request_id, time_of
 from serving.online.writer import EventWriter
 from serving.schemas import error_body
 from serving.security.access import Access, Caller
@@ -206,8 +206,16 @@ class Front:
         if method == "POST" and path == "/v1/items":
             return change_items(self._writer, head, body)
         if method == "DELETE" and path.startswith(USERS):
-            return forget_user(self._writer, path.removeprefix(USERS))
+            return self._forget(path.removeprefix(USERS))
         return None
+
+    async def _forget(self, user_id: str) -> Answer:
+        """Forget a user, once no list of theirs is on its way to the store."""
+        request_log = self._fleet.request_log
+        if request_log is not None and not await request_log.flushed():
+            message = "lists are still being written; nothing was removed, send it again in 1 s"
+            raise web.RefusedError(503, "store_busy", message)
+        return await forget_user(self._writer, user_id)
 
     async def _written(
         self, writing: Awaitable[Answer], fields: dict[str, Any]
@@ -227,11 +235,8 @@ class Front:
         if not lengths:
             return frame
         end = len(frame.body) - sum(lengths)
-        start = end
-        for length in lengths:
-            if self._writer is not None:
-                self._writer.log(record_of(frame.body[start : start + length]))
-            start += length
+        if self._fleet.request_log is not None:
+            self._fleet.request_log.log(frame.body[end:], lengths)
         return frame._replace(body=frame.body[:end])
 
     def _caller(self, scope: Scope) -> Caller:

@@ -2,6 +2,7 @@
 
     front  --starts-->  zygote   imports torch and this package once
     zygote --forks-->   loader   loads, verifies and tries one bundle, then waits
+    zygote --forks-->   request log   writes served lists into the online store
     loader --forks-->   worker   answers the jobs of one socket
     loader --forks-->   loader   of a delta of its release, or of other adapters
 
@@ -46,12 +47,16 @@ def receive_message(source: socket.socket) -> tuple[dict[str, Any], int | None] 
 
 
 def run_zygote(control: socket.socket) -> None:
-    """Fork a loader for each message ``{"settings": {...}, "target": path}`` with its socket."""
+    """Fork a process for each message, with its socket.
+
+    ``{"settings": {...}, "target": path}`` is for a loader, without target for the request log.
+    """
     _leave_signals_to_the_front()
     _reap(lambda *_: None)
     # Everything that a request needs; what is imported here is shared by all processes.
     import torch
 
+    import serving.online.request_log
     import serving.server.worker
     from serving.log import log_to_stderr
 
@@ -66,8 +71,20 @@ def run_zygote(control: socket.socket) -> None:
         assert descriptor is not None
         if os.fork() == 0:
             control.close()
-            _run(run_loader, socket.socket(fileno=descriptor), message)
+            process = run_loader if "target" in message else _run_request_log
+            _run(process, socket.socket(fileno=descriptor), message)
         os.close(descriptor)
+
+
+def _run_request_log(source: socket.socket, message: dict[str, Any]) -> None:
+    from serving.online.opening import open_store
+    from serving.online.request_log import run_request_log
+    from serving.settings import Settings
+
+    settings = Settings.from_json(message["settings"])
+    store = open_store(settings.store_url, timeout_ms=settings.store_timeout_ms)
+    assert store is not None
+    run_request_log(source, store)
 
 
 def run_loader(

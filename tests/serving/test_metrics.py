@@ -34,6 +34,8 @@ def test_the_page_has_what_was_observed() -> None:
     metrics.queue(2)
     metrics.refused("queue_full")
     metrics.connections(17)
+    metrics.lists_kept(3, 0)
+    metrics.lists_kept(2, 1)
     metrics.worker_restarted("killed")
     metrics.workers(1, 2)
     found = samples(metrics)
@@ -55,6 +57,8 @@ def test_the_page_has_what_was_observed() -> None:
     assert (found["recsys_queue_seconds_count",], found["recsys_queue_seconds_sum",]) == (1, 0.004)
     assert found["recsys_refused_total", "queue_full"] == 1
     assert found["recsys_connections",] == 17
+    assert found["recsys_lists_logged_total", "kept"] == 5
+    assert found["recsys_lists_logged_total", "dropped"] == 1
     assert found["recsys_worker_restarts_total", "killed"] == 1
     assert (found["recsys_workers_ready",], found["recsys_workers_wanted",]) == (1, 2)
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from serving.online import record_queue
 from serving.online import writer as writer_module
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import Forgotten, ItemState, StoreError
@@ -185,7 +186,7 @@ async def test_records_are_written_soon_and_wait_while_the_store_fails(store, wr
 async def test_the_oldest_records_are_dropped_where_the_store_cannot_follow(
     store, writer, monkeypatch
 ):
-    monkeypatch.setattr(writer_module, "MAX_WAITING_RECORDS", 3)
+    monkeypatch.setattr(record_queue, "MAX_WAITING_RECORDS", 3)
     await held(store)
     blocked = asyncio.create_task(writer.add([event(0)]))
     await begun(store)

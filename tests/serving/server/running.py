@@ -99,8 +99,18 @@ class RunningServer:
     def processes(self):
         """The zygote, its loaders and their workers."""
         zygotes = psutil.Process(self.process.pid).children()
-        loaders = _children_of(zygotes)
+        logs = self.request_logs()
+        loaders = [one for one in _children_of(zygotes) if one not in logs]
         return zygotes, loaders, _children_of(loaders)
+
+    def request_logs(self):
+        """What writes served lists, known by its lower priority."""
+        front = psutil.Process(self.process.pid)
+        found = []
+        for one in front.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [one] if one.nice() > front.nice() else []
+        return found
 
     def loaders(self):
         """Processes that hold a bundle and answer nothing: those that forked the workers."""
