@@ -32,12 +32,13 @@ from serving.bundle.published import served_adapters
 from serving.bundle.ranker import PROFILE, CandidateRanker, LateRankerError
 from serving.configuration.file import ServingConfiguration, read_configuration
 from serving.configuration.resolve import Resolved, Resolver
-from serving.cursor import Cursor, read_cursor
+from serving.cursor import read_cursor
 from serving.explain import reasons
-from serving.filters import SEEN_ITEMS_SHOWN, Limits, allowed_on, eligible_items
+from serving.filters import SEEN_ITEMS_SHOWN, eligible_items
 from serving.items.cards import ItemCards
-from serving.items.searched import Searched, search_titles
+from serving.items.searched import search_titles
 from serving.items.title_search import TitleIndex
+from serving.limits import ListLimits
 from serving.live import LiveState, Opener
 from serving.log import is_logged, log
 from serving.online.records import new_request_id, record_document, seed_of, time_of
@@ -127,6 +128,7 @@ class Recommender:
             self.configuration, bundle.exclude_history if excluded is None else excluded
         )
         self.arranger = Arranger(bundle)
+        self._limits = ListLimits(bundle=bundle, arranger=self.arranger, live=self.live)
         self._blends = {
             name: OneQueryBlend(blend, bundle.item_counts) for name, blend in bundle.blends.items()
         }
@@ -189,6 +191,7 @@ class Recommender:
             keeps_lists: Whether records of the lists are written.
         """
         self.live = LiveState(self.bundle, opener, keeps_lists=keeps_lists)
+        self._limits = replace(self._limits, live=self.live)
 
     def answer(
         self,
@@ -239,8 +242,9 @@ class Recommender:
         with torch.inference_mode():
             query = hydrate(request, self.bundle, surface, visitor, now_ms // 1_000)
             clock.lap("hydrate")
-            searched = self._searched(query)
-            limits = self._limits(query, resolved, searched, page, now_ms)
+            text = query.request.query
+            searched = None if text is None else search_titles(self.titles, text)
+            limits = self._limits.of(query, resolved, searched, page, now_ms)
             eligible, notes = eligible_items(query, self.bundle, limits)
             clock.lap("filter")
             relaxed = SEEN_ITEMS_SHOWN in notes
@@ -286,40 +290,6 @@ class Recommender:
         moment, domain = request.context.unix_time, request.context.domain
         seconds = now_ms / 1_000 if moment is None else float(moment)
         return self._resolver.resolve(request.surface, request.user_id, seconds, domain)
-
-    def _searched(self, query: Query) -> Searched | None:
-        """Find what the request's text is about; None where it has none."""
-        if query.request.query is None:
-            return None
-        return search_titles(self.titles, query.request.query)
-
-    def _limits(
-        self,
-        query: Query,
-        resolved: Resolved,
-        searched: Searched | None,
-        page: Cursor | None,
-        now_ms: int,
-    ) -> Limits:
-        """Say what no list of this surface, at this moment, may show."""
-        surface, row_of = resolved.surface, self.bundle.catalogue.row_of
-        left_out = [self.live.hidden, self.arranger.rule_rows.hidden(resolved.rules)]
-        notes: tuple[Degraded, ...] = ()
-        names = [] if page is None else list(page.shown)
-        if surface.not_shown_within is not None:
-            since_ms = now_ms - int(1_000 * surface.not_shown_within.total_seconds())
-            shown, notes = self.live.shown_items(query.request, since_ms)
-            names += shown
-        if names:
-            found = [row for row in map(row_of, names) if row is not None]
-            left_out.append(np.array(found, np.int64))
-        domain = query.request.context.domain if surface.domain == "restrict" else None
-        allowed = allowed_on(surface.filter, domain, self.bundle)
-        if searched is not None:
-            among = np.zeros(self.bundle.num_item_rows, np.bool_)
-            among[list(searched.item_rows)] = True
-            allowed = among if allowed is None else allowed & among
-        return Limits(np.concatenate(left_out), allowed, notes)
 
     def record(self, made: Made) -> bytes:
         """Write the record of a list."""
