@@ -15,7 +15,13 @@ from recsys.retrieval.faiss_index import FaissIndex
 
 
 def tune_effort(
-    index: FaissIndex, queries: Tensor, items: Tensor, *, target: float = 0.99, k: int = 100
+    index: FaissIndex,
+    queries: Tensor,
+    items: Tensor,
+    *,
+    target: float = 0.99,
+    k: int = 100,
+    most: int | None = None,
 ) -> float:
     """Raise the index's effort by doubling until its recall reaches the target.
 
@@ -24,16 +30,18 @@ def tune_effort(
             there is.
         queries: [B, D], like those it will serve; a thousand are enough.
         items: The exact vectors, [N, D].
+        most: Effort that is not exceeded; None is the index's own largest.
 
     Returns:
         The recall reached; compare it with the target.
     """
     truth = exact_top_k(queries, items, k)
+    most = index.max_effort if most is None else min(most, index.max_effort)
     while True:
         recall = _overlap(index.search(queries, k), truth)
-        if recall >= target or index.effort >= index.max_effort:
+        if recall >= target or index.effort >= most:
             return recall
-        index.effort = min(2 * index.effort, index.max_effort)
+        index.effort = min(2 * index.effort, most)
 
 
 def measure_recall(

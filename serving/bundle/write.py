@@ -109,7 +109,7 @@ def write_bundle(
         parts.users.save(directory)
         write_content(parts.content, parts.catalogue.num_item_rows, directory)
         models = _write_models(parts, directory)
-        write_item_indexes(directory, _items(parts), parts.users)
+        indexed = write_item_indexes(directory, _items(parts), parts.users)
         if parts.semantic_ids is not None:
             parts.semantic_ids.copy_to(directory)
         seal(
@@ -122,7 +122,7 @@ def write_bundle(
             context_features=dict(parts.context_features),
             properties=parts.properties.kinds,
             models=models,
-            metrics={name: dict(values) for name, values in (metrics or {}).items()},
+            metrics={name: dict(values) for name, values in (metrics or {}).items()} | indexed,
             verdicts=list(verdicts),
             config_digest=config_digest,
             content=parts.content_source,

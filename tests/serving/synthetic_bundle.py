@@ -2,7 +2,9 @@
 
 Even users took even items and odd users odd items, popular ones more often; popularity and
 item-to-item are fitted on that, the other models are left as they were initialised and blends
-weigh their lists by made-up numbers.
+weigh their lists by made-up numbers. With ``cluster_items`` items lie in clusters as those of a
+real catalogue do: variants around a centre, centres around a topic, and a user stays with three of
+them; else every vector is drawn by itself, which no index shortens much.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ NUM_LEVELS = 3
 MAX_EXACT = 2_000
 """Items whose weights are regressed exactly, which takes memory with their square."""
 MAX_CANDIDATES = 200
+CLUSTERS_OF_TOPIC = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +74,8 @@ class SyntheticSize:
     events_per_user: int = 8
     embedding_dim: int = 8
     content_dim: int = 4
+    cluster_items: int = 0
+    """Items of a cluster, on average; 0 makes no clusters."""
     context_features: tuple[str, ...] = ("user_num_events",)
     """Of features.point_in_time; the events are from November 2023."""
     semantic_ids: bool = True
@@ -125,8 +130,8 @@ def _cardinalities(size: SyntheticSize) -> dict[str, int]:
 
 def _users(size: SyntheticSize) -> Users:
     rng = np.random.default_rng(size.seed)
-    histories = []
-    for user_row in range(1, size.num_users + 1):
+    histories = _histories_in_clusters(size, rng) if size.cluster_items else []
+    for user_row in range(1 + len(histories), size.num_users + 1):
         own = np.arange(1 + (user_row + 1) % 2, size.num_items + 1, 2)
         weight = 1 / np.arange(1, len(own) + 1)
         count = min(size.events_per_user, len(own))
@@ -140,6 +145,28 @@ def _users(size: SyntheticSize) -> Users:
         offsets=np.cumsum(lengths),
         times=1_700_000_000 + 3_600 * np.arange(len(item_rows)),
     )
+
+
+def _histories_in_clusters(size: SyntheticSize, rng: np.random.Generator) -> list[Rows]:
+    """Draw what each user took from three clusters."""
+    clusters = _clusters(size)
+    rows = 1 + np.argsort(clusters[1:], kind="stable")
+    starts = np.searchsorted(clusters[rows], np.arange(clusters.max() + 2))
+    histories = []
+    for _ in range(size.num_users):
+        own = rng.integers(0, clusters.max() + 1, 3)
+        near = np.unique(np.concatenate([rows[starts[one] : starts[one + 1]] for one in own]))
+        # A cluster may be empty.
+        near = near if len(near) else rows[:1]
+        histories.append(rng.permutation(near)[: size.events_per_user])
+    return histories
+
+
+def _clusters(size: SyntheticSize) -> Rows:
+    """Number the cluster of each item row, [N]."""
+    rng = np.random.default_rng(size.seed + 1)
+    count = max(1, size.num_items // size.cluster_items)
+    return rng.integers(0, count, size.num_items + 1)
 
 
 def _catalogue(size: SyntheticSize) -> Catalogue:
@@ -163,6 +190,13 @@ def _categories(catalogue: Catalogue) -> Jagged:
 
 def _content(size: SyntheticSize) -> Tensor:
     content = torch.randn(size.num_items + 1, size.content_dim)
+    if size.cluster_items:
+        clusters = torch.from_numpy(_clusters(size))
+        count = int(clusters.max()) + 1
+        topics = torch.randn(count // CLUSTERS_OF_TOPIC + 1, size.content_dim)
+        centres = topics[torch.arange(count) // CLUSTERS_OF_TOPIC]
+        centres = centres + 0.7 * torch.randn(count, size.content_dim)
+        content = centres[clusters] + 0.5 * content
     content[0] = 0
     return content
 

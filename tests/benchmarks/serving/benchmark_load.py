@@ -44,6 +44,7 @@ FALLBACK_RATE = 3_000.0
 OVERLOAD = 3.0
 CONNECTIONS = 16
 LARGE = (200_000, 1_000_000)
+CLUSTER_ITEMS = 200
 
 
 def bodies(user_ids: list[str], count: int, k: int) -> list[bytes]:
@@ -272,6 +273,7 @@ def measure_large(num_items: int, options: argparse.Namespace) -> list[Row]:
         embedding_dim=64,
         content_dim=32,
         history_models=True,
+        cluster_items=CLUSTER_ITEMS,
     )
     name, rows = f"{num_items:,} made-up items", []
     with tempfile.TemporaryDirectory() as folder:
@@ -330,7 +332,11 @@ def main() -> None:
 def write(options: argparse.Namespace, rows: list[Row], name: str) -> None:
     what = f"Bundle: {(options.bundles / 'current').resolve().name}, k"
     if options.part == "large":
-        what = "Profile fast, every model but a ranker, 1,000 users; k"
+        what = (
+            "Profile fast, every model but a ranker, 1,000 users; items lie in clusters of "
+            f"{CLUSTER_ITEMS} around topics, as a real catalogue's do, and a user's history in "
+            "three of them; k"
+        )
     load = os.getloadavg()[0]
     notes = (
         f"{what} = {options.k}, every request another one. {options.seconds:g} s a loop; the "

@@ -42,6 +42,20 @@ def test_recall_at_100_reaches_its_target_after_tuning(kind):
     assert index.effort > 2 or kind != "ivf_sq8"
 
 
+def test_tuning_takes_the_least_effort_that_it_tried_and_no_more_than_it_may():
+    index = index_of("ivf_sq8", effort=1)
+    # Queries between the clusters need several lists.
+    queries = normalize(torch.randn(100, DIM, generator=torch.Generator().manual_seed(5)))
+    reached = tune_effort(index, queries, ITEMS, target=0.99)
+    assert reached >= 0.99
+    assert index.effort > 3
+    index.effort //= 2
+    assert measure_recall(index, queries, ITEMS) < 0.99
+    index.effort = 1
+    assert tune_effort(index, queries, ITEMS, target=0.99, most=3) < 0.99
+    assert index.effort == 3
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_inner_products_and_fall(kind):
     found = index_of(kind).search(QUERIES, 50)

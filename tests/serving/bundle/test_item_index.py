@@ -1,5 +1,6 @@
 """Indexes of sequence models and content in the bundle of a large catalogue."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,34 @@ def test_an_index_finds_nearly_what_comparing_all_items_does(bundles: Path, sour
     truth, found = (rows_of(one, source, 100, [5, 7]) for one in (compared, indexed))
     assert len(set(truth) & set(found)) >= 95
     assert not {0, 5, 7} & set(found)
+
+
+def test_the_manifest_says_what_an_index_finds_and_at_what_effort(bundles: Path) -> None:
+    compared, indexed = (
+        load_bundle(bundles / f"bundle-{name}") for name in ("compared", "indexed")
+    )
+    assert not [name for name in compared.manifest.metrics if name.startswith("index of")]
+    for part in PARTS:
+        said = indexed.manifest.metrics[f"index of {part}"]
+        assert said["recall@100"] >= 0.99
+        assert said["lists"] == indexed.indexes[part].effort < 64
+
+
+def test_items_in_clusters_need_few_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real catalogue has neighbourhoods; vectors drawn by themselves have none."""
+    monkeypatch.setattr(item_index, "COMPARED_UP_TO", 100)
+    monkeypatch.setattr(item_index, "ALLOWED_LISTS", 1)
+    size = SyntheticSize(
+        num_items=8_000, content_dim=32, embedding_dim=32, history_models=True, semantic_ids=False
+    )
+    said = {}
+    for name, items in (("clusters", 100), ("random", 0)):
+        write_synthetic_bundle(tmp_path, name, replace(size, cluster_items=items))
+        metrics = load_bundle(tmp_path / f"bundle-{name}").manifest.metrics
+        said[name] = metrics["index of content_similarity"]
+    assert said["clusters"]["recall@100"] >= 0.98
+    assert said["random"]["recall@100"] < 0.98
+    assert said["clusters"]["lists"] < said["random"]["lists"]
 
 
 def test_appended_items_are_found(bundles: Path) -> None:
