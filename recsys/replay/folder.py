@@ -1,6 +1,7 @@
 """The files of a replay: what is requested in each step, and every row's lists.
 
     replay.json                     what is replayed: data, recipe, settings, steps
+    ledger.jsonl                    the look at the steps, which nothing may be tuned on
     events.npz                      all events, see queries.save_events
     choices.json                    what the warm-up chose
     models/<policy>/<t>/<model>/    trained weights that later steps continue

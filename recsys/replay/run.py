@@ -26,6 +26,7 @@ from recsys.replay.queries import save_events
 from recsys.replay.steps import ReplayConfig
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.recipe import Recipe
+from recsys.reproduction.run import LEDGER, RunSettings, note_test_look
 
 DESCRIPTION = "replay.json"
 
@@ -72,6 +73,10 @@ def replay_of(
             f"{read_json(path)['digest']}, this one {document['digest']}); name another folder, "
             "or delete that one"
         )
+    if not path.exists():
+        # Steps are held out from whoever chooses settings, so each replay is a look at them.
+        look = RunSettings(order=order, seed=seed, why="recsys backtest")
+        note_test_look(folder / LEDGER, prepared, look)
     write_json(path, document)
     return replay
 
