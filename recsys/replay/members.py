@@ -16,13 +16,16 @@ import numpy as np
 from torch import Tensor, nn
 
 from recsys.data.dataset import FitSplit, Sequences
+from recsys.evaluation.ranking import RankingConfig
+from recsys.fitting.baselines import fit_popularity
 from recsys.fitting.continued import NewEvents
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.item_weights import fit_ease, fit_item_knn
-from recsys.fitting.queries import EvaluationQueries
+from recsys.fitting.queries import EvaluationQueries, measure
 from recsys.fitting.sequence import fit_sequence, num_windows
 from recsys.fitting.training import Refit, StopBy, TrainingRun
 from recsys.fitting.two_tower import fit_two_tower, num_labels
+from recsys.models.popularity import Popularity, PopularityConfig
 from recsys.models.sequence.members import of_first
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
@@ -39,6 +42,8 @@ CHOOSING = ("ease", "item_knn")
 REPLAYED = ("popularity", "item_to_item", "ease", "item_knn", "content", *TRAINED)
 """Models that can be replayed, those of profile ``fast``."""
 CHOICE_QUERIES = 2_000
+HALF_LIVES = (7.0, 30.0, 90.0)
+"""Days; half-lives of popularity that are tried on the warm-up beside the configured one."""
 FIT: FitSplit = "train"
 
 
@@ -105,19 +110,43 @@ class StepFits:
             begin = time.perf_counter()
             if name in CHOOSING:
                 source, model = self._linear(name, made), None
+            elif name == "popularity":
+                source, model = self._popularity(made), None
             elif name in TRAINED:
                 source, model = self._trained(name, made)
             else:
                 source, model = FITTERS[name](self.experiment).source, None
             yield Member(name, source, time.perf_counter() - begin, model)
 
+    def _judge(self) -> EvaluationQueries:
+        return self.experiment.queries("validation").sample(CHOICE_QUERIES, self.experiment.seed)
+
+    def _popularity(self, made: dict[str, Any]) -> Source:
+        config = self.recipe.popularity
+        if self.choices is not None:
+            config = replace(config, **self.choices.settings.get("popularity", {}))
+        elif config.half_life_days is not None and len((judge := self._judge()).held_out.positions):
+            lives = dict.fromkeys((config.half_life_days, *HALF_LIVES))
+
+            def quality(half_life: float) -> float:
+                one = replace(config, half_life_days=half_life)
+                return measure(self._popular(one), judge, RankingConfig(ks=(10,)))["ndcg@10"]
+
+            config = replace(config, half_life_days=max(lives, key=quality))
+            chosen = {"half_life_days": config.half_life_days}
+            made.setdefault("settings", {})["popularity"] = chosen
+        return self._popular(config)
+
+    def _popular(self, config: PopularityConfig) -> ScoredSource:
+        model = fit_popularity(self.inputs, config, FIT)
+        scores = model.item_scores.to(self.experiment.device)
+        return ScoredSource(Popularity(config, scores).score, needs_history=False)
+
     def _linear(self, name: str, made: dict[str, Any]) -> Source:
         fit: Any = fit_ease if name == "ease" else fit_item_knn
         config, judge = getattr(self.recipe, name), None
         if self.choices is None:
-            judge = self.experiment.queries("validation").sample(
-                CHOICE_QUERIES, self.experiment.seed
-            )
+            judge = self._judge()
         else:
             config = type(config)(**self.choices.settings[name])
         fitted = fit(self.inputs, config, FIT, judge)

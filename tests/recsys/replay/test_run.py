@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recsys.data.dataset import Sequences
 from recsys.replay.fits import Replay
 from recsys.replay.folder import SERVED, read_json
 from recsys.replay.measures import document_of
 from recsys.replay.run import replay_of, run
-from recsys.replay.steps import ReplayConfig
+from recsys.replay.steps import SECONDS_PER_DAY, ReplayConfig
 from recsys.reproduction.prepared import Prepared
 from tests.recsys.replay.logs import prepared_of, walks
 
@@ -141,3 +142,23 @@ def test_lists_of_peers_are_measured_and_their_failures_kept(whole, tmp_path, lo
     }
     assert [row["metrics"] for row in rows[:2]] == [served[1], served[2]]
     assert rows[2] == {"policy": "peer", "row": "copy", "step": 3, "error": "out of memory"}
+
+
+def test_the_half_life_of_popularity_follows_what_the_warm_up_shows(tmp_path):
+    """Each fortnight has hits of its own, so popularity of a quarter is out of date."""
+    rng = np.random.default_rng(0)
+    rows, times, lengths = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [0]
+    for _ in range(300):
+        days = np.sort(rng.choice(140, 3, replace=False))
+        rows.append(1 + days // 14 * 4 + rng.permutation(4)[:3])
+        times.append(days * SECONDS_PER_DAY)
+        lengths.append(3)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    events = Sequences(
+        np.concatenate(rows), offsets, offsets[1:], offsets[1:], times=np.concatenate(times)
+    )
+    config = replace(CONFIG, policies=("full",), models=("popularity", "item_to_item"))
+    folder = tmp_path / "hits"
+    replayed(prepared_of(events), folder, config)
+    chosen = read_json(folder / "choices.json")["settings"]["popularity"]
+    assert chosen == {"half_life_days": 7.0}
