@@ -149,11 +149,14 @@ def paired(
     error = _standard_error(by_user)
     low, high = found.low, found.high
     time_low = time_high = None
+    smallest = detectable(error, config)
     if blocks is not None:
         of_block = group_values(difference, blocks)
-        if len(of_block) >= MIN_BLOCKS:
-            reach = _standard_error(of_block) * _student(config.confidence, len(of_block) - 1)
+        if (freedom := len(of_block) - 1) >= MIN_BLOCKS - 1:
+            of_time = _standard_error(of_block)
+            reach = of_time * _student(config.confidence, freedom)
             time_low, time_high = found.mean - reach, found.mean + reach
+            smallest = detectable(max(error, of_time), config, freedom)
     judged = Paired(
         num_queries=len(before),
         num_users=len(by_user),
@@ -165,17 +168,25 @@ def paired(
         time_low=time_low,
         time_high=time_high,
         standard_error=error,
-        detectable=detectable(error, config),
+        detectable=smallest,
         decision="not enough evidence",
         not_worse=False,
     )
     return _decided(judged, config)
 
 
-def detectable(standard_error: float, config: PairedConfig) -> float:
-    """Smallest true difference whose interval excludes 0 with the power of the config."""
+def detectable(standard_error: float, config: PairedConfig, freedom: int | None = None) -> float:
+    """Smallest true difference whose interval excludes 0 with the power of the config.
+
+    Args:
+        standard_error: Of the difference.
+        config: Confidence and power.
+        freedom: Of the error, one less than the blocks; None for many users.
+    """
     normal = NormalDist()
     claimed = normal.inv_cdf((1 + config.confidence) / 2)
+    if freedom is not None:
+        claimed = _student(config.confidence, freedom)
     return standard_error * (claimed + normal.inv_cdf(config.power))
 
 

@@ -74,6 +74,14 @@ def test_detectable_difference_is_found_with_the_power_it_states() -> None:
     assert 0.72 <= share <= 0.88
 
 
+def test_with_blocks_of_time_too_the_detectable_difference_is_found_with_that_power() -> None:
+    blocks = np.arange(1_000) % 20
+    stated = np.mean([paired(*pair(1_000, 0.0, s), blocks=blocks).detectable for s in range(50)])
+    pairs = [paired(*pair(1_000, float(stated), s), blocks=blocks) for s in range(200)]
+    share = np.mean([one.decision == "better" for one in pairs])
+    assert 0.72 <= share <= 0.88
+
+
 def test_queries_of_one_user_count_as_one_user() -> None:
     before, after = pair(500, 0.01)
     alone = paired(before, after)
