@@ -232,7 +232,8 @@ def found_in(verdict: Verdict) -> str:
     """Say what a failed check found against its bound."""
     if verdict.bound is None:
         return "nothing was found"
-    return f"{verdict.value} is below {verdict.bound:.4f}"
+    value = "no value" if verdict.value is None else f"{verdict.value:.4f}"
+    return f"{value} is below {verdict.bound:.4f}"
 
 
 def release(context: StageContext) -> StageRows:
