@@ -85,6 +85,7 @@ def test_killed_worker_is_back_within_a_second(own):
 def test_all_processes_end_with_the_front(released, tmp_path):
     server = RunningServer(released, tmp_path / "log").until_ready()
     everyone = [one for some in server.processes() for one in some]
+    everyone += wait_for(server.request_logs)
     server.process.kill()
     server.process.wait()
     wait_for(lambda: not any(one.is_running() for one in everyone))
