@@ -6,7 +6,7 @@ true NDCG@10 differs by 3%. In half of those the challenger is the better one, i
 The gate judges by the code and the settings of a release: intervals by users and by 20 blocks of
 time, and protected slices (here of users at random).
 
-    python -m tests.benchmarks.evaluation.benchmark_gate             # about ten minutes
+    python -m tests.benchmarks.evaluation.benchmark_gate             # 10 to 25 minutes
     python -m tests.benchmarks.evaluation.benchmark_gate --pairs 50
 """
 
