@@ -124,7 +124,7 @@ def write_shop(folder: Path) -> None:
 @pytest.mark.slow
 def test_the_commands_for_ones_own_data_run(tmp_path: Path) -> None:
     write_shop(tmp_path)
-    init, run, recommend, serve, *semantic_ids, compare, ledger = commands("recsys")
+    init, run, recommend, serve, *semantic_ids, compare, ledger, backtest = commands("recsys")
     run_recsys(init[1:], tmp_path)
     (tmp_path / "like-it.toml").write_text(blocks("toml")[0])
     written, shown = (resolve(tmp_path / name) for name in ("shop.toml", "like-it.toml"))
@@ -137,6 +137,7 @@ def test_the_commands_for_ones_own_data_run(tmp_path: Path) -> None:
     # Both rounds of the plan look at it.
     assert "looks at the test split: 2" in run_recsys(ledger[1:], tmp_path)
     assert_ids_commands_run(semantic_ids, tmp_path)
+    assert "never retrained it has" in run_recsys(backtest[1:], tmp_path)
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -40,7 +40,8 @@ def amazon_beauty() -> RunConfig:
         # Codes group items with similar users; new items get codes by content.
         semantic_ids=SemanticIdsConfig(source="sequence", content_columns=MEANING),
         content_similarity=ContentSimilarityConfig(columns=MEANING),
-        popularity=PopularityConfig(),
+        # What sold in the last weeks; a year, which leave-one-out prefers, is a third of it in a replay.
+        popularity=PopularityConfig(half_life_days=7.0),
         two_tower=TwoTowerConfig(),
         # Two members of the width that one has by default.
         sequence=SequenceConfig(embedding_dim=256, num_members=2, calendar_days=140.0),
