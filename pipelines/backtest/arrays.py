@@ -12,6 +12,7 @@ from pathlib import Path
 
 from features.schema import SplitConfig, TieOrder
 from pipelines.config.run import OWN_DATA, RunConfig
+from pipelines.presets.resolve import with_online_events
 from pipelines.reproduction.arrays import prepare, recipe_of
 from recsys.replay.__main__ import CONFIG
 from recsys.replay.members import REPLAYED
@@ -74,7 +75,7 @@ def arrays_of(config: RunConfig, folder: Path, *, show_progress: bool) -> Prepar
         folder: Of the backtest.
         show_progress: Whether stages draw bars.
     """
-    config = replayed_config(config, folder)
+    config = with_online_events(replayed_config(config, folder))
     models = config.backtest.models
     recipe = recipe_of(config, (*models, "blend_fast"), models)
     # An item without a text has no content, and a model of none is left out.

@@ -40,7 +40,7 @@ def amazon_beauty() -> RunConfig:
         # Codes group items with similar users; new items get codes by content.
         semantic_ids=SemanticIdsConfig(source="sequence", content_columns=MEANING),
         content_similarity=ContentSimilarityConfig(columns=MEANING),
-        # What sold in the last weeks; a year, which leave-one-out prefers, is a third of it in a replay.
+        # What sold in the last weeks; a year has a third of its quality in a replay.
         popularity=PopularityConfig(half_life_days=7.0),
         two_tower=TwoTowerConfig(),
         # Two members of the width that one has by default.

@@ -21,6 +21,7 @@ from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
 from pipelines.presets.resolve import with_dataset
 from pipelines.stages.list import STAGES
 from pipelines.training.fitters import generative_settings, sequence_settings
+from recsys.data.durable import digest_of_file
 from recsys.reproduction.prepared import VERSION, Prepared
 from recsys.reproduction.recipe import Recipe
 from recsys.semantic_ids.codes import ItemCodes, SemanticIds
@@ -43,6 +44,12 @@ def events_digest(path: Path) -> str:
     kept = events.select("user_id", "item_id", *order).sort("user_id", *order, "item_id")
     text = kept.select(pl.all().cast(pl.String)).write_csv(include_header=False, null_value="")
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def files_digest(paths: Sequence[Path]) -> str:
+    """Name files of events by their bytes."""
+    digests = "".join(digest_of_file(path) for path in paths)
+    return hashlib.sha256(digests.encode()).hexdigest()[:DIGITS]
 
 
 def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) -> Recipe:
@@ -104,7 +111,7 @@ def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool
     encoder = json.loads((content / "content.json").read_text(encoding="utf-8"))["encoder"]
     return Prepared(
         name=name,
-        data_digest=events_digest(events[0]),
+        data_digest=events_digest(events[0]) if config.data.dataset else files_digest(events),
         recipe=recipe,
         orders={order: part.sequences for order, part in inputs.items()},
         catalogue=first.catalogue,

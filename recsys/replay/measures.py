@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -55,16 +56,23 @@ class StepMeasures:
         self.queries: StepQueries = replay.queries(self.step)
 
     def measured(self, policy: str, row: str) -> Measured | None:
-        """Measure a row; None where it has no lists."""
+        """Measure a row; None where it has no lists.
+
+        Raises:
+            ValueError: Its file cannot be read, or is of other queries.
+        """
         number = self.step.number
         if policy != PEER and row != SERVED:
             policy = answered_by(policy, number)
         path = self.replay.folder.lists(number, policy, row)
         if not path.exists():
             return None
-        with np.load(path, allow_pickle=False) as file:
-            item_rows = torch.from_numpy(file["item_rows"].astype(np.int64))
-            seconds = float(file["fit_seconds"]), float(file["rank_seconds"])
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                item_rows = torch.from_numpy(file["item_rows"].astype(np.int64))
+                seconds = float(file["fit_seconds"]), float(file["rank_seconds"])
+        except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
+            raise ValueError(f"{path} cannot be read: {error}; make it once more") from error
         if len(item_rows) != len(self.queries):
             raise ValueError(
                 f"{path} has {len(item_rows)} lists for {len(self.queries)} queries; delete it and "
@@ -148,7 +156,13 @@ def document_of(replay: Replay) -> dict[str, Any]:
     names = rows_of(replay)
     for one in measures:
         for policy, row in names:
-            measured = one.measured(policy, row)
+            try:
+                measured = one.measured(policy, row)
+            except ValueError as error:
+                if policy != PEER:
+                    raise
+                rows.append(failed(one.step.number, policy, row, str(error)))
+                continue
             if measured is None:
                 rows += failures(replay, one.step.number, policy, row)
                 continue
@@ -246,8 +260,12 @@ def failures(replay: Replay, number: int, policy: str, row: str) -> Iterator[dic
     """Say why a peer has no lists of a step."""
     path = replay.folder.step(number) / "lists" / f"{policy}.{row}.error.txt"
     if path.exists():
-        text = path.read_text(encoding="utf-8", errors="replace").strip()
-        yield {"policy": policy, "row": row, "step": number, "error": text}
+        yield failed(number, policy, row, path.read_text(encoding="utf-8", errors="replace"))
+
+
+def failed(number: int, policy: str, row: str, error: str) -> dict[str, Any]:
+    """Write the line of a row that has no lists of a step."""
+    return {"policy": policy, "row": row, "step": number, "error": error.strip()}
 
 
 def slices_of(

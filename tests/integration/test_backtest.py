@@ -1,0 +1,142 @@
+"""``recsys backtest`` on small logs of one's own: what it says, keeps and refuses."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from pipelines.cli.main import app
+from tests.recsys.testing.synthetic import markov_world, write_csv
+
+DAY = 86_400
+CONFIG = """
+preset = "shop"
+auto.enabled = false
+workspace = "run"
+[data]
+events = "events.csv"
+[training]
+enabled = false
+[backtest]
+num_steps = 3
+"""
+
+
+def shop(folder: Path, more: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "shop.toml").write_text(CONFIG + more)
+    return folder / "shop.toml"
+
+
+def write_events(folder: Path, rows: list[tuple[str, str, int]]) -> None:
+    lines = [f"{user},{item},{time}" for user, item, time in rows]
+    (folder / "events.csv").write_text("\n".join(["user_id,item_id,event_time", *lines]) + "\n")
+
+
+def log_of_days(num_users: int = 60, gap_days: int = 0) -> list[tuple[str, str, int]]:
+    """Users take five items of their half of the catalogue on days in order."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for user in range(num_users):
+        items = rng.permutation(10)[:5] * 2 + user % 2
+        for place, item in enumerate(items):
+            day = 5 * place + int(rng.integers(5))
+            day += gap_days if day >= 12 else 0
+            rows.append((f"u{user}", f"i{item}", 1_200_009_600 + day * DAY))
+    return rows
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["backtest", *map(str, arguments)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command_ends_with_words_a_document_and_a_page(tmp_path):
+    write_events(tmp_path, log_of_days())
+    code, printed, said = run("--config", shop(tmp_path), "--workspace", tmp_path / "run")
+    assert code == 0, said
+    assert "never retrained it has" in printed
+    assert "full" in said
+    assert "incremental" in said
+    folder = tmp_path / "run" / "backtest"
+    document = json.loads((folder / "backtest.json").read_text())
+    assert [step["number"] for step in document["steps"]] == [1, 2, 3]
+    assert "What each policy earned" in (folder / "backtest.html").read_text()
+    # A second call finds everything done.
+    marks = {path: path.stat().st_mtime_ns for path in folder.glob("steps/*/*.json")}
+    code, printed, _ = run(
+        "--config", tmp_path / "shop.toml", "--workspace", tmp_path / "run", "--json"
+    )
+    assert code == 0
+    assert json.loads(printed)["summary"] == document["summary"]
+    assert marks == {path: path.stat().st_mtime_ns for path in folder.glob("steps/*/*.json")}
+
+
+def test_a_log_of_one_time_is_refused_and_leave_one_out_offered(tmp_path):
+    write_events(tmp_path, [(user, item, 1_700_000_000) for user, item, _ in log_of_days()])
+    code, _, said = run("--config", shop(tmp_path), "--workspace", tmp_path / "run")
+    assert code == 2
+    assert "are of one time, so there is no past to replay" in " ".join(said.split())
+    assert "leave_one_out" in said
+    assert "Traceback" not in said
+
+
+def test_a_log_without_times_is_refused_and_leave_one_out_offered(tmp_path):
+    lines = [f"{user},{item},{place}" for place, (user, item, _) in enumerate(log_of_days())]
+    text = "\n".join(["user_id,item_id,sequence_index", *lines])
+    (tmp_path / "events.csv").write_text(text + "\n")
+    code, _, said = run("--config", shop(tmp_path), "--workspace", tmp_path / "run")
+    assert code == 2
+    assert "no event_time" in said
+    assert "leave_one_out" in said
+
+
+def test_ten_years_of_silence_users_of_one_event_and_items_that_leave(tmp_path):
+    rows = log_of_days(gap_days=3_650)
+    rows += [(f"once{n}", "i1", rows[0][2] + n * DAY) for n in range(5)]
+    # Nobody takes it behind the gap.
+    rows += [(f"u{n}", "gone", 1_200_009_600) for n in range(4)]
+    write_events(tmp_path, rows)
+    settings = shop(tmp_path, "step_days = 1\n[filters]\nmin_user_events = 1\n")
+    code, _, said = run("--config", settings, "--workspace", tmp_path / "run")
+    assert code == 0, said
+    document = json.loads((tmp_path / "run" / "backtest" / "backtest.json").read_text())
+    assert len(document["steps"]) == 3
+    assert all(step["num_events"] > 0 for step in document["steps"])
+
+
+@pytest.mark.parametrize("content", [b"", b"not an archive"])
+def test_a_peer_whose_file_is_broken_is_a_failed_row_and_the_rest_is_measured(tmp_path, content):
+    write_events(tmp_path, log_of_days())
+    run("--config", shop(tmp_path), "--workspace", tmp_path / "run", "--quiet")
+    folder = tmp_path / "run" / "backtest"
+    (folder / "steps" / "2" / "lists" / "peer.other.npz").write_bytes(content)
+    code, printed, said = run(
+        "--config", tmp_path / "shop.toml", "--workspace", tmp_path / "run", "--json"
+    )
+    assert code == 0, said
+    rows = [row for row in json.loads(printed)["rows"] if row["policy"] == "peer"]
+    assert [row["step"] for row in rows] == [2]
+    assert "cannot be read" in rows[0]["error"]
+
+
+def test_prepared_arrays_give_the_same_lists_without_the_pipelines(tmp_path):
+    from recsys.replay.__main__ import main
+
+    world = markov_world(num_users=80, num_items=30, seed=0)
+    write_csv(world, tmp_path)
+    settings = shop(tmp_path)
+    code, _, said = run(
+        "--config", settings, "--workspace", tmp_path / "run", "--prepare", tmp_path / "arrays"
+    )
+    assert code == 0, said
+    main([str(tmp_path / "arrays"), "--out", str(tmp_path / "there"), "--device", "cpu"])
+    assert run("--config", settings, "--workspace", tmp_path / "run", "--quiet")[0] == 0
+    here = tmp_path / "run" / "backtest"
+    names = sorted(path.relative_to(here) for path in here.glob("steps/*/lists/*.npz"))
+    assert names
+    for name in names:
+        with np.load(here / name) as ours, np.load(tmp_path / "there" / name) as theirs:
+            assert np.array_equal(ours["item_rows"], theirs["item_rows"]), name
