@@ -21,6 +21,7 @@ from recsys.models.generative.model import GenerativeConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
+from recsys.replay.steps import ReplayConfig
 from recsys.training.code_distillation import TeachingConfig
 from recsys.training.optim import ScheduleConfig
 
@@ -49,6 +50,8 @@ def amazon_beauty() -> RunConfig:
             max_epochs=12.0, schedule=ScheduleConfig(learning_rate=2e-3)
         ),
         sequence_training=SequenceTrainingConfig(enabled=True),
+        # Short histories: what is new needs many passes, what is old few.
+        backtest=ReplayConfig(new_passes=8.0, new_rate=1.0, replay_share=0.1),
         # Items by their number of events; new ones at four times the odds, so that they are found.
         blend=BlendConfig(item_bounds=(5.0, 20.0), new_item_odds=4.0),
         # 98 in 100 histories are no longer, and a step costs by the longest. What a sequence model
