@@ -3,6 +3,7 @@
 import hashlib
 import os
 import threading
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
@@ -185,14 +186,18 @@ def test_a_user_is_forgotten_while_their_events_arrive(open_another):
         while not stop.is_set():
             store.add_events([event(n, event_id=f"{name}-{n}") for n in range(number, number + 5)])
             number += 5
+            # SQLite's lock is not fair: senders without a pause can starve whoever forgets.
+            time.sleep(0.02)
 
     senders = [open_another() for _ in range(2)]
     forgetting = open_another()
     with ThreadPoolExecutor(2) as pool:
         sent = [pool.submit(send, store, name) for name, store in enumerate(senders)]
-        for turn in range(5):
-            forgetting.forget("ann", T0 - 1_000 + turn)
-        stop.set()
+        try:
+            for turn in range(5):
+                forgetting.forget("ann", T0 - 1_000 + turn)
+        finally:
+            stop.set()
         for each in sent:
             each.result()
     forgetting.forget("ann", T0 - 1)
