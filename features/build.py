@@ -25,7 +25,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.counts import Core
-from features.days import MICROS_PER_DAY, days_of, write_days
+from features.days import MICROS_PER_DAY, days_of, write_days, write_shown
 from features.events import as_text
 from features.histories import Part, SequenceWriter, sequence_part
 from features.ingest import Dictionaries, Ingested, OnlineEvents, read_events
@@ -44,7 +44,6 @@ from features.schema import (
     SplitConfig,
     TieOrder,
 )
-from features.shown import write_shown
 from features.splits import Cuts, Ends, global_time, leave_one_out, midnights
 from features.tables import aligned, catalogue, read_table, write_categories, write_user_features
 from features.vocabulary import extended, read_vocabulary, write_vocabulary

@@ -1,4 +1,4 @@
-"""Write the kept events as Parquet, one folder a day.
+"""Write the kept events as Parquet, one folder a day, and beside them what was shown.
 
 Axes: E events, D days from the first to the last.
 """
@@ -97,3 +97,15 @@ def write_days(
     with ThreadPoolExecutor(num_cores()) as pool:
         # list() lets the first failure rise.
         list(pool.map(write, np.flatnonzero(day_counts).tolist()))
+
+
+def write_shown(parts: Iterator[Records], texts: Dictionaries, directory: Path) -> int:
+    """Write records of dense rows as part-*.parquet, in order; return how many there are."""
+    directory.mkdir(parents=True)
+    count = 0
+    for number, part in enumerate(parts):
+        as_table(part, texts).write_parquet(
+            directory / f"part-{number:05d}.parquet", compression="lz4"
+        )
+        count += len(part)
+    return count

@@ -20,6 +20,10 @@ SEPARATED = (".csv", ".tsv", ".txt", ".inter")
 JSON_LINES = (".jsonl", ".ndjson")
 
 
+class NoColumnError(ValueError):
+    """A file lacks a column that is mapped or needed."""
+
+
 @contextmanager
 def naming(path: Path, next_row: int | None = None) -> Iterator[None]:
     """Turn whatever Polars raises while it reads ``path`` into a ValueError that names it."""
@@ -94,12 +98,12 @@ def scan_file(path: Path, source: SourceConfig) -> pl.LazyFrame:
     return frame
 
 
-def no_column(path: Path, name: str, present: Sequence[str], ours: str) -> ValueError:
+def no_column(path: Path, name: str, present: Sequence[str], ours: str) -> NoColumnError:
     """Describe a column that is not there, with the nearest that is."""
     lower = {column.lower(): column for column in present}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
     offer = f" (nearest: {lower[near[0]]!r})" if near else ""
-    return ValueError(
+    return NoColumnError(
         f"{path} has no column {name!r}{offer}; its columns are {', '.join(present)}. "
         f"Name the right one for {ours!r} under the source's columns"
     )

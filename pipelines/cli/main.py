@@ -27,6 +27,7 @@ from pipelines.cli import (
 )
 from pipelines.cli.online import control, events, experiments, keys
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
+from pipelines.cli.scheduled import ingest
 from pipelines.doctor.doctor import doctor
 from pipelines.engine.console import PlainErrors, log, out
 
@@ -68,6 +69,7 @@ for command in (
     bundles.append_items,
     score.score,
     backtest.backtest,
+    ingest.ingest,
     compare.compare,
     compare.ledger,
     doctor,
@@ -144,10 +146,9 @@ def run(
             'it out, or take preset = "auto"'
         )
     presets.check_places(settings)
-    settings = presets.with_dataset(settings)
-    if any(one.name == "build_features" for one in chosen):
-        settings = presets.with_online_events(settings)
-        assigned += collected_in(settings)
+    reads_raw = any(one.name == "build_features" for one in chosen)
+    settings = with_data(settings) if reads_raw else presets.with_dataset(settings)
+    assigned += collected_in(settings)
     with tracking.tracked(settings) as recorder:
         run_them = partial(
             run_stages,
@@ -164,6 +165,14 @@ def run(
         else:
             outcomes = run_them(chosen, settings)
     report_run(outcomes, settings.workspace, time.perf_counter() - begin)
+
+
+def with_data(config: RunConfig) -> RunConfig:
+    """Bring in what has arrived, and point the configuration at it."""
+    from pipelines.presets import resolve as presets
+
+    ingest.bring_in(config)
+    return presets.with_online_events(presets.with_dataset(config))
 
 
 def collected_in(config: RunConfig) -> list[str]:

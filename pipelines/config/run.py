@@ -145,6 +145,11 @@ class DataConfig(FileFormat):
     """A data set known by name (recsys data list), instead of files."""
     events: Path | tuple[Path, ...] | None = None
     """CSV, TSV, JSONL or Parquet, one file or a list; relative to the TOML file."""
+    partitions: str | None = None
+    """Events that arrive by day or hour: a folder, a glob or an address such as s3://shop/events;
+    read by recsys ingest, which every run and update begins with. They come behind ``events``."""
+    watermark_days: int = 3
+    """How long a partition is waited for behind the newest one; later it is missing."""
     online_events: str | None = None
     """What a server collected: a folder of recsys events export, or its store, which is then
     exported at the start of the run (sqlite:runs/shop/online, redis://host:6379/0). They come
@@ -241,8 +246,8 @@ class RunConfig:
 
     def raw_file_keys(self) -> list[str]:
         """Name the keys of raw files' places, which shape no artefact."""
-        tables = ("dataset", "events", "online_events", "items", "users")
-        return [*(f"data.{name}" for name in tables), "release.bundles"]
+        places = ("dataset", "events", "partitions", "online_events", "items", "users")
+        return [*(f"data.{name}" for name in places), "data.watermark_days", "release.bundles"]
 
 
 OWN_DATA = "Your data"

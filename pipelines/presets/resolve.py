@@ -15,13 +15,14 @@ from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.workspace import check_writable
 from pipelines.inputs.opened_store import export_store
+from pipelines.partitions.manifest import FOLDER, PartitionsManifest
 from pipelines.presets import PRESETS
 from serving.online.opening import SQLITE, is_store
 
 DEFAULT_PRESET = "auto"
 PLAN = "plan.json"
 """In a workspace: what an automatic run does, and why."""
-FILE_KEYS = {"data": ("events", "online_events", "items", "users")}
+FILE_KEYS = {"data": ("events", "partitions", "online_events", "items", "users")}
 ONLINE_EVENTS = "online_events"
 """In a workspace: the events of a store."""
 MODEL_KEYS = {"content": "encoder", "enrichment": "model"}
@@ -66,7 +67,7 @@ def moved_to(folder: Path, value: object) -> object:
         return value
     if value.startswith(SQLITE):
         return SQLITE + str(folder / value.removeprefix(SQLITE))
-    return value if is_store(value) else str(folder / value)
+    return value if is_store(value) or "://" in value else str(folder / value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,11 +171,14 @@ def with_dataset(config: RunConfig) -> RunConfig:
     Raises:
         ValueError: If no source has it, or neither a data set nor a file of events is named.
     """
+    if config.data.partitions is not None:
+        return with_partitions(config)
     if config.data.dataset is None:
         if not config.data.event_paths():
             raise ValueError(
                 'no data: set data.events = "my-events.csv" (or .parquet) in the [data] table, '
-                'or data.dataset = "movielens-100k" (see recsys data list)'
+                'data.partitions = "events/" for a folder of days, or data.dataset = '
+                '"movielens-100k" (see recsys data list)'
             )
         return config
     if config.data.events is not None:
@@ -190,6 +194,27 @@ def with_dataset(config: RunConfig) -> RunConfig:
         users=fetched.table("users"),
     )
     return replace(config, data=data)
+
+
+def with_partitions(config: RunConfig) -> RunConfig:
+    """Point the events at the clean files of the partitions that were ingested.
+
+    Raises:
+        ValueError: Other events are named too, or no partition was ingested.
+    """
+    data, own = config.data, config.workspace / FOLDER
+    others = [path for path in data.event_paths() if own not in path.parents]
+    if others or data.dataset is not None:
+        raise ValueError(
+            f"both data.partitions = {data.partitions!r} and "
+            f"{'data.events' if others else 'data.dataset'} are set; keep one of them (a dump of "
+            "what came before may lie among the partitions, named by its last day)"
+        )
+    manifest = PartitionsManifest.read(config.workspace)
+    files = [] if manifest is None else manifest.files(config.workspace)
+    if not files:
+        raise ValueError(f"no partition with events in {own}: run recsys ingest, which says why")
+    return replace(config, data=replace(data, events=tuple(files), columns={}))
 
 
 def with_online_events(config: RunConfig) -> RunConfig:

@@ -1,0 +1,181 @@
+"""Which partitions a workspace holds, with their digests: the state of what has arrived.
+
+<workspace>/partitions/
+  partitions.json                         what counts; replaced last
+  days/2026-11-22~1/events-00000.parquet  clean rows of a partition's first version
+  days/2026-11-22~1/quarantine/           rows that cannot be used, with their reasons
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from features.partition import CLEAN
+from pipelines.engine.artifacts import digest_of_json, to_json
+from pipelines.partitions.source import SourceFile, begin_of, end_of, keys_between
+from recsys.data.durable import write_durably
+
+FOLDER = "partitions"
+MANIFEST = "partitions.json"
+DAYS = "days"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """A partition whose events count."""
+
+    files: tuple[SourceFile, ...]
+    digests: tuple[str, ...]
+    """SHA-256 of each file."""
+    revision: int = 1
+    """How many versions of it have arrived."""
+    rows: int
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+    """Rows that cannot be used, by reason."""
+    first_time: int | None = None
+    """Unix seconds."""
+    last_time: int | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    arrived: str
+    """When it was read (UTC)."""
+    late: bool = False
+    """Whether a later partition was read before it."""
+    gone: bool = False
+    """Whether the source no longer lists it; what was read goes on counting."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of its files' contents."""
+        return digest_of_json(sorted(self.digests))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetAside:
+    """A version of a partition that does not count; an earlier version does, if there was one."""
+
+    files: tuple[SourceFile, ...]
+    """As they were listed; it is read once more when they change. None where reading failed on
+    the way, which is tried at each call."""
+    reason: str
+    since: str
+    schema_changed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionsManifest:
+    """All partitions of a workspace."""
+
+    source: str
+    watermark_days: int
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    """By key, in order."""
+    set_aside: Mapping[str, SetAside] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, workspace: Path) -> PartitionsManifest | None:
+        """Read a workspace's manifest; None where no partition was read.
+
+        Raises:
+            ValueError: It is damaged, or of another version.
+        """
+        path = workspace / FOLDER / MANIFEST
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found["format"] != FORMAT:
+                raise ValueError(f"format {found['format']}, this version reads {FORMAT}")
+            return cls(
+                source=found["source"],
+                watermark_days=found["watermark_days"],
+                partitions={
+                    key: Partition(**_with_files(one)) for key, one in found["partitions"].items()
+                },
+                set_aside={
+                    key: SetAside(**_with_files(one)) for key, one in found["set_aside"].items()
+                },
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} cannot be read ({error}); delete {path.parent}: the next recsys ingest "
+                "reads all partitions from their source"
+            ) from error
+
+    def write(self, workspace: Path) -> None:
+        """Let it count."""
+        document = {
+            "format": FORMAT,
+            "source": self.source,
+            "watermark_days": self.watermark_days,
+            "partitions": {key: asdict(one) for key, one in sorted(self.partitions.items())},
+            "set_aside": {key: asdict(one) for key, one in sorted(self.set_aside.items())},
+            "missing": self.missing,
+        }
+        write_durably(workspace / FOLDER / MANIFEST, to_json(document))
+
+    def with_partition(self, key: str, partition: Partition) -> PartitionsManifest:
+        """Let a version of a partition count."""
+        others = {one: value for one, value in self.set_aside.items() if one != key}
+        return replace(self, partitions={**self.partitions, key: partition}, set_aside=others)
+
+    def with_set_aside(self, key: str, aside: SetAside) -> PartitionsManifest:
+        """Set a version of a partition aside."""
+        return replace(self, set_aside={**self.set_aside, key: aside})
+
+    @property
+    def newest(self) -> str | None:
+        """Key of the latest partition."""
+        return max(self.partitions, default=None)
+
+    @property
+    def missing(self) -> list[str]:
+        """Keys between the first and the latest partition that never came."""
+        if not self.partitions:
+            return []
+        expected = keys_between(min(self.partitions), max(self.partitions))
+        return [key for key in expected if key not in self.partitions]
+
+    def is_behind_watermark(self, key: str) -> bool:
+        """Say whether a partition is so old that nobody waits for it any more."""
+        if self.newest is None:
+            return False
+        age = begin_of(self.newest) - end_of(key)
+        return age.total_seconds() > self.watermark_days * 86_400
+
+    def digests(self) -> dict[str, str]:
+        """Digest of each partition that counts, by key."""
+        return {key: one.digest for key, one in self.partitions.items()}
+
+    def files(self, workspace: Path) -> list[Path]:
+        """List the clean files of all partitions, in the order of their keys.
+
+        Raises:
+            ValueError: A partition's folder is missing.
+        """
+        paths: list[Path] = []
+        for key, partition in sorted(self.partitions.items()):
+            folder = folder_of(workspace, key, partition.revision)
+            found = sorted(folder.glob(CLEAN))
+            if partition.rows and not found:
+                raise ValueError(
+                    f"{folder} is missing; delete {workspace / FOLDER}: the next recsys ingest "
+                    "reads all partitions from their source"
+                )
+            paths += found
+        return paths
+
+
+def folder_of(workspace: Path, key: str, revision: int) -> Path:
+    """Name the folder of a version of a partition."""
+    return workspace / FOLDER / DAYS / f"{key}~{revision}"
+
+
+def _with_files(table: Mapping[str, Any]) -> dict[str, Any]:
+    files = tuple(SourceFile(**one) for one in table["files"])
+    more = {"digests": tuple(table["digests"])} if "digests" in table else {}
+    return {**table, **more, "files": files}

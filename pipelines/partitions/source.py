@@ -1,0 +1,184 @@
+"""Where partitions come from: a folder, a glob or an object store, listed and fetched by fsspec.
+
+A file's partition is the date, and where there is one the hour, in its path:
+
+    events/2026-11-22.csv                 events/date=2026-11-22/part-0.parquet
+    s3://shop/events/2026/11/22/a.jsonl   events/dt=2026-11-22/hour=13/part-0.parquet
+
+fsspec is imported here only; a store's driver (s3fs, gcsfs) is installed by who needs it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from features.scan import JSON_LINES, SEPARATED
+
+ENDINGS = (".parquet", *SEPARATED, *JSON_LINES)
+_DATE = re.compile(
+    r"(?<!\d)(?P<year>\d{4})(?P<by>[-_/]?)(?P<month>\d{2})(?P=by)(?P<day>\d{2})(?!\d{3})"
+    # The hour: T13, /hour=13, /13 behind 2026/11/22, or joined as in 2026112213.
+    r"(?:(?:T|/h(?:our)?=|(?<=/\d{2})/|(?=\d{2}(?!\d)))(?P<hour>[01]\d|2[0-3])(?!\d))?"
+)
+_HOUR = "%Y-%m-%dT%H"
+_DAY = "%Y-%m-%d"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """One file of a partition, as the store lists it."""
+
+    path: str
+    size: int
+    mark: str
+    """What changes when the file does: its ETag, or when it was written."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A place with partitions.
+
+    Raises:
+        ValueError: The store's driver is missing, or its address is wrong; says what to do.
+    """
+
+    place: str
+    """A folder, a glob, or a URL of either."""
+
+    def partitions(self) -> dict[str, tuple[SourceFile, ...]]:
+        """List the files of each partition, by key (2026-11-22 or 2026-11-22T13), in order.
+
+        Raises:
+            ValueError: The place cannot be listed, or a file's path has no date.
+        """
+        filesystem, root = self._opened()
+        try:
+            # A listing that is kept from an earlier call would hide new partitions.
+            filesystem.invalidate_cache()
+            is_glob = any(sign in root for sign in "*?[")
+            found = filesystem.glob(root, detail=True) if is_glob else self._below(filesystem, root)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"data.partitions: cannot list {self.place}: {error or type(error).__name__}; "
+                "check the address, the network and the store's credentials"
+            ) from error
+        base = root[: re.search(r"[*?\[]|$", root).start()]  # type: ignore[union-attr]
+        files: dict[str, list[SourceFile]] = defaultdict(list)
+        for path, info in sorted(found.items()):
+            relative = path.removeprefix(base.rpartition("/")[0] if is_glob else root)
+            if info.get("type") != "file" or not _is_data(relative):
+                continue
+            files[key_of(relative, self.place)].append(_described(path, info))
+        return {key: tuple(files[key]) for key in sorted(files)}
+
+    def fetch(self, file: SourceFile, to: Path) -> str:
+        """Copy a file here.
+
+        Returns:
+            Its SHA-256 in hex.
+
+        Raises:
+            ValueError: It is gone, or cannot be read.
+        """
+        filesystem, _ = self._opened()
+        digest = hashlib.sha256()
+        to.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with filesystem.open(file.path, "rb") as source:
+                _copy(source, to, digest)
+        except FileNotFoundError as error:
+            raise ValueError(
+                f"{file.path} is gone since it was listed; run it once more"
+            ) from error
+        return digest.hexdigest()
+
+    def _opened(self) -> tuple[Any, str]:
+        from fsspec.core import url_to_fs
+
+        try:
+            filesystem, root = url_to_fs(self.place)
+        except ImportError as error:
+            raise ValueError(
+                f"data.partitions = {self.place!r} needs a driver: {error}. Install s3fs for "
+                "s3://, gcsfs for gs://, adlfs for abfs://"
+            ) from error
+        except ValueError as error:
+            raise ValueError(
+                f"data.partitions = {self.place!r} is no address that can be read: {error}; name "
+                "a folder, a glob such as events/date=*/*.parquet, or s3://bucket/events"
+            ) from error
+        return filesystem, root.rstrip("/")
+
+    def _below(self, filesystem: Any, root: str) -> Mapping[str, Any]:
+        if not filesystem.isdir(root):
+            raise ValueError(f"there is no folder {root}")
+        found: Mapping[str, Any] = filesystem.find(root, detail=True)
+        return found
+
+
+def _copy(source: Any, to: Path, digest: Any) -> None:
+    with to.open("wb") as target:
+        while block := source.read(1 << 20):
+            digest.update(block)
+            target.write(block)
+
+
+def _is_data(relative: str) -> bool:
+    """Leave out hidden files and markers such as _SUCCESS, and what is being written."""
+    parts = [part for part in relative.split("/") if part]
+    if any(part[0] in "._" for part in parts):
+        return False
+    name = parts[-1].removesuffix(".gz")
+    return name.endswith(ENDINGS)
+
+
+def _described(path: str, info: Mapping[str, Any]) -> SourceFile:
+    marks = (info.get("ETag"), info.get("etag"), info.get("LastModified"), info.get("mtime"))
+    mark = next((str(one) for one in marks if one is not None), "")
+    return SourceFile(path=path, size=int(info["size"] or 0), mark=mark)
+
+
+def key_of(relative: str, place: str) -> str:
+    """Read a partition's key from a path.
+
+    Raises:
+        ValueError: It has no date; says what is allowed.
+    """
+    for found in _DATE.finditer(relative):
+        parts = [int(found[name]) for name in ("year", "month", "day")]
+        try:
+            moment = datetime(parts[0], parts[1], parts[2], int(found["hour"] or 0), tzinfo=UTC)
+        except ValueError:
+            continue
+        return moment.strftime(_DAY if found["hour"] is None else _HOUR)
+    raise ValueError(
+        f"data.partitions = {place!r}: {relative.lstrip('/')} has no date in its path; partitions "
+        "are named by day or hour, such as date=2026-11-22/part-0.parquet, 2026-11-22.csv or "
+        "2026/11/22/13.jsonl"
+    )
+
+
+def begin_of(key: str) -> datetime:
+    """Return when a partition begins (UTC)."""
+    return datetime.strptime(key, _HOUR if "T" in key else _DAY).replace(tzinfo=UTC)
+
+
+def end_of(key: str) -> datetime:
+    """Return when a partition ends (UTC)."""
+    return begin_of(key) + (timedelta(hours=1) if "T" in key else timedelta(days=1))
+
+
+def keys_between(first: str, last: str) -> list[str]:
+    """List the keys from one partition to another, both included, at the first one's length."""
+    keys, moment = [], begin_of(first)
+    while moment <= begin_of(last):
+        keys.append(moment.strftime(_HOUR if "T" in first else _DAY))
+        moment = moment + (timedelta(hours=1) if "T" in first else timedelta(days=1))
+    return keys

@@ -1,0 +1,1 @@
+"""A day's increment: the served models continued on what is new."""
