@@ -8,7 +8,7 @@ Axes: n candidates, k list length, Q points of an integral.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +39,21 @@ class Slate(NamedTuple):
     """Probability of each slot's item, given those before it, [k]."""
 
 
+class SlotChances(NamedTuple):
+    """What a policy does in one slot of a given list."""
+
+    chance: float
+    """Of the item that the list has there, 0 where the policy never shows it."""
+    left: Places
+    """Candidates that it may show there; none where it ends its list before, [m]."""
+    chances: Floats
+    """Of each of them, [m]."""
+
+
+Policy = Callable[[Places], Floats]
+"""The chance of each candidate that is left."""
+
+
 def epsilon_greedy(
     scores: NDArray[np.floating],
     k: int,
@@ -52,6 +67,11 @@ def epsilon_greedy(
         scores: Of the candidates, best first, [n].
         caps: What the list may hold of a group; here and below.
     """
+    return _drawn(len(scores), k, epsilon_policy(epsilon), random, caps)
+
+
+def epsilon_policy(epsilon: float) -> Policy:
+    """Give the chances of `epsilon_greedy`."""
     if not 0 <= epsilon <= 1:
         raise ValueError(f"epsilon must be in [0, 1], got {epsilon}")
 
@@ -60,7 +80,7 @@ def epsilon_greedy(
         found[0] += 1 - epsilon
         return found
 
-    return _drawn(len(scores), k, chances, random, caps)
+    return chances
 
 
 def plackett_luce(
@@ -76,6 +96,11 @@ def plackett_luce(
         scores: Of the candidates, best first, [n]; brought to [0, 1] before.
         temperature: Scores are divided by it: near 0 the order stays, far above 1 it is chance.
     """
+    return _drawn(len(scores), k, plackett_luce_policy(scores, temperature), random, caps)
+
+
+def plackett_luce_policy(scores: NDArray[np.floating], temperature: float) -> Policy:
+    """Give the chances of `plackett_luce`."""
     _check_positive("temperature", temperature)
     relevance = relevance_of(scores)
 
@@ -86,7 +111,7 @@ def plackett_luce(
         found: Floats = weights / weights.sum()
         return found
 
-    return _drawn(len(scores), k, chances, random, caps)
+    return chances
 
 
 def thompson(
@@ -103,15 +128,52 @@ def thompson(
         deviations: Standard deviation of each candidate's relevance, above 0, [n]; the least that
             is drawn with is `LEAST_DEVIATION`.
     """
+    # Caps may take any candidates away; without them at least the k-th highest is left.
+    gone = len(scores) if caps is not None else k
+    return _drawn(len(scores), k, thompson_policy(scores, deviations, gone), random, caps)
+
+
+def thompson_policy(
+    scores: NDArray[np.floating], deviations: NDArray[np.floating], num_slots: int
+) -> Policy:
+    """Give the chances of `thompson`.
+
+    Args:
+        num_slots: The best of so many candidates is always left.
+    """
     spread = np.asarray(deviations, np.float64)
     if len(spread) != len(scores) or not (spread > 0).all():
         raise ValueError("each candidate needs a standard deviation above 0")
     if not len(scores):
-        return _drawn(0, k, lambda left: np.ones(len(left)), random, caps)
-    # Caps may take any candidates away; without them at least the k-th highest is left.
-    gone = len(scores) if caps is not None else min(k, len(scores))
-    best = _Largest(relevance_of(scores), np.maximum(spread, LEAST_DEVIATION), max(gone, 1))
-    return _drawn(len(scores), k, best.chances, random, caps)
+        return lambda left: np.ones(len(left))
+    slots = max(1, min(num_slots, len(scores)))
+    return _Largest(relevance_of(scores), np.maximum(spread, LEAST_DEVIATION), slots).chances
+
+
+def chances_of_list(
+    number: int, listed: Places, policy: Policy, caps: Caps | None = None
+) -> Iterator[SlotChances]:
+    """Compute how likely a policy is to show a given list, slot by slot, given the slots above.
+
+    Args:
+        number: Of candidates.
+        listed: Place of each slot's item among the candidates, -1 for one that is not, [k].
+        caps: As of the policy; they count what the list has.
+    """
+    left = np.arange(number)
+    gone: set[int] = set()
+    for place in listed.tolist():
+        allowed = left
+        if caps is not None:
+            allowed = left[[caps.fits(one) for one in left.tolist()]]
+        chances = policy(allowed) if len(allowed) else np.zeros(0)
+        at = np.flatnonzero(allowed == place)
+        yield SlotChances(float(chances[at[0]]) if len(at) else 0.0, allowed, chances)
+        if place >= 0 and place not in gone:
+            gone.add(place)
+            left = left[left != place]
+            if caps is not None:
+                caps.take(place)
 
 
 def best_chances(means: Floats, deviations: Floats) -> Floats:
@@ -167,7 +229,7 @@ def _grid(means: Floats, deviations: Floats, num_slots: int) -> tuple[Floats, Fl
 def _drawn(
     number: int,
     k: int,
-    chances: Callable[[Places], Floats],
+    chances: Policy,
     random: np.random.Generator,
     caps: Caps | None,
 ) -> Slate:

@@ -22,7 +22,17 @@ from recsys.data.item_mask import ItemMask
 from recsys.reranking.calibration import calibrated
 from recsys.reranking.caps import Caps, Group, capped
 from recsys.reranking.diversity import dpp, mmr
-from recsys.reranking.exploration import Slate, epsilon_greedy, plackett_luce, thompson
+from recsys.reranking.exploration import (
+    Policy,
+    Slate,
+    chances_of_list,
+    epsilon_greedy,
+    epsilon_policy,
+    plackett_luce,
+    plackett_luce_policy,
+    thompson,
+    thompson_policy,
+)
 from serving.arrangement.rules import NO_ROWS, RuleRows
 from serving.bundle.load import Bundle
 from serving.bundle.properties import ListColumn, TextColumn
@@ -51,6 +61,17 @@ class Arranged(NamedTuple):
     """Names of the rules that put each item where it is; None where none did."""
 
 
+class ItemChances(NamedTuple):
+    """What a surface does in one slot of a given list."""
+
+    chance: float
+    """Of the item that the list has there."""
+    item_rows: Rows
+    """Items that it may show there, [m]."""
+    chances: NDArray[np.float64]
+    """Of each of them, [m]."""
+
+
 class Arranger:
     """Arranges lists of one bundle."""
 
@@ -71,13 +92,7 @@ class Arranger:
         if ranked is None or not _arranges(resolved, query.request):
             return Arranged(ranked)
         surface = resolved.surface
-        pins = self._pins(ranked, resolved.rules, eligible, k)
-        moved = self._moved(ranked, resolved.rules)
-        order = np.array([place for place in moved.order if place not in pins.taken], np.int64)
-        scores = ranked.scores[order]
-        if moved.by_place:
-            scores = -np.arange(len(order), dtype=np.float32)
-        order, scores = self._chosen(ranked, order, scores, surface, query, k - len(pins.slots))
+        pins, moved, order, scores = self._ordered(ranked, resolved, query, eligible)
         caps = self._caps(ranked, pins, surface)
         number = k - len(pins.slots)
         propensities: list[float] | None = None
@@ -87,6 +102,91 @@ class Arranger:
             slate = self._explored(ranked, order, scores, surface.exploration, number, seed, caps)
             order, propensities = slate.places, slate.propensities.tolist()
         return _shown(ranked, order, propensities, pins, moved)
+
+    def chances_of(
+        self,
+        item_rows: Sequence[int],
+        ranked: Ranked | None,
+        resolved: Resolved,
+        query: Query,
+        eligible: ItemMask,
+    ) -> list[ItemChances]:
+        """Compute how likely `arrange` is to show a given list: each slot, given those above it.
+
+        Args:
+            item_rows: Of the list, 0 for an item that the bundle does not know, [k].
+            ranked: What was ranked for a request of the same length; see `arrange`.
+        """
+        if ranked is None:
+            return [ItemChances(0.0, NO_ROWS, np.zeros(0)) for _ in item_rows]
+        surface, caps = resolved.surface, None
+        pins = _Pins({}, {}, {})
+        if _arranges(resolved, query.request):
+            pins, _, order, scores = self._ordered(ranked, resolved, query, eligible)
+            caps = self._caps(ranked, pins, surface)
+        else:
+            order, scores = np.arange(len(ranked.item_rows)), ranked.scores
+        pinned = _pinned_slots(pins, len(item_rows))
+        free = [row for slot, row in enumerate(item_rows, start=1) if slot not in pinned]
+        if surface.exploration is None:
+            policy = epsilon_policy(0.0)
+        else:
+            order = order[: max(EXPLORED, query.request.k - len(pins.slots))]
+            scores = scores[: len(order)]
+            slots = len(order) if caps is not None else len(free)
+            policy = self._policy(ranked, order, scores, surface.exploration, slots)
+        rows = ranked.item_rows[order]
+        place_of = {row: place for place, row in enumerate(rows.tolist())}
+        listed = np.array([place_of.get(row, -1) for row in free], np.int64)
+        local = None if caps is None else caps.among(order.tolist())
+        drawn = chances_of_list(len(order), listed, policy, local)
+        found = []
+        for slot, row in enumerate(item_rows, start=1):
+            if slot in pinned:
+                alone = np.array([pins.slots[pinned[slot]]], np.int64)
+                found.append(ItemChances(float(row == alone[0]), alone, np.ones(1)))
+            else:
+                chance, left, chances = next(drawn)
+                found.append(ItemChances(chance, rows[left], chances))
+        return found
+
+    def _ordered(
+        self, ranked: Ranked, resolved: Resolved, query: Query, eligible: ItemMask
+    ) -> tuple[_Pins, _Moved, Rows, NDArray[np.float32]]:
+        """Find the pins, and order what is not pinned by rules, the user's mix and diversity."""
+        k = query.request.k
+        pins = self._pins(ranked, resolved.rules, eligible, k)
+        moved = self._moved(ranked, resolved.rules)
+        order = np.array([place for place in moved.order if place not in pins.taken], np.int64)
+        scores = ranked.scores[order]
+        if moved.by_place:
+            scores = -np.arange(len(order), dtype=np.float32)
+        number = k - len(pins.slots)
+        order, scores = self._chosen(ranked, order, scores, resolved.surface, query, number)
+        return pins, moved, order, scores
+
+    def _policy(
+        self,
+        ranked: Ranked,
+        order: Rows,
+        scores: NDArray[np.float32],
+        exploration: Exploration,
+        num_slots: int,
+    ) -> Policy:
+        """Give the chances of each candidate that is left, as `_explored` draws."""
+        if exploration.method == "epsilon":
+            return epsilon_policy(exploration.epsilon or 0.0)
+        if exploration.method == "plackett_luce":
+            return plackett_luce_policy(scores, exploration.temperature or 1.0)
+        deviations = self._deviations(ranked, order, exploration)
+        return thompson_policy(scores, deviations, num_slots)
+
+    def _deviations(
+        self, ranked: Ranked, order: Rows, exploration: Exploration
+    ) -> NDArray[np.floating]:
+        counts = self._bundle.item_counts.numpy()[ranked.item_rows[order]]
+        found: NDArray[np.floating] = (exploration.scale or 1.0) / np.sqrt(1.0 + counts)
+        return found
 
     def _pins(self, ranked: Ranked, rules: Sequence[Rule], eligible: ItemMask, k: int) -> _Pins:
         """Find the item of each pin: the best ranked that it holds for, or the first it names."""
@@ -174,8 +274,7 @@ class Arranger:
         elif exploration.method == "plackett_luce":
             slate = plackett_luce(scores, number, exploration.temperature or 1.0, random, local)
         else:
-            counts = self._bundle.item_counts.numpy()[ranked.item_rows[order]]
-            deviations = (exploration.scale or 1.0) / np.sqrt(1.0 + counts)
+            deviations = self._deviations(ranked, order, exploration)
             slate = thompson(scores, deviations, number, random, local)
         return Slate(order[slate.places], slate.propensities)
 
@@ -278,6 +377,16 @@ def _first(order: Rows, places: Rows) -> tuple[Rows, NDArray[np.float32]]:
     return order, -np.arange(len(order), dtype=np.float32)
 
 
+def _pinned_slots(pins: _Pins, number: int) -> dict[int, int]:
+    """Find which pin stands in which slot of a list; one behind a short list's end moves up."""
+    waiting = sorted(pins.slots)
+    found: dict[int, int] = {}
+    for slot in range(1, number + 1):
+        if waiting and (waiting[0] <= slot or number - slot + 1 <= len(waiting)):
+            found[slot] = waiting.pop(0)
+    return found
+
+
 def _shown(
     ranked: Ranked,
     order: Rows,
@@ -291,12 +400,10 @@ def _shown(
     rest = iter(zip(order.tolist(), propensities or [1.0] * len(order), strict=True))
     rows, places, chances = [], [], []
     names: list[tuple[str, ...]] = []
-    # A pin behind the end of a short list follows its last item.
-    waiting = sorted(pins.slots)
+    pinned_slots = _pinned_slots(pins, number)
     for slot in range(1, number + 1):
-        left = number - slot + 1
-        if waiting and (waiting[0] <= slot or left <= len(waiting)):
-            pinned = waiting.pop(0)
+        if slot in pinned_slots:
+            pinned = pinned_slots[slot]
             rows.append(pins.slots[pinned])
             places.append(place_of.get(pinned, -1))
             chances.append(1.0)

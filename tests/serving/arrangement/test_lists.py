@@ -260,3 +260,59 @@ def test_why_not_names_the_rule_the_cap_and_the_surface(of, plain):
     capped = [one for one in plain[1:6] if why(one, k=6).code == "rearranged"]
     assert capped
     assert "the caps of the surface" in why(capped[0], k=6).detail
+
+
+EXPLORING = {
+    "epsilon": {"exploration": {"method": "epsilon", "epsilon": 0.4}},
+    "plackett_luce": {"exploration": {"method": "plackett_luce"}},
+    "thompson": {"exploration": {"method": "thompson"}},
+    "capped": {"exploration": {"method": "epsilon", "epsilon": 0.4}, "caps": {"category": 4}},
+    "diverse": {"exploration": {"method": "epsilon"}, "diversity": {"method": "mmr"}},
+}
+
+
+@pytest.mark.parametrize("name", EXPLORING)
+def test_chances_of_a_list_that_was_drawn_are_its_propensities(of, name):
+    rules = [rule("second", "pin", items=["item-7"], slot=2)]
+    recommender = of({"surfaces": {"home": EXPLORING[name]}, "rules": rules})
+    for seed in range(8):
+        made = recommender.make(Request(user_id="user-2", k=6), seed=seed)
+        rows = [recommender.bundle.catalogue.row_of(one) for one in listed(made.reply)]
+        found = recommender.arranger.chances_of(
+            rows, made.ranked, made.resolved, made.query, made.eligible
+        )
+        assert [one.chance for one in found] == list(made.arranged.propensities)
+        for row, one in zip(rows, found, strict=True):
+            assert one.chances.sum() == pytest.approx(1, abs=1e-9)
+            assert one.chances[one.item_rows == row].tolist() == [one.chance]
+
+
+@pytest.mark.parametrize("surface", [{}, {"caps": {"category": 4}}])
+def test_a_surface_that_draws_nothing_shows_its_own_list_for_certain(of, surface):
+    recommender = of({"surfaces": {"home": surface}})
+    made = recommender.make(Request(user_id="user-2", k=5))
+    rows = [recommender.bundle.catalogue.row_of(one) for one in listed(made.reply)]
+
+    def chances(of_list):
+        parts = (made.ranked, made.resolved, made.query, made.eligible)
+        return [one.chance for one in recommender.arranger.chances_of(of_list, *parts)]
+
+    assert chances(rows) == [1, 1, 1, 1, 1]
+    swapped = [rows[1], rows[0], *rows[2:]]
+    # Below the two the list is its own.
+    assert chances(swapped) == [0, 1, 1, 1, 1]
+    assert chances([rows[0], 0, *rows[1:4]]) == [1, 0, 1, 1, 1]
+
+
+def test_the_chances_of_another_policy_for_a_drawn_list_are_known(of):
+    drawn = of({"surfaces": {"home": EXPLORING["epsilon"]}})
+    calmer = of({"surfaces": {"home": {"exploration": {"method": "epsilon", "epsilon": 0.1}}}})
+    made = drawn.make(Request(user_id="user-2", k=3), seed=3)
+    rows = [drawn.bundle.catalogue.row_of(one) for one in listed(made.reply)]
+    other = calmer.make(Request(user_id="user-2", k=3), seed=4)
+    found = calmer.arranger.chances_of(
+        rows, other.ranked, other.resolved, other.query, other.eligible
+    )
+    for slot, (logged, one) in enumerate(zip(made.arranged.propensities, found, strict=True)):
+        number = len(other.ranked.item_rows) - slot
+        assert one.chance == pytest.approx(0.1 / number + (0.9 if logged > 0.5 else 0), rel=1e-12)

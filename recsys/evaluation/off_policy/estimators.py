@@ -1,0 +1,164 @@
+"""Estimates of a policy's value from another policy's log.
+
+Each gives the mean reward of a list, with what every list contributes to its error, from which
+`recsys.evaluation.off_policy.intervals` takes the interval. With weights w, rewards r, a reward
+model's prediction q for the logged item and v, its mean over the evaluated policy:
+
+    ips     mean w r                          (Horvitz and Thompson, 1952)
+    snips   sum w r / sum w                   (Swaminathan and Joachims, NeurIPS 2015)
+    dm      mean v                            the reward model alone
+    dr      mean v + w (r - q)                (Dudik, Langford and Li, ICML 2011, arXiv:1103.4601)
+    sndr    mean v + sum w (r - q) / sum w    (Kallus and Uehara, NeurIPS 2019, arXiv:1906.03735)
+    switch  dr that trusts the model where w is above tau
+                                              (Wang, Agarwal and Dudik, ICML 2017, arXiv:1612.01205)
+    cascade dr                                (Kiyohara et al., WSDM 2022, arXiv:2202.01562)
+
+IPS and DR need right propensities; of DR and cascade DR the reward model may be wrong.
+
+Axes: n lists, K slots (1 of single actions), A actions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from recsys.evaluation.off_policy.logs import Floats, Mask
+
+
+class Estimate(NamedTuple):
+    """A value, and what its interval is made from."""
+
+    value: float
+    influence: Floats
+    """Of each list, mean 0: how much the value would grow with more of that list, [n]."""
+
+
+def mean_of(terms: Floats) -> Estimate:
+    """Estimate a mean of terms, [n]."""
+    value = float(terms.mean())
+    return Estimate(value, terms - value)
+
+
+def ips(rewards: Floats, weights: Floats) -> Estimate:
+    """Weigh rewards, [n, K] each."""
+    _check(rewards, weights=weights)
+    return mean_of((weights * rewards).sum(1))
+
+
+def snips(rewards: Floats, weights: Floats, present: Mask | None = None) -> Estimate:
+    """Weigh rewards, and divide each slot by the mean of its weights.
+
+    A slot whose weights are all 0 has no value: it counts as 0, which the overlap shows.
+
+    Args:
+        present: Which slots lists have, all by default, [n, K].
+    """
+    _check(rewards, weights=weights)
+    there = np.ones(rewards.shape, np.bool_) if present is None else present
+    counted, totals = _normalized(weights, there)
+    means = (counted * rewards).sum(0) / totals
+    # Shares of lists that have the slot vary too.
+    shares = there.mean(0)
+    parts = shares * counted * (rewards - means) / (totals / len(rewards))
+    return Estimate(float((shares * means).sum()), (parts + (there - shares) * means).sum(1))
+
+
+def direct_method(expected: Floats) -> Estimate:
+    """Trust a reward model: the mean of what it expects of the evaluated policy, [n]."""
+    if expected.ndim != 1 or not np.isfinite(expected).all():
+        raise ValueError(f"expected must be finite numbers [n], got shape {expected.shape}")
+    return mean_of(expected)
+
+
+def doubly_robust(
+    rewards: Floats,
+    weights: Floats,
+    predicted: Floats,
+    expected: Floats,
+    *,
+    switch_at: float | None = None,
+    self_normalized: bool = False,
+) -> Estimate:
+    """Correct a reward model by the weighted errors it makes on the log.
+
+    Args:
+        rewards: [n, K], as are the next three.
+        predicted: The model's prediction for the logged item of each slot.
+        expected: The mean of its predictions over the evaluated policy.
+        switch_at: Errors that are weighed above it do not count.
+        self_normalized: Divide the errors of each slot by the mean of their weights.
+    """
+    _check(rewards, weights=weights, predicted=predicted, expected=expected)
+    if switch_at is not None:
+        if not switch_at > 0:
+            raise ValueError(f"switch_at must be above 0, got {switch_at}")
+        weights = np.where(weights <= switch_at, weights, 0.0)
+    errors = rewards - predicted
+    model = mean_of(expected.sum(1))
+    if not self_normalized:
+        return mean_of((weights * errors + expected).sum(1))
+    corrected = snips(errors, weights)
+    return Estimate(model.value + corrected.value, model.influence + corrected.influence)
+
+
+def cascade_doubly_robust(
+    rewards: Floats, slot_weights: Floats, predicted: Floats, expected: Floats
+) -> Estimate:
+    """Correct a reward model slot by slot, for rewards that depend on the items down to their slot.
+
+    The mean of ``w_1..w_k (r_k - Q_k) + w_1..w_(k-1) V_k`` over lists, summed over slots. What
+    stands behind a list's end must be 0 in rewards, predicted and expected, and 1 in the weights.
+
+    Args:
+        rewards: [n, K], as are the next three.
+        slot_weights: Of each slot given those above it.
+        predicted: Q_k: what the model predicts from the slot on, given the logged items down to it.
+        expected: V_k: the mean of it over the evaluated policy's items for the slot.
+    """
+    _check(rewards, slot_weights=slot_weights, predicted=predicted, expected=expected)
+    weights = slot_weights.cumprod(1)
+    above = np.ones_like(weights)
+    above[:, 1:] = weights[:, :-1]
+    return mean_of((weights * (rewards - predicted) + above * expected).sum(1))
+
+
+def expected_rewards(chances: Floats, predictions: Floats) -> Floats:
+    """Average a reward model's predictions over a policy's actions.
+
+    Args:
+        chances: Of each action, rows sum to 1, [n, A].
+        predictions: [n, A].
+    """
+    if chances.shape != predictions.shape or chances.ndim != 2:
+        raise ValueError(
+            f"chances and predictions must both be [n, actions], got {chances.shape} and "
+            f"{predictions.shape}"
+        )
+    totals = chances.sum(1)
+    if (chances < 0).any() or (np.abs(totals - 1) > 1e-6).any():
+        at = int(np.abs(totals - 1).argmax())
+        raise ValueError(
+            f"chances of row {at} sum to {totals[at]}; they must be at least 0 and sum to 1"
+        )
+    found: Floats = (chances * predictions).sum(1) / totals
+    return found
+
+
+def _normalized(weights: Floats, present: Mask) -> tuple[Floats, Floats]:
+    """Return weights of slots that are there, [n, K], and their sums, 1 where all are 0, [K]."""
+    counted = np.where(present, weights, 0.0)
+    totals = counted.sum(0)
+    return counted, np.where(totals > 0, totals, 1.0)
+
+
+def _check(rewards: Floats, **others: Floats) -> None:
+    if rewards.ndim != 2 or not len(rewards):
+        raise ValueError(f"rewards must be [lists, slots] with a list, got shape {rewards.shape}")
+    for name, values in {"rewards": rewards, **others}.items():
+        if values.shape != rewards.shape:
+            raise ValueError(f"{name} must have shape {rewards.shape}, got {values.shape}")
+        if not np.isfinite(values).all():
+            at = np.argwhere(~np.isfinite(values))[0].tolist()
+            raise ValueError(f"{name} must be finite, got {values[tuple(at)]} at {at}")

@@ -1,0 +1,124 @@
+"""Intervals cover as often as they say; sequences do at every look."""
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from recsys.evaluation.off_policy.estimators import (
+    cascade_doubly_robust,
+    ips,
+    mean_of,
+    snips,
+)
+from recsys.evaluation.off_policy.intervals import interval_of, student_quantile
+from recsys.evaluation.off_policy.logs import LoggedLists, cascade
+from recsys.evaluation.off_policy.sequences import betting_sequence, default_looks
+from tests.recsys.evaluation.off_policy.worlds import (
+    draw_log,
+    make_world,
+    slot_distributions,
+    true_value,
+)
+
+
+def test_without_skew_the_interval_is_students():
+    found = interval_of(mean_of(np.array([0.0, 1.0] * 50)))
+    error = math.sqrt(0.25 * 100 / 99) / 10
+    assert found.standard_error == pytest.approx(error)
+    # Student's 0.975 quantile with 99 degrees of freedom.
+    assert found.high - 0.5 == pytest.approx(1.98422 * error, rel=1e-4)
+    assert 0.5 - found.low == pytest.approx(found.high - 0.5)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"), [(3, 3.18245), (5, 2.57058), (10, 2.22814), (30, 2.04227)]
+)
+def test_quantiles_of_students_distribution(degrees, quantile):
+    assert student_quantile(0.975, degrees) == pytest.approx(quantile, rel=3e-3)
+    assert student_quantile(0.975, 1e9) == pytest.approx(NormalDist().inv_cdf(0.975))
+
+
+def test_a_long_tail_to_the_right_reaches_further_right():
+    found = interval_of(mean_of(np.r_[np.zeros(900), np.full(100, 5.0)]))
+    assert found.high - 0.5 > 0.5 - found.low > 0
+
+
+def test_lists_of_one_user_count_as_one():
+    terms = np.random.default_rng(0).normal(size=50)
+    repeated, users = np.repeat(terms, 20), np.repeat(np.arange(50), 20)
+    alone = interval_of(mean_of(terms))
+    together = interval_of(mean_of(repeated), users=users)
+    assert together.standard_error == pytest.approx(alone.standard_error, rel=1e-12)
+    assert interval_of(mean_of(repeated)).standard_error < 0.3 * alone.standard_error
+
+
+def test_what_cannot_be_bounded_is_refused():
+    with pytest.raises(ValueError, match="at least 2 independent lists or users, got 1"):
+        interval_of(mean_of(np.ones(3)), users=np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match="confidence must lie between 0 and 1, got 95"):
+        interval_of(mean_of(np.ones(3)), confidence=95)
+    log = LoggedLists.of_actions(np.array([2.0]), np.ones(1), np.ones(1))
+    with pytest.raises(ValueError, match=r"between 0 and 1\.0, got 2\.0 to 2\.0"):
+        betting_sequence(log, cascade(log))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [1, 3])
+def test_intervals_and_sequences_cover_the_true_value(slots):
+    number, repetitions = 2_000, 200
+    world = make_world(3, slots=slots, spread=0.5, rate=0.1, fatigue=0.3)
+    value = true_value(world)
+    inside = dict.fromkeys(("ips", "snips", "cascade dr", "sequence"), 0)
+    for seed in range(repetitions):
+        drawn = draw_log(world, number, seed)
+        log, weights = drawn.log, cascade(drawn.log)
+        rates = 0.7 * world.rates[drawn.groups][:, None] * world.discounts[None, :, None]
+        predicted = np.take_along_axis(rates, drawn.items[..., None], 2)[..., 0]
+        shares = slot_distributions(world.evaluated, drawn.groups, drawn.items)
+        expected = (shares * rates).sum(2)
+        found = {
+            "ips": ips(log.earned, weights),
+            "snips": snips(log.earned, weights),
+            "cascade dr": cascade_doubly_robust(log.earned, log.slot_weights, predicted, expected),
+        }
+        for name, estimate in found.items():
+            low, high, _ = interval_of(estimate)
+            inside[name] += low <= value <= high
+        bounds = betting_sequence(log, weights)
+        inside["sequence"] += bool(((bounds.low <= value) & (value <= bounds.high)).all())
+    # 95% less four standard deviations of 200 repetitions.
+    least = repetitions * (0.95 - 4 * math.sqrt(0.95 * 0.05 / repetitions))
+    assert all(count >= least for count in inside.values()), inside
+
+
+def test_a_sequence_narrows_around_the_value_and_never_widens():
+    world = make_world(5, spread=0.5, rate=0.2)
+    log = draw_log(world, 20_000, 1).log
+    found = betting_sequence(log, cascade(log))
+    assert found.looks[-1] == 20_000
+    assert (np.diff(found.low) >= 0).all()
+    assert (np.diff(found.high) <= 0).all()
+    assert found.low[0] < 0.01
+    value = true_value(world)
+    assert value - 0.03 < found.low[-1] < value < found.high[-1] < value + 0.03
+    fixed = interval_of(ips(log.earned, cascade(log)))
+    assert found.high[-1] - found.low[-1] > fixed.high - fixed.low
+
+
+def test_a_sequence_allows_for_what_the_log_never_shows():
+    # Half of what the policy shows, the better half, is not in the log.
+    random = np.random.default_rng(0)
+    rewards = (random.random(5_000) < 0.1).astype(np.float64)
+    log = LoggedLists.of_actions(rewards, np.ones(5_000), np.full(5_000, 0.5))
+    found = betting_sequence(log, cascade(log))
+    # The value may be anything from 0.05 to 0.55.
+    assert found.low[-1] < 0.05 < 0.55 < found.high[-1]
+
+
+def test_looks_are_spread_evenly_on_a_logarithmic_scale():
+    looks = default_looks(10_000)
+    assert looks[[0, -1]].tolist() == [10, 10_000]
+    assert (np.diff(looks) > 0).all()
+    assert default_looks(1).tolist() == [1]
