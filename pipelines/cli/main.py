@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipelines.config.run import RunConfig
+    from pipelines.engine.history import Recording
     from pipelines.engine.runner import StageOutcome
     from pipelines.engine.stage import Stage
 
-EXIT_CODES = """Exit codes: 0 success, 2 invalid command, configuration or data, 3 a release check
-failed, 70 training diverged, 74 disk error, 75 the workspace is in use. Set
+EXIT_CODES = """Exit codes: 0 success, 2 invalid command, configuration or data, 3 a check refused,
+5 an alarm was raised, 70 training diverged, 74 disk error, 75 in use by another command. Set
 RECSYS_TRACEBACK=1 to see an error's traceback."""
 
 app = typer.Typer(
@@ -126,19 +127,46 @@ def run(
 
       recsys run -c shop.toml --until evaluate
     """
+    from pipelines.engine.history import recorded
+
+    with recorded(None, "run") as recording:
+        run_recorded(
+            recording,
+            sources=(config, preset, workspace, assignments or []),
+            stages=(stage or [], until, force or []),
+            budget=budget,
+            show_progress=not quiet,
+        )
+
+
+def run_recorded(
+    recording: Recording,
+    *,
+    sources: tuple[Path | None, str | None, Path | None, list[str]],
+    stages: tuple[list[str], str | None, list[str]],
+    budget: str | None,
+    show_progress: bool,
+) -> None:
+    """Run stages and note in the history what was run.
+
+    Args:
+        sources: Of the configuration: file, preset, workspace, assignments.
+        stages: Those to run alone, the last one, those to run though nothing changed.
+    """
     from pipelines.cli.automatic import run_automatically
     from pipelines.engine.runner import pick_stages, run_stages
     from pipelines.presets import resolve as presets
     from pipelines.stages.list import STAGES
 
+    (config, preset, workspace, assigned), (only, until, force) = sources, stages
     if config is None and preset is None:
         raise ValueError(
             "name a configuration: --config shop.toml for your own data, or --preset movielens_100k"
         )
     begin = time.perf_counter()
-    chosen = pick_stages(STAGES, stage or [], until)
-    pick_stages(STAGES, force or [], None)
-    assigned = [*(assignments or []), *([f'auto.budget="{budget}"'] if budget else [])]
+    chosen = pick_stages(STAGES, only, until)
+    pick_stages(STAGES, force, None)
+    assigned = [*assigned, *([f'auto.budget="{budget}"'] if budget else [])]
     settings = presets.resolve(config, preset=preset, assignments=assigned, workspace=workspace)
     if budget and not settings.auto.enabled:
         raise ValueError(
@@ -146,25 +174,38 @@ def run(
             'it out, or take preset = "auto"'
         )
     presets.check_places(settings)
+    recording.at(settings.workspace)
     reads_raw = any(one.name == "build_features" for one in chosen)
     settings = with_data(settings) if reads_raw else presets.with_dataset(settings)
     assigned += collected_in(settings)
     with tracking.tracked(settings) as recorder:
         run_them = partial(
             run_stages,
-            force=force or [],
-            show_progress=not quiet,
+            force=force,
+            show_progress=show_progress,
             recorder=recorder,
             finished=report_stage,
         )
         if settings.auto.enabled:
-            sources = presets.ConfigSources(
+            given = presets.ConfigSources(
                 path=config, preset=preset, assignments=assigned, workspace=workspace
             )
-            outcomes = run_automatically(sources, chosen, run_them, begin)
+            outcomes = run_automatically(given, chosen, run_them, begin)
         else:
             outcomes = run_them(chosen, settings)
+    note_run(recording, outcomes)
     report_run(outcomes, settings.workspace, time.perf_counter() - begin)
+
+
+def note_run(recording: Recording, outcomes: Sequence[StageOutcome]) -> None:
+    """Note which stages were run, and that nothing was to do where none was."""
+    ran = [outcome.stage for outcome in outcomes if not outcome.skipped]
+    recording.details["stages"] = ran
+    if ran:
+        recording.reasons.append(f"{len(ran)} of {len(outcomes)} stages run: {', '.join(ran)}")
+    else:
+        recording.outcome = "nothing to do"
+        recording.reasons.append("data, settings and code are those of the last run")
 
 
 def with_data(config: RunConfig) -> RunConfig:

@@ -1,8 +1,9 @@
 """Where commands write: results on stdout, progress on stderr, errors as a sentence.
 
 Exit codes: 0 success; 1 an internal error, with its traceback; 2 invalid command, configuration or
-data; 3 a release check failed, the champion stays; 70 training diverged; 74 disk error; 75 the
-workspace is in use; 130 interrupted.
+data; 3 a check refused (release: the champion stays; parity: differences); 5 an alarm was raised;
+70 training diverged; 74 disk error; 75 the workspace, a stage of it or the folder of bundles is in
+use; 130 interrupted. The table of them for operators is in docs/scheduled.md.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from pipelines.engine.errors import RefusedError, UnstableTrainingError, WorkspaceBusyError
+from pipelines.engine.errors import (
+    AlarmError,
+    RefusedError,
+    UnstableTrainingError,
+    WorkspaceBusyError,
+)
 
 WIDTH = 100
 
@@ -36,6 +42,7 @@ log = make_console(stderr=True)
 EXIT_CODES: dict[type[BaseException], int] = {
     WorkspaceBusyError: 75,
     RefusedError: 3,
+    AlarmError: 5,
     UnstableTrainingError: 70,
     ValueError: 2,
     OSError: 74,
@@ -43,9 +50,19 @@ EXIT_CODES: dict[type[BaseException], int] = {
 }
 
 
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code with which a command ends that raised this."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    own = getattr(error, "exit_code", None)
+    if isinstance(own, int):
+        return own
+    return next((EXIT_CODES[kind] for kind in EXIT_CODES if isinstance(error, kind)), 1)
+
+
 def message_of(error: BaseException) -> str:
     """Write an error for a person; a disk error without a file gets a hint."""
-    text = str(error) or "interrupted"
+    text = str(error) or ("interrupted" if isinstance(error, KeyboardInterrupt) else repr(error))
     if isinstance(error, OSError) and error.filename is None:
         return f"could not read or write a file: {text}. Is the disk full?"
     return text
@@ -64,5 +81,4 @@ class PlainErrors(TyperGroup):
                 log.print(escape(traceback.format_exc()), soft_wrap=True)
             message = escape(message_of(error))
             log.print(f"[bold red]error:[/] {message}", soft_wrap=True)
-            kinds = (kind for kind in EXIT_CODES if isinstance(error, kind))
-            raise typer.Exit(EXIT_CODES[next(kinds)]) from None
+            raise typer.Exit(exit_code_of(error)) from None

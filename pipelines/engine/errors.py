@@ -13,3 +13,7 @@ class UnstableTrainingError(RuntimeError):
 
 class RefusedError(RuntimeError):
     """A check did not pass, so nothing was published; the command line exits with code 3."""
+
+
+class AlarmError(RuntimeError):
+    """A check of the data or of what is served raised an alarm; the command exits with code 5."""

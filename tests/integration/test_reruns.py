@@ -21,7 +21,14 @@ from serving.recommend import Recommender
 from tests.recsys.testing.synthetic import World
 
 Recsys = Callable[..., Result]
-DIFFERS_BY_NATURE = {"run.json", "ledger.jsonl", "aliases.jsonl", "config.toml", "lock"}
+DIFFERS_BY_NATURE = {
+    "run.json",
+    "ledger.jsonl",
+    "aliases.jsonl",
+    "history.jsonl",
+    "config.toml",
+    "lock",
+}
 
 
 def digests(workspace: Path) -> dict[str, str]:

@@ -1,0 +1,136 @@
+"""One line a command, whichever way it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import typer
+
+from pipelines.engine import history as history_module
+from pipelines.engine.console import EXIT_CODES
+from pipelines.engine.errors import RefusedError, WorkspaceBusyError
+from pipelines.engine.history import HISTORY, KILLED, read_history, recorded
+
+
+def test_a_command_that_ends_well_leaves_one_line(tmp_path: Path) -> None:
+    with recorded(tmp_path, "update") as recording:
+        recording.reasons.append("2 new partitions")
+        recording.details["partitions"] = ["2026-11-21", "2026-11-22"]
+    (line,) = read_history(tmp_path)
+    assert (line.command, line.exit_code, line.outcome) == ("update", 0, "done")
+    assert line.reasons == ["2 new partitions"]
+    assert line.details == {"partitions": ["2026-11-21", "2026-11-22"]}
+    assert 0 <= line.seconds < 60
+    age = datetime.now(UTC) - datetime.fromisoformat(line.time)
+    assert timedelta(0) <= age < timedelta(minutes=1)
+    assert list((tmp_path / "running").iterdir()) == []
+
+
+def test_a_command_says_that_there_was_nothing_to_do(tmp_path: Path) -> None:
+    with recorded(tmp_path, "ingest") as recording:
+        recording.outcome = "nothing to do"
+    assert [line.outcome for line in read_history(tmp_path)] == ["nothing to do"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "outcome", "reasons"),
+    [
+        (ValueError("no file a.csv"), 2, "failed", ["no file a.csv"]),
+        (RefusedError("refused:\n  ndcg fell"), 3, "refused", ["refused:", "ndcg fell"]),
+        (WorkspaceBusyError("in use"), 75, "busy", ["in use"]),
+        (
+            OSError(28, "No space left", "a.npy"),
+            74,
+            "failed",
+            ["[Errno 28] No space left: 'a.npy'"],
+        ),
+        (KeyboardInterrupt(), 130, "failed", ["interrupted"]),
+        (ZeroDivisionError("division by zero"), 1, "failed", ["division by zero"]),
+        (typer.Exit(5), 5, "done", []),
+        (typer.Exit(0), 0, "done", []),
+        (SystemExit(4), 4, "failed", ["4"]),
+    ],
+)
+def test_an_error_is_recorded_with_the_code_it_ends_with(
+    tmp_path: Path, error: BaseException, code: int, outcome: str, reasons: list[str]
+) -> None:
+    with pytest.raises(type(error)), recorded(tmp_path, "run"):
+        raise error
+    (line,) = read_history(tmp_path)
+    assert (line.exit_code, line.outcome, line.reasons) == (code, outcome, reasons)
+
+
+def test_every_exit_code_has_an_outcome(tmp_path: Path) -> None:
+    assert set(EXIT_CODES.values()) == {2, 3, 5, 70, 74, 75, 130}
+    assert set(history_module.OUTCOMES) == {0, 3, 5, 75}
+
+
+def test_a_disk_that_is_full_does_not_hide_the_first_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(history_module, "append_line", full)
+    with pytest.raises(ValueError, match="first"), recorded(tmp_path, "run"):
+        raise ValueError("first")
+    assert read_history(tmp_path) == []
+    with pytest.raises(OSError, match="No space left"), recorded(tmp_path, "run"):
+        pass
+
+
+def test_a_torn_line_is_left_out_and_swallows_nothing(tmp_path: Path) -> None:
+    with recorded(tmp_path, "run"):
+        pass
+    with (tmp_path / HISTORY).open("a") as file:
+        file.write('{"time": "2026-11-')
+    with recorded(tmp_path, "gc"):
+        pass
+    assert [line.command for line in read_history(tmp_path)] == ["run", "gc"]
+    assert read_history(tmp_path, since=datetime.now(UTC) + timedelta(seconds=2)) == []
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    assert len(read_history(tmp_path, since=yesterday)) == 2
+
+
+def test_a_workspace_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(ValueError), recorded(tmp_path / "typo", "status"):  # noqa: PT011
+        raise ValueError
+    assert not (tmp_path / "typo").exists()
+    assert read_history(tmp_path / "typo") == []
+
+
+def test_a_place_that_is_known_late_gets_the_line(tmp_path: Path) -> None:
+    with recorded(None, "run") as recording:
+        recording.at(tmp_path / "made")
+        (tmp_path / "made").mkdir()
+    assert [line.command for line in read_history(tmp_path / "made")] == ["run"]
+    with recorded(None, "run"):
+        pass
+
+
+def test_a_killed_command_is_recorded_by_the_next(tmp_path: Path) -> None:
+    script = f"""
+import os, signal
+from pathlib import Path
+from pipelines.engine.history import recorded
+with recorded(Path({str(tmp_path)!r}), "update"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script], env=os.environ)
+    assert done.returncode == -signal.SIGKILL
+    assert read_history(tmp_path) == []
+    # The one that runs is not taken for a killed one.
+    with recorded(tmp_path, "run"), recorded(tmp_path, "status"):
+        pass
+    lines = read_history(tmp_path)
+    assert [(line.command, line.exit_code) for line in lines] == [
+        ("update", KILLED),
+        ("status", 0),
+        ("run", 0),
+    ]
+    assert lines[0].outcome == "failed"
+    assert "killed" in lines[0].reasons[0]
