@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from serving.bundle.manifest import Verdict, bundle_directory, read_manifest, verify_files
+from pipelines.engine.artifacts import to_json
+from recsys.data.durable import PARTIAL, fsync, write_durably
+from serving.bundle.manifest import (
+    MANIFEST,
+    Verdict,
+    bundle_directory,
+    make_read_only,
+    read_manifest,
+    verify_files,
+)
 from serving.bundle.write import BundleParts, write_bundle
+
+Judge = Callable[[Path], Sequence[Verdict]]
+"""Gives the verdicts on a written bundle that nobody serves yet; raises to refuse it."""
 
 
 def is_release_of(version: str, name: str) -> bool:
@@ -30,31 +43,50 @@ def write_release(
     *,
     name: str,
     metrics: Mapping[str, Mapping[str, float]],
-    verdicts: Sequence[Verdict],
     config_digest: str,
+    judge: Judge,
 ) -> str:
     """Write ``bundle-<name>``, or the next free ``bundle-<name>-<n>``; return its version.
 
-    Where an earlier one holds the same and is whole, that one is returned and no copy is kept. The
-    caller holds the lock of the folder.
+    It is written aside and judged there, so what is refused never has a name. Where an earlier one
+    holds the same and is whole, that one is returned and no copy is kept. The caller holds the
+    lock of the folder.
     """
     earlier = releases_of(folder, name)
     taken = {int(one[len(name) + 1 :] or 1) for one in earlier}
     version = f"{name}-{max(taken) + 1}" if taken else name
-    written = write_bundle(
-        folder,
-        parts,
-        version=version,
-        metrics=metrics,
-        verdicts=verdicts,
-        config_digest=config_digest,
-    )
-    for one in earlier:
-        if holds_the_same(bundle_directory(folder, one), written):
-            # Nothing points at it yet.
-            shutil.rmtree(written)
-            return one
+    with aside(folder) as scratch:
+        written = write_bundle(
+            scratch, parts, version=version, metrics=metrics, config_digest=config_digest
+        )
+        verdicts = judge(written)
+        for one in earlier:
+            if holds_the_same(bundle_directory(folder, one), written):
+                return one
+        add_verdicts(written, verdicts)
+        written.rename(bundle_directory(folder, version))
+    fsync(folder)
     return version
+
+
+@contextmanager
+def aside(folder: Path) -> Iterator[Path]:
+    """Offer an empty folder on the same disk, removed at the end; a kill's rest is swept first."""
+    scratch = folder / f"{PARTIAL}candidate"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def add_verdicts(directory: Path, verdicts: Sequence[Verdict]) -> None:
+    """Write verdicts into the manifest of a bundle that is not published yet."""
+    manifest, _ = read_manifest(directory)
+    judged = manifest.model_copy(update={"verdicts": list(verdicts)})
+    write_durably(directory / MANIFEST, to_json(judged.model_dump(mode="json")))
+    make_read_only(directory)
 
 
 def holds_the_same(directory: Path, other: Path) -> bool:

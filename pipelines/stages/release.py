@@ -253,8 +253,11 @@ def release(context: StageContext) -> StageRows:
         compared = compared_with(champion, answered, context, inputs)
     before = None if champion is None else champion.metrics
     verdicts = release_verdicts(metrics, recall, before, config.release, compared)
-    if not all(verdict.passed for verdict in verdicts):
-        refuse(context, verdicts, metrics)
+
+    def judge(candidate: Path) -> list[Verdict]:
+        if not all(verdict.passed for verdict in verdicts):
+            refuse(context, verdicts, metrics)
+        return verdicts
 
     with locked(folder / LOCK):
         version = write_release(
@@ -262,8 +265,8 @@ def release(context: StageContext) -> StageRows:
             make_parts(context, inputs),
             name=name,
             metrics=metrics,
-            verdicts=verdicts,
             config_digest=digest_of_config(config),
+            judge=judge,
         )
         if answered is not None:
             write_answers(folder, version, answered)

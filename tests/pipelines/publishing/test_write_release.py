@@ -19,7 +19,8 @@ def parts(tmp_path: Path) -> BundleParts:
 
 
 def released(folder: Path, parts: BundleParts, **changes: Any) -> str:
-    fields: dict[str, Any] = {"name": "abc", "metrics": {}, "verdicts": [], "config_digest": "1"}
+    fields: dict[str, Any] = {"name": "abc", "metrics": {}, "config_digest": "1"}
+    fields["judge"] = lambda _directory: []
     folder.mkdir(exist_ok=True)
     return write_release(folder, parts, **{**fields, **changes})
 
@@ -32,7 +33,7 @@ def test_what_holds_the_same_keeps_its_name_and_has_no_second_copy(
     note_release(folder, "abc", promoted=True)
     written = (folder / "bundle-abc/manifest.json").stat()
     other = [Verdict(name="index recall", value=1.0, bound=0.9, passed=True)]
-    assert released(folder, parts, verdicts=other) == "abc"
+    assert released(folder, parts, judge=lambda _directory: other) == "abc"
     assert (folder / "bundle-abc/manifest.json").stat() == written
     assert sorted(path.name for path in folder.glob("bundle-*")) == ["bundle-abc"]
 
