@@ -44,7 +44,14 @@ from features.schema import (
     SplitConfig,
     TieOrder,
 )
-from features.splits import Cuts, Ends, global_time, leave_one_out, midnights
+from features.splits import (
+    Cuts,
+    Ends,
+    global_time,
+    leave_one_out,
+    midnights,
+    newest_of_some,
+)
 from features.tables import aligned, catalogue, read_table, write_categories, write_user_features
 from features.vocabulary import extended, read_vocabulary, write_vocabulary
 
@@ -263,9 +270,12 @@ class _Build:
         self.day_counts[: len(counts)] += counts
 
     def _ends(self, events: KeptEvents, order: TieOrder) -> Ends:
-        counts = np.diff(events.offsets)
-        if self.config.splits.kind == "leave_one_out":
+        counts, newest = np.diff(events.offsets), self.config.newest
+        if newest is None and self.config.splits.kind == "leave_one_out":
             return leave_one_out(counts)
+        if newest is not None:
+            times = np.load(self.out / "sequences" / order / "times.npy", mmap_mode="r")
+            return newest_of_some(times, events.offsets, newest)
         cuts: Cuts = midnights(self.day_counts, self.first_day, self.config.splits)
         self.report.validation_from, self.report.test_from = (as_iso(cut) for cut in cuts)
         times = np.load(self.out / "sequences" / order / "times.npy", mmap_mode="r")

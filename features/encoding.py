@@ -7,6 +7,7 @@ them into the dense rows that an artefact keeps.
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -80,3 +81,12 @@ class Dictionary:
 
     def reason(self, code: int) -> str:
         return _ID_REASONS[code - 1].format(self.name)
+
+
+def hashed(values: NDArray[Any], seed: int) -> NDArray[np.uint64]:
+    """Mix integers into uniformly spread ones (splitmix64)."""
+    with np.errstate(over="ignore"):
+        mixed = values.astype(np.uint64) + np.uint64(seed + 1) * np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        return mixed ^ (mixed >> np.uint64(31))

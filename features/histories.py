@@ -12,14 +12,14 @@ Axes: E events of a part, U user rows.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 from numpy.lib.format import write_array_header_1_0
-from numpy.typing import NDArray
 
 from features.counts import first_of_duplicates, latest_of_users, starts_of_runs
+from features.encoding import hashed
 from features.events import MICROS
 from features.point_in_time import Feature
 from features.records import Records, Rows, compressed, stable_order, take
@@ -79,15 +79,6 @@ def in_given_order(records: Records, max_user_events: int | None) -> Ordered:
         if num_over_cap:
             ordered = compressed(ordered, latest)
     return Ordered(ordered, num_duplicates, num_over_cap)
-
-
-def hashed(values: NDArray[Any], seed: int) -> NDArray[np.uint64]:
-    """Mix integers into uniformly spread ones (splitmix64)."""
-    with np.errstate(over="ignore"):
-        mixed = values.astype(np.uint64) + np.uint64(seed + 1) * np.uint64(0x9E3779B97F4A7C15)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-        return mixed ^ (mixed >> np.uint64(31))
 
 
 def shuffled_order(records: Records, seed: int) -> Rows:

@@ -170,6 +170,22 @@ class SplitConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NewestSplit:
+    """Hold out the newest events of some users, as a day's increment is judged by."""
+
+    since: int
+    """Unix seconds; earlier events are in train."""
+    share: float
+    """Share of the users with events since then whose events since then are the test."""
+    seed: int = 0
+    """Draws the users, by their rows."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise ValueError(f"the share of held-out users must be in [0, 1), got {self.share}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class FeatureChoice:
     """Which features are made."""
 
@@ -195,6 +211,8 @@ class FeaturesConfig(FeatureChoice):
     users: SourceConfig | None = None
     filters: FilterConfig = field(default_factory=FilterConfig)
     splits: SplitConfig = field(default_factory=SplitConfig)
+    newest: NewestSplit | None = None
+    """What is held out instead of ``splits``."""
     previous: Path | None = None
     """An earlier artefact whose rows stay as they are; new ids follow."""
     now: datetime | None = None

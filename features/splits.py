@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from features.schema import SplitConfig
+from features.encoding import hashed
+from features.schema import NewestSplit, SplitConfig
 
 Rows = NDArray[np.int64]
 SECONDS_PER_DAY = 86_400
@@ -80,3 +81,18 @@ def global_time(times: Rows, offsets: Rows, cuts: Cuts) -> Ends:
             before = np.concatenate([[0], np.cumsum(some < cut)])
             end[first:last] = np.diff(before[bounds])
     return Ends(*ends)
+
+
+def newest_of_some(times: Rows, offsets: Rows, split: NewestSplit) -> Ends:
+    """Hold out all events since a moment of users drawn among those who have some; no validation.
+
+    Args:
+        times: As ``global_time``.
+        offsets: Likewise.
+        split: The moment, and how many users.
+    """
+    before = global_time(times, offsets, Cuts(split.since, split.since)).train
+    counts = np.diff(offsets)
+    drawn = hashed(np.arange(len(counts)), split.seed) < np.uint64(split.share * 2**64)
+    ends = np.where(drawn & (before > 0), before, counts)
+    return Ends(ends, ends)

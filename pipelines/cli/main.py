@@ -27,7 +27,7 @@ from pipelines.cli import (
 )
 from pipelines.cli.online import control, events, experiments, keys
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
-from pipelines.cli.scheduled import ingest
+from pipelines.cli.scheduled import ingest, update
 from pipelines.doctor.doctor import doctor
 from pipelines.engine.console import PlainErrors, log, out
 
@@ -71,6 +71,7 @@ for command in (
     score.score,
     backtest.backtest,
     ingest.ingest,
+    update.update,
     compare.compare,
     compare.ledger,
     doctor,
@@ -83,12 +84,6 @@ for command in (
     reproduce.scale,
 ):
     app.command()(command)
-
-
-def report_stage(outcome: StageOutcome) -> None:
-    """Print a stage's log line."""
-    style = "dim" if outcome.skipped else ""
-    log.print(outcome.log_line(), style=style, soft_wrap=True)
 
 
 @app.command()
@@ -184,7 +179,7 @@ def run_recorded(
             force=force,
             show_progress=show_progress,
             recorder=recorder,
-            finished=report_stage,
+            finished=tracking.report_stage,
         )
         if settings.auto.enabled:
             given = presets.ConfigSources(
@@ -290,7 +285,7 @@ def demo(
     """
     from pipelines.cli.demo import run_demo
 
-    run_demo(workspace, show_progress=not quiet, finished=report_stage)
+    run_demo(workspace, show_progress=not quiet, finished=tracking.report_stage)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pipelines.engine.console import log, out
 if TYPE_CHECKING:
     from pipelines.config.run import RunConfig
     from pipelines.config.tracking import TrackingConfig
+    from pipelines.engine.runner import StageOutcome
     from pipelines.publishing.promotion import AliasChange
     from pipelines.tracking.outbox import Outbox
     from pipelines.tracking.recorder import Recorder
@@ -66,6 +67,12 @@ def tracked(config: RunConfig) -> Iterator[Recorder]:
         sync_outbox(outbox, config.tracking)
         raise
     send(outbox, config.tracking)
+
+
+def report_stage(outcome: StageOutcome) -> None:
+    """Print a stage's log line."""
+    style = "dim" if outcome.skipped else ""
+    log.print(outcome.log_line(), style=style, soft_wrap=True)
 
 
 def sync(workspace: Workspace = DEMO) -> None:

@@ -23,6 +23,7 @@ from pipelines.config.content import ContentConfig, EnrichItemsConfig, SemanticI
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.config.release import ReleaseConfig as ReleaseConfig
 from pipelines.config.tracking import TrackingConfig
+from pipelines.config.updates import UpdatesConfig
 from recsys.evaluation.ranking import RankingConfig, check_metric_name
 from recsys.fitting.blend import BlendConfig
 from recsys.models.content_similarity import ContentSimilarityConfig
@@ -212,6 +213,7 @@ class RunConfig:
     index: FaissIndexConfig = field(default_factory=FaissIndexConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     backtest: ReplayConfig = field(default_factory=ReplayConfig)
+    updates: UpdatesConfig = field(default_factory=UpdatesConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     release: ReleaseConfig = field(default_factory=ReleaseConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

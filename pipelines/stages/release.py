@@ -27,6 +27,7 @@ from pipelines.publishing.checks import Metrics, release_verdicts, served_row
 from pipelines.publishing.comparison import Compared, compare
 from pipelines.publishing.item_properties import item_properties
 from pipelines.publishing.promotion import LOCK, note_release, served_base
+from pipelines.publishing.released import keep_released, released_folder
 from pipelines.publishing.same_queries import RunEvents, answers_of, same_queries, write_answers
 from pipelines.publishing.write_release import is_release_of, write_release
 from pipelines.ranking.artefact import RANKED, served_ranker
@@ -68,7 +69,8 @@ def is_published(context: StageContext) -> bool:
         document["semantic_ids"],
     )
     has_ids = semantic_ids is None or store_of(context.config).leads_from(semantic_ids)
-    return directory.is_dir() and (folder / CURRENT).is_dir() and has_ids
+    kept = released_folder(context.workspace.path, document["version"]).is_dir()
+    return directory.is_dir() and (folder / CURRENT).is_dir() and has_ids and kept
 
 
 def champion_of(folder: Path, challenger: str) -> BundleManifest | None:
@@ -270,6 +272,7 @@ def release(context: StageContext) -> StageRows:
         )
         if answered is not None:
             write_answers(folder, version, answered)
+        keep_released(context.workspace, version, context.inputs)
         semantic_ids = publish_version(context.inputs["build_semantic_ids"], store_of(config))
         alias = note_release(folder, version, promoted=config.release.promote)
     _, digest = read_manifest(bundle_directory(folder, version))

@@ -85,6 +85,8 @@ def fit_sequence(
     windows = training_windows(inputs.sequences, split, config.max_length)
     if new is not None:
         windows = new.windows(windows, inputs.sequences)
+    # An increment without new windows only takes new rows and counts.
+    num_examples = len(windows) if new is None else max(1, len(windows))
     neighbours = near_items(inputs, split, config.num_neighbours)
 
     def fit_one(part: SequenceConfig, number: int | None) -> Trained:
@@ -94,7 +96,7 @@ def fit_sequence(
         counts = inputs.item_counts(split)
         model = SequenceModel(part, inputs.sizes, inputs.catalogue, counts, neighbours)
         model = model.to(run.device)
-        order = BatchOrder(len(windows), training.batch_size, own.seed)
+        order = BatchOrder(num_examples, training.batch_size, own.seed)
 
         def loss_at(step: int) -> Tensor:
             batch = windows.batch(inputs.sequences, order.indices(step))

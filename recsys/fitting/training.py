@@ -106,7 +106,23 @@ def load_trained(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             f"the trained weights lack {sorted(own - trained.keys())} and have "
             f"{sorted(trained.keys() - own)} besides; train the model again before the refit"
         )
-    model.load_state_dict(trained, strict=False)
+    model.load_state_dict(
+        {name: grown(value, model.state_dict()[name]) for name, value in trained.items()},
+        strict=False,
+    )
+
+
+def grown(trained: Tensor, fresh: Tensor) -> Tensor:
+    """Put trained rows into a table that has since gained rows, which keep their fresh values.
+
+    Rows are append-only, so a trained table is the first rows of a larger one.
+    """
+    is_longer = trained.dim() > 0 and fresh.shape[1:] == trained.shape[1:]
+    if not is_longer or len(fresh) <= len(trained):
+        return trained
+    table = fresh.clone()
+    table[: len(trained)] = trained
+    return table
 
 
 def fit_retriever(
@@ -131,6 +147,11 @@ def fit_retriever(
     """
     if isinstance(stop_by, Refit) and stop_by.weights is not None:
         load_trained(model, stop_by.weights)
+        if num_examples == 0:
+            # Nothing is new: the model only takes new rows and counts.
+            return TrainResult(
+                num_steps=0, best_step=0, best_metric=None, bad_steps=0, stopped_early=False
+            )
         config = training.for_continued_refit(num_examples)
         return run_training(model, loss_at, training, config, run, None)
     if isinstance(stop_by, Refit):

@@ -47,8 +47,10 @@ def fit_two_tower(
     positions = sequences.label_positions(split)  # [P]
     if new is not None:
         positions = new.labels(positions, sequences)
+    # An increment without new labels only takes new rows and counts.
+    num_examples = len(positions) if new is None else max(1, len(positions))
     model = untrained_two_tower(inputs, config, run, split)
-    order = BatchOrder(len(positions), training.batch_size, run.seed)
+    order = BatchOrder(num_examples, training.batch_size, run.seed)
 
     def loss_at(step: int) -> Tensor:
         chosen = positions[order.indices(step)]

@@ -1,0 +1,102 @@
+"""The command ``recsys update``: what a scheduler calls every day."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipelines.cli.options import Assignments, ConfigFile, Preset, Quiet, WorkspacePath
+from pipelines.cli.scheduled.ingest import bring_in
+from pipelines.cli.tracking import report_stage, tracked
+from pipelines.engine.console import out
+
+if TYPE_CHECKING:
+    from pipelines.config.run import RunConfig
+    from pipelines.engine.runner import StageOutcome
+    from pipelines.presets.resolve import ConfigSources
+    from pipelines.update.policy import Decision
+
+CountsOnly = Annotated[
+    bool, typer.Option("--counts-only", help="Leave trained weights; recount and index anew.")
+]
+Full = Annotated[bool, typer.Option("--full", help="Run every stage, whatever the policy.")]
+
+
+def update(
+    config: ConfigFile = None,
+    preset: Preset = None,
+    workspace: WorkspacePath = None,
+    assignments: Assignments = None,
+    counts_only: CountsOnly = False,
+    full: Full = False,
+    quiet: Quiet = False,
+) -> None:
+    """Bring what is served up to date with what has arrived since.
+
+    Partitions are ingested first. By the policy of [updates] the served models are continued on
+    new events (a replay buffer, a lower rate, new rows for new items), judged on users held out of
+    them, and released if the checks pass; or every stage runs. A full run comes by itself when the
+    last one is too old, settings have changed, or the monitor wants one. Nothing new is no error.
+
+    [bold]Examples[/]
+
+      recsys update --config shop.toml
+
+      recsys update --config shop.toml --counts-only
+    """
+    from pipelines.presets import resolve as presets
+    from pipelines.update.policy import Decision, decide
+
+    if config is None and preset is None:
+        raise ValueError("name a run: --config shop.toml")
+    settings = presets.resolve(
+        config, preset=preset, assignments=assignments or [], workspace=workspace
+    )
+    presets.check_places(settings)
+    bring_in(settings)
+    settings = presets.with_online_events(presets.with_dataset(settings))
+    if counts_only:
+        settings = replace(settings, updates=replace(settings.updates, counts_only=True))
+    is_partitioned = settings.data.partitions is not None and settings.data.online_events is None
+    decision = Decision("full", "--full") if full else decide(settings, all_known=is_partitioned)
+    out.print(f"{decision.kind}: {decision.reason}", markup=False, soft_wrap=True)
+    if decision.kind == "nothing":
+        return
+    sources = presets.ConfigSources(
+        path=config, preset=preset, assignments=assignments or [], workspace=workspace
+    )
+    outcomes = run_decided(settings, decision, sources, quiet=quiet)
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    out.print(f"{sum(not one.skipped for one in outcomes)} stages run, {seconds:.1f} s")
+
+
+def run_decided(
+    config: RunConfig, decision: Decision, sources: ConfigSources, *, quiet: bool
+) -> list[StageOutcome]:
+    """Run an increment or every stage; the first full run of preset auto makes its plan."""
+    from pipelines.cli.automatic import run_automatically
+    from pipelines.engine.runner import run_stages
+    from pipelines.presets.resolve import saved_choices
+    from pipelines.stages.list import STAGES
+    from pipelines.update.run import run_update
+
+    begin = time.perf_counter()
+    with tracked(config) as recorder:
+        run_them = partial(
+            run_stages, show_progress=not quiet, recorder=recorder, finished=report_stage
+        )
+        if decision.base is not None:
+            return run_update(
+                config,
+                decision.base,
+                show_progress=not quiet,
+                recorder=recorder,
+                finished=report_stage,
+            )
+        if config.auto.enabled and saved_choices(config.workspace) is None:
+            return run_automatically(sources, STAGES, run_them, begin)
+        return run_them(STAGES, config)

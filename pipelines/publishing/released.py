@@ -1,0 +1,143 @@
+"""What released bundles were made from, kept so that a day's increment can continue it.
+
+<workspace>/released/<version>/
+  released.json    what its models were fitted on
+  held_out.npy     rows of users whose newest events they were not fitted on
+  <stage>/         artefacts of that run, as hard links: no copy
+
+A bundle that is served again after a rollback is what the next increment continues.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.engine.artifacts import MANIFEST, Manifest, to_json
+from pipelines.engine.workspace import Workspace
+from pipelines.inputs.tensors import released_order
+from pipelines.partitions.manifest import PartitionsManifest
+from recsys.data.dataset import Sequences
+from recsys.data.durable import new_directory, write_durably
+
+RELEASED = "released"
+UPDATE = "update"
+"""Below a workspace, where increments run."""
+DOCUMENT, HELD_OUT = "released.json", "held_out.npy"
+STAGES = (
+    "fit_baselines",
+    "train_two_tower",
+    "train_sequence",
+    "train_generative",
+    "fit_blend",
+    "train_ranker",
+    "refit",
+)
+FEATURES = "build_features"
+"""Of this stage only the rows of ids are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """What the models of a released bundle were fitted on."""
+
+    version: str
+    kind: str
+    """``full`` or ``incremental``."""
+    time: str
+    """When it was kept (UTC)."""
+    full_time: str
+    """When the full run ended that it goes back to."""
+    until: int | None
+    """Unix seconds of the latest event; None without times."""
+    held_out_since: int | None = None
+    """Unix seconds from which held-out users' events were left out; None of a full run."""
+    partitions: Mapping[str, str] = field(default_factory=dict)
+    """Digest of each partition that counted, by key."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Released | None:
+        """Read what a folder holds; None where it is not complete."""
+        path = folder / DOCUMENT
+        return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+
+def shop_workspace(workspace: Path) -> Path:
+    """Name the workspace that an increment's own belongs to, or itself."""
+    return workspace.parent if workspace.name == UPDATE else workspace
+
+
+def released_folder(workspace: Path, version: str) -> Path:
+    """Name the folder of a released version, delta or not."""
+    return shop_workspace(workspace) / RELEASED / version.partition("+")[0]
+
+
+def keep_released(workspace: Workspace, version: str, inputs: Mapping[str, Path]) -> None:
+    """Keep what a bundle was made from, before it is published.
+
+    Args:
+        workspace: Of the run.
+        version: Of the bundle.
+        inputs: Artefacts by stage, of which features and content are read.
+    """
+    final = released_folder(workspace.path, version)
+    if final.exists():
+        shutil.rmtree(final)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    before = Released.read(workspace.stage(RELEASED)) if workspace.path.name == UPDATE else None
+    features = inputs[FEATURES]
+    sequences = Sequences.load(features / "sequences" / released_order(features))
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    times, manifest = sequences.times, PartitionsManifest.read(shop_workspace(workspace.path))
+    held_out, since = held_out_of(sequences) if before else (np.zeros(0, np.int64), None)
+    document = Released(
+        version=version,
+        kind="incremental" if before else "full",
+        time=now,
+        full_time=before.full_time if before else now,
+        until=None if times is None or not len(times) else int(np.asarray(times).max()),
+        held_out_since=since,
+        partitions={} if manifest is None else manifest.digests(),
+    )
+    with new_directory(final) as partial:
+        for stage in STAGES:
+            if (workspace.stage(stage) / MANIFEST).exists():
+                link_tree(workspace.stage(stage), partial / stage)
+        link_rows(features, partial / FEATURES)
+        np.save(partial / HELD_OUT, held_out)
+        write_durably(partial / DOCUMENT, to_json(asdict(document)))
+
+
+def held_out_of(sequences: Sequences) -> tuple[NDArray[np.int64], int | None]:
+    """Find the users whose newest events no model was fitted on, and the earliest of these."""
+    starts, ends = np.asarray(sequences.train_end), np.asarray(sequences.offsets[1:])
+    rows = np.flatnonzero(starts < ends)
+    if not len(rows) or sequences.times is None:
+        return rows, None
+    return rows, int(np.asarray(sequences.times)[starts[rows]].min())
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """Copy a folder as hard links; its files are never changed in place."""
+    shutil.copytree(source, target, copy_function=os.link)
+
+
+def link_rows(features: Path, target: Path) -> None:
+    """Link what says which row an id has, and the manifest."""
+    link_tree(features / "vocabularies", target / "vocabularies")
+    for name in (MANIFEST, "features.json"):
+        os.link(features / name, target / name)
+
+
+def settings_of(folder: Path, stage: str) -> Mapping[str, object] | None:
+    """Read the settings that a kept artefact was made with; None where the stage did not run."""
+    manifest = Manifest.read(folder / stage)
+    return None if manifest is None else manifest.config

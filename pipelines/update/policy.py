@@ -1,0 +1,112 @@
+"""What an update is to do: a day's increment, a full run, or nothing; with the reason in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelines.config.run import RunConfig
+from pipelines.engine.artifacts import digest_of_json
+from pipelines.engine.workspace import bundles_dir
+from pipelines.partitions.manifest import PartitionsManifest
+from pipelines.publishing.promotion import served_version
+from pipelines.publishing.released import Released, released_folder, settings_of
+from pipelines.stages.list import STAGES
+
+Kind = Literal["incremental", "full", "nothing"]
+MONITOR = "monitoring/monitor.json"
+"""Below a workspace: what the monitor found last, see recsys monitor."""
+IGNORED = {"build_features": ("splits",), "train_ranker": ("evaluation",)}
+"""Sections of a stage that may differ between the served bundle's run and an increment."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What an update does and why."""
+
+    kind: Kind
+    reason: str
+    base: Path | None = None
+    """What an increment continues."""
+
+
+def decide(config: RunConfig, *, all_known: bool) -> Decision:
+    """Decide by the settings, by what is served, and by what has arrived.
+
+    Args:
+        config: The run's.
+        all_known: Whether the partitions are all there is, so that they say what is new.
+    """
+    version = served_version(bundles_dir(config))
+    if version is None:
+        return Decision("full", "nothing is served yet")
+    folder = released_folder(config.workspace, version)
+    base = Released.read(folder)
+    if config.updates.policy == "never":
+        return Decision("nothing", 'updates.policy = "never"')
+    manifest = PartitionsManifest.read(config.workspace)
+    if base is None:
+        return Decision("full", f"what {version} was made from is not in this workspace")
+    if manifest is not None and all_known and dict(base.partitions) == manifest.digests():
+        return Decision("nothing", f"no new events since {version}")
+    if config.updates.policy == "full":
+        return Decision("full", 'updates.policy = "full"')
+    if base.until is None:
+        return Decision("full", "the events have no times, so no event is known to be new")
+    if config.sequence.trained_apart:
+        return Decision("full", "members of the sequence model that are trained apart start anew")
+    if changed := changed_settings(folder, config):
+        return Decision("full", f"settings changed since the last full run: {', '.join(changed)}")
+    if reason := why_full(config, base):
+        return Decision("full", reason)
+    return Decision("incremental", f"new events since {version}", folder)
+
+
+def why_full(config: RunConfig, base: Released) -> str | None:
+    """Say why a full run is due: by its age, or because the monitor wants one."""
+    days = config.updates.full_every_days
+    age = datetime.now(UTC) - datetime.fromisoformat(base.full_time)
+    if days is not None and age >= timedelta(days=days):
+        return f"the last full run is {age.days} days old, updates.full_every_days = {days}"
+    path = config.workspace / MONITOR
+    if not path.exists():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    since = str(found.get("time", ""))
+    if found.get("retrain") and since > base.full_time:
+        return f"the monitor wants a full run: {found.get('reason', 'an alarm')}"
+    return None
+
+
+def changed_settings(folder: Path, config: RunConfig) -> list[str]:
+    """Name the sections that the served models were made with and that have changed."""
+    changed = []
+    for stage in STAGES:
+        before = settings_of(folder, stage.name)
+        if before is None:
+            continue
+        now = stage.config_of(config)
+        ignored = (*IGNORED.get(stage.name, ()), "evaluation")
+        changed += [
+            name
+            for name, value in now.items()
+            if name in before and name not in ignored and differs(before[name], value)
+        ]
+    return sorted(set(changed))
+
+
+def differs(before: object, now: object) -> bool:
+    """Compare a section as it is written."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        # What no file names any more is no setting.
+        drop = {"events", "partitions", "watermark_days", "columns"}
+        before = {key: value for key, value in before.items() if key not in drop}
+        now = {key: value for key, value in now.items() if key not in drop}
+    return digest_of_json(before) != digest_of_json(now)

@@ -1,0 +1,273 @@
+"""The stages of an increment: what a full run does, with trained models continued.
+
+They have the names of the full run's stages, so that all behind them read what they always read.
+``fit_blend``, ``train_ranker`` and ``train_generative`` are those of the served bundle.
+
+Axes: U user rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load_file
+
+from features.build import build_features as build
+from features.schema import NewestSplit
+from pipelines.config.run import RunConfig, TrainingConfig
+from pipelines.engine.artifacts import to_json
+from pipelines.engine.stage import Stage, StageContext, StageRows
+from pipelines.inputs.tensors import read_inputs
+from pipelines.partitions.manifest import PartitionsManifest
+from pipelines.partitions.source import begin_of
+from pipelines.publishing.released import (
+    HELD_OUT,
+    RELEASED,
+    Released,
+    link_tree,
+    shop_workspace,
+)
+from pipelines.stages.build_features import features_config
+from pipelines.stages.list import STAGES
+from pipelines.training.fitters import baselines_of, sequence_settings
+from pipelines.training.run import save_model, training_run
+from recsys.data.dataset import Sequences
+from recsys.fitting.continued import NewEvents
+from recsys.fitting.inputs import GIVEN, ModelInputs
+from recsys.fitting.sequence import fit_sequence
+from recsys.fitting.training import Refit, TrainingRun
+from recsys.fitting.two_tower import fit_two_tower
+from recsys.models.sequence.members import of_first
+
+CARRIED = ("fit_blend", "train_ranker", "train_generative")
+"""Stages whose artefacts are those of the served bundle."""
+FITTED = ("fit_baselines", "train_two_tower", "train_sequence", "train_generative")
+SINCE = "new_since.json"
+
+
+def base_of(context: StageContext) -> tuple[Path, Released]:
+    """Find what the served bundle was made from."""
+    folder = context.inputs[RELEASED]
+    base = Released.read(folder)
+    assert base is not None
+    return folder, base
+
+
+def new_since(base: Released, workspace: Path) -> int:
+    """Unix seconds from which events are new: those of changed partitions, or later than all."""
+    assert base.until is not None
+    manifest = PartitionsManifest.read(shop_workspace(workspace))
+    if manifest is None:
+        return base.until + 1
+    digests = manifest.digests()
+    changed = [key for key in digests if base.partitions.get(key) != digests[key]]
+    begins = [int(begin_of(key).timestamp()) for key in changed]
+    return min([*begins, base.until + 1])
+
+
+def held_out_split(config: RunConfig, since: int, num_new: int) -> NewestSplit:
+    """Hold out as many users as the settings say, at most half of those with new events."""
+    updates = config.updates
+    share = max(updates.held_out_share, updates.min_held_out / max(1, num_new))
+    # Drawn by the day, so that nobody is held out each time.
+    return NewestSplit(since=since, share=min(share, 0.5), seed=config.seed + since)
+
+
+def build_features(context: StageContext) -> StageRows:
+    """Build the features with the rows of the served bundle; new users and items follow."""
+    folder, base = base_of(context)
+    since = new_since(base, context.config.workspace)
+    config = replace(
+        features_config(context.config),
+        previous=folder / "build_features",
+        newest=NewestSplit(since=since, share=0.0),
+        write_events=False,
+    )
+    report = build(config, context.output)
+    hold_out(context.output, context.config, since)
+    (context.output / SINCE).write_text(to_json({"since": since}))
+    return StageRows(
+        rows_in=report.rows_in,
+        rows_out=report.events,
+        more={"users": report.users, "items": report.items},
+    )
+
+
+def hold_out(features: Path, config: RunConfig, since: int) -> None:
+    """Draw the held-out users among those who have new events, and write their ends."""
+    from features.splits import newest_of_some
+
+    folder = features / "sequences" / GIVEN
+    sequences = Sequences.load(folder)
+    assert sequences.times is not None
+    times, offsets = np.asarray(sequences.times), np.asarray(sequences.offsets)
+    latest = np.maximum(offsets[1:] - 1, 0)
+    num_new = int(np.count_nonzero((times[latest] >= since) & (np.diff(offsets) > 0)))
+    ends = newest_of_some(times, offsets, held_out_split(config, since, num_new))
+    np.save(folder / "train_end.npy", offsets[:-1] + ends.train)
+    np.save(folder / "validation_end.npy", offsets[:-1] + ends.validation)
+
+
+def new_events(context: StageContext, inputs: ModelInputs) -> NewEvents:
+    """Say which events the served models have not seen: newer ones, and those held out before."""
+    folder, base = base_of(context)
+    sequences, config = inputs.sequences, context.config
+    assert sequences.times is not None
+    times, offsets = np.asarray(sequences.times), np.asarray(sequences.offsets)
+    since = np.full(len(offsets) - 1, new_since(base, config.workspace), np.int64)  # [U]
+    if base.held_out_since is not None:
+        held_out = np.load(folder / HELD_OUT, allow_pickle=False)
+        since[held_out] = np.minimum(since[held_out], base.held_out_since)
+    owners = np.repeat(np.arange(len(since)), np.diff(offsets))
+    old = np.concatenate([[0], np.cumsum(times < since[owners])])
+    starts = offsets[:-1] + old[offsets[1:]] - old[offsets[:-1]]
+    if config.updates.counts_only:
+        starts = offsets[1:]
+    share = 0.0 if config.updates.counts_only else config.backtest.replay_share
+    return NewEvents(starts=starts, replay_share=share, seed=config.seed + int(since.max()))
+
+
+def read_model_inputs(context: StageContext) -> ModelInputs:
+    """Read the events and the catalogue as tensors."""
+    return read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), GIVEN)
+
+
+def fit_baselines(context: StageContext) -> StageRows:
+    """Fit the models that have no training anew, with the settings of the served ones."""
+    folder, _ = base_of(context)
+    inputs = read_model_inputs(context)
+    chosen = folder / "fit_baselines" / GIVEN
+    for name, model in baselines_of(inputs, context.config, "train", chosen).items():
+        model.save(context.output / GIVEN / name)
+    num_items = inputs.sizes.num_item_rows - 1
+    return StageRows(rows_in=int(inputs.item_counts("train").sum()), rows_out=num_items)
+
+
+def continued(training: TrainingConfig, config: RunConfig) -> TrainingConfig:
+    """Train as long as an increment does, at its rate."""
+    settings = config.backtest
+    return replace(
+        training,
+        refit_epochs=settings.new_passes,
+        refit_rate=settings.new_rate,
+        max_seconds=None,
+    )
+
+
+@contextmanager
+def continuing(context: StageContext, name: str, device: str) -> Iterator[TrainingRun]:
+    """Run a training that goes on from the served weights."""
+    with training_run(
+        context,
+        name,
+        title=f"{name.replace('_', '-')} (new events)",
+        device=device,
+        checkpoint_dir=context.checkpoints / name,
+        curve_file=context.checkpoints / f"{name}.jsonl",
+    ) as (run, curve):
+        yield run
+        curve.write(context.output / GIVEN / "curve.jsonl")
+
+
+def served_weights(context: StageContext, name: str) -> Refit | None:
+    """Read a served model's weights; None where there is no such model."""
+    folder, _ = base_of(context)
+    model = folder / "refit" / name
+    if not model.exists():
+        return None
+    weights = load_file(model / f"{name}.safetensors")
+    return Refit(best_step=1, num_examples=1, weights=weights)
+
+
+def write_continued(context: StageContext, name: str, fitted: Any) -> StageRows:
+    """Write a continued model where a trained one is looked for."""
+    save_model(fitted.model.eval(), context.output / GIVEN, name)
+    summary = asdict(fitted.result)
+    (context.output / GIVEN / "training.json").write_text(to_json(summary))
+    return StageRows(
+        rows_in=fitted.num_examples, rows_out=0, more={"steps": fitted.result.num_steps}
+    )
+
+
+def train_two_tower(context: StageContext) -> StageRows:
+    """Continue the served two-tower on what is new."""
+    config, served = context.config, served_weights(context, "two_tower")
+    if served is None:
+        return StageRows(rows_in=0, rows_out=0)
+    inputs = read_model_inputs(context)
+    training: Any = continued(config.training, config)
+    (context.output / GIVEN).mkdir()
+    with continuing(context, "two_tower", training.device) as run:
+        new = new_events(context, inputs)
+        fitted = fit_two_tower(inputs, config.two_tower, training, run, served, new=new)
+    return write_continued(context, "two_tower", fitted)
+
+
+def train_sequence(context: StageContext) -> StageRows:
+    """Continue the served sequence model on what is new, all of its members."""
+    folder, _ = base_of(context)
+    config = context.config
+    served = served_weights(context, "sequence")
+    if served is None:
+        return StageRows(rows_in=0, rows_out=0)
+    settings = sequence_settings(config)
+    ensemble = folder / "refit" / "ensemble"
+    if ensemble.exists():
+        weights = load_file(ensemble / "sequence.safetensors")
+        served = replace(served, weights=weights)
+    else:
+        settings = of_first(settings)
+    inputs = read_model_inputs(context)
+    training: Any = continued(config.sequence_training, config)
+    (context.output / GIVEN).mkdir()
+    with continuing(context, "sequence", training.device) as run:
+        new = new_events(context, inputs)
+        fitted = fit_sequence(inputs, settings, training, run, served, new=new)
+    return write_continued(context, "sequence", fitted)
+
+
+def refit(context: StageContext) -> StageRows:
+    """Take the models as they were judged: their next training sees what was held out."""
+    found = 0
+    for stage in FITTED:
+        for model in sorted((context.inputs[stage] / GIVEN).glob("*/")):
+            link_tree(model, context.output / model.name)
+            found += 1
+    return StageRows(rows_in=found, rows_out=found)
+
+
+OWN: dict[str, Callable[[StageContext], StageRows]] = {
+    one.__name__: one
+    for one in (
+        build_features,
+        fit_baselines,
+        train_two_tower,
+        train_sequence,
+        refit,
+    )
+}
+SKIPPED = (*CARRIED, "report", "adapt_domains")
+
+
+def update_stages() -> list[Stage]:
+    """List the stages of an increment, in order."""
+    stages = []
+    for stage in STAGES:
+        if stage.name in SKIPPED:
+            continue
+        if stage.name not in OWN:
+            stages.append(stage)
+            continue
+        reads = tuple(dict.fromkeys((RELEASED, *stage.reads)))
+        if stage.name == "refit":
+            reads = (RELEASED, *FITTED)
+        sections = (*stage.sections, "backtest", "updates")
+        stages.append(
+            replace(stage, function=OWN[stage.name], reads=reads, sections=sections, reads_if={})
+        )
+    return stages
