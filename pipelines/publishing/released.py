@@ -33,6 +33,7 @@ UPDATE = "update"
 """Below a workspace, where increments run."""
 DOCUMENT, HELD_OUT = "released.json", "held_out.npy"
 STAGES = (
+    "build_semantic_ids",
     "fit_baselines",
     "train_two_tower",
     "train_sequence",
@@ -57,11 +58,13 @@ class Released:
     full_time: str
     """When the full run ended that it goes back to."""
     until: int | None
-    """Unix seconds of the latest event; None without times."""
+    """Unix seconds of the latest event that trained models know; None without times."""
     held_out_since: int | None = None
     """Unix seconds from which held-out users' events were left out; None of a full run."""
     partitions: Mapping[str, str] = field(default_factory=dict)
     """Digest of each partition that counted, by key."""
+    trained_partitions: Mapping[str, str] = field(default_factory=dict)
+    """The same of those that trained models know; fewer where counts alone were updated since."""
 
     @classmethod
     def read(cls, folder: Path) -> Released | None:
@@ -80,13 +83,16 @@ def released_folder(workspace: Path, version: str) -> Path:
     return shop_workspace(workspace) / RELEASED / version.partition("+")[0]
 
 
-def keep_released(workspace: Workspace, version: str, inputs: Mapping[str, Path]) -> None:
+def keep_released(
+    workspace: Workspace, version: str, inputs: Mapping[str, Path], *, trained: bool
+) -> None:
     """Keep what a bundle was made from, before it is published.
 
     Args:
         workspace: Of the run.
         version: Of the bundle.
         inputs: Artefacts by stage, of which features and content are read.
+        trained: Whether trained models know the newest events, rather than counts alone.
     """
     final = released_folder(workspace.path, version)
     if final.exists():
@@ -97,15 +103,24 @@ def keep_released(workspace: Workspace, version: str, inputs: Mapping[str, Path]
     sequences = Sequences.load(features / "sequences" / released_order(features))
     now = datetime.now(UTC).isoformat(timespec="seconds")
     times, manifest = sequences.times, PartitionsManifest.read(shop_workspace(workspace.path))
-    held_out, since = held_out_of(sequences) if before else (np.zeros(0, np.int64), None)
+    counted: Mapping[str, str] = {} if manifest is None else manifest.digests()
+    held_out, since = np.zeros(0, np.int64), None
+    until = None if times is None or not len(times) else int(np.asarray(times).max())
+    known = counted
+    if before is not None and trained:
+        held_out, since = held_out_of(sequences)
+    elif before is not None:
+        held_out = np.load(workspace.stage(RELEASED) / HELD_OUT, allow_pickle=False)
+        since, until, known = before.held_out_since, before.until, before.trained_partitions
     document = Released(
         version=version,
         kind="incremental" if before else "full",
         time=now,
         full_time=before.full_time if before else now,
-        until=None if times is None or not len(times) else int(np.asarray(times).max()),
+        until=until,
         held_out_since=since,
-        partitions={} if manifest is None else manifest.digests(),
+        partitions=counted,
+        trained_partitions=known,
     )
     with new_directory(final) as partial:
         for stage in STAGES:
@@ -127,14 +142,22 @@ def held_out_of(sequences: Sequences) -> tuple[NDArray[np.int64], int | None]:
 
 def link_tree(source: Path, target: Path) -> None:
     """Copy a folder as hard links; its files are never changed in place."""
-    shutil.copytree(source, target, copy_function=os.link)
+    shutil.copytree(source, target, copy_function=link)
+
+
+def link(source: str | Path, target: str | Path) -> None:
+    """Link a file, or copy it where the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def link_rows(features: Path, target: Path) -> None:
     """Link what says which row an id has, and the manifest."""
     link_tree(features / "vocabularies", target / "vocabularies")
     for name in (MANIFEST, "features.json"):
-        os.link(features / name, target / name)
+        link(features / name, target / name)
 
 
 def settings_of(folder: Path, stage: str) -> Mapping[str, object] | None:

@@ -179,7 +179,9 @@ def evaluate(context: StageContext) -> StageRows:
         metrics[order], analyses[order] = {}, {}
         for split in SPLITS:
             if not len(evaluation_queries(inputs, split, config)):
-                log.print(f"{split} ({order}): {NO_HELD_OUT}", style="yellow", soft_wrap=True)
+                # An increment has no validation; it chooses nothing.
+                if split == "test":
+                    log.print(f"{split} ({order}): {NO_HELD_OUT}", style="yellow", soft_wrap=True)
                 metrics[order][split] = {}
                 continue
             blending = Blending.of(profiles, inputs, split, config.seed, ranker)

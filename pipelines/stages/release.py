@@ -272,7 +272,8 @@ def release(context: StageContext) -> StageRows:
         )
         if answered is not None:
             write_answers(folder, version, answered)
-        keep_released(context.workspace, version, context.inputs)
+        trained = not config.updates.counts_only
+        keep_released(context.workspace, version, context.inputs, trained=trained)
         semantic_ids = publish_version(context.inputs["build_semantic_ids"], store_of(config))
         alias = note_release(folder, version, promoted=config.release.promote)
     _, digest = read_manifest(bundle_directory(folder, version))

@@ -42,28 +42,41 @@ def decide(config: RunConfig, *, all_known: bool) -> Decision:
         all_known: Whether the partitions are all there is, so that they say what is new.
     """
     version = served_version(bundles_dir(config))
-    if version is None:
-        return Decision("full", "nothing is served yet")
-    folder = released_folder(config.workspace, version)
-    base = Released.read(folder)
-    if config.updates.policy == "never":
+    if config.updates.policy == "never" and version is not None:
         return Decision("nothing", 'updates.policy = "never"')
+    folder = None if version is None else released_folder(config.workspace, version)
+    base = None if folder is None else Released.read(folder)
     manifest = PartitionsManifest.read(config.workspace)
-    if base is None:
-        return Decision("full", f"what {version} was made from is not in this workspace")
-    if manifest is not None and all_known and dict(base.partitions) == manifest.digests():
+    counted = None if manifest is None or not all_known else manifest.digests()
+    if base is not None and dict(base.partitions) == counted:
         return Decision("nothing", f"no new events since {version}")
-    if config.updates.policy == "full":
-        return Decision("full", 'updates.policy = "full"')
-    if base.until is None:
-        return Decision("full", "the events have no times, so no event is known to be new")
-    if config.sequence.trained_apart:
-        return Decision("full", "members of the sequence model that are trained apart start anew")
-    if changed := changed_settings(folder, config):
-        return Decision("full", f"settings changed since the last full run: {', '.join(changed)}")
-    if reason := why_full(config, base):
-        return Decision("full", reason)
+    reason, due = must_be_full(config, version, folder, base), None
+    if reason is None and base is not None:
+        due = why_full(config, base)
+    if config.updates.counts_only and reason is not None:
+        return Decision("nothing", f"{reason}, which takes recsys update without --counts-only")
+    if reason is not None or (due is not None and not config.updates.counts_only):
+        return Decision("full", reason or due or "")
     return Decision("incremental", f"new events since {version}", folder)
+
+
+def must_be_full(
+    config: RunConfig, version: str | None, folder: Path | None, base: Released | None
+) -> str | None:
+    """Say why what is served cannot be continued; None where it can."""
+    if version is None:
+        return "nothing is served yet"
+    if base is None or folder is None:
+        return f"what {version} was made from is not in this workspace"
+    if base.until is None:
+        return "the events have no times, so no event is known to be new"
+    if config.sequence.trained_apart:
+        return "members of the sequence model that are trained apart start anew"
+    if changed := changed_settings(folder, config):
+        return f"settings changed since the last full run: {', '.join(changed)}"
+    if config.updates.policy == "full" and not config.updates.counts_only:
+        return 'updates.policy = "full"'
+    return None
 
 
 def why_full(config: RunConfig, base: Released) -> str | None:

@@ -1,7 +1,8 @@
 """The stages of an increment: what a full run does, with trained models continued.
 
 They have the names of the full run's stages, so that all behind them read what they always read.
-``fit_blend``, ``train_ranker`` and ``train_generative`` are those of the served bundle.
+``fit_blend`` is that of the served bundle; so are the weights of the generative model and of the
+ranker, over a catalogue that may have grown.
 
 Axes: U user rows.
 """
@@ -32,19 +33,23 @@ from pipelines.publishing.released import (
     link_tree,
     shop_workspace,
 )
+from pipelines.ranking.artefact import RANKER
+from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.stages.build_features import features_config
 from pipelines.stages.list import STAGES
 from pipelines.training.fitters import baselines_of, sequence_settings
 from pipelines.training.run import save_model, training_run
 from recsys.data.dataset import Sequences
 from recsys.fitting.continued import NewEvents
+from recsys.fitting.grown import grown_generative, grown_ranker
 from recsys.fitting.inputs import GIVEN, ModelInputs
 from recsys.fitting.sequence import fit_sequence
 from recsys.fitting.training import Refit, TrainingRun
 from recsys.fitting.two_tower import fit_two_tower
+from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.members import of_first
 
-CARRIED = ("fit_blend", "train_ranker", "train_generative")
+CARRIED = ("fit_blend",)
 """Stages whose artefacts are those of the served bundle."""
 FITTED = ("fit_baselines", "train_two_tower", "train_sequence", "train_generative")
 SINCE = "new_since.json"
@@ -65,7 +70,7 @@ def new_since(base: Released, workspace: Path) -> int:
     if manifest is None:
         return base.until + 1
     digests = manifest.digests()
-    changed = [key for key in digests if base.partitions.get(key) != digests[key]]
+    changed = [key for key in digests if base.trained_partitions.get(key) != digests[key]]
     begins = [int(begin_of(key).timestamp()) for key in changed]
     return min([*begins, base.until + 1])
 
@@ -231,6 +236,40 @@ def train_sequence(context: StageContext) -> StageRows:
     return write_continued(context, "sequence", fitted)
 
 
+def train_generative(context: StageContext) -> StageRows:
+    """Take the served generative model as it is, over a catalogue that may have grown."""
+    folder, _ = base_of(context)
+    served = folder / "refit" / "generative"
+    if not served.exists():
+        return StageRows(rows_in=0, rows_out=0)
+    inputs = read_model_inputs(context)
+    model = grown_generative(
+        served,
+        inputs,
+        read_item_codes(context.inputs["build_semantic_ids"]),
+        read_item_codes(folder / "build_semantic_ids"),
+    )
+    model.save(context.output / GIVEN / "generative")
+    return StageRows(rows_in=0, rows_out=inputs.sizes.num_item_rows - 1)
+
+
+def train_ranker(context: StageContext) -> StageRows:
+    """Take the served ranker as it is, over a catalogue that may have grown."""
+    folder, _ = base_of(context)
+    for path in sorted((folder / "train_ranker").iterdir()):
+        if path.is_dir():
+            link_tree(path, context.output / path.name)
+    served = context.output / GIVEN / RANKER
+    if not served.exists():
+        return StageRows(rows_in=0, rows_out=0)
+    inputs = read_model_inputs(context)
+    model = grown_ranker(served, inputs)
+    for name in (Ranker.FILE, "config.json"):
+        (served / name).unlink()
+    model.save(served)
+    return StageRows(rows_in=0, rows_out=inputs.sizes.num_item_rows - 1)
+
+
 def refit(context: StageContext) -> StageRows:
     """Take the models as they were judged: their next training sees what was held out."""
     found = 0
@@ -248,6 +287,8 @@ OWN: dict[str, Callable[[StageContext], StageRows]] = {
         fit_baselines,
         train_two_tower,
         train_sequence,
+        train_generative,
+        train_ranker,
         refit,
     )
 }

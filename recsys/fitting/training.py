@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from recsys.evaluation.ranking import RankingConfig
+from recsys.fitting.grown import grown_state
 from recsys.fitting.queries import EvaluationQueries, measure
 from recsys.retrieval.sources import Source
 from recsys.training.loop import Evaluate, TrainConfig, TrainResult, train
@@ -106,23 +107,7 @@ def load_trained(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             f"the trained weights lack {sorted(own - trained.keys())} and have "
             f"{sorted(trained.keys() - own)} besides; train the model again before the refit"
         )
-    model.load_state_dict(
-        {name: grown(value, model.state_dict()[name]) for name, value in trained.items()},
-        strict=False,
-    )
-
-
-def grown(trained: Tensor, fresh: Tensor) -> Tensor:
-    """Put trained rows into a table that has since gained rows, which keep their fresh values.
-
-    Rows are append-only, so a trained table is the first rows of a larger one.
-    """
-    is_longer = trained.dim() > 0 and fresh.shape[1:] == trained.shape[1:]
-    if not is_longer or len(fresh) <= len(trained):
-        return trained
-    table = fresh.clone()
-    table[: len(trained)] = trained
-    return table
+    model.load_state_dict(grown_state(model, trained), strict=False)
 
 
 def fit_retriever(

@@ -23,6 +23,7 @@ from tests.recsys.testing.synthetic import World
 Recsys = Callable[..., Result]
 DIFFERS_BY_NATURE = {
     "run.json",
+    "released.json",
     "ledger.jsonl",
     "aliases.jsonl",
     "history.jsonl",

@@ -1,0 +1,105 @@
+"""Trained models over catalogues to which rows were appended since.
+
+Rows are append-only, so a trained table is the first rows of a larger one.
+
+Axes: N item rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from recsys.fitting.inputs import ModelInputs
+from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
+from recsys.models.generative.model import GenerativeModel
+from recsys.models.item_tower import read_settings
+from recsys.models.ranker.config import RankerConfig, RankerInputs
+from recsys.models.ranker.model import Ranker
+from recsys.semantic_ids.codes import NO_CODE, ItemCodes
+
+
+def grown_state(model: nn.Module, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Fit trained weights into a model whose tables have gained rows.
+
+    Returns:
+        The weights; new rows have the model's own, fresh values.
+    """
+    fresh = model.state_dict()
+    return {
+        name: grown(value, fresh[name]) if name in fresh else value
+        for name, value in trained.items()
+    }
+
+
+def grown(trained: Tensor, fresh: Tensor) -> Tensor:
+    """Put trained rows into a table that has since gained rows, which keep their fresh values."""
+    is_longer = trained.dim() > 0 and fresh.shape[1:] == trained.shape[1:]
+    if not is_longer or len(fresh) <= len(trained):
+        return trained
+    table = fresh.clone()
+    table[: len(trained)] = trained
+    return table
+
+
+def grown_generative(
+    directory: Path, inputs: ModelInputs, item_codes: ItemCodes, before: ItemCodes
+) -> GenerativeModel:
+    """Read a trained model over a catalogue to which items were appended since, as it is.
+
+    Args:
+        directory: That its ``save`` wrote.
+        inputs: Of the larger catalogue, whose first rows are the ones it was trained on.
+        item_codes: Semantic IDs of the larger catalogue.
+        before: Those it was trained on.
+
+    Raises:
+        ValueError: The ID of an item has changed, or the model was trained on other IDs.
+    """
+    config, sizes = read_settings(directory, GenerativeConfig, GenerativeInputs, None)
+    sizes.check_version(before.version)
+    had_id = before.codes[:, 0] != NO_CODE
+    kept = item_codes.codes[: len(had_id)][had_id]
+    if not torch.equal(kept, before.codes[had_id]):
+        changed = int((kept != before.codes[had_id]).any(dim=1).sum())
+        raise ValueError(
+            f"the semantic IDs of {changed} items are not those that the generative model was "
+            "trained on; train it on them: recsys run"
+        )
+    now = replace(
+        sizes,
+        num_item_rows=inputs.sizes.num_item_rows,
+        num_categories=inputs.sizes.num_categories,
+        semantic_ids=item_codes.version,
+    )
+    model = GenerativeModel(config, now, item_codes.codes, inputs.catalogue)
+    model.load_state_dict(grown_state(model, load_file(directory / GenerativeModel.FILE)))
+    return model.eval()
+
+
+def grown_ranker(directory: Path, inputs: ModelInputs) -> Ranker:
+    """Read a trained ranker over a catalogue to which items were appended since, as it is.
+
+    New items count as unseen.
+
+    Args:
+        directory: That its ``save`` wrote.
+        inputs: Of the larger catalogue, whose first rows are the ones it was trained on.
+    """
+    config, sizes = read_settings(directory, RankerConfig, RankerInputs, None)
+    now = replace(
+        sizes,
+        num_item_rows=inputs.sizes.num_item_rows,
+        num_categories=inputs.sizes.num_categories,
+        user_features=dict(inputs.sizes.user_features),
+        context_features=dict(inputs.sizes.context_features),
+    )
+    unseen = torch.zeros(now.num_item_rows)
+    model = Ranker(config, now, inputs.catalogue, unseen)
+    model.load_state_dict(grown_state(model, load_file(directory / Ranker.FILE)))
+    return model.eval()
