@@ -171,7 +171,7 @@ def run_recorded(
     presets.check_places(settings)
     recording.at(settings.workspace)
     reads_raw = any(one.name == "build_features" for one in chosen)
-    settings = with_data(settings) if reads_raw else presets.with_dataset(settings)
+    settings = with_data(settings, recording) if reads_raw else presets.with_dataset(settings)
     assigned += collected_in(settings)
     with tracking.tracked(settings) as recorder:
         run_them = partial(
@@ -203,11 +203,11 @@ def note_run(recording: Recording, outcomes: Sequence[StageOutcome]) -> None:
         recording.reasons.append("data, settings and code are those of the last run")
 
 
-def with_data(config: RunConfig) -> RunConfig:
+def with_data(config: RunConfig, recording: Recording) -> RunConfig:
     """Bring in what has arrived, and point the configuration at it."""
     from pipelines.presets import resolve as presets
 
-    ingest.bring_in(config)
+    ingest.bring_in(config, recording)
     return presets.with_online_events(presets.with_dataset(config))
 
 

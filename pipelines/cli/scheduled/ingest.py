@@ -13,6 +13,7 @@ from pipelines.engine.console import log, out
 
 if TYPE_CHECKING:
     from pipelines.config.run import RunConfig
+    from pipelines.engine.history import Recording
     from pipelines.partitions.ingest import IngestReport
 
 Accept = Annotated[
@@ -34,9 +35,20 @@ def ingest(
 
     [bold]Example[/] recsys ingest --config shop.toml
     """
+    from pipelines.engine.history import recorded
+
+    with recorded(config.workspace, "ingest") as recording:
+        ingest_recorded(config, recording, accept or [], dry=dry_run, as_json=as_json)
+
+
+def ingest_recorded(
+    config: RunConfig, recording: Recording, accepted: list[str], *, dry: bool, as_json: bool
+) -> None:
+    """Read what has arrived and note it in the history."""
     from pipelines.partitions.ingest import ingest as read_partitions
 
-    report = read_partitions(config, say, dry=dry_run, accepted=accept or ())
+    report = read_partitions(config, say, dry=dry, accepted=accepted)
+    note(recording, report)
     print_report(report, as_json=as_json)
     if report.schema_changes:
         raise ValueError(
@@ -47,7 +59,17 @@ def ingest(
         )
 
 
-def bring_in(config: RunConfig) -> IngestReport | None:
+def note(recording: Recording, report: IngestReport) -> None:
+    """Note in the history what has arrived, and what is not as usual."""
+    if not report.changed and not report.set_aside:
+        recording.outcome = "nothing to do"
+    recording.reasons += report.notes()
+    recording.details["partitions"] = {
+        name: value for name, value in asdict(report).items() if value
+    }
+
+
+def bring_in(config: RunConfig, recording: Recording) -> IngestReport | None:
     """Ingest at the start of a run, where its events are partitions; say what is not as usual."""
     from pipelines.partitions.ingest import ingest as read_partitions
 
@@ -55,8 +77,11 @@ def bring_in(config: RunConfig) -> IngestReport | None:
         return None
     report = read_partitions(config, say)
     log.print(f"partitions: {report.log_line()}", markup=False, soft_wrap=True)
-    for note in report.notes():
-        log.print(f"- {note}", markup=False, soft_wrap=True, style="yellow")
+    for line in report.notes():
+        log.print(f"- {line}", markup=False, soft_wrap=True, style="yellow")
+    outcome = recording.outcome
+    note(recording, report)
+    recording.outcome = outcome
     return report
 
 
@@ -71,5 +96,5 @@ def print_report(report: IngestReport, *, as_json: bool) -> None:
         out.print_json(json.dumps(asdict(report)))
         return
     out.print(report.log_line(), markup=False, soft_wrap=True)
-    for note in report.notes():
-        out.print(f"- {note}", markup=False, soft_wrap=True)
+    for line in report.notes():
+        out.print(f"- {line}", markup=False, soft_wrap=True)

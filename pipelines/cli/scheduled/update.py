@@ -16,6 +16,7 @@ from pipelines.engine.console import out
 
 if TYPE_CHECKING:
     from pipelines.config.run import RunConfig
+    from pipelines.engine.history import Recording
     from pipelines.engine.runner import StageOutcome
     from pipelines.presets.resolve import ConfigSources
     from pipelines.update.policy import Decision
@@ -48,28 +49,48 @@ def update(
 
       recsys update --config shop.toml --counts-only
     """
+    from pipelines.engine.history import recorded
     from pipelines.presets import resolve as presets
-    from pipelines.update.policy import Decision, decide
 
     if config is None and preset is None:
         raise ValueError("name a run: --config shop.toml")
+    sources = presets.ConfigSources(
+        path=config, preset=preset, assignments=assignments or [], workspace=workspace
+    )
     settings = presets.resolve(
         config, preset=preset, assignments=assignments or [], workspace=workspace
     )
     presets.check_places(settings)
-    bring_in(settings)
-    settings = presets.with_online_events(presets.with_dataset(settings))
     if counts_only:
         settings = replace(settings, updates=replace(settings.updates, counts_only=True))
+    name = "update --counts-only" if counts_only else "update"
+    with recorded(settings.workspace, name) as recording:
+        update_recorded(settings, sources, recording, full=full, quiet=quiet)
+
+
+def update_recorded(
+    settings: RunConfig, sources: ConfigSources, recording: Recording, *, full: bool, quiet: bool
+) -> None:
+    """Ingest, decide, run, and note it in the history."""
+    from pipelines.presets import resolve as presets
+    from pipelines.update.policy import Decision, decide
+
+    bring_in(settings, recording)
+    settings = presets.with_online_events(presets.with_dataset(settings))
     is_partitioned = settings.data.partitions is not None and settings.data.online_events is None
     decision = Decision("full", "--full") if full else decide(settings, all_known=is_partitioned)
+    recording.reasons.append(f"{decision.kind}: {decision.reason}")
+    recording.details["kind"] = decision.kind
     out.print(f"{decision.kind}: {decision.reason}", markup=False, soft_wrap=True)
     if decision.kind == "nothing":
+        recording.outcome = "nothing to do"
         return
-    sources = presets.ConfigSources(
-        path=config, preset=preset, assignments=assignments or [], workspace=workspace
-    )
     outcomes = run_decided(settings, decision, sources, quiet=quiet)
+    if all(outcome.skipped for outcome in outcomes):
+        recording.outcome = "nothing to do"
+    recording.details["stages"] = {
+        one.stage: round(one.seconds, 2) for one in outcomes if not one.skipped
+    }
     seconds = sum(outcome.seconds for outcome in outcomes)
     out.print(f"{sum(not one.skipped for one in outcomes)} stages run, {seconds:.1f} s")
 
