@@ -27,7 +27,7 @@ from pipelines.cli import (
 )
 from pipelines.cli.online import control, events, experiments, keys
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
-from pipelines.cli.scheduled import ingest, update
+from pipelines.cli.scheduled import ingest, monitor, update
 from pipelines.doctor.doctor import doctor
 from pipelines.engine.console import PlainErrors, log, out
 
@@ -70,6 +70,7 @@ for command in (
     bundles.append_items,
     score.score,
     backtest.backtest,
+    monitor.monitor,
     ingest.ingest,
     update.update,
     compare.compare,

@@ -20,6 +20,7 @@ from features.schema import FeatureChoice, FileFormat, FilterConfig, SplitConfig
 from pipelines.config.adapter import AdapterConfig
 from pipelines.config.auto import AutoConfig
 from pipelines.config.content import ContentConfig, EnrichItemsConfig, SemanticIdsConfig
+from pipelines.config.monitoring import MonitoringConfig
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.config.release import ReleaseConfig as ReleaseConfig
 from pipelines.config.tracking import TrackingConfig
@@ -217,6 +218,7 @@ class RunConfig:
     report: ReportConfig = field(default_factory=ReportConfig)
     release: ReleaseConfig = field(default_factory=ReleaseConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    monitoring: MonitoringConfig = field(default_factory=MonitoringConfig)
 
     def __post_init__(self) -> None:
         if self.makes_ids_of_behaviour() and not self.sequence_training.enabled:

@@ -97,6 +97,19 @@ class SeriesBand(Band):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WatchedDay:
+    """A value of one day with the band in which it is expected."""
+
+    day: str
+    value: float
+    low: float | None
+    """None where nothing is expected yet."""
+    high: float | None
+    alarm: bool
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bar:
     """A part of a stacked bar."""
 
@@ -245,6 +258,32 @@ def banded_lines(
         base.mark_line(strokeWidth=2).encode(y="mean:Q"),
         base.mark_point(filled=True, size=30, opacity=1).encode(
             y="mean:Q", tooltip=alt.Tooltip("note:N")
+        ),
+    ]
+    return compiled(alt.layer(*layers).properties(height=LINES_HEIGHT))
+
+
+def watched_chart(
+    days: Sequence[WatchedDay], *, y_title: str, y_format: str = ""
+) -> dict[str, Any]:
+    """Draw a line over days in front of the band in which it is expected; alarms are ringed."""
+    base = alt.Chart(values(days)).encode(
+        x=alt.X("day:T", title="day (UTC)", scale=alt.Scale(type="utc"), axis=alt.Axis(grid=False))
+    )
+    axis = alt.Axis(tickCount=5, titlePadding=8, format=y_format)
+    scale = alt.Scale(zero=False, nice=True)
+    expected = base.transform_filter("datum.high != null")
+    alarms = base.transform_filter("datum.alarm")
+    layers = [
+        expected.mark_area(color=SHARED, opacity=0.25).encode(y=alt.Y("low:Q"), y2="high:Q"),
+        base.mark_line(color=SECOND, strokeWidth=1.5).encode(
+            y=alt.Y("value:Q", title=y_title, scale=scale, axis=axis)
+        ),
+        base.mark_point(color=SECOND, filled=True, size=14, opacity=1).encode(
+            y="value:Q", tooltip=alt.Tooltip("note:N")
+        ),
+        alarms.mark_point(color=INK, size=160, strokeWidth=2).encode(
+            y="value:Q", tooltip=alt.Tooltip("note:N")
         ),
     ]
     return compiled(alt.layer(*layers).properties(height=LINES_HEIGHT))

@@ -4,7 +4,7 @@
         ...
 
 Users belong to groups that like categories; items and users join as days pass. The same seed gives
-the same days, whatever drift is planted later.
+the same days, however many, and whatever drift is planted later.
 
 Axes: E events of a day, N items, U users, G groups, C categories, D width of vectors.
 """
@@ -40,6 +40,7 @@ TYPE_SHARES = np.array([0.62, 0.25, 0.08, 0.05])
 WEEK = np.array([1.0, 0.97, 0.96, 1.0, 1.1, 1.3, 1.2])
 """Volume of Monday to Sunday."""
 NUM_CODES = 16
+MOST_DAYS = 800
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +136,12 @@ class World:
         self._weekend = rng.normal(0.0, 0.15, categories)
         self._weekend_types = np.array([0.0, -0.05, 0.05, 0.1])
         self._rotation = np.linalg.qr(rng.normal(size=(config.dim, config.dim)))[0]
-        most_items = round(config.items * (1 + 0.002 * (config.days + 1))) + 1
-        most_users = round(config.users * (1 + 0.002 * (config.days + 1))) + 1
+        # So many are drawn that a longer world begins with the days of a shorter one.
+        longest = max(MOST_DAYS, config.days) + 1
+        most_items = round(config.items * (1 + 0.002 * longest)) + 1
+        most_users = round(config.users * (1 + 0.002 * longest)) + 1
         self._categories = rng.integers(0, categories, most_items)
-        self._popularity = rng.gumbel(size=most_items) * 0.8
+        self._popularity = rng.gumbel(size=most_items) * 0.6
         self._prices = np.round(np.exp(rng.normal(3.0, 0.5, most_items)), 2)
         self._item_vectors = self._directions[self._categories] + rng.normal(
             0, 0.08, (most_items, config.dim)
@@ -162,9 +165,8 @@ class World:
                 "country": self._countries,
             }
         )
-        year = max(365, config.days)
-        count = round(config.holidays * year / 365)
-        self._holidays = set(rng.choice(year, count, replace=False).tolist())
+        count = round(config.holidays * longest / 365)
+        self._holidays = set(rng.choice(longest, count, replace=False).tolist())
 
     def _item_table(self) -> pl.DataFrame:
         config, count = self.config, len(self._categories)
@@ -219,7 +221,7 @@ class World:
         users = self._active(num_users, volume, self.size("user_vectors", day), rng)
         items = self._chosen(users, num_items, tilt, trend[:num_items], day, rng)
         events = self._events(today, users, items, weekend, day, rng)
-        served, clicks = self._served(today, num_users, num_items, volume / 4, day, rng)
+        served, clicks = self._served(today, num_users, num_items, volume / 2, day, rng)
         if self.size("stops", day):
             events = events.clear()
         return WorldDay(

@@ -1,0 +1,154 @@
+"""Each signal's days so far: values, bands learned from the days before, alarms.
+
+<workspace>/monitoring/days.parquet     a row a day and signal
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from pipelines.config.monitoring import MonitoringConfig
+from pipelines.monitoring.signals import Measured, signal_of
+from recsys.data.durable import replace_file
+from recsys.evaluation.drift import Past, band_of
+
+DAYS_A_MONTH = 30.4
+JUDGED = pl.Schema(
+    {
+        "date": pl.Date(),
+        "signal": pl.String(),
+        "value": pl.Float64(),
+        "score": pl.Float64(),
+        "noise": pl.Float64(),
+        "expected": pl.Float64(),
+        "low": pl.Float64(),
+        "high": pl.Float64(),
+        "residual": pl.Float64(),
+        "streak": pl.Int64(),
+        "num_past": pl.Int64(),
+        "bundle": pl.String(),
+    }
+)
+"""``expected``, ``low`` and ``high`` are values, not scores; an open end is infinite."""
+
+
+class Judged(NamedTuple):
+    """One signal on one day."""
+
+    value: float
+    score: float
+    noise: float
+    expected: float
+    low: float
+    high: float
+    residual: float
+    streak: int
+    """Days of alarm in a row up to this one; 0 is no alarm."""
+    num_past: int
+    bundle: str | None
+
+
+@dataclass(kw_only=True)
+class Record:
+    """All days in order, without gaps in the calendar."""
+
+    first: date | None = None
+    days: list[dict[str, Judged]] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        """Read it; empty where there is none."""
+        if not path.exists():
+            return cls()
+        rows = pl.read_parquet(path)
+        if rows.is_empty():
+            return cls()
+        first, last = rows["date"].min(), rows["date"].max()
+        assert isinstance(first, date)
+        assert isinstance(last, date)
+        days: list[dict[str, Judged]] = [{} for _ in range((last - first).days + 1)]
+        for day, name, *values in rows.select(JUDGED.names()).iter_rows():
+            days[(day - first).days][name] = Judged(*values)
+        return cls(first=first, days=days)
+
+    def save(self, path: Path) -> None:
+        replace_file(path, self.table().write_parquet)
+
+    def table(self) -> pl.DataFrame:
+        """Lay it out as rows."""
+        rows = [
+            (self.date_of(place), name, *judged)
+            for place, day in enumerate(self.days)
+            for name, judged in day.items()
+        ]
+        return pl.DataFrame(rows, schema=JUDGED, orient="row")
+
+    def date_of(self, place: int) -> date:
+        assert self.first is not None
+        return self.first + timedelta(days=place)
+
+    def measured(self, place: int) -> dict[str, tuple[Measured, str | None]]:
+        """Give what was measured on a day, with the bundle."""
+        return {
+            name: (Measured(one.value, one.score, one.noise), one.bundle)
+            for name, one in self.days[place].items()
+        }
+
+    def judge(
+        self,
+        place: int,
+        measured: Mapping[str, tuple[Measured, str | None]],
+        config: MonitoringConfig,
+    ) -> None:
+        """Judge a day by the days before it, and keep it in its place."""
+        pasts = {name: self._past(name, place, config.past_days) for name in measured}
+        ready = sum(
+            int((~np.isnan(past.residuals)).sum()) >= config.min_past for past in pasts.values()
+        )
+        chance = config.false_alarms_a_month / (DAYS_A_MONTH * max(1, ready))
+        weekday = self.date_of(place).weekday()
+        found = {}
+        for name, (one, bundle) in measured.items():
+            signal = signal_of(name)
+            band = band_of(pasts[name], weekday, one.noise, signal.tail, chance)
+            is_ready = band.num_past >= config.min_past
+            is_alarm = is_ready and not band.low <= one.score <= band.high
+            before = int(pasts[name].streaks[-1]) if place else 0
+            low, high = (band.low, band.high) if is_ready else (-np.inf, np.inf)
+            found[name] = Judged(
+                value=one.value,
+                score=one.score,
+                noise=one.noise,
+                expected=signal.value_at(band.expected),
+                low=signal.value_at(low),
+                high=signal.value_at(high),
+                residual=one.score - band.base,
+                streak=before + 1 if is_alarm else 0,
+                num_past=band.num_past,
+                bundle=bundle,
+            )
+        del self.days[place + 1 :]
+        self.days[place:] = [found]
+
+    def _past(self, name: str, place: int, past_days: int) -> Past:
+        begin = max(0, place - past_days)
+        rows = [day.get(name) for day in self.days[begin:place]]
+        first = self.date_of(begin).weekday()
+
+        def column(values: list[float]) -> np.ndarray:
+            return np.array(values, np.float64)
+
+        return Past(
+            scores=column([np.nan if one is None else one.score for one in rows]),
+            residuals=column([np.nan if one is None else one.residual for one in rows]),
+            noise=column([np.nan if one is None else one.noise for one in rows]),
+            streaks=np.array([0 if one is None else one.streak for one in rows], np.int64),
+            weekdays=(first + np.arange(len(rows))) % 7,
+        )

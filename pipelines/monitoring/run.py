@@ -1,0 +1,307 @@
+"""Watch the days of a workspace: measure what is new or corrected, judge it, and say so.
+
+<workspace>/monitoring/
+  days.parquet      every signal of every day, with its band and alarms
+  days/             counts and a sample of each day of the reference window
+  state.json        digests of days, bins of features, when inputs changed
+  monitor.json      the latest day in words: signals, freshness, whether to retrain
+  monitor.html      the page
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.run import RunConfig
+from pipelines.engine.artifacts import to_json
+from pipelines.engine.errors import WorkspaceBusyError
+from pipelines.engine.workspace import bundles_dir
+from pipelines.inputs.exported import REQUESTS
+from pipelines.monitoring.days import EventDays, event_days, known_tables
+from pipelines.monitoring.document import document_of
+from pipelines.monitoring.freshness import freshness_of, seen_times
+from pipelines.monitoring.judged import Record
+from pipelines.monitoring.served import ServedDay, served_days
+from pipelines.monitoring.signals import Measured, agreement_of, measure
+from pipelines.monitoring.sketch import Sketch, Tables, sketch_of, tables_of
+from pipelines.monitoring.vectors import ServedVectors, vectors_of_bundle
+from pipelines.presets.resolve import ONLINE_EVENTS
+from recsys.data.durable import locked, write_durably
+from serving.bundle.manifest import CURRENT
+
+FOLDER = "monitoring"
+DOCUMENT, PAGE, STATE, DAYS, SKETCHES = (
+    "monitor.json",
+    "monitor.html",
+    "state.json",
+    "days.parquet",
+    "days",
+)
+LOCK = ".monitoring.lock"
+MAX_MISSING_DAYS = 31
+"""Days without events that are watched behind the last day with events."""
+SPARE_SKETCHES = 14
+
+
+@dataclass(kw_only=True)
+class State:
+    """What is known beside the record."""
+
+    sources: dict[str, str] = field(default_factory=dict)
+    """Digest of each day's files."""
+    sketches: dict[str, str] = field(default_factory=dict)
+    """Digest of what each day counted."""
+    served: dict[str, list[int | None]] = field(default_factory=dict)
+    """What each day served."""
+    edges: dict[str, list[float]] = field(default_factory=dict)
+    """Bins of numeric columns, which stay as they were first cut."""
+    times: dict[str, list[str]] = field(default_factory=dict)
+    """When each input was seen to change."""
+
+    @classmethod
+    def load(cls, path: Path) -> State:
+        """Read it; empty where there is none.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        if not path.exists():
+            return cls()
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{path} cannot be read ({error}); delete {path.parent}: the next recsys monitor "
+                "measures all days afresh"
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Monitored:
+    """What a call of the command found."""
+
+    document: dict[str, Any]
+    page: Path
+
+    @property
+    def alarm(self) -> bool:
+        return bool(self.document["alarm"])
+
+
+def monitor(config: RunConfig, as_of: datetime | None = None) -> Monitored:
+    """Watch every whole day up to a moment.
+
+    Args:
+        as_of: Now by default; its day is not over.
+
+    Raises:
+        ValueError: There is nothing to watch, or the state is damaged.
+        WorkspaceBusyError: Another call watches the workspace.
+    """
+    as_of = as_of or datetime.now(UTC)
+    folder = config.workspace / FOLDER
+    days = event_days(config.workspace)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / LOCK, wait=False) as held:
+        if not held:
+            raise WorkspaceBusyError(f"another recsys monitor watches {config.workspace}")
+        return Watcher(config, folder, days, as_of).run()
+
+
+class Watcher:
+    """One call: which days changed, what they measure, what that means."""
+
+    def __init__(self, config: RunConfig, folder: Path, days: EventDays, as_of: datetime) -> None:
+        self.config, self.folder, self.days, self.as_of = config, folder, days, as_of
+        self.state = State.load(folder / STATE)
+        self.record = Record.load(folder / DAYS)
+        self.served = served_days(export_folder(config))
+        self._sketches: dict[date, Sketch] = {}
+        self._tables: Tables | None = None
+        self._vectors: list[ServedVectors | None] = []
+
+    def run(self) -> Monitored:
+        """Bring everything up to the last whole day."""
+        known = [day for day in self.days.digests if day < self.as_of.date()]
+        if not known:
+            raise ValueError(
+                f"no day with events is over by {self.as_of:%Y-%m-%d %H:%M} UTC; the first is "
+                f"{next(iter(self.days.digests))}"
+            )
+        last = min(
+            self.as_of.date() - timedelta(days=1), known[-1] + timedelta(days=MAX_MISSING_DAYS)
+        )
+        fresh = self.watch(known, last)
+        times = seen_times(self.config, self.state.times, self.as_of)
+        self.state.times = {
+            name: [moment.isoformat() for moment in seen] for name, seen in times.items()
+        }
+        inputs = freshness_of(
+            self.config, self.as_of, known, [day for day in self.served if day <= last], times
+        )
+        vectors = self.vectors()
+        until = None if vectors is None else vectors.known_until
+        document = document_of(
+            self.record, inputs, as_of=self.as_of, known_until=until, config=self.config
+        )
+        document["measured_days"] = fresh
+        return self.write(document)
+
+    def watch(self, known: Sequence[date], last: date) -> int:
+        """Measure and judge what is new or corrected; returns how many days were measured."""
+        first = known[0]
+        if self.record.first != first:
+            self.record = Record(first=first)
+        changed = self.changed_days(known, first, last)
+        if not changed and len(self.record.days) == (last - first).days + 1:
+            return 0
+        reach = self.config.monitoring.reference_days
+        begin = min((day - first).days for day in changed) if changed else len(self.record.days)
+        before = self.record.days
+        self.record.days = before[:begin]
+        count = 0
+        for place in range(begin, (last - first).days + 1):
+            day = first + timedelta(days=place)
+            kept = place < len(before)
+            if kept and not any(0 <= (day - one).days <= reach for one in changed):
+                measured = Record(first=first, days=before).measured(place)
+            else:
+                old = Record(first=first, days=before).measured(place) if kept else {}
+                measured = {**old, **self.measured(day, known)}
+                count += 1
+            self.record.judge(place, measured, self.config.monitoring)
+        return count
+
+    def changed_days(self, known: Sequence[date], first: date, last: date) -> set[date]:
+        """Name the days that count otherwise than when they were measured, and new ones."""
+        changed = {
+            first + timedelta(days=place)
+            for place in range(len(self.record.days), (last - first).days + 1)
+        }
+        for day in known:
+            if day > last or self.state.sources.get(str(day)) == self.days.digests[day]:
+                continue
+            sketch = self.fresh_sketch(day)
+            if self.state.sketches.get(str(day)) != sketch.digest():
+                changed.add(day)
+                self.state.sketches[str(day)] = sketch.digest()
+            self.state.sources[str(day)] = self.days.digests[day]
+        for name in set(self.state.sources) - {str(day) for day in known}:
+            changed.add(date.fromisoformat(name))
+            del self.state.sources[name], self.state.sketches[name]
+        for day, served in self.served.items():
+            if day <= last and self.state.served.get(str(day)) != list(served):
+                changed.add(day)
+                self.state.served[str(day)] = list(served)
+        return {day for day in changed if first <= day <= last}
+
+    def measured(self, day: date, known: Sequence[date]) -> dict[str, tuple[Measured, str | None]]:
+        """Measure a day against the days with events in its reference window."""
+        config, vectors = self.config.monitoring, self.vectors()
+        reach = timedelta(days=config.reference_days)
+        reference = [self.sketch(one) for one in known if day - reach <= one < day]
+        sketch = self.sketch(day) if day in self.days.digests else self.empty_sketch()
+        served = self.served.get(day)
+        if served is None and self.served and day > min(self.served):
+            served = ServedDay(0, 0, None, None)
+        found = measure(sketch, reference, vectors, served, config)
+        # Before the bundle's newest event its vectors were trained on what they are compared with.
+        if vectors is not None and (vectors.known_until is None or day > vectors.known_until):
+            agreement = agreement_of(sketch, vectors)
+            if agreement is not None:
+                found["agreement"] = agreement
+        version = None if vectors is None else vectors.version
+        return {name: (one, version) for name, one in found.items()}
+
+    def sketch(self, day: date) -> Sketch:
+        """Read what is kept of a day, or make it."""
+        if day not in self._sketches:
+            kept = Sketch.load(self.folder / SKETCHES, day)
+            return self.fresh_sketch(day) if kept is None else self.held(day, kept)
+        return self._sketches[day]
+
+    def held(self, day: date, sketch: Sketch) -> Sketch:
+        """Hold a day in memory as long as it is among those of a reference window."""
+        self._sketches[day] = sketch
+        while len(self._sketches) > self.config.monitoring.reference_days + 2:
+            del self._sketches[next(iter(self._sketches))]
+        return sketch
+
+    def fresh_sketch(self, day: date) -> Sketch:
+        """Count a day as its files are now."""
+        config = self.config.monitoring
+        sketch = sketch_of(
+            self.days.read(day), self.tables(), config.max_examples, self.config.seed
+        )
+        sketch.save(self.folder / SKETCHES, day)
+        return self.held(day, sketch)
+
+    def empty_sketch(self) -> Sketch:
+        """Count a day without events."""
+        some = self.sketch(next(iter(self.days.digests)))
+        return Sketch(some.counts.clear(), some.sample.clear())
+
+    def tables(self) -> Tables:
+        """Give what is known of items and users, in the bins that the state keeps."""
+        if self._tables is None:
+            items, users = known_tables(self.config.workspace)
+            self._tables, self.state.edges = tables_of(items, users, self.state.edges)
+        return self._tables
+
+    def vectors(self) -> ServedVectors | None:
+        """Read the served bundle, once."""
+        if not self._vectors:
+            self._vectors.append(vectors_of_bundle(bundles_dir(self.config) / CURRENT))
+        return self._vectors[0]
+
+    def write(self, document: dict[str, Any]) -> Monitored:
+        """Keep everything, what others read last."""
+        from pipelines.reports.monitoring.page import write_monitoring_page
+
+        reach = self.config.monitoring.reference_days + SPARE_SKETCHES
+        newest = self.record.date_of(len(self.record.days) - 1)
+        for path in (self.folder / SKETCHES).glob("*.parquet"):
+            if (newest - date.fromisoformat(path.name[:10])).days > reach:
+                path.unlink()
+        self.record.save(self.folder / DAYS)
+        write_durably(self.folder / STATE, to_json(vars(self.state)))
+        write_monitoring_page(document, self.record.table(), self.folder / PAGE)
+        write_durably(self.folder / DOCUMENT, to_json(document))
+        return Monitored(document=document, page=self.folder / PAGE)
+
+
+def export_folder(config: RunConfig) -> Path | None:
+    """Find the folder of exported lists and events; None where nothing is exported."""
+    given = config.monitoring.served
+    places = [given, config.workspace / ONLINE_EVENTS]
+    if config.data.online_events is not None and ":" not in config.data.online_events:
+        places.append(Path(config.data.online_events))
+    for place in places:
+        if place is not None and (place / REQUESTS).is_dir():
+            return place
+    if given is not None:
+        raise ValueError(
+            f"monitoring.served: {given} holds no served lists; name a folder that recsys events "
+            "export wrote"
+        )
+    return None
+
+
+def moment_of(text: str) -> datetime:
+    """Read a day or time, in UTC where it names no zone.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"--as-of must be a day or time such as 2026-11-22 or 2026-11-22T06:00, got {text!r}"
+        ) from None
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)

@@ -1,0 +1,257 @@
+"""Measure drift of a day against the days before it, and learn when a signal's value is an alarm.
+
+Distances: Jensen-Shannon between mixes of counts, the population stability index (PSI) between
+features, and the classifier two-sample test (Lopez-Paz and Oquab, arXiv:1610.06545): how well a
+logistic regression tells a day's examples from those of the reference window.
+
+Bands: a signal is expected at its recent level plus the usual deviation of the weekday. What past
+days deviated from their own expectation is the null: its tail beyond the 90% quantile is taken as
+exponential (peaks over threshold, Siffer et al., KDD 2017), which gives the bound that is passed
+with a chosen small chance.
+
+Axes: T past days, oldest first, K categories, F features, D width, A and B examples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from statistics import NormalDist
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recsys.evaluation.auc import area_under_curve
+
+Numbers = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Rows = NDArray[np.int64]
+Tail = Literal["both", "high"]
+
+LEVEL_DAYS = 14
+SEASON_DAYS = 63
+ACCEPTED_DAYS = 14
+"""After so many days of alarm in a row the new level is the expected one."""
+TAIL_SHARE = 0.1
+NORMAL_EXCESS = 0.42
+"""Mean of what a normal deviation exceeds its 90% quantile by, in standard deviations."""
+PRIOR_EXCESSES = 5.0
+"""Past excesses that the normal one counts as."""
+SHRUNK_WEEKDAYS = 2.0
+"""Zeros that a weekday's mean deviation is averaged with."""
+RIDGE = 1.0
+MAX_NEWTON_STEPS = 12
+
+
+def mix_distance(counts: Numbers, reference: Numbers) -> float:
+    """Square root of the Jensen-Shannon divergence (base 2) of two mixes, in [0, 1].
+
+    Args:
+        counts: Of each category on the day, [K]; none at all gives NaN.
+        reference: The same in the reference window, [K].
+    """
+    if counts.sum() <= 0 or reference.sum() <= 0:
+        return float("nan")
+    p, q = counts / counts.sum(), reference / reference.sum()
+    middle = (p + q) / 2
+
+    def divergence(part: Numbers) -> float:
+        held = part > 0
+        return float((part[held] * np.log2(part[held] / middle[held])).sum())
+
+    return float(np.sqrt(max(0.0, (divergence(p) + divergence(q)) / 2)))
+
+
+def stability_index(counts: Numbers, reference: Numbers) -> float:
+    """Population stability index: the sum of (p - q) ln(p / q), with half a count added to each.
+
+    0 is no change; 0.1 and 0.25 are the customary bounds for some and much change.
+    """
+    if counts.sum() <= 0 or reference.sum() <= 0:
+        return float("nan")
+    p = (counts + 0.5) / (counts + 0.5).sum()
+    q = (reference + 0.5) / (reference + 0.5).sum()
+    return float(((p - q) * np.log(p / q)).sum())
+
+
+def effective_number(counts: Numbers) -> float:
+    """How many equally frequent categories give two draws the same category as often (Simpson).
+
+    Does not depend on the number of draws. NaN for fewer than two of them; at most their number.
+    """
+    total = counts.sum()
+    if total < 2:
+        return float("nan")
+    repeated = (counts * (counts - 1)).sum() / (total * (total - 1))
+    return float(total) if repeated <= 0 else float(min(total, 1 / repeated))
+
+
+def mean_shift(vectors: Numbers, weights: Numbers, reference: Numbers, others: Numbers) -> float:
+    """Length of the difference of two weighted means of unit vectors, [R, D], weights [R].
+
+    Args:
+        reference: Vectors of the reference window, [S, D].
+        others: Their weights, [S].
+    """
+    if weights.sum() <= 0 or others.sum() <= 0:
+        return float("nan")
+    first = weights @ vectors / weights.sum()
+    second = others @ reference / others.sum()
+    return float(np.linalg.norm(first - second))
+
+
+def two_sample_auc(examples: Numbers, reference: Numbers, folds: Rows, others: Rows) -> float:
+    """Area under the curve of a logistic regression that tells a day from its reference.
+
+    0.5 says that nothing it reads differs. Each half is scored by the regression of the other.
+
+    Args:
+        examples: Of the day, [A, F].
+        reference: Of the reference window, [B, F].
+        folds: 0 or 1 for each of the day's examples, [A]; those of a user in one fold.
+        others: The same of the reference, [B].
+    """
+    x = np.concatenate([examples, reference])
+    labels = np.concatenate([np.ones(len(examples)), np.zeros(len(reference))])
+    fold = np.concatenate([folds, others])
+    spread = x.std(axis=0)
+    x = (x - x.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    scores = np.zeros(len(x))
+    for half in (0, 1):
+        train, held = fold != half, fold == half
+        if len(set(labels[train].tolist())) < 2 or not held.any():
+            return float("nan")
+        scores[held] = with_intercept(x[held]) @ logistic_regression(x[train], labels[train])
+    return area_under_curve(torch.from_numpy(scores), torch.from_numpy(labels))
+
+
+def with_intercept(x: Numbers) -> Numbers:
+    """Add a column of ones."""
+    return np.concatenate([x, np.ones((len(x), 1))], axis=1)
+
+
+def logistic_regression(x: Numbers, labels: Numbers) -> Numbers:
+    """Fit weights and an intercept, [F + 1], with a small ridge, by Newton's steps."""
+    x = with_intercept(x)
+    weights = np.zeros(x.shape[1])
+    ridge = RIDGE * np.eye(x.shape[1])
+    ridge[-1, -1] = 1e-6
+    for _ in range(MAX_NEWTON_STEPS):
+        chances = 1 / (1 + np.exp(-np.clip(x @ weights, -30, 30)))
+        gradient = x.T @ (chances - labels) + ridge @ weights
+        curvature = (x * (chances * (1 - chances))[:, None]).T @ x + ridge
+        step = np.linalg.solve(curvature, gradient)
+        weights -= step
+        if np.abs(step).max() < 1e-6:
+            break
+    return weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What is known of a signal before a day, all [T], one entry a calendar day."""
+
+    scores: Numbers
+    """Values on the scale where deviations add; NaN where there was none."""
+    residuals: Numbers
+    """What each deviated from its expectation; NaN where there was none yet."""
+    noise: Numbers
+    """Standard error of each score by the day's counts."""
+    streaks: Rows
+    """Days of alarm in a row up to each day; 0 without."""
+    weekdays: Rows
+    """0 is Monday."""
+
+
+class Band(NamedTuple):
+    """Where a signal is expected, on its scale of scores."""
+
+    expected: float
+    """The middle of the band."""
+    low: float
+    high: float
+    base: float
+    """What `expected_score` gives; a day's residual is counted from it."""
+    num_past: int
+    """Past deviations that the bounds were learned from."""
+
+
+def expected_score(past: Past, weekday: int) -> float:
+    """Expect the recent level plus the weekday's usual deviation; NaN with under a week of past.
+
+    Days of alarm count only once they are accepted as the level.
+    """
+    scores = np.where(past.streaks > 0, np.nan, past.scores)
+    accepted = np.flatnonzero(past.streaks >= ACCEPTED_DAYS)
+    if len(accepted) and len(past.scores) - accepted[-1] <= 2 * LEVEL_DAYS:
+        begin = accepted[-1] - ACCEPTED_DAYS + 1
+        scores = np.where(np.arange(len(scores)) >= begin, past.scores, np.nan)
+    effects = weekday_effects(past)
+    level = (scores - effects[past.weekdays])[-2 * LEVEL_DAYS :]
+    level = np.sort(level[~np.isnan(level)][-LEVEL_DAYS:])
+    if len(level) < 7:
+        return float("nan")
+    cut = len(level) // 5
+    return float(level[cut : len(level) - cut].mean() + effects[weekday])
+
+
+def weekday_effects(past: Past) -> Numbers:
+    """Give each weekday's usual deviation from the week around it, [7], shrunk to 0."""
+    scores = np.where(past.streaks > 0, np.nan, past.scores)[-SEASON_DAYS:]
+    weekdays = past.weekdays[-SEASON_DAYS:]
+    effects = np.zeros(7)
+    if len(scores) < 21:
+        return effects
+    known = ~np.isnan(scores)
+    filled = np.where(known, scores, 0.0)
+    week = np.ones(7)
+    number = np.convolve(known, week, mode="same")
+    total = np.convolve(filled, week, mode="same")
+    whole = known & (number >= 6)
+    whole[:3] = whole[-3:] = False
+    deviations = scores - np.divide(total, number, out=np.zeros_like(total), where=number > 0)
+    for weekday in range(7):
+        own = deviations[whole & (weekdays == weekday)]
+        if len(own) >= 2:
+            effects[weekday] = np.median(own) * len(own) / (len(own) + SHRUNK_WEEKDAYS)
+    return effects
+
+
+def band_of(past: Past, weekday: int, noise: float, tail: Tail, chance: float) -> Band:
+    """Bound a day's score so that a usual day passes the bounds with a chance.
+
+    Args:
+        noise: Standard error of the day's score by its own counts: a day of few events has a
+            wider band.
+        tail: Whether low scores are alarms too.
+    """
+    expected = expected_score(past, weekday)
+    known = ~np.isnan(past.residuals) & ((past.streaks == 0) | (past.streaks > ACCEPTED_DAYS))
+    residuals, errors = past.residuals[known], past.noise[known]
+    num = len(residuals)
+    if num < 2 or np.isnan(expected):
+        return Band(expected, -np.inf, np.inf, expected, num)
+    center = float(np.median(residuals))
+    deviations = residuals - center
+    sided = np.abs(deviations) if tail == "both" else deviations[deviations > 0]
+    usual = float(np.median(errors))
+    scale = max(1.4826 * float(np.median(sided)) if len(sided) else 0.0, usual, 1e-9)
+    z = np.abs(deviations) / scale if tail == "both" else deviations / scale
+    bound = tail_bound(z, chance, tail) * (1 + 4 / num)
+    spread = bound * float(np.sqrt(scale**2 + max(0.0, noise**2 - usual**2)))
+    middle = expected + center
+    low = -np.inf if tail == "high" else middle - spread
+    return Band(middle, low, middle + spread, expected, num)
+
+
+def tail_bound(z: Numbers, chance: float, tail: Tail) -> float:
+    """Extrapolate the bound that standardised deviations pass with a chance, from [T] past ones."""
+    begin = float(np.quantile(z, 1 - TAIL_SHARE))
+    excesses = z[z > begin] - begin
+    mean = (excesses.sum() + PRIOR_EXCESSES * NORMAL_EXCESS) / (len(excesses) + PRIOR_EXCESSES)
+    share = max(len(excesses), 1) / len(z)
+    sides = 2 if tail == "both" else 1
+    normal = NormalDist().inv_cdf(1 - chance / sides)
+    return max(begin + float(mean) * log(share / chance), normal)
