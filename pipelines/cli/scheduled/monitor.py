@@ -13,9 +13,8 @@ from pipelines.engine.console import out
 
 if TYPE_CHECKING:
     from pipelines.config.run import RunConfig
+    from pipelines.monitoring.run import Monitored
 
-ALARM = 5
-"""Exit code of an alarm."""
 AsOf = Annotated[
     str | None,
     typer.Option(
@@ -45,18 +44,30 @@ def monitor(
 
       recsys monitor --workspace runs/shop --as-of 2026-11-22 --open
     """
+    from pipelines.engine.errors import AlarmError
+    from pipelines.engine.history import recorded
     from pipelines.monitoring.run import moment_of
     from pipelines.monitoring.run import monitor as watch
     from pipelines.presets.resolve import with_online_events
 
-    found = watch(with_online_events(config), None if as_of is None else moment_of(as_of))
+    with recorded(config.workspace, "monitor") as recording:
+        found = watch(with_online_events(config), None if as_of is None else moment_of(as_of))
+        document = found.document
+        recording.details |= {
+            name: document[name] for name in ("day", "alarms", "retrain", "measured_days")
+        }
+        print_monitored(found, as_json=as_json)
+        if browse:
+            webbrowser.open(found.page.absolute().as_uri())
+        if found.alarm:
+            raise AlarmError(f"{document['day']}: alarm of {', '.join(document['alarms'])}")
+
+
+def print_monitored(found: Monitored, *, as_json: bool) -> None:
+    """Print what was found."""
     if as_json:
         out.print_json(json.dumps(found.document))
     else:
         for line in found.document["words"]:
             out.print(line, markup=False, soft_wrap=True)
         out.print(f"page: {found.page}", markup=False, soft_wrap=True)
-    if browse:
-        webbrowser.open(found.page.absolute().as_uri())
-    if found.alarm:
-        raise typer.Exit(ALARM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -11,6 +12,8 @@ from pipelines.reports.charts import WatchedDay, watched_chart
 from pipelines.reports.figure import Figure
 
 SHOWN_DAYS = 180
+BAND_ROOM = 0.6
+"""How far a band is drawn beyond the values, in their range."""
 GROUPS = {
     "volume": "Volume",
     "events": "Events and users",
@@ -42,7 +45,7 @@ def figures_of(document: Mapping[str, Any], rows: pl.DataFrame) -> dict[str, lis
 def signal_figure(signal: Mapping[str, Any], rows: pl.DataFrame) -> Figure:
     """Draw one signal."""
     rows = rows.sort("date").tail(SHOWN_DAYS)
-    days = [watched_day(signal, row) for row in rows.to_dicts()]
+    days = [watched_day(row) for row in rows.to_dicts()]
     is_share = signal["name"].endswith(("_share", "_rate")) or signal["name"].startswith("new_")
     alarms = [day.day for day in days if day.alarm]
     return Figure(
@@ -51,15 +54,34 @@ def signal_figure(signal: Mapping[str, Any], rows: pl.DataFrame) -> Figure:
         note=signal["words"],
         description=f"{signal['title']} by day; alarms on "
         f"{', '.join(alarms) if alarms else 'no day'}.",
-        spec=watched_chart(days, y_title=signal["title"], y_format=PERCENT if is_share else NUMBER),
+        spec=watched_chart(
+            clipped(days), y_title=signal["title"], y_format=PERCENT if is_share else NUMBER
+        ),
         legend={},
         columns=("day", signal["title"], "usual from", "usual to", "alarm"),
         rows=table_rows(days),
     )
 
 
-def watched_day(signal: Mapping[str, Any], row: Mapping[str, Any]) -> WatchedDay:
-    """Lay a day out for the chart; an open end of a band takes the value's place or 0."""
+def clipped(days: Sequence[WatchedDay]) -> list[WatchedDay]:
+    """Cut bands that reach far beyond all values, so that the line stays readable."""
+    values = [day.value for day in days]
+    least, most = min(values), max(values)
+    room = BAND_ROOM * (most - least or abs(most) or 1.0)
+    return [
+        day
+        if day.low is None or day.high is None
+        else replace(
+            day,
+            low=min(max(day.low, least - room), most + room),
+            high=max(min(day.high, most + room), least - room),
+        )
+        for day in days
+    ]
+
+
+def watched_day(row: Mapping[str, Any]) -> WatchedDay:
+    """Lay a day out; the open low end of a band is 0."""
     value, low, high = row["value"], row["low"], row["high"]
     known = abs(high) != float("inf")
     bounded = None if not known else low if abs(low) != float("inf") else 0.0

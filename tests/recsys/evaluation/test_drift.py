@@ -1,0 +1,110 @@
+"""Distances, the two-sample test and learned bands against known answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recsys.evaluation.drift import (
+    ACCEPTED_DAYS,
+    Past,
+    band_of,
+    effective_number,
+    expected_score,
+    mean_shift,
+    mix_distance,
+    stability_index,
+    tail_bound,
+    two_sample_auc,
+)
+
+
+def past_of(scores, residuals=None, streaks=None, first_weekday=0):
+    scores = np.asarray(scores, float)
+    size = len(scores)
+    return Past(
+        scores=scores,
+        residuals=np.zeros(size) if residuals is None else np.asarray(residuals, float),
+        noise=np.full(size, 1e-6),
+        streaks=np.zeros(size, np.int64) if streaks is None else np.asarray(streaks),
+        weekdays=(first_weekday + np.arange(size)) % 7,
+    )
+
+
+def test_equal_mixes_have_no_distance_and_disjoint_ones_the_greatest():
+    assert mix_distance(np.array([2.0, 6.0]), np.array([1.0, 3.0])) == 0
+    assert mix_distance(np.array([5.0, 0.0]), np.array([0.0, 7.0])) == pytest.approx(1.0)
+    assert np.isnan(mix_distance(np.zeros(2), np.ones(2)))
+
+
+def test_stability_index_is_that_of_the_formula():
+    day, window = np.array([30.0, 70.0]), np.array([500.0, 500.0])
+    p, q = np.array([30.5, 70.5]) / 101, np.array([0.5, 0.5])
+    assert stability_index(day, window) == pytest.approx(((p - q) * np.log(p / q)).sum())
+
+
+def test_effective_number_counts_equal_categories_whatever_the_number_of_draws():
+    rng = np.random.default_rng(0)
+    found = [effective_number(rng.multinomial(n, np.full(20, 0.05)) * 1.0) for n in (500, 50_000)]
+    assert found == pytest.approx([20, 20], rel=0.05)
+    assert effective_number(np.array([9.0])) == 1
+    assert np.isnan(effective_number(np.array([1.0])))
+
+
+def test_means_shift_by_the_length_of_their_difference():
+    vectors = np.eye(2)
+    shift = mean_shift(vectors, np.array([1.0, 0.0]), vectors, np.array([1.0, 1.0]))
+    assert shift == pytest.approx(np.sqrt(0.5))
+
+
+def test_two_samples_of_one_distribution_are_not_told_apart_and_shifted_ones_are():
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(800, 5)), rng.normal(size=(800, 5))
+    folds = np.arange(800) % 2
+    assert two_sample_auc(x, y, folds, folds) == pytest.approx(0.5, abs=0.04)
+    # Two normals whose means are 1 apart are ordered rightly with chance Phi(1 / sqrt 2) = 0.76.
+    assert two_sample_auc(x + np.eye(5)[0], y, folds, folds) == pytest.approx(0.76, abs=0.03)
+
+
+def test_a_weekday_is_expected_at_its_usual_deviation():
+    season = np.array([0, 0, 0, 0, 0, 3.0, 1.0])
+    past = past_of(10 + season[np.arange(70) % 7])
+    found = [expected_score(past, weekday) for weekday in range(7)]
+    assert found == pytest.approx(10 + season, abs=0.75)
+    assert np.argmax(found) == 5
+
+
+def test_less_than_a_week_expects_nothing():
+    past = past_of([1.0] * 5)
+    assert np.isnan(expected_score(past, 5))
+    assert band_of(past, 5, 0.1, "both", 0.01).high == np.inf
+
+
+def test_a_band_is_passed_about_as_often_as_it_is_meant_to_be():
+    rng = np.random.default_rng(1)
+    chance, passed, trials = 0.02, 0, 400
+    for _ in range(trials):
+        scores = rng.normal(size=120)
+        past = past_of(scores, residuals=scores)
+        band = band_of(past, 1, 1e-6, "both", chance)
+        passed += not band.low <= rng.normal() <= band.high
+    assert passed / trials <= 2 * chance
+    heavy = np.abs(rng.standard_t(3, 300))
+    assert tail_bound(heavy, 0.001, "both") > tail_bound(
+        np.abs(rng.normal(size=300)), 0.001, "both"
+    )
+
+
+def test_a_day_of_few_counts_has_a_wider_band():
+    rng = np.random.default_rng(2)
+    past = past_of(rng.normal(size=60), residuals=rng.normal(size=60))
+    usual, small = (band_of(past, 4, noise, "both", 0.01) for noise in (1e-6, 3.0))
+    assert small.high - small.low > 2 * (usual.high - usual.low)
+
+
+def test_days_of_alarm_do_not_count_until_they_are_accepted():
+    scores = [0.0] * 40 + [5.0] * 13
+    streaks = [0] * 40 + list(range(1, 14))
+    assert expected_score(past_of(scores, streaks=streaks), 0) == pytest.approx(0, abs=1e-9)
+    accepted = past_of([*scores, 5.0], streaks=[*streaks, ACCEPTED_DAYS])
+    assert expected_score(accepted, 0) == pytest.approx(5, abs=1e-9)
