@@ -32,6 +32,8 @@ CATALOGUE_NOISE = 0.02
 HEAD_ITEMS = 200
 MAX_COLUMNS = 12
 MIN_LISTS = 30
+MIN_PAIRS = 50
+"""Events of known users and items that agreement is measured by."""
 
 
 class Measured(NamedTuple):
@@ -397,10 +399,12 @@ def agreement_of(day: Sketch, vectors: ServedVectors) -> Measured | None:
 
     An index of another tower than the queries' brings it to 0. None for too few known pairs.
     """
+    if day.sample.height < MIN_PAIRS:
+        return None
     rows = vectors.item_rows(day.sample["item_id"])
     users = vectors.user_vectors(day.sample["user_id"])
     known = (rows >= 0) & (np.abs(users).sum(axis=1) > 0)
-    if known.sum() < 50:
+    if known.sum() < MIN_PAIRS:
         return None
     items, users = vectors.item_vectors[rows[known]], users[known]
     items, users = items - items.mean(axis=0), users - users.mean(axis=0)

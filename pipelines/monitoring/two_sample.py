@@ -1,4 +1,4 @@
-"""The classifier two-sample test on events: can a day's be told from those of the window?"""
+"""The classifier two-sample test on events: does a regression separate a day from the window?"""
 
 from __future__ import annotations
 
