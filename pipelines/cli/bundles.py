@@ -271,18 +271,21 @@ def append_items(
     """
     import time
 
+    from pipelines.cli.tracking import recording_champions
     from pipelines.publishing.append_items import NothingNewError, append
     from serving.online.opening import is_store
 
     if follow and not is_store(items):
         raise ValueError(f"--follow follows an online store, got {items}; name sqlite:FOLDER")
-    while True:
-        try:
-            directory, number = append(items, check_bundle(bundle), publish_it=publish)
-            out.print(f"{number:,} new items in {directory}", soft_wrap=True)
-        except NothingNewError:
+    directory = check_bundle(bundle)
+    with recording_champions(directory.resolve().parent) as published:
+        while True:
+            try:
+                made, number = append(items, directory, publish_it=publish, published=published)
+                out.print(f"{number:,} new items in {made}", soft_wrap=True)
+            except NothingNewError:
+                if not follow:
+                    raise
             if not follow:
-                raise
-        if not follow:
-            return
-        time.sleep(FOLLOW_SECONDS)
+                return
+            time.sleep(FOLLOW_SECONDS)

@@ -27,7 +27,7 @@ from pipelines.cli import (
 )
 from pipelines.cli.online import control, events, experiments, keys
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
-from pipelines.cli.scheduled import ingest, monitor, update
+from pipelines.cli.scheduled import ingest, monitor, registry, update
 from pipelines.doctor.doctor import doctor
 from pipelines.engine.console import PlainErrors, log, out
 
@@ -80,6 +80,7 @@ for command in (
     tracking.sync,
     tracking.promote,
     tracking.rollback,
+    registry.fetch_bundle,
     reports.report,
     reproduce.reproduce,
     reproduce.scale,

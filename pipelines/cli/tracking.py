@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +27,18 @@ Bundles = Annotated[
     Path, typer.Option("--bundles", "-b", help="Folder of the bundles (bundle-<version>, current).")
 ]
 Workspace = Annotated[Path, typer.Option("--workspace", "-w", help="Folder of the run.")]
+RegistryAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--registry",
+        help="MLflow server (http://host:5000) or database; the workspace's.",
+        show_default=False,
+    ),
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option(help="Name of the bundles in the registry (recsys).", show_default=False),
+]
 
 
 def tracking_of(workspace: Path) -> TrackingConfig:
@@ -75,16 +88,27 @@ def report_stage(outcome: StageOutcome) -> None:
     log.print(outcome.log_line(), style=style, soft_wrap=True)
 
 
-def sync(workspace: Workspace = DEMO) -> None:
-    """Send a workspace's waiting tracking events to its server or database.
+def sync(
+    workspace: Workspace = DEMO,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="How long to send, instead of tracking.sync_seconds.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Send a workspace's waiting tracking events and bundles to its server or database.
 
-    [bold]Example[/] recsys sync --workspace runs/shop
+    [bold]Example[/] recsys sync --workspace runs/shop --seconds 3600
     """
     from pipelines.tracking.tracking import outbox_of, sync_outbox
 
     if not workspace.is_dir():
         raise ValueError(f"no workspace {workspace}; name one with --workspace")
-    result = sync_outbox(outbox_of(workspace), tracking_of(workspace))
+    config = tracking_of(workspace)
+    if seconds is not None:
+        config = replace(config, sync_seconds=seconds)
+    result = sync_outbox(outbox_of(workspace), config)
     out.print(result.log_line(), markup=False, soft_wrap=True)
     raise typer.Exit(75 if result.waiting else 0)
 
@@ -98,11 +122,13 @@ def send(outbox: Outbox, config: TrackingConfig) -> None:
         log.print(result.log_line(), style="yellow", markup=False, soft_wrap=True)
 
 
-def change_champion(bundles: Path, move: Callable[..., AliasChange]) -> None:
+def change_champion(
+    bundles: Path, move: Callable[..., AliasChange], workspace: Path | None = None
+) -> None:
     """Move the alias, print the new champion, and send it to the registry if it can be reached."""
     from pipelines.tracking.tracking import outbox_of
 
-    workspace = bundles.absolute().parent
+    workspace = workspace or bundles.absolute().parent
     config, outbox = tracking_of(workspace), outbox_of(workspace)
     change = move(bundles, config=config, outbox=outbox)
     before = f" (before: {change.previous})" if change.previous else ""
@@ -110,21 +136,120 @@ def change_champion(bundles: Path, move: Callable[..., AliasChange]) -> None:
     send(outbox, config)
 
 
+@contextmanager
+def recording_champions(bundles: Path) -> Iterator[Callable[[Path, str], None]]:
+    """Enter what is appended inside into the registry of a run's workspace.
+
+    It is sent in the background and at the end. A folder of bundles that no run made, as on a
+    machine that only serves, has no registry of its own.
+    """
+    from pipelines.publishing.promotion import record_champion
+    from pipelines.tracking.tracking import outbox_of, sending_meanwhile
+
+    workspace = bundles.absolute().parent
+    config, outbox = tracking_of(workspace), outbox_of(workspace)
+    if not config.enabled or not (workspace / "config.toml").exists():
+        yield lambda bundles, version: None
+        return
+    with sending_meanwhile(outbox, config):
+        yield lambda bundles, version: record_champion(
+            outbox, config.model, bundles, version, "append"
+        )
+    send(outbox, config)
+
+
 def promote(
     version: Annotated[
         str | None, typer.Argument(help="Version of a bundle; the challenger by default.")
     ] = None,
-    bundles: Bundles = DEMO / "bundles",
+    bundles: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundles", "-b", help="Folder of the bundles; the workspace's.", show_default=False
+        ),
+    ] = None,
+    workspace: Workspace = DEMO,
+    from_registry: Annotated[
+        bool,
+        typer.Option("--from-registry", help="Serve the bundle that the registry's alias names."),
+    ] = False,
+    if_reachable: Annotated[
+        bool,
+        typer.Option(
+            "--if-reachable", help="With --from-registry: a registry that is gone is no error."
+        ),
+    ] = False,
+    registry: RegistryAddress = None,
+    model: ModelName = None,
 ) -> None:
     """Make a bundle the champion: serve it, and move its alias in the model registry.
 
-    [bold]recsys rollback[/] goes back to the champion before it.
+    With --from-registry the other way round: the bundle that the alias champion names there is
+    fetched, verified and served. [bold]recsys rollback[/] goes back to the champion before it.
 
-    [bold]Example[/] recsys promote 3f2a9c01b7de --bundles runs/shop/bundles
+    [bold]Examples[/]
+
+      recsys promote 3f2a9c01b7de --bundles runs/shop/bundles
+
+      recsys promote --from-registry --workspace runs/shop
     """
     from pipelines.publishing.promotion import promote as make_champion
 
-    change_champion(bundles, partial(make_champion, version=version))
+    folder = bundles or bundles_of(workspace)
+    home = workspace if bundles is None else None
+    if from_registry:
+        if version is not None:
+            raise ValueError(
+                f"--from-registry serves what the alias names, and {version!r} was named as well; "
+                "leave one out"
+            )
+        config, outbox = registry_of(folder, registry, model, home)
+        follow(folder, config, outbox, if_reachable=if_reachable)
+        return
+    if if_reachable or registry or model:
+        raise ValueError("--if-reachable, --registry and --model are for --from-registry")
+    change_champion(folder, partial(make_champion, version=version), home)
+
+
+def bundles_of(workspace: Path) -> Path:
+    """Return the folder of bundles of a workspace's last run."""
+    path = workspace / "config.toml"
+    table = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    named = table.get("release", {}).get("bundles")
+    return Path(named) if named else workspace / "bundles"
+
+
+def registry_of(
+    bundles: Path, uri: str | None, model: str | None, workspace: Path | None = None
+) -> tuple[TrackingConfig, Outbox]:
+    """Return the tracking configuration of a workspace, the folder above the bundles by default."""
+    from pipelines.tracking.tracking import outbox_of
+
+    workspace = workspace or bundles.absolute().parent
+    config = tracking_of(workspace)
+    config = replace(config, uri=uri or config.uri, model=model or config.model)
+    return config, outbox_of(workspace)
+
+
+def follow(bundles: Path, config: TrackingConfig, outbox: Outbox, *, if_reachable: bool) -> None:
+    """Serve what the registry's alias names; print what came of it."""
+    from pipelines.publishing.from_registry import follow_registry
+    from pipelines.publishing.promotion import served_version
+    from pipelines.tracking.registry import RegistryUnreachableError
+
+    send(outbox, config)
+    try:
+        found = follow_registry(bundles, config=config, outbox=outbox)
+    except RegistryUnreachableError as error:
+        if not if_reachable:
+            raise
+        served = served_version(bundles)
+        goes_on = f"{served} goes on being served" if served else "nothing is served"
+        words = f"the registry cannot be reached, {goes_on}: {error}"
+        log.print(words, style="yellow", markup=False, soft_wrap=True)
+        return
+    out.print(f"champion is {found.version}: {found.words}", markup=False, soft_wrap=True)
+    send(outbox, config)
 
 
 def rollback(bundles: Bundles = DEMO / "bundles") -> None:

@@ -18,6 +18,11 @@ class TrackingConfig:
     experiment: str = "recsys"
     model: str = "recsys"
     """Name of the bundles in the model registry."""
+    upload_bundles: bool = True
+    """Whether a released bundle's files are uploaded into the store, so that other machines can
+    fetch it; otherwise the registry keeps their path on this machine."""
+    fetch_seconds: float = 3600.0
+    """How long fetching a bundle may take."""
     sync_seconds: float = 60.0
     """How long a run may wait at its end for the store; what is not sent then is sent later."""
     live_seconds: float = 60.0
@@ -32,6 +37,6 @@ class TrackingConfig:
                 "configuration; take it out and set MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD"
             )
-        for name in ("sync_seconds", "live_seconds", "request_seconds"):
+        for name in ("sync_seconds", "live_seconds", "request_seconds", "fetch_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"tracking.{name} must be > 0, got {getattr(self, name)}")

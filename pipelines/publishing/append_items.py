@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,8 +191,17 @@ class NothingNewError(ValueError):
     """There is no new item."""
 
 
-def append(source: str | Path, bundle_path: Path, *, publish_it: bool) -> tuple[Path, int]:
+def append(
+    source: str | Path,
+    bundle_path: Path,
+    *,
+    publish_it: bool,
+    published: Callable[[Path, str], object] = lambda bundles, version: None,
+) -> tuple[Path, int]:
     """Write and publish a delta with the items of a file, or of an online store.
+
+    Args:
+        published: Called with the folder of bundles and the delta's version after it is served.
 
     Returns:
         The delta's directory and its number of items.
@@ -246,8 +256,11 @@ def append(source: str | Path, bundle_path: Path, *, publish_it: bool) -> tuple[
             item_vectors=vectors,
             semantic_ids=ids,
         )
+        version = read_manifest(delta)[0].version
         if publish_it:
-            note_champion(bundles, read_manifest(delta)[0].version, "append")
+            note_champion(bundles, version, "append")
+    if publish_it:
+        published(bundles, version)
     return delta, len(new)
 
 

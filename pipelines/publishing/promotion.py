@@ -18,6 +18,7 @@ from pathlib import Path
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.console import log
 from pipelines.tracking.outbox import Outbox, read_lines
+from pipelines.tracking.recorder import CHAMPION, release_tags
 from recsys.data.durable import append_line, locked
 from serving.bundle.delta import chain_of
 from serving.bundle.manifest import (
@@ -31,7 +32,6 @@ from serving.bundle.manifest import (
 HISTORY = "aliases.jsonl"
 LOCK = ".publish.lock"
 """Held by whoever writes into the folder of bundles or moves ``current``."""
-CHAMPION = "champion"
 CHALLENGER = "challenger"
 
 
@@ -44,8 +44,9 @@ class AliasChange:
     version: str
     previous: str | None
     action: str
-    """``release``, ``append``, ``promote``, ``rollback``, or ``found``: ``current`` was moved by
-    hand, or by a command that was killed before it wrote this line."""
+    """``release``, ``append``, ``promote``, ``rollback``, ``registry`` (its alias was moved), or
+    ``found``: ``current`` was moved by hand, or by a command that was killed before it wrote this
+    line."""
 
 
 def history(bundles: Path) -> list[AliasChange]:
@@ -198,18 +199,50 @@ def rollback(bundles: Path, *, config: TrackingConfig, outbox: Outbox | None = N
 def make_champion(
     bundles: Path, version: str, action: str, config: TrackingConfig, outbox: Outbox | None
 ) -> AliasChange:
-    """Point ``current`` at a version, then record it."""
+    """Point ``current`` at a version, then record it.
+
+    Raises:
+        ValueError: It, or what it was appended to, is missing or altered.
+    """
+    chain_of(bundle_directory(bundles, version))
     with locked(bundles / LOCK):
         was_challenger = challenger(bundles) == version
         change = note_champion(bundles, version, action)
     if outbox is not None and config.enabled:
-        run = outbox.new_file(action)
-        # A delta is no version of its own in the registry.
-        run.alias(config.model, CHAMPION, version.partition("+")[0], action=action)
-        if was_challenger:
-            run.alias(config.model, CHALLENGER, None, action=action)
-        run.end("FINISHED")
+        record_champion(outbox, config.model, bundles, version, action, was_challenger)
     return change
+
+
+def record_champion(
+    outbox: Outbox,
+    model: str,
+    bundles: Path,
+    version: str,
+    action: str,
+    was_challenger: bool = False,
+) -> None:
+    """Log a new champion for the registry, with its files and those of what it was appended to."""
+    run = outbox.new_file(action)
+    for link in chain_of(bundle_directory(bundles, version)):
+        manifest = link.manifest
+        run.register(
+            model,
+            link.directory,
+            version=manifest.version,
+            digest=link.digest,
+            tags=registry_tags(bundles, manifest),
+        )
+    run.alias(model, CHAMPION, version, action=action)
+    if was_challenger:
+        run.alias(model, CHALLENGER, None, action=action)
+    run.end("FINISHED")
+
+
+def registry_tags(bundles: Path, manifest: BundleManifest) -> dict[str, str]:
+    """Return the tags that a bundle has in the registry."""
+    parent = {"parent": manifest.parent.version} if manifest.parent else {}
+    verdicts = [verdict.model_dump() for verdict in manifest.verdicts]
+    return {**release_tags(bundles, {"verdicts": verdicts}), **parent}
 
 
 def listed(bundles: Path) -> str:

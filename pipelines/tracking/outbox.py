@@ -6,8 +6,9 @@
     files/<time>-<stage>-<key>/        copies of the logged files
     sent/                              runs that the store has whole
     refused.jsonl                      events that the store will never accept, with its reason
+    aliases.json                       what each alias named when it was last set or obeyed here
 
-``pipelines.tracking.sender`` sends it; this module knows no server.
+``pipelines.tracking.store.sender`` sends it; this module knows no server.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from typing import Any, Literal
 
 from pipelines.engine.artifacts import Manifest
 from pipelines.engine.run_log import RunLog
-from recsys.data.durable import digest_of_file
+from recsys.data.durable import digest_of_file, write_durably
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 MAX_NAME = 250
 REFUSED = "refused.jsonl"
+ALIASES = "aliases.json"
 
 
 def store_name(name: str) -> str:
@@ -174,6 +176,37 @@ class Outbox:
             sum(1 for _ in read_lines(path, self.state(path).get("offset", 0)))
             for path in self.waiting()
         )
+
+    def waiting_alias(self, model: str, alias: str) -> dict[str, Any] | None:
+        """Return the last change of an alias that was not sent; None without one."""
+        found = None
+        for path in self.waiting():
+            for _, event in read_lines(path, self.state(path).get("offset", 0)):
+                named = (event.get("event"), event.get("model"), event.get("alias"))
+                if named == ("alias", model, alias):
+                    found = event
+        return found
+
+    def last_alias(self, uri: str, model: str, alias: str) -> str | None:
+        """Return which of a model's versions an alias named when it was last set or obeyed here.
+
+        None where neither happened in this store.
+        """
+        found = self._aliases().get(f"{uri} {model} {alias}")
+        return None if found is None else str(found)
+
+    def note_alias(self, uri: str, model: str, alias: str, number: str) -> None:
+        """Keep which version an alias names, after it was set or obeyed."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        known = {**self._aliases(), f"{uri} {model} {alias}": number}
+        write_durably(self.path / ALIASES, json.dumps(known, indent=2, sort_keys=True) + "\n")
+
+    def _aliases(self) -> dict[str, Any]:
+        try:
+            found = json.loads((self.path / ALIASES).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def state(self, path: Path) -> dict[str, Any]:
         """Read how far a run was sent; empty where it was not."""

@@ -16,7 +16,9 @@ from pipelines.engine.artifacts import MANIFEST, RUN, Manifest, read_json
 from pipelines.engine.run_log import RunLog
 from pipelines.evaluation.analysis import ANALYSIS, Analysis
 from pipelines.tracking.outbox import Outbox
-from serving.bundle.manifest import bundle_directory
+from serving.bundle.manifest import CURRENT, bundle_directory
+
+CHAMPION = "champion"
 
 
 def numbers_of(table: Mapping[str, Any], above: str = "") -> dict[str, float]:
@@ -60,6 +62,10 @@ def record_release(run: RunLog, artefact: Path, bundles: Path, model: str) -> No
         digest=document["digest"],
         tags=release_tags(bundles, document),
     )
+    served = (bundles / CURRENT).resolve().name.removeprefix("bundle-")
+    if document["alias"] == CHAMPION and served.partition("+")[0] == version:
+        # Deltas of the very same bundle go on being served.
+        version = served
     run.alias(model, document["alias"], version, action="release")
 
 

@@ -59,7 +59,8 @@ def is_server(uri: str) -> bool:
 def sending_command(outbox: Outbox, config: TrackingConfig) -> list[str]:
     """Write the command of a child process that sends an outbox."""
     where = str(outbox.path.absolute())
-    return [sys.executable, "-m", "pipelines.tracking.sender", where, json.dumps(asdict(config))]
+    module = "pipelines.tracking.store.sender"
+    return [sys.executable, "-m", module, where, json.dumps(asdict(config))]
 
 
 def longest_sending(config: TrackingConfig) -> float:

@@ -256,8 +256,7 @@ def verify_files(directory: Path, manifest: BundleManifest) -> None:
     Raises:
         ValueError: Names the first file that is not allowed, missing, extra or altered.
     """
-    for name in manifest.files:
-        _check_name(directory, name)
+    check_names(directory, manifest)
     present = {path.relative_to(directory).as_posix() for path in _everything_under(directory)}
     if extra := sorted(present - manifest.files.keys() - {MANIFEST}):
         raise ValueError(
@@ -279,6 +278,16 @@ def verify_files(directory: Path, manifest: BundleManifest) -> None:
                 f"{path} is altered: its sha256 is {found}, the manifest says {entry.sha256}. "
                 "Copy or release the bundle again"
             )
+
+
+def check_names(directory: Path, manifest: BundleManifest) -> None:
+    """Check that a manifest names only what a bundle may hold, inside of its directory.
+
+    Raises:
+        ValueError: Names the first file that is not allowed.
+    """
+    for name in manifest.files:
+        _check_name(directory, name)
 
 
 def _check_name(directory: Path, name: str) -> None:

@@ -11,6 +11,12 @@ from pipelines.tracking.tracking import outbox_of, store_uri
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 
 
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    """Read every file below a folder."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 @pytest.mark.slow
 def test_a_run_is_tracked_from_its_curves_to_its_champion(
     tmp_path: Path, tiny_shop: Path, monkeypatch: pytest.MonkeyPatch
@@ -43,9 +49,10 @@ def test_a_run_is_tracked_from_its_curves_to_its_champion(
     assert trained.data.params["training.batch_size"] == "64"
     assert "data.build_features" in trained.data.tags
     champion = client.get_model_version_by_alias("shop", "champion")
-    assert Path(champion.source.removeprefix("file://")) == (
-        (workspace / "bundles" / "current").resolve()
-    )
+    stored = Path(champion.source.removeprefix("file://"))
+    assert stored.is_relative_to(workspace / "tracking" / "artifacts")
+    served = (workspace / "bundles" / "current").resolve()
+    assert bytes_of(stored) == bytes_of(served)
     assert champions(workspace / "bundles") == [champion.tags["bundle"]]
 
 
@@ -68,7 +75,7 @@ def test_promote_and_rollback_go_on_without_a_server(
     assert (bundles / "current").resolve().name == "bundle-v1"
     result = CliRunner().invoke(app, ["sync", "-w", str(tmp_path)])
     assert result.exit_code == 75
-    assert "6 waiting" in result.output
+    assert "9 waiting" in result.output
 
 
 def test_rolling_back_the_first_champion_says_so(tmp_path: Path):

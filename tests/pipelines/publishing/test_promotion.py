@@ -50,8 +50,9 @@ def test_promote_serves_the_bundle_and_tells_the_registry(bundles: Path, outbox:
     assert (change.version, change.previous) == ("v1", None)
     (path,) = outbox.waiting()
     told = [event for _, event in read_lines(path)]
-    assert [event["event"] for event in told] == ["alias", "end"]
-    assert (told[0]["model"], told[0]["alias"], told[0]["version"]) == ("shop", "champion", "v1")
+    assert [event["event"] for event in told] == ["register", "alias", "end"]
+    assert told[0]["digest"] == read_manifest(bundles / "bundle-v1")[1]
+    assert (told[1]["model"], told[1]["alias"], told[1]["version"]) == ("shop", "champion", "v1")
 
 
 def test_rollbacks_walk_back_and_a_promotion_after_one_starts_from_there(bundles: Path):
@@ -156,8 +157,10 @@ def test_rollback_takes_back_the_appended_items_alone(with_delta: Path, outbox: 
     promote(with_delta, "v2+1", config=CONFIG, outbox=outbox)
     assert served(with_delta) == "v2+1"
     (path,) = outbox.waiting()
-    # The registry knows the bundle that the delta stands on.
-    assert next(event for _, event in read_lines(path))["version"] == "v2"
+    logged = [event for _, event in read_lines(path)]
+    assert [(event["event"], event.get("version")) for event in logged] == [
+        *(("register", "v2"), ("register", "v2+1"), ("alias", "v2+1"), ("end", None))
+    ]
 
 
 def test_what_moved_current_without_a_line_in_the_history_is_found(with_delta: Path):

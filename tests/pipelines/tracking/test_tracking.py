@@ -1,12 +1,10 @@
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -33,8 +31,9 @@ from pipelines.tracking.tracking import (
     store_uri,
     sync_outbox,
 )
+from tests.pipelines.tracking.mlflow_server import client, free_port, mlflow_server
 
-CONFIG = TrackingConfig(sync_seconds=120.0)
+CONFIG = TrackingConfig(sync_seconds=120.0, upload_bundles=False)
 NAN, INFINITY = float("nan"), float("inf")
 
 
@@ -59,14 +58,6 @@ def lines(outbox: Outbox) -> list[dict[str, Any]]:
 def outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outbox:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return outbox_of(tmp_path)
-
-
-def client(uri: str) -> Any:
-    """MLflow's own client, to look at what a store holds."""
-    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    from mlflow.tracking import MlflowClient
-
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
 def stored_runs(uri: str) -> list[Any]:
@@ -170,12 +161,6 @@ def test_nothing_to_send_starts_no_process(outbox: Outbox):
     begin = time.monotonic()
     assert sync_outbox(outbox, CONFIG) == SyncResult()
     assert time.monotonic() - begin < 0.5
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def test_a_server_that_is_gone_costs_no_time_and_nothing_is_lost(outbox: Outbox):
@@ -338,38 +323,6 @@ def test_the_embedded_store_gets_all_of_a_run(outbox: Outbox, tmp_path: Path):
     assert len(store.search_model_versions("name = 'shop'")) == 1
 
 
-@contextmanager
-def mlflow_server(folder: Path, port: int) -> Iterator[None]:
-    """A real server on this machine, up while the block runs; killed at its end."""
-    log = (folder / "server.log").open("ab")
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
-            *("--backend-store-uri", f"sqlite:///{folder / 'server.db'}"),
-            *("--artifacts-destination", str(folder / "served")),
-            *("--host", "127.0.0.1", "--port", str(port)),
-        ],
-        cwd=folder,
-        env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
-    try:
-        for _ in range(240):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
-                break
-            except OSError:
-                assert process.poll() is None, (folder / "server.log").read_text()[-2000:]
-                time.sleep(0.5)
-        yield
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        log.close()
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*:ResourceWarning")
 def test_a_server_killed_in_the_middle_of_a_run_gets_the_rest_later(outbox: Outbox, tmp_path: Path):
@@ -411,7 +364,7 @@ for name in ("connect", "connect_ex", "sendto"):
 socket.getaddrinfo = socket.create_connection = refuse
 from pathlib import Path
 from pipelines.tracking.outbox import Outbox
-from pipelines.tracking.sender import send_outbox
+from pipelines.tracking.store.sender import send_outbox
 from pipelines.tracking.tracking import TrackingConfig
 print(send_outbox(Outbox(Path(sys.argv[1])), TrackingConfig()))
 time.sleep(2)

@@ -1,22 +1,19 @@
-"""Send an outbox to an MLflow store, in a process of its own; the only module that imports MLflow.
+"""Send an outbox to an MLflow store, in a process of its own.
 
 Sending is idempotent and resumes after a kill of either side: a run is found by its tag, a bundle
-by its digest; equal metric points are one point. Nothing is ever loaded from MLflow: a registry
-entry says where a bundle lies, and ``serving.bundle.load`` verifies and loads it.
+by its digest, a file of it by its path and digest; equal metric points are one point.
 
-``pipelines.tracking.tracking`` starts it as ``python -m pipelines.tracking.sender OUTBOX CONFIG``.
+``pipelines.tracking.tracking`` starts it as
+``python -m pipelines.tracking.store.sender OUTBOX CONFIG``.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from itertools import islice
@@ -26,11 +23,22 @@ from typing import Any
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.tracking.outbox import REFUSED, Outbox, read_lines, store_name
+from pipelines.tracking.store.connection import (
+    DIGEST_TAG,
+    GONE,
+    VERSION_TAG,
+    Event,
+    answers,
+    is_uploaded,
+    mlflow_client,
+    passing,
+    registered,
+)
+from pipelines.tracking.store.uploads import AlteredError, OutOfTime, Upload
 from pipelines.tracking.tracking import SyncResult, is_server, store_uri
 from recsys.data.durable import locked, write_durably
 
 RUN_TAG = "recsys.run"
-DIGEST_TAG = "bundle_digest"
 # MLflow takes at most so many a request.
 MAX_METRICS = 1000
 MAX_PARAMS = 100
@@ -38,38 +46,6 @@ MAX_PARAM_CHARACTERS = 6000
 MAX_TAG_CHARACTERS = 5000
 # Sent again they would be refused again.
 NEVER = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST"}
-GONE = "RESOURCE_DOES_NOT_EXIST"
-Event = dict[str, Any]
-
-
-def mlflow_client(uri: str, config: TrackingConfig) -> Any:
-    """Import MLflow, quiet and bounded, and return its client.
-
-    Must be called in a process that ends with the sending: it changes the environment.
-    """
-    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    os.environ["DO_NOT_TRACK"] = "true"
-    os.environ["GIT_PYTHON_REFRESH"] = "quiet"
-    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(config.request_seconds)
-    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = str(config.max_retries)
-    os.environ["MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR"] = "1"
-    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
-    from mlflow.tracking import MlflowClient
-
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
-def answers(uri: str, seconds: float) -> bool:
-    """Check that a server is there, before the seconds that importing MLflow takes."""
-    try:
-        with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=seconds) as reply:
-            return bool(reply.status == 200)
-    except (OSError, ValueError):
-        return False
-
-
-class OutOfTime(Exception):
-    """The time for sending is over; the rest is sent later."""
 
 
 class Sender:
@@ -112,10 +88,14 @@ class Sender:
                 self.send(events)
                 self.state["offset"] = offset
                 self.num_sent += len(events)
-                write_durably(path.with_suffix(".state.json"), to_json(self.state))
+                self.save_state()
         kinds = [event["event"] for _, event in read_lines(path)]
         if kinds[-1:] == ["end"] and self.state["offset"] >= path.stat().st_size:
             self.put_away(path)
+
+    def save_state(self) -> None:
+        """Keep how far the file was sent."""
+        write_durably(self.path.with_suffix(".state.json"), to_json(self.state))
 
     def put_away(self, path: Path) -> None:
         """Move a run that the store has whole out of the way."""
@@ -144,6 +124,8 @@ class Sender:
                 verbs[kind](events[0])
         except KeyError as error:
             self.refuse(events, f"the record lacks {error}")
+        except AlteredError as error:
+            self.refuse(events, str(error))
         except MlflowException as error:
             if error.error_code not in NEVER:
                 raise
@@ -212,59 +194,72 @@ class Sender:
             self.refuse([event], f"{file} is gone")
 
     def register(self, event: Event) -> None:
+        model, version, digest = event["model"], event["version"], event["digest"]
         with passing("RESOURCE_ALREADY_EXISTS"):
-            self.client.create_registered_model(event["model"])
-        if self.registered(event["model"], event["version"], event["digest"]):
+            self.client.create_registered_model(model)
+        there = registered(self.client, model, **{VERSION_TAG: version, DIGEST_TAG: digest})
+        if any(is_uploaded(one.source) for one in there) or (there and not self.uploads):
             return
-        # A server refuses file: sources outside its own artefacts.
-        scheme = "bundle" if is_server(self.uri) else "file"
+        source = self.upload(event) if self.uploads else self.place_of(event["bundle"])
         self.client.create_model_version(
-            event["model"],
-            source=f"{scheme}://{event['bundle']}",
+            model,
+            source=source,
             run_id=self.state["run_id"],
             tags={
                 **{store_name(name): value for name, value in event["tags"].items()},
-                "bundle": event["version"],
-                DIGEST_TAG: event["digest"],
+                VERSION_TAG: version,
+                DIGEST_TAG: digest,
             },
             await_creation_for=0,
         )
 
-    def registered(self, model: str, version: str, digest: str | None = None) -> str | None:
-        """Return the registry's number of a bundle; None where it is not entered."""
-        for found in self.client.search_model_versions(f"name = '{model}'"):
-            same = found.tags.get("bundle") == version
-            if same and digest in (None, found.tags.get(DIGEST_TAG)):
-                return str(found.version)
-        return None
+    @property
+    def uploads(self) -> bool:
+        return self.config.upload_bundles
+
+    def place_of(self, bundle: str) -> str:
+        """Write where a bundle lies on this machine."""
+        # A server refuses file: sources outside its own artefacts.
+        return f"{'bundle' if is_server(self.uri) else 'file'}://{bundle}"
+
+    def upload(self, event: Event) -> str:
+        """Upload a bundle's files into the store of the run; return their address.
+
+        A bundle that is registered outside of a stage's run gets a run of its own.
+        """
+        if self.state["run_id"] is None:
+            stage = self.path.stem.partition("Z-")[2]
+            self.start({"stage": stage, "time": event["time"], "tags": {}, "params": {}})
+            self.save_state()
+        upload = Upload(
+            uri=self.uri,
+            artifact_uri=self.client.get_run(self.state["run_id"]).info.artifact_uri,
+            sent=self.state.setdefault("sent", {}),
+            save=self.save_state,
+            deadline=self.deadline,
+        )
+        bundle = Path(event["bundle"])
+        return upload.send(bundle, event["digest"], f"bundle-{event['version']}")
 
     def alias(self, event: Event) -> None:
         model, alias, version = event["model"], event["alias"], event["version"]
         if version is None:
             with passing(GONE):
                 self.client.delete_registered_model_alias(model, alias)
-        elif (number := self.registered(model, version)) is None:
+            return
+        there = registered(self.client, model, **{VERSION_TAG: version})
+        if not there:
             self.refuse([event], f"bundle {version} is not in the registry")
-        else:
-            self.client.set_registered_model_alias(model, alias, number)
-            when = store_name(f"{alias} {event['when']}")
-            self.client.set_model_version_tag(model, number, when, event["action"])
+            return
+        number = str(there[0].version)
+        self.client.set_registered_model_alias(model, alias, number)
+        self.outbox.note_alias(self.uri, model, alias, number)
+        when = store_name(f"{alias} {event['when']}")
+        self.client.set_model_version_tag(model, number, when, event["action"])
 
     def end(self, event: Event) -> None:
         if self.state["run_id"] is not None:
             self.client.set_terminated(self.state["run_id"], event["status"], event["time"])
-
-
-@contextmanager
-def passing(code: str) -> Iterator[None]:
-    """Pass over one error of the store."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        yield
-    except MlflowException as error:
-        if error.error_code != code:
-            raise
 
 
 def grouped(lines: list[tuple[int, Event]]) -> Iterator[tuple[int, list[Event]]]:
@@ -297,8 +292,8 @@ def send_outbox(outbox: Outbox, config: TrackingConfig) -> SyncResult:
             sender = Sender(outbox, config, deadline)
             for path in outbox.waiting():
                 send_whole(sender, path)
-        except OutOfTime:
-            problem = f"not done in {config.sync_seconds:g} s"
+        except OutOfTime as late:
+            problem = f"not done in {config.sync_seconds:g} s{f' ({late})' if str(late) else ''}"
         except Exception as error:
             # Whatever a server, a database or a network can raise: the lines wait.
             problem = f"{type(error).__name__}: {error}"

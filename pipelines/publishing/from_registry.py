@@ -1,0 +1,173 @@
+"""Serve what the registry's alias names: fetch the bundle, verify it, point ``current`` at it.
+
+Who wins where the alias and what is served here differ:
+
+- a change made here that the registry has not got yet is newer than the alias, and stays;
+- an alias that nobody moved since it was last set or obeyed here says nothing new: what is served
+  here was changed since, and stays;
+- otherwise the alias was moved in the registry, and is obeyed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.config.tracking import TrackingConfig
+from pipelines.publishing.promotion import (
+    CHALLENGER,
+    LOCK,
+    challenger,
+    note_champion,
+    served_version,
+)
+from pipelines.tracking.outbox import Outbox
+from pipelines.tracking.recorder import CHAMPION
+from pipelines.tracking.registry import Fetched, RegisteredBundle, fetch, look_up
+from pipelines.tracking.tracking import store_uri
+from recsys.data.durable import locked
+from serving.bundle.manifest import CURRENT, read_manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Followed:
+    """What came of following the registry."""
+
+    version: str
+    """What is served afterwards."""
+    moved: bool
+    words: str
+
+
+def served_digest(bundles: Path) -> str | None:
+    """Return the digest of what is served; None where nothing is, or it cannot be read."""
+    try:
+        return read_manifest((bundles / CURRENT).resolve())[1]
+    except (ValueError, OSError):
+        return None
+
+
+def why_local_stays(
+    bundles: Path,
+    named: RegisteredBundle,
+    *,
+    is_registered: bool,
+    last: str | None,
+) -> str | None:
+    """Say why what is served here is newer than the registry's alias; None where it is not.
+
+    Args:
+        named: What the alias names; another bundle than is served.
+        is_registered: Whether the registry knows the served bundle.
+        last: The registry's number that the alias had when it was last set or obeyed here.
+    """
+    served = served_version(bundles)
+    if served is None or not (bundles / CURRENT).exists():
+        return None
+    if last == named.number:
+        return (
+            f"the alias still names {named.version}, as when it was last set or obeyed here; "
+            f"{served} became champion here since. `recsys promote {served}` enters it into the "
+            f"registry, `recsys promote {named.version}` goes back"
+        )
+    if last is None and not is_registered:
+        return (
+            f"{served} was made champion here and the registry never got it; the alias names "
+            f"{named.version}. `recsys promote {served}` enters it into the registry, "
+            f"`recsys promote {named.version}` takes the registry's"
+        )
+    return None
+
+
+def follow_registry(bundles: Path, *, config: TrackingConfig, outbox: Outbox) -> Followed:
+    """Make the bundle champion that the registry's alias names.
+
+    Raises:
+        RegistryUnreachableError: The registry gives no answer; what is served goes on.
+        ValueError: The alias names nothing that can be served; what is served goes on.
+    """
+    uri = store_uri(config, outbox)
+    waiting = outbox.waiting_alias(config.model, CHAMPION)
+    before = served_version(bundles)
+    if waiting is not None:
+        return Followed(
+            version=before or str(waiting["version"]),
+            moved=False,
+            words=f"{waiting['version']} was made champion here ({waiting['action']}, "
+            f"{waiting['when']}) and the registry has not got that yet; it is newer than the "
+            "alias there and stays",
+        )
+    digest = served_digest(bundles)
+    found = look_up(uri, config, CHAMPION, digest)
+    named = found.named
+    if named.digest == digest and named.version == before:
+        outbox.note_alias(uri, config.model, CHAMPION, named.number)
+        return Followed(version=named.version, moved=False, words="as the registry says")
+    local = why_local_stays(
+        bundles,
+        named,
+        is_registered=found.served_is_registered,
+        last=outbox.last_alias(uri, config.model, CHAMPION),
+    )
+    if local is not None:
+        return Followed(version=str(before), moved=False, words=local)
+    fetched = fetch(uri, config, f"number:{named.number}", bundles)
+    return publish_fetched(bundles, fetched, before, config=config, outbox=outbox)
+
+
+def publish_fetched(
+    bundles: Path, fetched: Fetched, before: str | None, *, config: TrackingConfig, outbox: Outbox
+) -> Followed:
+    """Point ``current`` at a fetched bundle, unless it was moved meanwhile.
+
+    Args:
+        before: What was served when the alias was read.
+    """
+    bundle = fetched.bundle
+    with locked(bundles / LOCK):
+        if (served := served_version(bundles)) != before:
+            return Followed(
+                version=str(served),
+                moved=False,
+                words=f"{served} was made champion here while {bundle.version} was fetched",
+            )
+        was_challenger = challenger(bundles) == bundle.version
+        note_champion(bundles, bundle.version, "registry")
+    outbox.note_alias(store_uri(config, outbox), config.model, CHAMPION, bundle.number)
+    if was_challenger and config.enabled:
+        run = outbox.new_file("registry")
+        run.alias(config.model, CHALLENGER, None, action="registry")
+        run.end("FINISHED")
+    words = f"moved in the registry, {fetched_words(fetched)}"
+    return Followed(version=bundle.version, moved=True, words=words)
+
+
+def fetched_words(fetched: Fetched) -> str:
+    """Say how much was fetched."""
+    if not fetched.num_files:
+        return "all files were here"
+    return f"{fetched.num_files} files fetched and verified ({fetched.num_bytes / 1e6:.1f} MB)"
+
+
+def fetch_bundle(
+    name: str, bundles: Path, *, config: TrackingConfig, outbox: Outbox
+) -> tuple[Fetched, bool]:
+    """Fetch a bundle into a folder, and serve it there if nothing else is.
+
+    Args:
+        name: Its version, or an alias.
+
+    Returns:
+        What was fetched, and whether it is served now.
+    """
+    uri = store_uri(config, outbox)
+    fetched = fetch(uri, config, name, bundles)
+    if (bundles / CURRENT).exists():
+        return fetched, False
+    with locked(bundles / LOCK):
+        if (bundles / CURRENT).exists():
+            return fetched, False
+        note_champion(bundles, fetched.bundle.version, "registry")
+    if name == CHAMPION:
+        outbox.note_alias(uri, config.model, CHAMPION, fetched.bundle.number)
+    return fetched, True
