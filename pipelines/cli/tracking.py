@@ -203,8 +203,8 @@ def promote(
                 f"--from-registry serves what the alias names, and {version!r} was named as well; "
                 "leave one out"
             )
-        config, outbox = registry_of(folder, registry, model, home)
-        follow(folder, config, outbox, if_reachable=if_reachable)
+        config, _ = registry_of(folder, registry, model, home)
+        follow(folder, home, config, if_reachable=if_reachable)
         return
     if if_reachable or registry or model:
         raise ValueError("--if-reachable, --registry and --model are for --from-registry")
@@ -231,25 +231,40 @@ def registry_of(
     return config, outbox_of(workspace)
 
 
-def follow(bundles: Path, config: TrackingConfig, outbox: Outbox, *, if_reachable: bool) -> None:
-    """Serve what the registry's alias names; print what came of it."""
+def follow(
+    bundles: Path, workspace: Path | None, config: TrackingConfig, *, if_reachable: bool
+) -> None:
+    """Serve what the registry's alias names, print what came of it, note it in the history."""
+    from pipelines.engine.history import recorded
     from pipelines.publishing.from_registry import follow_registry
     from pipelines.publishing.promotion import served_version
     from pipelines.tracking.registry import RegistryUnreachableError
+    from pipelines.tracking.tracking import outbox_of
 
-    send(outbox, config)
-    try:
-        found = follow_registry(bundles, config=config, outbox=outbox)
-    except RegistryUnreachableError as error:
-        if not if_reachable:
-            raise
-        served = served_version(bundles)
-        goes_on = f"{served} goes on being served" if served else "nothing is served"
-        words = f"the registry cannot be reached, {goes_on}: {error}"
-        log.print(words, style="yellow", markup=False, soft_wrap=True)
-        return
-    out.print(f"champion is {found.version}: {found.words}", markup=False, soft_wrap=True)
-    send(outbox, config)
+    workspace = workspace or bundles.absolute().parent
+    outbox = outbox_of(workspace)
+    # A folder that no run made, as on a machine that only serves, has no history of commands.
+    made = workspace if (workspace / "config.toml").exists() else None
+    with recorded(made, "promote --from-registry") as recording:
+        send(outbox, config)
+        try:
+            found = follow_registry(bundles, config=config, outbox=outbox)
+        except RegistryUnreachableError as error:
+            if not if_reachable:
+                raise
+            served = served_version(bundles)
+            goes_on = f"{served} goes on being served" if served else "nothing is served"
+            words = f"the registry cannot be reached, {goes_on}: {error}"
+            recording.outcome = "nothing to do"
+            recording.reasons.append(words)
+            log.print(words, style="yellow", markup=False, soft_wrap=True)
+            return
+        recording.reasons.append(found.words)
+        recording.details["champion"] = found.version
+        if not found.moved:
+            recording.outcome = "nothing to do"
+        out.print(f"champion is {found.version}: {found.words}", markup=False, soft_wrap=True)
+        send(outbox, config)
 
 
 def rollback(bundles: Bundles = DEMO / "bundles") -> None:

@@ -1,4 +1,4 @@
-"""The registry behind a real MLflow server, and the commands: another machine, a server that dies."""
+"""The registry behind a real MLflow server, and the commands."""
 
 import json
 from dataclasses import asdict, replace
