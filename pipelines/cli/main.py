@@ -96,7 +96,10 @@ def run(
     assignments: Assignments = None,
     until: Annotated[str | None, typer.Option(help="Last stage to run.")] = None,
     stage: Annotated[
-        list[str] | None, typer.Option(help="Run only this stage (repeatable).")
+        list[str] | None,
+        typer.Option(
+            help="Run only this stage (repeatable); beside others that it does not depend on."
+        ),
     ] = None,
     force: Annotated[
         list[str] | None,
@@ -182,6 +185,7 @@ def run_recorded(
             show_progress=show_progress,
             recorder=recorder,
             finished=tracking.report_stage,
+            side_by_side=bool(only),
         )
         if settings.auto.enabled:
             given = presets.ConfigSources(

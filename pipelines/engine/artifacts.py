@@ -59,11 +59,11 @@ class Manifest:
     def read(cls, directory: Path) -> Manifest | None:
         """Read a directory's manifest of any format; None where it is not complete."""
         path = directory / MANIFEST
-        if not path.exists():
-            return None
         try:
             # The first format had no number.
             return cls(**{"format": 1, **json.loads(path.read_text())})
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
             raise ValueError(
                 f"{path} is not a stage manifest ({error}); delete {directory} and run again"
@@ -174,16 +174,19 @@ def move_into_place(partial: Path, final: Path) -> None:
         shutil.rmtree(replaced)
 
 
-def sweep(folder: Path) -> list[str]:
+def sweep(folder: Path, stage: str = "*") -> list[str]:
     """Clear what a killed run left in a folder of artefacts, and finish a half-done rename.
 
-    Only the holder of the workspace's lock may call this.
+    Only the holder of the workspace's lock, or of the stage's, may call this.
+
+    Args:
+        stage: Whose leftovers; by default those of all.
 
     Returns:
         The names of what was removed or finished.
     """
     swept = []
-    for leftover in sorted(folder.glob(f"{PARTIAL}*")):
+    for leftover in sorted(folder.glob(f"{PARTIAL}{stage}")):
         swept.append(leftover.name)
         final = folder / leftover.name.removeprefix(PARTIAL)
         if (leftover / MANIFEST).exists():
@@ -192,7 +195,7 @@ def sweep(folder: Path) -> list[str]:
             shutil.rmtree(leftover)
         else:
             leftover.unlink()
-    for leftover in sorted(folder.glob(f"{REPLACED}*")):
+    for leftover in sorted(folder.glob(f"{REPLACED}{stage}")):
         swept.append(leftover.name)
         final = folder / leftover.name.removeprefix(REPLACED)
         if final.exists():

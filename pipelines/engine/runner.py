@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -139,8 +140,13 @@ def run_stage(
     force: bool = False,
     show_progress: bool = False,
     recorder: Recorder | None = None,
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> StageOutcome:
-    """Bring one stage's artefact up to date; the caller holds the workspace's lock."""
+    """Bring one stage's artefact up to date; the caller holds what it reads.
+
+    Args:
+        alone: Holds the artefact while it is made.
+    """
     planned = plan(stage, config, workspace)
     final = workspace.stage(stage.name)
     context = StageContext(
@@ -152,10 +158,30 @@ def run_stage(
         making=planned.making,
         show_progress=show_progress,
     )
-    found = workspace.manifest(stage.name)
-    if found and not force and found.making == planned.making and stage.outputs_exist(context):
-        return StageOutcome(stage=stage.name, skipped=True, seconds=0.0, manifest=found)
 
+    def unchanged() -> StageOutcome | None:
+        found = workspace.manifest(stage.name)
+        if found and not force and found.making == planned.making and stage.outputs_exist(context):
+            return StageOutcome(stage=stage.name, skipped=True, seconds=0.0, manifest=found)
+        return None
+
+    if (skipped := unchanged()) is not None:
+        return skipped
+    with alone():
+        # Another process may have made it since.
+        return unchanged() or make(stage, planned, context, force=force, recorder=recorder)
+
+
+def make(
+    stage: Stage,
+    planned: Manifest,
+    context: StageContext,
+    *,
+    force: bool,
+    recorder: Recorder | None,
+) -> StageOutcome:
+    """Make a stage's artefact, going on from the checkpoints of a killed run."""
+    workspace, final = context.workspace, context.output
     workspace.keep_only_checkpoints(stage.name, None if force else planned.making)
     measured = reset_peak_memory()
     started, started_at = time.perf_counter(), datetime.now(UTC)
@@ -195,8 +221,9 @@ def run_stages(
     recorder: Recorder | None = None,
     started: Callable[[Stage], None] = lambda _stage: None,
     finished: Callable[[StageOutcome], None] = lambda _outcome: None,
+    side_by_side: bool = False,
 ) -> list[StageOutcome]:
-    """Run stages in order under the workspace's lock.
+    """Run stages in order, alone in the workspace or beside other single stages.
 
     Args:
         stages: In the order of pipelines/stages/list.py.
@@ -204,26 +231,32 @@ def run_stages(
         recorder: Where the runs of stages are tracked; nowhere by default.
         started: Called with each stage as it begins.
         finished: Called with each stage's outcome.
+        side_by_side: Hold only what the stages make and read, each while it runs, so that other
+            processes can run stages that do not depend on them.
 
     Raises:
-        WorkspaceBusyError: If another run holds the workspace.
+        WorkspaceBusyError: If another run holds the workspace, or makes what a stage reads.
         ValueError: If the configuration, the data or an artefact is at fault.
         RefusedError: If a release check did not pass.
     """
     workspace = Workspace(config.workspace)
     outcomes = []
-    with workspace.lock():
+    with workspace.shared_lock() if side_by_side else workspace.lock():
         write_durably(workspace.path / "config.toml", to_toml(plain(config)))
         for stage in stages:
             started(stage)
-            outcome = run_stage(
-                stage,
-                config,
-                workspace,
-                force=stage.name in force,
-                show_progress=show_progress,
-                recorder=recorder,
-            )
+            reads = stage.inputs_of(config)
+            held = workspace.reading(reads, stage.name) if side_by_side else nullcontext()
+            with held:
+                outcome = run_stage(
+                    stage,
+                    config,
+                    workspace,
+                    force=stage.name in force,
+                    show_progress=show_progress,
+                    recorder=recorder,
+                    alone=partial(workspace.making, stage.name) if side_by_side else nullcontext,
+                )
             finished(outcome)
             outcomes.append(outcome)
     return outcomes

@@ -2,6 +2,7 @@
 
 <workspace>/
     lock                        locked; names the pid of the run that works here
+    locks/<stage>               locked while a stage that runs by itself is made or read
     config.toml                 the resolved configuration of the latest run
     <stage>/                    an artefact: manifest.json, run.json and the stage's files
     checkpoints/<stage>-<key>/  training states, kept until the stage's artefact is complete
@@ -14,8 +15,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +30,7 @@ from pipelines.engine.artifacts import (
     sweep,
 )
 from pipelines.engine.errors import WorkspaceBusyError
-from recsys.data.durable import append_line, locked
+from recsys.data.durable import append_line, locked, shared
 
 
 def check_writable(folder: Path, what: str, setting: str) -> None:
@@ -48,6 +49,28 @@ def check_writable(folder: Path, what: str, setting: str) -> None:
             f"cannot write to {what} {folder.absolute()}: {error.strerror}. Give yourself write "
             f"permission there, or choose another folder with {setting}"
         ) from error
+
+
+@contextmanager
+def named_in(lock: Path) -> Iterator[None]:
+    """Write into a lock file that is held which process holds it."""
+    started = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    lock.write_text(f"process {os.getpid()}, started {started}", encoding="utf-8")
+    try:
+        yield
+    finally:
+        lock.write_text("")
+
+
+def holder_of(lock: Path) -> str:
+    """Read which process holds a lock file; empty where it names none, or one that has ended."""
+    text = lock.read_text(encoding="utf-8").strip() if lock.exists() else ""
+    with suppress(ValueError, PermissionError):
+        try:
+            os.kill(int(text.partition(",")[0].removeprefix("process ")), 0)
+        except ProcessLookupError:
+            return ""
+    return text
 
 
 @dataclass(frozen=True)
@@ -113,15 +136,76 @@ class Workspace:
         path = self.path / "lock"
         with locked(path, wait=False) as held:
             if not held:
-                holder = path.read_text(encoding="utf-8").strip() or "an unknown process"
+                raise self._busy()
+            with named_in(path):
+                yield sweep(self.path)
+
+    def _busy(self) -> WorkspaceBusyError:
+        holder = holder_of(self.path / "lock") or self.stages_made()
+        return WorkspaceBusyError(
+            f"workspace {self.path.absolute()} is in use by {holder or 'an unknown process'}. Wait "
+            "for that run to end, or give this one a folder of its own with --workspace"
+        )
+
+    def stages_made(self) -> str:
+        """Name the stages that are made by themselves, and the process of each."""
+        locks = sorted((self.path / "locks").glob("*"))
+        held = ((path.name, holder_of(path)) for path in locks)
+        return "; ".join(f"stage {name}, {holder}" for name, holder in held if holder)
+
+    @contextmanager
+    def shared_lock(self) -> Iterator[None]:
+        """Hold the workspace together with others that run single stages.
+
+        Raises:
+            WorkspaceBusyError: If a whole run holds it; names its process.
+            ValueError: If it cannot be written, or was written by another version.
+        """
+        self.check_writable()
+        self.check_format()
+        with shared(self.path / "lock") as held:
+            if not held:
+                raise self._busy()
+            (self.path / "locks").mkdir(exist_ok=True)
+            yield
+
+    @contextmanager
+    def reading(self, stages: Sequence[str], reader: str) -> Iterator[None]:
+        """Hold artefacts as they are while a stage reads them.
+
+        Raises:
+            WorkspaceBusyError: One of them is being made; names its process.
+        """
+        with ExitStack() as stack:
+            for name in stages:
+                path = self.path / "locks" / name
+                if not stack.enter_context(shared(path)):
+                    raise WorkspaceBusyError(
+                        f"stage {reader} reads the artefact of {name}, which is being made by "
+                        f"{holder_of(path) or 'another process'}. Run it when that has "
+                        "ended"
+                    )
+            yield
+
+    @contextmanager
+    def making(self, stage: str) -> Iterator[None]:
+        """Hold a stage's artefact alone while it is made; clears what a killed one left.
+
+        Raises:
+            WorkspaceBusyError: It is being made or read by another process; names it.
+        """
+        path = self.path / "locks" / stage
+        with locked(path, wait=False) as held:
+            if not held:
+                holder = holder_of(path)
+                why = f"made by {holder}" if holder else f"read by {self.stages_made() or 'others'}"
                 raise WorkspaceBusyError(
-                    f"workspace {self.path.absolute()} is in use by {holder}. Wait for that run "
-                    "to end, or give this one a folder of its own with --workspace"
+                    f"stage {stage} in {self.path.absolute()} is being {why}. Run it when that has "
+                    "ended"
                 )
-            started = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-            path.write_text(f"process {os.getpid()}, started {started}", encoding="utf-8")
-            yield sweep(self.path)
-            path.write_text("")
+            with named_in(path):
+                sweep(self.path, stage)
+                yield
 
     def keep_only_checkpoints(self, stage: str, making: str | None) -> None:
         """Delete a stage's training states but those of ``making``."""

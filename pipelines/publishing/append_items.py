@@ -17,7 +17,8 @@ from pipelines.config.toml import validate
 from pipelines.engine.console import log
 from pipelines.inputs.content_models import cache_dir, make_encoder, make_language_model, text_of
 from pipelines.inputs.opened_store import opened
-from pipelines.publishing.promotion import LOCK, note_champion, served_version
+from pipelines.publishing.bundles_lock import publishing
+from pipelines.publishing.promotion import note_champion, served_version
 from pipelines.semantic_ids.append import published_ids
 from recsys.content.attributes import PROMPT_VERSION, enriched_text
 from recsys.content.embedding_cache import encode_cached
@@ -25,7 +26,6 @@ from recsys.content.encoder import Encoder
 from recsys.content.enrichment import enrich
 from recsys.content.prompt import EndpointError
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.durable import locked
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import CURRENT, read_manifest
@@ -239,7 +239,7 @@ def append(
         for row in rows
     ]
     vectors = item_vectors(bundle, new, content)
-    with locked(bundles / LOCK):
+    with publishing(bundles):
         if publish_it and (now := served_version(bundles)) != served:
             raise ValueError(
                 f"while the new items were encoded, {bundles / CURRENT} moved from bundle-{served} "

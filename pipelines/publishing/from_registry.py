@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.config.tracking import TrackingConfig
+from pipelines.publishing.bundles_lock import publishing
 from pipelines.publishing.promotion import (
     CHALLENGER,
-    LOCK,
     challenger,
     note_champion,
     served_version,
@@ -25,7 +25,6 @@ from pipelines.tracking.outbox import Outbox
 from pipelines.tracking.recorder import CHAMPION
 from pipelines.tracking.registry import Fetched, RegisteredBundle, fetch, look_up
 from pipelines.tracking.tracking import store_uri
-from recsys.data.durable import locked
 from serving.bundle.manifest import CURRENT, read_manifest
 
 
@@ -124,7 +123,7 @@ def publish_fetched(
         before: What was served when the alias was read.
     """
     bundle = fetched.bundle
-    with locked(bundles / LOCK):
+    with publishing(bundles):
         if (served := served_version(bundles)) != before:
             return Followed(
                 version=str(served),
@@ -164,7 +163,7 @@ def fetch_bundle(
     fetched = fetch(uri, config, name, bundles)
     if (bundles / CURRENT).exists():
         return fetched, False
-    with locked(bundles / LOCK):
+    with publishing(bundles):
         if (bundles / CURRENT).exists():
             return fetched, False
         note_champion(bundles, fetched.bundle.version, "registry")

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.console import log
+from pipelines.publishing.bundles_lock import publishing
 from pipelines.tracking.outbox import Outbox, read_lines
 from pipelines.tracking.recorder import CHAMPION, release_tags
-from recsys.data.durable import append_line, locked
+from recsys.data.durable import append_line
 from serving.bundle.delta import chain_of
 from serving.bundle.manifest import (
     CURRENT,
@@ -30,8 +31,6 @@ from serving.bundle.manifest import (
 )
 
 HISTORY = "aliases.jsonl"
-LOCK = ".publish.lock"
-"""Held by whoever writes into the folder of bundles or moves ``current``."""
 CHALLENGER = "challenger"
 
 
@@ -205,7 +204,7 @@ def make_champion(
         ValueError: It, or what it was appended to, is missing or altered.
     """
     chain_of(bundle_directory(bundles, version))
-    with locked(bundles / LOCK):
+    with publishing(bundles):
         was_challenger = challenger(bundles) == version
         change = note_champion(bundles, version, action)
     if outbox is not None and config.enabled:

@@ -23,17 +23,18 @@ from pipelines.engine.errors import RefusedError
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.tensors import read_inputs, released_order
+from pipelines.publishing.bundles_lock import publishing
 from pipelines.publishing.checks import Metrics, release_verdicts, served_row
 from pipelines.publishing.comparison import Compared, compare
 from pipelines.publishing.item_properties import item_properties
-from pipelines.publishing.promotion import LOCK, note_release, served_base
+from pipelines.publishing.promotion import note_release, served_base
 from pipelines.publishing.released import keep_released, released_folder
 from pipelines.publishing.same_queries import RunEvents, answers_of, same_queries, write_answers
 from pipelines.publishing.write_release import is_release_of, write_release
 from pipelines.ranking.artefact import RANKED, served_ranker
 from pipelines.semantic_ids.artefact import read_version
 from pipelines.stages.build_semantic_ids import publish_version, store_of
-from recsys.data.durable import locked, write_durably
+from recsys.data.durable import write_durably
 from recsys.fitting.inputs import ModelInputs
 from recsys.retrieval.sources import ITEM_WEIGHTS
 from serving.bundle.catalogue import Catalogue
@@ -261,7 +262,7 @@ def release(context: StageContext) -> StageRows:
             refuse(context, verdicts, metrics)
         return verdicts
 
-    with locked(folder / LOCK):
+    with publishing(folder):
         version = write_release(
             folder,
             make_parts(context, inputs),

@@ -141,11 +141,12 @@ def new_directory(final: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+def locked(path: Path, *, wait: bool | float = True) -> Iterator[bool]:
     """Hold a lock file; the kernel releases it when the process ends, however it ends.
 
     Args:
-        wait: Wait for the process that holds it. Otherwise the block runs without the lock.
+        wait: Wait for the process that holds it, or for so many seconds. Otherwise the block runs
+            without the lock.
 
     Yields:
         Whether the lock is held.
@@ -157,9 +158,34 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     lock = FileLock(path, fallback_to_soft=False)
     held = None
     with suppress(Timeout):
-        held = lock.acquire(blocking=wait)
+        held = lock.acquire(-1 if wait is True else float(wait), blocking=wait is not False)
     if held is None:
         yield False
     else:
         with held:
             yield True
+
+
+@contextmanager
+def shared(path: Path) -> Iterator[bool]:
+    """Hold a lock file together with others who share it, against who would hold it by `locked`.
+
+    Works on a folder too, and on a file that cannot be written. Never waits.
+
+    Yields:
+        Whether the lock is held; if not, somebody holds it alone.
+    """
+    import fcntl
+
+    if not path.exists():
+        path.touch()
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,286 @@
+"""Two schedulers at once in one workspace (FAULTS 31), each a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.engine.console import exit_code_of
+from pipelines.engine.errors import WorkspaceBusyError
+from pipelines.engine.history import read_history, recorded
+from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.engine.stage import Stage, StageContext, StageRows
+from pipelines.engine.workspace import Workspace
+from pipelines.publishing.bundles_lock import publishing
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyConfig:
+    """Stands in for RunConfig."""
+
+    workspace: Path
+    value: dict[str, int] = field(default_factory=dict)
+
+    def raw_file_keys(self) -> list[str]:
+        return []
+
+
+def make(context: StageContext) -> StageRows:
+    """Make an artefact once the file ``go-<stage>`` is there: a test decides what runs at once."""
+    place, name = context.workspace.path, context.output.name.removeprefix(".partial-")
+    (place / f"began-{name}").touch()
+    while not (place / f"go-{name}").exists():
+        time.sleep(0.005)
+    found = [json.loads((path / "out.json").read_text()) for path in context.inputs.values()]
+    (context.output / "out.json").write_text(json.dumps([name, *found]))
+    return StageRows(rows_in=1, rows_out=1)
+
+
+def stage(name: str, *reads: str) -> Stage:
+    return Stage(
+        name=name, description="", reads=reads, writes="", sections=("value",), function=make
+    )
+
+
+STAGES = [
+    stage("source"),
+    stage("left", "source"),
+    stage("right", "source"),
+    stage("join", "left", "right"),
+]
+
+
+def run(workspace: Path, stages: tuple[str, ...]) -> int:
+    """Run stages, those with a ``!`` though nothing changed; return the exit code."""
+    force = [name.removeprefix("!") for name in stages if name.startswith("!")]
+    only = [name.removeprefix("!") for name in stages]
+    config: Any = TinyConfig(workspace=workspace)
+    try:
+        with recorded(workspace, "run"):
+            chosen = pick_stages(STAGES, only, None)
+            run_stages(chosen, config, force=force, side_by_side=bool(only))
+    except Exception as error:
+        (workspace / f"message-{os.getpid()}").write_text(str(error))
+        return exit_code_of(error)
+    return 0
+
+
+@dataclass
+class Child:
+    """A process forked off, so that it need not import everything."""
+
+    pid: int
+    workspace: Path
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def runs(self) -> bool:
+        return os.waitpid(self.pid, os.WNOHANG) == (0, 0)
+
+
+Start = Callable[..., Child]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    for name in ("source", "left", "right", "join"):
+        (tmp_path / f"go-{name}").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def start(workspace: Path) -> Start:
+    def start_child(*stages: str) -> Child:
+        child = os.fork()
+        if child == 0:
+            try:
+                os._exit(run(workspace, stages))
+            finally:
+                os._exit(99)
+        return Child(child, workspace)
+
+    return start_child
+
+
+def ended(child: Child) -> tuple[int, str]:
+    code, message = child.wait(), child.workspace / f"message-{child.pid}"
+    return code, message.read_text() if message.exists() else ""
+
+
+def until(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.005)
+
+
+def begun(start: Start, workspace: Path, stage: str) -> Child:
+    """Start a stage that stays in the middle until `let_go`."""
+    (workspace / f"go-{stage}").unlink(missing_ok=True)
+    (workspace / f"began-{stage}").unlink(missing_ok=True)
+    child = start(f"!{stage}")
+    until(workspace / f"began-{stage}")
+    return child
+
+
+def let_go(workspace: Path, stage: str) -> None:
+    (workspace / f"go-{stage}").touch()
+
+
+def test_two_whole_runs_exclude_each_other(workspace: Path, start: Start) -> None:
+    (workspace / "go-left").unlink()
+    first = start()
+    until(workspace / "began-left")
+    code, message = ended(start())
+    assert code == 75
+    assert f"is in use by process {first.pid}, started" in message
+    let_go(workspace, "left")
+    assert ended(first) == (0, "")
+    assert [(line.exit_code, line.outcome) for line in read_history(workspace)] == [
+        (75, "busy"),
+        (0, "done"),
+    ]
+
+
+def test_stages_that_do_not_depend_on_each_other_run_at_once(workspace: Path, start: Start) -> None:
+    assert ended(start())[0] == 0
+    whole = (workspace / "join/out.json").read_bytes()
+    left, right = begun(start, workspace, "left"), begun(start, workspace, "right")
+    assert [left.runs(), right.runs()] == [True, True], "both are in the middle"
+    let_go(workspace, "right")
+    assert ended(right) == (0, "")
+    let_go(workspace, "left")
+    assert ended(left) == (0, "")
+    assert ended(start("join")) == (0, "")
+    assert (workspace / "join/out.json").read_bytes() == whole
+
+
+def test_a_stage_is_refused_while_what_it_reads_is_made(workspace: Path, start: Start) -> None:
+    assert ended(start())[0] == 0
+    left = begun(start, workspace, "left")
+    code, message = ended(start("join"))
+    assert code == 75
+    assert f"reads the artefact of left, which is being made by process {left.pid}" in message
+    code, message = ended(start("!left"))
+    assert code == 75
+    assert f"being made by process {left.pid}" in message
+    let_go(workspace, "left")
+    assert ended(left)[0] == 0
+    assert ended(start("join"))[0] == 0
+
+
+def test_a_stage_is_not_replaced_while_another_reads_it(workspace: Path, start: Start) -> None:
+    assert ended(start())[0] == 0
+    right = begun(start, workspace, "right")
+    code, message = ended(start("!source"))
+    assert code == 75
+    assert f"being read by stage right, process {right.pid}" in message
+    assert ended(start("source")) == (0, ""), "unchanged, it is left as it is"
+    let_go(workspace, "right")
+    assert ended(right)[0] == 0
+
+
+def test_a_whole_run_waits_for_no_stage_and_no_stage_for_it(workspace: Path, start: Start) -> None:
+    assert ended(start())[0] == 0
+    left = begun(start, workspace, "left")
+    code, message = ended(start())
+    assert code == 75
+    assert f"stage left, process {left.pid}" in message
+    let_go(workspace, "left")
+    assert ended(left)[0] == 0
+    with Workspace(workspace).lock():
+        code, message = ended(start("left"))
+    assert code == 75
+    assert f"process {os.getpid()}" in message
+
+
+def test_what_a_killed_stage_left_is_cleared_by_its_next_run(workspace: Path, start: Start) -> None:
+    assert ended(start())[0] == 0
+    before = (workspace / "left/manifest.json").read_bytes()
+    left = begun(start, workspace, "left")
+    os.kill(left.pid, signal.SIGKILL)
+    assert left.wait() == -signal.SIGKILL
+    assert (workspace / ".partial-left").is_dir()
+    let_go(workspace, "left")
+    assert ended(start("right"))[0] == 0, "the locks went with the process"
+    assert (workspace / ".partial-left").is_dir(), "each stage clears its own"
+    assert ended(start("!left")) == (0, "")
+    assert not (workspace / ".partial-left").exists()
+    assert (workspace / "left/manifest.json").read_bytes() == before
+    killed = [line for line in read_history(workspace) if line.exit_code == 137]
+    assert len(killed) == 1
+
+
+def test_many_schedulers_at_once_end_with_0_or_75_and_equal_artefacts(
+    workspace: Path, start: Start
+) -> None:
+    assert ended(start())[0] == 0
+    names = ("source", "left", "right", "join")
+    before = {name: (workspace / name / "manifest.json").read_bytes() for name in names}
+    for _ in range(5):
+        children = [start(name) for name in ("!source", "!left", "!right", "!join", "!left")]
+        children.append(start())
+        assert {ended(child)[0] for child in children} <= {0, 75}
+    assert ended(start()) == (0, "")
+    after = {name: (workspace / name / "manifest.json").read_bytes() for name in names}
+    assert after == before
+    assert not list(workspace.glob(".*"))
+    assert json.loads((workspace / "source/out.json").read_text()) == ["source"]
+
+
+def test_a_second_publisher_ends_with_75_and_names_the_first(tmp_path: Path) -> None:
+    with publishing(tmp_path):
+        script = f"""
+from pathlib import Path
+from pipelines.engine.console import exit_code_of
+from pipelines.publishing.bundles_lock import publishing
+try:
+    with publishing(Path({str(tmp_path)!r}), patience_seconds=0.1):
+        pass
+except Exception as error:
+    print(error)
+    raise SystemExit(exit_code_of(error))
+"""
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 75, done.stderr
+    assert f"is in use by process {os.getpid()}, started" in done.stdout
+    assert "Nothing was published" in done.stdout
+    with publishing(tmp_path, patience_seconds=0.1):
+        pass
+
+
+def test_a_publisher_waits_for_one_that_ends_soon(tmp_path: Path) -> None:
+    script = f"""
+import time
+from pathlib import Path
+from pipelines.publishing.bundles_lock import publishing
+with publishing(Path({str(tmp_path)!r})):
+    print("held", flush=True)
+    time.sleep(0.5)
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        with publishing(tmp_path):
+            pass
+    assert child.returncode == 0
+
+
+def test_a_lock_by_a_killed_process_names_nobody(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("process 4194303, started long ago")
+    with (
+        Workspace(tmp_path).shared_lock(),
+        pytest.raises(WorkspaceBusyError, match="an unknown process"),
+        Workspace(tmp_path).lock(),
+    ):
+        pass
