@@ -145,7 +145,7 @@ class PartitionsManifest:
         if self.newest is None:
             return False
         age = begin_of(self.newest) - end_of(key)
-        return age.total_seconds() > self.watermark_days * 86_400
+        return age.total_seconds() >= self.watermark_days * 86_400
 
     def digests(self) -> dict[str, str]:
         """Digest of each partition that counts, by key."""

@@ -1,0 +1,367 @@
+"""Partitions of events: each counts once, whatever order, state or version they arrive in."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from features.build import build_features
+from features.schema import FeaturesConfig, FilterConfig, SourceConfig
+from pipelines.config.run import DataConfig, RunConfig
+from pipelines.engine.errors import WorkspaceBusyError
+from pipelines.partitions.ingest import IngestReport, ingest
+from pipelines.partitions.manifest import DAYS, FOLDER, PartitionsManifest
+from pipelines.partitions.source import key_of, keys_between
+from pipelines.presets.resolve import with_dataset
+from recsys.data.durable import locked
+
+SECONDS = 86_400
+FIRST = 1_767_225_600
+"""2026-01-01, Unix seconds."""
+Shop = Callable[..., IngestReport]
+
+
+def write_day(folder: Path, day: int, *, events: int = 20, seed: int = 0) -> Path:
+    """Write a day's events, all within that day."""
+    rng = np.random.default_rng([seed, day])
+    times = np.sort(FIRST + day * SECONDS + rng.integers(0, SECONDS, events))
+    frame = pl.DataFrame(
+        {
+            "user_id": [f"u{one}" for one in rng.integers(0, 9, events)],
+            "item_id": [f"i{one}" for one in rng.integers(0, 30, events)],
+            "event_time": times,
+            "value": rng.integers(1, 6, events),
+        }
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"2026-01-{day + 1:02d}.csv"
+    frame.write_csv(path)
+    return path
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    data = DataConfig(partitions=str(tmp_path / "events"), watermark_days=2)
+    filters = FilterConfig(max_bad_share=0.2)
+    return RunConfig(workspace=tmp_path / "run", data=data, filters=filters)
+
+
+def manifest_of(config: RunConfig) -> PartitionsManifest:
+    found = PartitionsManifest.read(config.workspace)
+    assert found is not None
+    return found
+
+
+def rows_of(config: RunConfig) -> pl.DataFrame:
+    """All events that count, as a run reads them."""
+    paths = with_dataset(config).data.event_paths()
+    return pl.concat([pl.read_parquet(path) for path in paths])
+
+
+def test_days_are_read_once_and_new_ones_later(config: RunConfig, tmp_path: Path) -> None:
+    for day in range(3):
+        write_day(tmp_path / "events", day)
+    first = ingest(config)
+    assert first.new == ["2026-01-01", "2026-01-02", "2026-01-03"]
+    assert first.rows == 60
+    second = ingest(config)
+    assert (second.new, second.unchanged, second.changed) == ([], 3, False)
+    write_day(tmp_path / "events", 3)
+    assert ingest(config).new == ["2026-01-04"]
+    assert rows_of(config).height == 80
+    assert rows_of(config).schema["event_time"] == pl.Datetime("us", "UTC")
+
+
+def test_a_corrected_day_replaces_its_events(config: RunConfig, tmp_path: Path) -> None:
+    for day in range(3):
+        write_day(tmp_path / "events", day)
+    ingest(config)
+    write_day(tmp_path / "events", 1, events=33, seed=1)
+    report = ingest(config)
+    assert report.corrected == ["2026-01-02"]
+    assert manifest_of(config).partitions["2026-01-02"].revision == 2
+    assert rows_of(config).height == 20 + 33 + 20
+    # The version before goes when the next call sweeps.
+    ingest(config)
+    kept = {path.name for path in (config.workspace / FOLDER / DAYS).iterdir()}
+    assert kept == {"2026-01-01~1", "2026-01-02~2", "2026-01-03~1"}
+
+
+def test_a_file_that_was_written_anew_with_the_same_content_changes_nothing(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    path = write_day(tmp_path / "events", 0)
+    ingest(config)
+    before = manifest_of(config).digests()
+    path.write_bytes(path.read_bytes())
+    report = ingest(config)
+    assert not report.changed
+    assert manifest_of(config).digests() == before
+
+
+def test_late_and_missing_days_are_named(config: RunConfig, tmp_path: Path) -> None:
+    for day in (0, 1, 5):
+        write_day(tmp_path / "events", day)
+    report = ingest(config)
+    # Days 3 and 4 may come yet: the watermark is two days behind the newest.
+    assert report.missing == ["2026-01-03"]
+    write_day(tmp_path / "events", 4)
+    later = ingest(config)
+    assert later.late == ["2026-01-05"]
+    assert later.behind_watermark == []
+    write_day(tmp_path / "events", 2)
+    latest = ingest(config)
+    assert (latest.late, latest.behind_watermark) == (["2026-01-03"], ["2026-01-03"])
+    assert any("came late" in note for note in latest.notes())
+    assert rows_of(config).height == 100
+
+
+def test_a_copied_day_is_set_aside(config: RunConfig, tmp_path: Path) -> None:
+    path = write_day(tmp_path / "events", 0)
+    ingest(config)
+    (path.parent / "2026-01-02.csv").write_bytes(path.read_bytes())
+    report = ingest(config)
+    assert "same files as 2026-01-01" in report.set_aside["2026-01-02"]
+    assert rows_of(config).height == 20
+
+
+def test_a_corrupt_day_is_set_aside_and_read_when_it_is_whole(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    folder = tmp_path / "events"
+    for day in range(3):
+        path = write_day(folder, day)
+        pl.read_csv(path).write_parquet(path.with_suffix(".parquet"))
+        path.unlink()
+    whole = (folder / "2026-01-02.parquet").read_bytes()
+    (folder / "2026-01-02.parquet").write_bytes(whole[: len(whole) // 2])
+    report = ingest(config)
+    assert report.new == ["2026-01-01", "2026-01-03"]
+    assert "2026-01-02.parquet" in report.set_aside["2026-01-02"]
+    assert str(config.workspace) not in report.set_aside["2026-01-02"]
+    # It is said at each call, and not read for as long as it is the same.
+    assert "2026-01-02" in ingest(config).set_aside
+    (folder / "2026-01-02.parquet").write_bytes(whole)
+    healed = ingest(config)
+    assert healed.new == healed.late == ["2026-01-02"]
+    assert manifest_of(config).set_aside == {}
+
+
+def test_a_corrupt_correction_leaves_the_version_before(config: RunConfig, tmp_path: Path) -> None:
+    path = write_day(tmp_path / "events", 0)
+    ingest(config)
+    path.write_bytes(b"")
+    report = ingest(config)
+    assert "empty" in report.set_aside["2026-01-01"]
+    assert rows_of(config).height == 20
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda frame: frame.rename({"user_id": "customer"}), "user_id"),
+        (lambda frame: frame.drop("value"), "column value is missing"),
+    ],
+)
+def test_changed_columns_are_said_before_rows_are_read(
+    config: RunConfig,
+    tmp_path: Path,
+    change: Callable[[pl.DataFrame], pl.DataFrame],
+    word: str,
+) -> None:
+    write_day(tmp_path / "events", 0)
+    ingest(config)
+    path = write_day(tmp_path / "events", 1)
+    change(pl.read_csv(path)).write_csv(path)
+    report = ingest(config)
+    assert word in report.schema_changes["2026-01-02"]
+    assert rows_of(config).height == 20
+
+
+def test_changed_columns_can_be_accepted(config: RunConfig, tmp_path: Path) -> None:
+    write_day(tmp_path / "events", 0)
+    ingest(config)
+    path = write_day(tmp_path / "events", 1)
+    pl.read_csv(path).drop("value").write_csv(path)
+    assert ingest(config).schema_changes
+    assert ingest(config, accepted=["2026-01-02"]).new == ["2026-01-02"]
+
+
+def test_a_type_that_changed_is_a_schema_change(config: RunConfig, tmp_path: Path) -> None:
+    folder = tmp_path / "events"
+    frame = pl.read_csv(write_day(folder, 0))
+    (folder / "2026-01-01.csv").unlink()
+    frame.write_parquet(folder / "2026-01-01.parquet")
+    ingest(config)
+    frame.with_columns(pl.col("value").cast(pl.String)).write_parquet(folder / "2026-01-02.parquet")
+    changes = ingest(config).schema_changes
+    assert changes == {"2026-01-02": "its columns changed: column value was Int64 and is String"}
+
+
+def test_rows_that_cannot_be_used_are_kept_with_their_reasons(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    path = write_day(tmp_path / "events", 0)
+    with path.open("a") as file:
+        file.write(
+            f",i1,{FIRST},3\nu1,i1,soon,3\nu1,i1,{FIRST + 3 * SECONDS},3\nu\0,i1,{FIRST},1\n"
+        )
+    report = ingest(config)
+    assert (report.rows, report.quarantined) == (20, 4)
+    found = manifest_of(config).partitions["2026-01-01"].quarantined
+    assert found == {
+        "user_id is missing": 1,
+        "event_time is unreadable": 1,
+        "event_time is after its partition": 1,
+        "user_id holds a NUL character": 1,
+    }
+    parts = (config.workspace / FOLDER / DAYS / "2026-01-01~1" / "quarantine").glob("*.parquet")
+    assert sum(pl.read_parquet(part).height for part in parts) == 4
+
+
+def test_too_many_bad_rows_set_a_day_aside(config: RunConfig, tmp_path: Path) -> None:
+    write_day(tmp_path / "events", 0)
+    path = write_day(tmp_path / "events", 1)
+    text = path.read_text().replace("u", "-")
+    path.write_text(text.replace("-ser_id", "user_id").replace("val-e", "value"))
+    report = ingest(config)
+    assert "max_bad_share" in report.set_aside["2026-01-02"]
+
+
+def test_what_is_gone_from_the_source_goes_on_counting(config: RunConfig, tmp_path: Path) -> None:
+    path = write_day(tmp_path / "events", 0)
+    write_day(tmp_path / "events", 1)
+    ingest(config)
+    path.unlink()
+    report = ingest(config)
+    assert report.gone == ["2026-01-01"]
+    assert rows_of(config).height == 40
+
+
+def test_partitions_build_the_features_that_one_file_builds(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    paths = [write_day(tmp_path / "events", day) for day in (0, 1, 2, 3)]
+    paths[2].rename(tmp_path / "later.csv")
+    ingest(config)
+    (tmp_path / "later.csv").rename(paths[2])
+    ingest(config)
+    settings = FeaturesConfig(
+        events=SourceConfig(paths=with_dataset(config).data.event_paths()), context_features=()
+    )
+    whole = replace(settings, events=SourceConfig(paths=tuple(paths)))
+    build_features(settings, tmp_path / "by_day")
+    build_features(whole, tmp_path / "whole")
+    for name in ("item_rows.npy", "offsets.npy", "times.npy"):
+        one, other = (
+            np.load(folder / "sequences" / "given" / name)
+            for folder in (tmp_path / "by_day", tmp_path / "whole")
+        )
+        assert np.array_equal(one, other)
+
+
+def test_leftovers_of_a_killed_call_are_swept(config: RunConfig, tmp_path: Path) -> None:
+    write_day(tmp_path / "events", 0)
+    ingest(config)
+    leftover = config.workspace / FOLDER / DAYS / ".partial-2026-01-02~1"
+    leftover.mkdir()
+    ingest(config)
+    assert not leftover.exists()
+
+
+def test_two_calls_at_once_do_not_mix(config: RunConfig, tmp_path: Path) -> None:
+    write_day(tmp_path / "events", 0)
+    ingest(config)
+    with locked(config.workspace / FOLDER / ".lock"), pytest.raises(WorkspaceBusyError):
+        ingest(config)
+
+
+def test_a_damaged_manifest_is_named(config: RunConfig, tmp_path: Path) -> None:
+    write_day(tmp_path / "events", 0)
+    ingest(config)
+    path = config.workspace / FOLDER / "partitions.json"
+    path.write_text(path.read_text()[:-40])
+    with pytest.raises(ValueError, match=r"partitions.json cannot be read .*; delete"):
+        ingest(config)
+
+
+def test_hours_and_globs_and_object_stores(tmp_path: Path) -> None:
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    for hour in (7, 8):
+        text = f"user_id,item_id,event_time\nu1,i{hour},{FIRST + 3600 * hour + 5}\n"
+        store.pipe(f"/shop/events/dt=2026-01-01/hour={hour:02d}/part-0.csv", text.encode())
+    store.pipe("/shop/events/_SUCCESS", b"")
+    data = DataConfig(partitions="memory://shop/events/")
+    config = RunConfig(workspace=tmp_path / "run", data=data)
+    assert ingest(config).new == ["2026-01-01T07", "2026-01-01T08"]
+    glob = replace(data, partitions="memory://shop/events/dt=*/hour=08/*.csv")
+    assert ingest(replace(config, data=glob)).gone == ["2026-01-01T07"]
+    assert rows_of(config).height == 2
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("nowhere", "there is no folder"),
+        ("s4://bucket/events", "is no address that can be read"),
+    ],
+)
+def test_places_that_cannot_be_read_are_explained(tmp_path: Path, place: str, words: str) -> None:
+    place = place if "://" in place else str(tmp_path / place)
+    config = RunConfig(workspace=tmp_path / "run", data=DataConfig(partitions=place))
+    with pytest.raises(ValueError, match=words):
+        ingest(config)
+
+
+def test_paths_without_a_date_are_explained(config: RunConfig, tmp_path: Path) -> None:
+    write_day(tmp_path / "events", 0).rename(tmp_path / "events" / "monday.csv")
+    with pytest.raises(ValueError, match=r"monday.csv has no date in its path"):
+        ingest(config)
+
+
+def test_days_and_hours_in_one_place_are_refused(config: RunConfig, tmp_path: Path) -> None:
+    path = write_day(tmp_path / "events", 0)
+    (path.parent / "2026-01-02T05.csv").write_bytes(path.read_bytes())
+    with pytest.raises(ValueError, match=r"of days .* and of hours"):
+        ingest(config)
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("/2026-11-22.csv", "2026-11-22"),
+        ("/date=2026-11-22/part-0.parquet", "2026-11-22"),
+        ("/2026/11/22/a.jsonl", "2026-11-22"),
+        ("/2026/11/22/13.jsonl", "2026-11-22T13"),
+        ("/dt=2026-11-22/hour=05/p.parquet", "2026-11-22T05"),
+        ("/events-20261122.csv.gz", "2026-11-22"),
+        ("/2026112213.csv", "2026-11-22T13"),
+        ("/2026-11-22/00012-abc.parquet", "2026-11-22"),
+        ("/2026-13-45/2026-11-22.csv", "2026-11-22"),
+    ],
+)
+def test_keys_are_read_from_paths(path: str, key: str) -> None:
+    assert key_of(path, "events") == key
+
+
+def test_keys_between_cross_months_and_hours() -> None:
+    assert keys_between("2026-02-27", "2026-03-01") == ["2026-02-27", "2026-02-28", "2026-03-01"]
+    assert keys_between("2026-01-01T22", "2026-01-02T00") == [
+        "2026-01-01T22",
+        "2026-01-01T23",
+        "2026-01-02T00",
+    ]
+
+
+def test_the_manifest_says_what_is_missing(config: RunConfig, tmp_path: Path) -> None:
+    for day in (0, 2):
+        write_day(tmp_path / "events", day)
+    ingest(config)
+    document = json.loads((config.workspace / FOLDER / "partitions.json").read_text())
+    assert document["missing"] == ["2026-01-02"]
