@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, parts_of
+from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, parts_of, scan_parts
 from pipelines.inputs.opened_store import opened
 from serving.online.store import OnlineStore
 
@@ -62,13 +62,13 @@ def from_export(folder: Path, event_type: str) -> Collected:
     lists, events = pl.DataFrame(schema=LISTS), pl.DataFrame(schema=EVENTS)
     until = []
     if served:
-        rows = pl.scan_parquet(served, hive_partitioning=False)
+        rows = scan_parts(served)
         rows = rows.with_columns(pl.col(RECEIVED_TIME).dt.epoch("ms").alias("served_ms"))
         until.append(rows.select(pl.col("served_ms").max()).collect().item())
         of_arms = rows.filter(pl.col("experiment").is_not_null() & pl.col("slot").eq(0))
         lists = of_arms.select(list(LISTS)).collect()
     if happened:
-        rows = pl.scan_parquet(happened, hive_partitioning=False)
+        rows = scan_parts(happened)
         rows = rows.with_columns(pl.col(RECEIVED_TIME).dt.epoch("ms").alias("received_ms"))
         until.append(rows.select(pl.col("received_ms").max()).collect().item())
         of_type = rows.filter(

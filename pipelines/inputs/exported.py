@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -176,6 +176,18 @@ def parts_of(folder: Path) -> list[Path]:
                 f"{path} is missing; delete {folder} and run recsys events export again"
             )
     return paths
+
+
+def scan_parts(paths: Sequence[Path]) -> pl.LazyFrame:
+    """Read parts as one table; a column that earlier parts lack is null in them."""
+    schema: dict[str, pl.DataType] = {}
+    for path in paths:
+        schema |= {
+            name: kind for name, kind in pl.read_parquet_schema(path).items() if name not in schema
+        }
+    return pl.scan_parquet(
+        list(paths), schema=schema, missing_columns="insert", hive_partitioning=False
+    )
 
 
 def _write(path: Path, part: pl.DataFrame) -> ExportedPart:

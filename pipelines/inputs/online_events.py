@@ -3,7 +3,8 @@
     OUT/date=2026-11-22/part-1-5000.parquet             events by their places in the store
     OUT/requests/date=2026-11-22/part-<id>-<id>.parquet served lists, a row an item
 
-``slot`` counts from 0, as features/ has it; the API counts from 1.
+``slot`` counts from 0, as features/ has it; the API counts from 1. ``request`` is the JSON of what
+the client sent, defaults left out.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ SERVED = pl.Schema(
         "score": pl.Float64(),
         "source": pl.String(),
         "propensity": pl.Float64(),
+        "request": pl.String(),
     }
 )
 
@@ -150,6 +152,7 @@ def rows_of(record: RequestRecord) -> Iterator[tuple[Any, ...]]:
     """Lay a served list out as rows of `SERVED`, best first."""
     document = json.loads(record.document)
     experiment = document.get("experiment") or {}
+    request = json.dumps(document.get("request") or {})
     of_list = (
         record.request_id,
         record.time_ms,
@@ -161,4 +164,4 @@ def rows_of(record: RequestRecord) -> Iterator[tuple[Any, ...]]:
     )
     for slot, item in enumerate(document["items"]):
         own = (item["item_id"], slot, item.get("score"), item.get("source"), item.get("propensity"))
-        yield (*of_list, *own)
+        yield (*of_list, *own, request)

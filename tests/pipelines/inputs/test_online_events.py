@@ -14,7 +14,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipelines.inputs.exported import EXPORTED, parts_of
+from pipelines.inputs.exported import EXPORTED, parts_of, scan_parts
 from pipelines.inputs.online_events import export_events, export_requests
 from pipelines.inputs.opened_store import export_store
 from serving.online.events import Event
@@ -158,7 +158,7 @@ def test_served_lists_have_a_row_an_item(store: SqliteStore, tmp_path: Path) -> 
         {"item_id": "x", "score": 0.25, "source": "ease", "propensity": 0.5},
         {"item_id": "y", "score": 0.125, "source": "popular"},
     ]
-    more = [{"experiment": {"name": "blue", "arm": "b"}}, {}, {}]
+    more = [{"experiment": {"name": "blue", "arm": "b"}}, {"request": {"k": 2}}, {}]
     store.add_requests(
         [
             RequestRecord(
@@ -181,11 +181,21 @@ def test_served_lists_have_a_row_an_item(store: SqliteStore, tmp_path: Path) -> 
     assert tuple(rows[0][name] for name in (*names, "propensity")) == (
         *("ann", "home", "v1", "blue", "b", "x", 0.25, "ease", 0.5),
     )
+    assert (rows[0]["request"], rows[2]["request"]) == ("{}", '{"k": 2}')
     assert rows[2]["user_id"] is rows[2]["experiment"] is rows[3]["propensity"] is None
     store.forget("ann", now_ms)
     report = export_requests(store, out, now_ms + 120_000)
     assert (report.new, report.removed) == (1, 2)
     assert read(out / "requests")["user_id"].to_list() == [None, None, "bo", "bo"]
+
+
+def test_parts_of_an_older_export_lack_a_column(tmp_path: Path) -> None:
+    paths = [tmp_path / "old.parquet", tmp_path / "new.parquet"]
+    pl.DataFrame({"a": [1]}).write_parquet(paths[0])
+    pl.DataFrame({"a": [2], "b": ["x"]}).write_parquet(paths[1])
+    for order in (paths, paths[::-1]):
+        found = scan_parts(order).sort("a").collect()
+        assert found.to_dict(as_series=False) == {"a": [1, 2], "b": [None, "x"]}
 
 
 def test_files_of_somebody_else_are_left_alone(store: SqliteStore, tmp_path: Path) -> None:
