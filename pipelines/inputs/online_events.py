@@ -4,7 +4,8 @@
     OUT/requests/date=2026-11-22/part-<id>-<id>.parquet served lists, a row an item
 
 ``slot`` counts from 0, as features/ has it; the API counts from 1. ``request`` is the JSON of what
-the client sent, defaults left out.
+the client sent, defaults left out. ``fallback`` and ``degraded`` (codes, by commas) are of the whole
+list. Parts of earlier versions lack what came later.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ SERVED = pl.Schema(
         "bundle": pl.String(),
         "experiment": pl.String(),
         "arm": pl.String(),
+        "fallback": pl.String(),
+        "degraded": pl.String(),
         "item_id": pl.String(),
         "slot": pl.Int64(),
         "score": pl.Float64(),
@@ -161,6 +164,8 @@ def rows_of(record: RequestRecord) -> Iterator[tuple[Any, ...]]:
         document.get("bundle"),
         experiment.get("name"),
         experiment.get("arm"),
+        document.get("fallback"),
+        ",".join(document.get("degraded", [])) or None,
     )
     for slot, item in enumerate(document["items"]):
         own = (item["item_id"], slot, item.get("score"), item.get("source"), item.get("propensity"))

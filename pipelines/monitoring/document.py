@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from math import isfinite
 from typing import Any
 
@@ -28,7 +28,7 @@ def document_of(
     """Describe the latest day.
 
     Args:
-        known_until: Day of the newest event that the served bundle was trained on.
+        known_until: Day of the newest event that the last full run was trained on.
     """
     day = record.date_of(len(record.days) - 1)
     signals = [
@@ -40,13 +40,14 @@ def document_of(
     retrain, reason = retrain_of(raised, known_until)
     return {
         "format": FORMAT,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "as_of": as_of.isoformat(timespec="seconds"),
         "day": str(day),
         "num_days": len(record.days),
         "alarm": bool(raised or late),
         "alarms": [one["name"] for one in raised] + [f"freshness.{one.name}" for one in late],
         "retrain": retrain,
-        "retrain_reason": reason,
+        "reason": reason,
         "words": words_of(day, signals, late, retrain, reason, config),
         "signals": signals,
         "freshness": [asdict(one) for one in inputs],
@@ -110,8 +111,8 @@ def retrain_of(raised: Sequence[dict[str, Any]], known_until: date | None) -> tu
     """Say whether a full retrain may help, and why.
 
     A retrain helps against drift of what models learn from; not against too few events, late
-    inputs or degraded serving. Once the served bundle was trained on the days of the alarm, it has
-    learned what there is.
+    inputs or degraded serving. Once a full run was trained on the days of the alarm, models
+    have learned what there is.
     """
     drifted = [one for one in raised if one["drift"]]
     if not drifted:
@@ -123,7 +124,7 @@ def retrain_of(raised: Sequence[dict[str, Any]], known_until: date | None) -> tu
         if known_until is None or date.fromisoformat(one["since"]) > known_until
     ]
     if not unlearned:
-        return False, f"the served bundle was trained on days up to {known_until}: {names}"
+        return False, f"the last full run was trained on days up to {known_until}: {names}"
     return True, names
 
 

@@ -29,6 +29,7 @@ from pipelines.monitoring.judged import Record
 from pipelines.monitoring.served import ServedDay, served_days
 from pipelines.monitoring.signals import Measured, agreement_of, measure
 from pipelines.monitoring.sketch import Sketch, Tables, sketch_of, tables_of
+from pipelines.monitoring.trained_days import full_run_until
 from pipelines.monitoring.vectors import ServedVectors, vectors_of_bundle
 from pipelines.presets.resolve import ONLINE_EVENTS
 from recsys.data.durable import locked, write_durably
@@ -144,10 +145,12 @@ class Watcher:
         inputs = freshness_of(
             self.config, self.as_of, known, [day for day in self.served if day <= last], times
         )
-        vectors = self.vectors()
-        until = None if vectors is None else vectors.known_until
         document = document_of(
-            self.record, inputs, as_of=self.as_of, known_until=until, config=self.config
+            self.record,
+            inputs,
+            as_of=self.as_of,
+            known_until=full_run_until(self.config),
+            config=self.config,
         )
         document["measured_days"] = fresh
         return self.write(document)

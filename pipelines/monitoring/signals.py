@@ -12,7 +12,7 @@ import polars as pl
 
 from pipelines.config.monitoring import MonitoringConfig
 from pipelines.monitoring.served import ServedDay
-from pipelines.monitoring.sketch import Sketch
+from pipelines.monitoring.sketch import UNKNOWN, Sketch
 from pipelines.monitoring.two_sample import two_sample
 from pipelines.monitoring.vectors import Numbers, Rows, ServedVectors
 from recsys.evaluation.drift import (
@@ -229,8 +229,8 @@ class Window(NamedTuple):
     """Events of the window."""
 
     def counts(self, table: str) -> tuple[Numbers, Numbers]:
-        """Give the counts of the day and of the window; no rows for an unknown table."""
-        if table not in self.tables:
+        """Give the counts of the day and of the window; no rows where nothing is known."""
+        if table not in self.tables or self.tables[table][0].to_list() == [UNKNOWN]:
             return np.zeros(0), np.zeros(0)
         return self.tables[table][1:]
 
@@ -248,9 +248,11 @@ def window_of(day: Sketch, reference: Sequence[Sketch]) -> Window:
         str(name): (part["key"], part["count"].to_numpy(), part["before"].to_numpy())
         for (name,), part in joined.sort("table", "key").partition_by("table", as_dict=True).items()
     }
-    usual = float(np.mean([one.total("users") for one in reference]))
     samples = pl.concat([one.sample for one in reference], how="diagonal_relaxed")
-    size = day.total("users") / usual if usual else 1.0
+    keys, now, before = tables["total"]
+    users = (keys == "users").to_numpy()
+    usual = float(before[users].sum()) / len(reference)
+    size = float(now[users].sum()) / usual if usual else 1.0
     return Window(day, tables, size, len(reference), samples)
 
 
@@ -306,11 +308,11 @@ def mix_signals(window: Window) -> dict[str, Measured]:
     }
     for name, table in names.items():
         today, before = window.counts(table)
-        if len(today) > 1:
+        if len(today):
             found[name] = distance(mix_distance(today, before), window.size)
     keys, today, before = window.tables["value"]
     valued = (keys != "none").to_numpy()
-    if valued.sum() > 1 and today[valued].sum() >= 20:
+    if valued.any() and today[valued].sum() >= 20:
         found["values"] = distance(mix_distance(today[valued], before[valued]), window.size)
     return found
 
@@ -340,7 +342,7 @@ def feature_signals(window: Window) -> dict[str, Measured]:
     found = {}
     for table in ["hour", *names[:MAX_COLUMNS]]:
         today, before = window.counts(table)
-        if len(today) > 1:
+        if len(today):
             found[table] = index(stability_index(today, before), window.size)
     return found
 

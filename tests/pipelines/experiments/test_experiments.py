@@ -203,3 +203,12 @@ def test_only_the_chosen_events_count(store, tmp_path):
     assert from_store(store, "click").events.height > 1_000
     export_store(store, tmp_path / "out")
     assert from_export(tmp_path / "out", "click").events.height > 1_000
+
+
+def test_an_export_whose_earlier_parts_lack_columns_is_read(store, tmp_path):
+    out = tmp_path / "out"
+    export_store(store, out)
+    read = json.loads(run("--exported", out, "--json"))
+    parts = sorted((out / "requests").glob("date=*/*.parquet"))
+    pl.read_parquet(parts[0]).drop("fallback", "degraded").write_parquet(parts[0])
+    assert json.loads(run("--exported", out, "--json")) == read
