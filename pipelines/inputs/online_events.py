@@ -4,8 +4,8 @@
     OUT/requests/date=2026-11-22/part-<id>-<id>.parquet served lists, a row an item
 
 ``slot`` counts from 0, as features/ has it; the API counts from 1. ``request`` is the JSON of what
-the client sent, defaults left out. ``fallback`` and ``degraded`` (codes, by commas) are of the whole
-list. Parts of earlier versions lack what came later.
+the client sent, defaults left out. ``fallback`` and ``degraded`` (codes, by commas) are of the
+whole list. Parts of earlier versions lack what came later.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, parts_of
+from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, parts_of, scan_parts
 
 CLICKS = ("click", "like", "cart", "purchase")
 
@@ -64,8 +64,6 @@ def _read(paths: list[Path]) -> pl.DataFrame | None:
     if not paths:
         return None
     wanted = ("request_id", RECEIVED_TIME, "event_type", "fallback", "degraded")
-    parts = []
-    for path in paths:
-        names = pl.read_parquet_schema(path)
-        parts.append(pl.read_parquet(path, columns=[one for one in wanted if one in names]))
-    return pl.concat(parts, how="diagonal_relaxed")
+    rows = scan_parts(paths)
+    known = rows.collect_schema().names()
+    return rows.select([name for name in wanted if name in known]).collect()
