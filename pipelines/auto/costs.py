@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pipelines.auto.machine import Machine
 from pipelines.auto.shape import DataShape
-from pipelines.doctor.machine import GIB
+from pipelines.engine.memory import GIB
 from recsys.models.item_weights.ease import ease_bytes, ease_seconds
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig

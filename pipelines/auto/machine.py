@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from pipelines.doctor.machine import GIB, read_number
+from pipelines.engine.memory import GIB, free_memory
 from recsys.fitting.training import device_named
 from serving.cpus import usable_cpus
 
@@ -55,20 +53,6 @@ def this_machine(device: str = "auto") -> Machine:
         memory_bytes=free_memory(),
         flops=measured_flops(place),
     )
-
-
-def free_memory() -> int:
-    """Count the bytes that this process may still take: the machine's, or a container's rest."""
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    try:
-        with Path("/proc/meminfo").open(encoding="ascii") as file:
-            found = (line.split() for line in file)
-            free = next(int(line[1]) << 10 for line in found if line[0] == "MemAvailable:")
-    except (OSError, StopIteration):
-        pass
-    limit = read_number("/sys/fs/cgroup/memory.max")
-    used = read_number("/sys/fs/cgroup/memory.current")
-    return free if limit is None or used is None else max(0, min(free, limit - used))
 
 
 def measured_flops(device: torch.device) -> float:

@@ -13,7 +13,7 @@ from pipelines.auto.planner import Planner
 from pipelines.auto.shape import DataShape
 from pipelines.auto.trained_rounds import plan_late, plan_sequence, plan_two_tower
 from pipelines.config.toml import Table
-from pipelines.doctor.machine import GIB
+from pipelines.engine.memory import GIB
 
 MIN_HELD_OUT = 30
 """Users with a held-out event, below which nothing can be chosen by validation."""

@@ -27,6 +27,7 @@ from pipelines.cli import (
 )
 from pipelines.cli.online import control, events, experiments, keys
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
+from pipelines.cli.scheduled import dry_run as plan
 from pipelines.cli.scheduled import ingest, monitor, registry, update
 from pipelines.doctor.doctor import doctor
 from pipelines.engine.console import PlainErrors, log, out
@@ -110,6 +111,10 @@ def run(
         typer.Option(help="Time of an automatic run, such as 90s, 10m or 1h (default 15m)."),
     ] = None,
     quiet: Quiet = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would run and why; write nothing.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run the stages from raw events to a released bundle.
 
@@ -126,14 +131,27 @@ def run(
       recsys run --config shop.toml --set two_tower.embedding_dim=64
 
       recsys run -c shop.toml --until evaluate
+
+      recsys run -c shop.toml --dry-run
     """
     from pipelines.engine.history import recorded
 
+    sources = (config, preset, workspace, assignments or [])
+    stages = (stage or [], until, force or [])
+    if config is None and preset is None:
+        raise ValueError(
+            "name a configuration: --config shop.toml for your own data, or --preset movielens_100k"
+        )
+    if dry_run:
+        plan.dry_run(sources, stages, as_json=as_json)
+        return
+    if as_json:
+        raise ValueError("--json prints the plan of --dry-run; a run has recsys status --json")
     with recorded(None, "run") as recording:
         run_recorded(
             recording,
-            sources=(config, preset, workspace, assignments or []),
-            stages=(stage or [], until, force or []),
+            sources=sources,
+            stages=stages,
             budget=budget,
             show_progress=not quiet,
         )
@@ -159,10 +177,6 @@ def run_recorded(
     from pipelines.stages.list import STAGES
 
     (config, preset, workspace, assigned), (only, until, force) = sources, stages
-    if config is None and preset is None:
-        raise ValueError(
-            "name a configuration: --config shop.toml for your own data, or --preset movielens_100k"
-        )
     begin = time.perf_counter()
     chosen = pick_stages(STAGES, only, until)
     pick_stages(STAGES, force, None)

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 from pipelines.doctor.check import CheckResult, Status
 from pipelines.doctor.environment import Environment
+from pipelines.engine.memory import GIB, read_number
 from serving.cpus import usable_cpus
 
 MIN_PYTHON = (3, 11)
-GIB = 1 << 30
 SERVICE_SECONDS = 3.0
 
 
@@ -32,14 +32,6 @@ def check_python(_environment: Environment) -> CheckResult:
         ">= 3.11",
         fix=None if good else "make install PYTHON=python3.11",
     )
-
-
-def read_number(path: str) -> int | None:
-    """Read a number of the kernel's; None where there is no file or no limit ("max")."""
-    try:
-        return int(Path(path).read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def check_memory(_environment: Environment) -> CheckResult:

@@ -1,0 +1,1 @@
+"""What operators look at and clean up: plans of runs, status, bundles that nobody needs."""

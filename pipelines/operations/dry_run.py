@@ -1,0 +1,361 @@
+"""What a run would do and why, and what it will take; nothing is written.
+
+A stage's artefact is compared with what it would be made from: inputs, settings, code, libraries.
+Time and memory are those of the stage's last run here, scaled by the number of events.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+
+from pipelines.config.run import RunConfig
+from pipelines.datasets.fetch import from_cache
+from pipelines.datasets.registry import find_dataset
+from pipelines.engine.artifacts import RUN, Manifest, read_json, to_json
+from pipelines.engine.code import INSTALLED
+from pipelines.engine.stage import Stage, StageContext
+from pipelines.engine.workspace import Workspace
+from pipelines.partitions.manifest import PartitionsManifest
+from pipelines.partitions.source import Source
+from pipelines.presets.resolve import ONLINE_EVENTS, with_dataset, with_partitions
+from recsys.data.durable import digest_of_file
+from serving.online.opening import is_store
+
+FEATURES = "build_features"
+MAX_NAMED = 3
+"""Settings or files that are named; the rest is counted."""
+Runs = Literal["yes", "no", "if changed", "fails"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan:
+    """What would become of one stage."""
+
+    stage: str
+    runs: Runs
+    """``if changed``: unless what it reads comes out as it was."""
+    why: tuple[str, ...]
+    seconds: float | None = None
+    """Estimated; None where the stage never ran here."""
+    memory_bytes: int | None = None
+
+
+@dataclass
+class Arriving:
+    """What a run brings in before its stages."""
+
+    reasons: list[str] = field(default_factory=list)
+    """Why the features are built anew."""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dry:
+    """What a run would do."""
+
+    stages: tuple[StagePlan, ...]
+    growth: float | None
+    """Events now by those of the last run; None where that is unknown."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def running(self) -> list[StagePlan]:
+        return [one for one in self.stages if one.runs in ("yes", "if changed")]
+
+    @property
+    def unknown(self) -> list[str]:
+        """Stages that would run and whose time is not known."""
+        return [one.stage for one in self.running if one.seconds is None]
+
+    @property
+    def seconds(self) -> float:
+        return sum(one.seconds or 0.0 for one in self.running)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the largest stage."""
+        return max((one.memory_bytes or 0 for one in self.running), default=0)
+
+
+def dry_run(
+    stages: Sequence[Stage],
+    config: RunConfig,
+    *,
+    force: Collection[str] = (),
+    arriving: Arriving | None = None,
+) -> Dry:
+    """Plan a run.
+
+    Args:
+        stages: Chosen ones, in order.
+        config: With its raw files.
+        force: Stages that run though nothing changed.
+        arriving: What is read before the stages run.
+    """
+    workspace, arriving = Workspace(config.workspace), arriving or Arriving()
+    growth = growth_of(config, workspace)
+    plans: dict[str, StagePlan] = {}
+    for stage in stages:
+        sure = ["--force"] if stage.name in force else []
+        if stage.name == FEATURES:
+            sure += arriving.reasons
+        if stage.name == FEATURES and not config.data.event_paths():
+            seconds, memory = estimate_of(workspace.stage(stage.name), None)
+            plans[stage.name] = StagePlan(
+                stage=FEATURES,
+                runs="yes",
+                why=tuple(sure or ["it was never made here"]),
+                seconds=seconds,
+                memory_bytes=memory,
+            )
+        else:
+            plans[stage.name] = plan_of(stage, config, workspace, plans, growth, sure)
+    return Dry(stages=tuple(plans.values()), growth=growth, notes=tuple(arriving.notes))
+
+
+def with_known_files(config: RunConfig) -> tuple[RunConfig, Arriving]:
+    """Point a configuration at the raw files that are here, and say what would be brought first.
+
+    Nothing is downloaded, ingested or exported.
+    """
+    arriving, data = Arriving(), config.data
+    if data.partitions is not None:
+        config = with_known_partitions(config, arriving)
+    elif data.dataset is not None:
+        fetched = from_cache(find_dataset(data.dataset))
+        if fetched is None:
+            arriving.reasons.append(f"data set {data.dataset} is fetched first")
+        else:
+            events, items, users = map(fetched.table, ("events", "items", "users"))
+            config = replace(config, data=replace(data, events=events, items=items, users=users))
+    else:
+        config = with_dataset(config)
+    if data.online_events is not None and is_store(data.online_events):
+        folder = config.workspace / ONLINE_EVENTS
+        exported = str(folder) if folder.is_dir() else None
+        config = replace(config, data=replace(config.data, online_events=exported))
+        arriving.notes.append(
+            "events of the online store are exported first; new ones are not counted here"
+        )
+    return config, arriving
+
+
+def with_known_partitions(config: RunConfig, arriving: Arriving) -> RunConfig:
+    """Point a configuration at the partitions that were ingested, and list those that were not."""
+    manifest = PartitionsManifest.read(config.workspace)
+    known = {} if manifest is None else manifest.partitions
+    aside = {} if manifest is None else manifest.set_aside
+    listed_there = Source(str(config.data.partitions)).partitions()
+    unread = {
+        key: files
+        for key, files in listed_there.items()
+        if not any(key in of and of[key].files == files for of in (known, aside))
+    }
+    if new := [key for key in unread if key not in known]:
+        arriving.reasons.append(f"new partitions: {listed(new)}")
+    if corrected := [key for key in unread if key in known]:
+        arriving.reasons.append(f"corrected partitions: {listed(corrected)}")
+    if arriving.reasons:
+        arriving.notes.append("partitions are ingested first; their events are not counted here")
+    return with_partitions(config) if known else config
+
+
+def plan_of(
+    stage: Stage,
+    config: RunConfig,
+    workspace: Workspace,
+    before: Mapping[str, StagePlan],
+    growth: float | None,
+    sure: Sequence[str],
+) -> StagePlan:
+    """Plan one stage after those that run before it.
+
+    Args:
+        sure: Reasons why it runs whatever its artefact is.
+    """
+    seconds, memory = estimate_of(workspace.stage(stage.name), growth)
+    inputs, missing, remade = {}, [], []
+    for name, path in stage.raw_files(config).items():
+        if path.is_file():
+            inputs[name] = digest_of_file(path)
+        else:
+            missing.append(f"{name}: there is no file {path.absolute()}")
+    for name in stage.inputs_of(config):
+        made = before.get(name)
+        found = workspace.manifest(name)
+        if made is not None and made.runs == "fails":
+            missing.append(f"it reads {name}, which fails")
+        elif made is not None and made.runs != "no":
+            remade.append(name)
+        elif found is None:
+            missing.append(f"it reads {name}, which is not there (recsys run --until {name})")
+        else:
+            inputs[name] = found.output
+    if missing:
+        return StagePlan(stage=stage.name, runs="fails", why=tuple(missing))
+    planned = Manifest(
+        stage=stage.name,
+        inputs=inputs,
+        config=stage.config_of(config),
+        versions=stage.versions(),
+        rows={},
+        files={},
+    )
+    why = [*sure, *reasons(stage, config, workspace, planned, remade)]
+    if not why and not remade:
+        return StagePlan(stage=stage.name, runs="no", why=("unchanged",))
+    certain = bool(why)
+    if remade:
+        why.append(f"it reads {listed(remade)}, made anew")
+    runs: Runs = "yes" if certain else "if changed"
+    return StagePlan(
+        stage=stage.name, runs=runs, why=tuple(why), seconds=seconds, memory_bytes=memory
+    )
+
+
+def reasons(
+    stage: Stage, config: RunConfig, workspace: Workspace, planned: Manifest, remade: Sequence[str]
+) -> list[str]:
+    """Say what of a stage differs from its artefact, by name; nothing where it is up to date."""
+    folder = workspace.stage(stage.name)
+    made = Manifest.load(folder)
+    if made is None:
+        return ["it was never made here"]
+    if workspace.manifest(stage.name) is None:
+        return ["a file of its artefact is missing"]
+    found = [
+        *input_changes(made.inputs, planned.inputs, remade),
+        *setting_changes(made.config, json.loads(to_json(planned.config))),
+        *version_changes(stage, folder, made.versions, planned.versions),
+    ]
+    if found or remade:
+        return found
+    context = StageContext(
+        config=config,
+        workspace=workspace,
+        inputs={name: workspace.stage(name) for name in stage.inputs_of(config)},
+        output=folder,
+        checkpoints=workspace.checkpoints(stage.name, planned.making),
+        making=planned.making,
+    )
+    return [] if stage.outputs_exist(context) else ["what it wrote outside its folder is not there"]
+
+
+def input_changes(
+    made: Mapping[str, str], planned: Mapping[str, str], remade: Collection[str]
+) -> Iterator[str]:
+    """Name the inputs that came, went or changed."""
+    if changed := [name for name in planned if made.get(name, planned[name]) != planned[name]]:
+        yield f"changed: {listed(changed)}"
+    if added := [name for name in planned if name not in made]:
+        yield f"new input: {listed(added)}"
+    if gone := [name for name in made if name not in planned and name not in remade]:
+        yield f"no longer an input: {listed(gone)}"
+
+
+def setting_changes(made: Mapping[str, Any], planned: Mapping[str, Any]) -> Iterator[str]:
+    """Name the settings that changed, with both values."""
+    old, new = dict(flat(made)), dict(flat(planned))
+    changed = [
+        f"{name} = {short(new[name])} (was {short(old[name])})"
+        for name in new
+        if name in old and old[name] != new[name]
+    ]
+    if changed:
+        yield f"setting {listed(changed)}"
+    if added := [f"{name} = {short(new[name])}" for name in new if name not in old]:
+        yield f"new setting {listed(added)}"
+    if gone := [name for name in old if name not in new]:
+        yield f"setting that is gone: {listed(gone)}"
+
+
+def version_changes(
+    stage: Stage, folder: Path, made: Mapping[str, str], planned: Mapping[str, str]
+) -> Iterator[str]:
+    """Name the libraries that changed, and the files of code that are younger than the artefact."""
+    for name in {**planned, **made}:
+        before, after = made.get(name), planned.get(name)
+        if name == "code" and before != after:
+            younger = younger_files(stage, folder)
+            yield "code" + (f": {listed(younger)}" if younger else " of this version of recsys")
+        elif before != after:
+            yield f"library {name} {after or 'not used'} (was {before or 'not used'})"
+
+
+def younger_files(stage: Stage, folder: Path) -> list[str]:
+    """List the files that a stage's code is in and that changed after its artefact, latest first.
+
+    The manifest keeps one digest of all of them.
+    """
+    began = datetime.fromisoformat(read_run(folder).get("started", "1970-01-01T00:00:00+00:00"))
+    times = {
+        name: (INSTALLED.root / name).stat().st_mtime
+        for name in INSTALLED.files(stage.function.__module__)
+    }
+    younger = [name for name, time in times.items() if datetime.fromtimestamp(time, UTC) > began]
+    return sorted(younger, key=times.__getitem__, reverse=True)
+
+
+def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Walk nested tables as dotted keys."""
+    for name, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def short(value: object) -> str:
+    """Write a setting's value in a few letters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def listed(names: Sequence[str]) -> str:
+    """Name a few and count the rest."""
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Read a stage's ``run.json``; empty where there is none."""
+    path = folder / RUN
+    found: dict[str, Any] = read_json(path) if path.exists() else {}
+    return found
+
+
+def estimate_of(folder: Path, growth: float | None) -> tuple[float | None, int | None]:
+    """Estimate seconds and bytes of memory from a stage's last run; memory never shrinks."""
+    run = read_run(folder)
+    scale = 1.0 if growth is None else growth
+    seconds, memory = run.get("seconds"), run.get("peak_memory_bytes") or None
+    return (
+        None if seconds is None else seconds * scale,
+        None if memory is None else int(memory * max(1.0, scale)),
+    )
+
+
+def growth_of(config: RunConfig, workspace: Workspace) -> float | None:
+    """Divide the number of raw events by that of the last run; None without one or the files."""
+    made = Manifest.load(workspace.stage(FEATURES))
+    paths = [Path(path) for path in config.data.event_paths()]
+    if made is None or not made.rows.get("in") or not all(path.is_file() for path in paths):
+        return None
+    return sum(map(rows_of, paths)) / made.rows["in"] if paths else None
+
+
+def rows_of(path: Path) -> int:
+    """Count a table's rows without reading its columns."""
+    if path.suffix == ".parquet":
+        return int(pl.scan_parquet(path).select(pl.len()).collect().item())
+    with path.open("rb") as file:
+        return max(
+            0, sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) - 1
+        )
