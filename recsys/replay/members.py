@@ -130,7 +130,10 @@ class StepFits:
 
             def quality(half_life: float) -> float:
                 one = replace(config, half_life_days=half_life)
-                return measure(self._popular(one), judge, RankingConfig(ks=(10,)))["ndcg@10"]
+                measured = measure(
+                    self._popular(one), judge, RankingConfig(ks=(10,)), self.experiment.device
+                )
+                return measured["ndcg@10"]
 
             config = replace(config, half_life_days=max(lives, key=quality))
             chosen = {"half_life_days": config.half_life_days}
