@@ -21,6 +21,9 @@ class TrackingConfig:
     upload_bundles: bool = True
     """Whether a released bundle's files are uploaded into the store, so that other machines can
     fetch it; otherwise the registry keeps their path on this machine."""
+    keep_bundles: int = 30
+    """How many uploaded bundles, and how many deltas, keep their files in the store, beside what an
+    alias names; 0 keeps all."""
     fetch_seconds: float = 3600.0
     """How long fetching a bundle may take."""
     sync_seconds: float = 60.0
@@ -37,6 +40,8 @@ class TrackingConfig:
                 "configuration; take it out and set MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD"
             )
+        if self.keep_bundles < 0:
+            raise ValueError(f"tracking.keep_bundles must be >= 0, got {self.keep_bundles}")
         for name in ("sync_seconds", "live_seconds", "request_seconds", "fetch_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"tracking.{name} must be > 0, got {getattr(self, name)}")

@@ -19,6 +19,9 @@ from pipelines.config.tracking import TrackingConfig
 
 VERSION_TAG = "bundle"
 DIGEST_TAG = "bundle_digest"
+PARENT_TAG = "parent"
+REMOVED_TAG = "files"
+"""Of a version whose files are no longer in the store."""
 GONE = "RESOURCE_DOES_NOT_EXIST"
 TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 Event = dict[str, Any]
@@ -95,9 +98,11 @@ def quoted(value: str) -> str:
     return f"{mark}{value}{mark}"
 
 
-def is_uploaded(source: str) -> bool:
-    """Whether a version's files are in the run's store, not in some machine's folder of bundles."""
-    return urlsplit(source).scheme != "bundle" and "/artifacts/bundle-" in source
+def has_files(version: Any) -> bool:
+    """Whether a version's files are in its run's store, not in some machine's folder of bundles."""
+    source = str(version.source)
+    uploaded = urlsplit(source).scheme != "bundle" and "/artifacts/bundle-" in source
+    return uploaded and REMOVED_TAG not in version.tags and VERSION_TAG in version.tags
 
 
 def stored_name(name: str, digest: str) -> str:

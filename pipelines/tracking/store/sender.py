@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
 from itertools import islice
@@ -29,11 +30,12 @@ from pipelines.tracking.store.connection import (
     VERSION_TAG,
     Event,
     answers,
-    is_uploaded,
+    has_files,
     mlflow_client,
     passing,
     registered,
 )
+from pipelines.tracking.store.retention import remove_superseded
 from pipelines.tracking.store.uploads import AlteredError, OutOfTime, Upload
 from pipelines.tracking.tracking import SyncResult, is_server, store_uri
 from recsys.data.durable import locked, write_durably
@@ -198,7 +200,7 @@ class Sender:
         with passing("RESOURCE_ALREADY_EXISTS"):
             self.client.create_registered_model(model)
         there = registered(self.client, model, **{VERSION_TAG: version, DIGEST_TAG: digest})
-        if any(is_uploaded(one.source) for one in there) or (there and not self.uploads):
+        if any(has_files(one) for one in there) or (there and not self.uploads):
             return
         source = self.upload(event) if self.uploads else self.place_of(event["bundle"])
         self.client.create_model_version(
@@ -256,6 +258,9 @@ class Sender:
         self.outbox.note_alias(self.uri, model, alias, number)
         when = store_name(f"{alias} {event['when']}")
         self.client.set_model_version_tag(model, number, when, event["action"])
+        # A store that keeps what it should not costs room; no event waits for that.
+        with suppress(Exception):
+            remove_superseded(self.client, self.uri, model, self.config.keep_bundles)
 
     def end(self, event: Event) -> None:
         if self.state["run_id"] is not None:

@@ -66,11 +66,18 @@ class Shop:
         store.set_registered_model_alias(model, "champion", versions[version])
 
     def stored(self, version: str) -> Path:
-        """Return the folder of a registered bundle's files; in a store without a server."""
+        """Return the folder of a bundle's files, as last registered in a store without a server."""
         found = client(self.uri).search_model_versions(
             f"name = '{self.config.model}' and tags.`bundle` = '{version}'"
         )
-        return Path(found[0].source.removeprefix("file://"))
+        newest = max(found, key=lambda one: int(one.version))
+        return Path(newest.source.removeprefix("file://"))
+
+    def has_files(self, version: str) -> bool:
+        """Whether a store without a server has the files of a bundle."""
+        store = client(self.uri)
+        names = f"name = '{self.config.model}' and tags.`bundle` = '{version}'"
+        return bool(store.search_model_versions(names)) and self.stored(version).exists()
 
 
 def shop_of(folder: Path, bundles: Path, uri: str, name: str) -> Shop:

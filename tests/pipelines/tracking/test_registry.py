@@ -21,6 +21,7 @@ from serving.bundle.load import load_bundle
 from serving.bundle.manifest import read_manifest
 from tests.pipelines.tracking.mlflow_server import client
 from tests.pipelines.tracking.registries import Shop, bytes_of, shop_of, write_bundles
+from tests.serving.synthetic_bundle import write_synthetic_bundle
 from tests.serving.writable import writable
 
 
@@ -267,6 +268,33 @@ def test_a_fetch_that_was_killed_shows_nothing_and_goes_on(shop: Shop, tmp_path:
     assert fetch(shop.uri, shop.config, "v1", empty).num_files == num_files - 4
     assert bytes_of(empty / "bundle-v1") == bytes_of(shop.bundles / "bundle-v1")
     assert list(empty.glob(".partial-fetched-*")) == []
+
+
+@pytest.mark.slow
+def test_files_of_superseded_bundles_go_and_come_back_with_a_promotion(shop: Shop, tmp_path: Path):
+    for version in ("v3", "v4"):
+        write_synthetic_bundle(shop.bundles, version)
+    shop = replace(shop, config=replace(shop.config, keep_bundles=1))
+    store = client(shop.uri)
+
+    def with_files() -> list[str]:
+        return [one for one in ("v1", "v2", "v2+1", "v3", "v4") if shop.has_files(one)]
+
+    shop.register("v1")
+    store.set_registered_model_alias(shop.config.model, "challenger", "1")
+    shop.register("v2+1")
+    assert with_files() == ["v1", "v2", "v2+1"]
+    shop.register("v3")
+    assert with_files() == ["v1", "v2", "v2+1", "v3"], "v2 is what the newest delta stands on"
+    store.delete_registered_model_alias(shop.config.model, "challenger")
+    shop.register("v4")
+    assert with_files() == ["v2", "v2+1", "v4"]
+    with pytest.raises(ValueError, match="its files were removed"):
+        fetch(shop.uri, shop.config, "v1", tmp_path / "elsewhere")
+
+    shop.register("v1")
+    assert with_files() == ["v1", "v2", "v2+1"]
+    assert fetch(shop.uri, shop.config, "champion", tmp_path / "elsewhere").bundle.version == "v1"
 
 
 def test_time_that_runs_out_keeps_what_was_sent(shop: Shop):
