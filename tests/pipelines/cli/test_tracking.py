@@ -5,16 +5,13 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
+from pipelines.cli.tracking import recording_champions
 from pipelines.config.tracking import TrackingConfig
-from pipelines.publishing.promotion import champions
+from pipelines.publishing.promotion import champions, note_champion
+from pipelines.tracking.outbox import read_lines
 from pipelines.tracking.tracking import outbox_of, store_uri
+from tests.pipelines.tracking.registries import bytes_of, write_bundles
 from tests.serving.synthetic_bundle import write_synthetic_bundle
-
-
-def bytes_of(folder: Path) -> dict[str, bytes]:
-    """Read every file below a folder."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 @pytest.mark.slow
@@ -83,3 +80,40 @@ def test_rolling_back_the_first_champion_says_so(tmp_path: Path):
     result = CliRunner().invoke(app, ["rollback", "-b", str(tmp_path / "bundles")])
     assert result.exit_code == 2
     assert "no champion yet" in result.output
+
+
+def test_appended_items_are_entered_into_the_registry_of_a_run_s_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    bundles = write_bundles(tmp_path / "bundles")
+    with recording_champions(bundles) as published:
+        published(bundles, "v2+1")
+    assert not (tmp_path / "tracking").exists(), "a folder that no run made has no registry"
+
+    (tmp_path / "config.toml").write_text("")
+    with recording_champions(bundles) as published:
+        published(bundles, "v2+1")
+    (path,) = outbox_of(tmp_path).waiting()
+    logged = [event for _, event in read_lines(path)]
+    assert [(event["event"], event.get("version")) for event in logged] == [
+        *(("register", "v2"), ("register", "v2+1"), ("alias", "v2+1"), ("end", None))
+    ]
+    assert logged[1]["tags"]["parent"] == "v2"
+
+
+def test_following_a_registry_that_is_gone_is_noted_in_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    bundles = write_bundles(tmp_path / "bundles")
+    note_champion(bundles, "v1", "release")
+    (tmp_path / "config.toml").write_text("")
+    follow = ["promote", "--from-registry", "-w", str(tmp_path)]
+    assert CliRunner().invoke(app, [*follow, "--if-reachable"]).exit_code == 0
+    assert CliRunner().invoke(app, follow).exit_code == 2
+    lines = (tmp_path / "history.jsonl").read_text().splitlines()
+    kept, failed = [json.loads(line) for line in lines]
+    assert (kept["command"], kept["outcome"]) == ("promote --from-registry", "nothing to do")
+    assert "v1 goes on being served" in kept["reasons"][0]
+    assert (failed["exit_code"], failed["outcome"]) == (2, "failed")
