@@ -8,15 +8,18 @@ import pytest
 
 from pipelines.publishing.from_registry import Followed, fetch_bundle, follow_registry
 from pipelines.publishing.promotion import (
+    challenger,
     history,
     note_champion,
+    note_release,
     promote,
     rollback,
     served_version,
 )
 from pipelines.tracking.registry import RegistryUnreachableError
 from pipelines.tracking.tracking import outbox_of, sync_outbox
-from serving.bundle.manifest import publish
+from serving.bundle.manifest import publish, read_manifest
+from tests.pipelines.tracking.mlflow_server import client
 from tests.pipelines.tracking.registries import Shop, bytes_of, shop_of, write_bundles
 from tests.serving.writable import writable
 
@@ -163,3 +166,25 @@ def test_a_registry_that_is_gone_changes_nothing(shop: Shop):
     with pytest.raises(RegistryUnreachableError, match=r"no answer .* http://127.0.0.1:9"):
         follow_registry(shop.bundles, config=config, outbox=shop.outbox)
     assert served_version(shop.bundles) == "v1"
+
+
+@pytest.mark.slow
+def test_a_challenger_that_becomes_champion_in_mlflow_is_one_no_more(shop: Shop):
+    make_champion(shop, "v1")
+    note_release(shop.bundles, "v2", promoted=False)
+    run = shop.outbox.new_file("release")
+    bundle = shop.bundles / "bundle-v2"
+    digest = read_manifest(bundle)[1]
+    run.register(shop.config.model, bundle, version="v2", digest=digest, tags={})
+    run.alias(shop.config.model, "challenger", "v2", action="release")
+    run.end("FINISHED")
+    sync_outbox(shop.outbox, shop.config)
+    assert (shop.champion(), challenger(shop.bundles)) == ("v1", "v2")
+
+    shop.move_alias("v2")
+    assert follow(shop).words == "moved in the registry, all files were here"
+
+    assert (served_version(shop.bundles), challenger(shop.bundles)) == ("v2", None)
+    sync_outbox(shop.outbox, shop.config)
+    aliases = client(shop.uri).get_registered_model(shop.config.model).aliases
+    assert list(aliases) == ["champion"]
