@@ -18,8 +18,8 @@ from recsys.evaluation.off_policy.sequences import betting_sequence, default_loo
 from tests.recsys.evaluation.off_policy.worlds import (
     draw_log,
     make_world,
-    slot_distributions,
     true_value,
+    wrong_model,
 )
 
 
@@ -74,10 +74,7 @@ def test_intervals_and_sequences_cover_the_true_value(slots):
     for seed in range(repetitions):
         drawn = draw_log(world, number, seed)
         log, weights = drawn.log, cascade(drawn.log)
-        rates = 0.7 * world.rates[drawn.groups][:, None] * world.discounts[None, :, None]
-        predicted = np.take_along_axis(rates, drawn.items[..., None], 2)[..., 0]
-        shares = slot_distributions(world.evaluated, drawn.groups, drawn.items)
-        expected = (shares * rates).sum(2)
+        predicted, expected = wrong_model(world, drawn)
         found = {
             "ips": ips(log.earned, weights),
             "snips": snips(log.earned, weights),

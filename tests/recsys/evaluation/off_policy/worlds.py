@@ -22,18 +22,22 @@ class World(NamedTuple):
     """Of each slot, [K]."""
     fatigue: float
     """Share of a slot's clicks that one click above it takes."""
+    repeats: bool
+    """Whether an item may stand in several slots: then slots are independent of each other."""
 
 
-def make_world(seed, *, groups=4, items=6, slots=1, spread=1.0, rate=0.2, fatigue=0.0):
+def make_world(
+    seed, *, groups=4, items=6, slots=1, spread=1.0, rate=0.2, fatigue=0.0, repeats=False
+):
     random = np.random.default_rng(seed)
     shape = (groups, items)
     rates = rate * 2 * random.random(shape)
     logging = np.exp(spread * random.normal(size=shape))
     evaluated = np.exp(spread * random.normal(size=shape) + 2 * rates / rates.max())
-    return World(logging, evaluated, rates, 0.8 ** np.arange(slots), fatigue)
+    return World(logging, evaluated, rates, 0.8 ** np.arange(slots), fatigue, repeats)
 
 
-def shown(odds, groups, slots, random):
+def shown(odds, groups, slots, random, *, repeats=False):
     """Draw lists and the probability of each slot given those above it, [n, K] each."""
     left = odds[groups].copy()
     items, chances = [], []
@@ -44,27 +48,30 @@ def shown(odds, groups, slots, random):
         rows = np.arange(len(groups))
         items.append(item)
         chances.append(left[rows, item] / ends[:, -1])
-        left[rows, item] = 0
+        if not repeats:
+            left[rows, item] = 0
     return np.stack(items, 1), np.stack(chances, 1)
 
 
-def chances_of(odds, groups, items):
+def chances_of(odds, groups, items, *, repeats=False):
     """Probability of each slot of given lists, [n, K]."""
     left, found = odds[groups].copy(), []
     rows = np.arange(len(groups))
     for item in items.T:
         found.append(left[rows, item] / left.sum(1))
-        left[rows, item] = 0
+        if not repeats:
+            left[rows, item] = 0
     return np.stack(found, 1)
 
 
-def slot_distributions(odds, groups, items):
+def slot_distributions(odds, groups, items, *, repeats=False):
     """Probability of each item in each slot, given the logged items above it, [n, K, A]."""
     left, found = odds[groups].copy(), []
     rows = np.arange(len(groups))
     for item in items.T:
         found.append(left / left.sum(1, keepdims=True))
-        left[rows, item] = 0
+        if not repeats:
+            left[rows, item] = 0
     return np.stack(found, 1)
 
 
@@ -89,11 +96,11 @@ def draw_log(world, number, seed):
     random = np.random.default_rng([seed, 1])
     groups = random.integers(0, len(world.rates), number)
     slots = len(world.discounts)
-    items, chances = shown(world.logging, groups, slots, random)
+    items, chances = shown(world.logging, groups, slots, random, repeats=world.repeats)
     log = LoggedLists(
         rewards=clicks(world, groups, items, random),
         propensities=chances,
-        evaluated=chances_of(world.evaluated, groups, items),
+        evaluated=chances_of(world.evaluated, groups, items, repeats=world.repeats),
         lengths=np.full(number, slots),
     )
     return Drawn(log, groups, items)
@@ -106,5 +113,15 @@ def true_value(world, number=2_000_000, seed=0):
         return float((shares * world.rates).sum(1).mean())
     random = np.random.default_rng([seed, 2])
     groups = random.integers(0, len(world.rates), number)
-    items, _ = shown(world.evaluated, groups, len(world.discounts), random)
+    slots = len(world.discounts)
+    items, _ = shown(world.evaluated, groups, slots, random, repeats=world.repeats)
     return float(clicks(world, groups, items, random).sum(1).mean())
+
+
+def wrong_model(world, drawn, share=0.7):
+    """A reward model that is wrong by a factor and by fatigue: its predictions of the logged items
+    and their means over the evaluated policy, [n, K] each."""
+    rates = share * world.rates[drawn.groups][:, None] * world.discounts[None, :, None]
+    predicted = np.take_along_axis(rates, drawn.items[..., None], 2)[..., 0]
+    shares = slot_distributions(world.evaluated, drawn.groups, drawn.items, repeats=world.repeats)
+    return predicted, (shares * rates).sum(2)

@@ -1,0 +1,115 @@
+"""What ours and obp 0.4.1 are both given, and our values; obp's are in obp_numbers.json.
+
+Axes: n rounds, A actions, P positions, S slates of P slots.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from pipelines.datasets.open_bandit import impressions
+from recsys.evaluation.off_policy.estimators import (
+    direct_method,
+    doubly_robust,
+    expected_rewards,
+    ips,
+    snips,
+)
+from recsys.evaluation.off_policy.logs import LoggedLists, cascade, independent, whole_list
+
+SWITCH_AT = 3.0
+POLICIES = ("random", "bts")
+CAMPAIGNS = ("all", "men", "women")
+
+
+def synthetic_actions(number=1_000, actions=6, positions=3, seed=0):
+    """Rounds of one action in one position."""
+    random = np.random.default_rng(seed)
+    logits = random.random((number, actions))
+    logging = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    odds = np.exp(3 * random.random((number, actions, positions)))
+    evaluated = odds / odds.sum(1, keepdims=True)
+    ends = logging.cumsum(1)
+    action = (ends <= random.random((number, 1)) * ends[:, -1:]).sum(1)
+    return {
+        "reward": (random.random(number) < 0.2 + 0.1 * (action % 3)).astype(np.float64),
+        "action": action,
+        "position": random.integers(0, positions, number),
+        "pscore": logging[np.arange(number), action],
+        "action_dist": evaluated,
+        "predictions": random.random((number, actions, positions)),
+    }
+
+
+def synthetic_slates(number=500, slots=3, seed=1):
+    """Slates with the probability of each slot given those above it, both policies, [S, P]."""
+    random = np.random.default_rng(seed)
+    return {
+        "reward": random.random((number, slots)) * (random.random((number, slots)) < 0.4),
+        "logged": random.uniform(0.05, 1, (number, slots)),
+        "evaluated": random.uniform(0, 1, (number, slots)),
+    }
+
+
+def open_bandit_actions(folder, policy, campaign):
+    """A policy's impressions, with the other one's shares of each item in each position."""
+    logged, own = (
+        impressions(Path(folder) / f"{name}_{campaign}.csv.gz", name, campaign)
+        for name in (next(one for one in POLICIES if one != policy), policy)
+    )
+    number = pl.col("item_id").str.split("-").list.last().cast(pl.Int64).alias("action")
+    logged, own = (one.with_columns(number) for one in (logged, own))
+    actions = int(max(logged["action"].max(), own["action"].max())) + 1
+    shares = np.zeros((actions, 3))
+    np.add.at(shares, (own["action"].to_numpy(), own["slot"].to_numpy()), 1.0)
+    shares /= shares.sum(0)
+    action, slot = logged["action"].to_numpy(), logged["slot"].to_numpy()
+    reward = logged["click"].to_numpy().astype(np.float64)
+    clicks = np.bincount(action, reward, minlength=actions) + 0.05
+    rates = clicks / (np.bincount(action, minlength=actions) + 10.0)
+    shape = (len(reward), actions, 3)
+    return {
+        "reward": reward,
+        "action": action,
+        "position": slot,
+        "pscore": logged["propensity"].to_numpy(),
+        "action_dist": np.broadcast_to(shares, shape).copy(),
+        "predictions": np.broadcast_to(rates[None, :, None], shape).copy(),
+    }
+
+
+def values_of_actions(given):
+    """Ours, by obp's names."""
+    rows, position = np.arange(len(given["reward"])), given["position"]
+    chances = given["action_dist"][rows, :, position]
+    predictions = given["predictions"][rows, :, position]
+    log = LoggedLists.of_actions(given["reward"], given["pscore"], chances[rows, given["action"]])
+    expected = expected_rewards(chances, predictions)
+    model = (predictions[rows, given["action"]][:, None], expected[:, None])
+    weights = independent(log)
+    parts = (log.earned, weights, *model)
+    return {
+        "ipw": ips(log.earned, weights).value,
+        "snipw": snips(log.earned, weights).value,
+        "dm": direct_method(expected).value,
+        "dr": doubly_robust(*parts).value,
+        "sndr": doubly_robust(*parts, self_normalized=True).value,
+        "switch-dr": doubly_robust(*parts, switch_at=SWITCH_AT).value,
+    }
+
+
+def values_of_slates(given):
+    """Ours, by obp's names."""
+    number, slots = given["reward"].shape
+    log = LoggedLists(
+        rewards=given["reward"],
+        propensities=given["logged"],
+        evaluated=given["evaluated"],
+        lengths=np.full(number, slots),
+    )
+    return {
+        "sips": ips(log.earned, whole_list(log)).value,
+        "iips": ips(log.earned, independent(log)).value,
+        "rips": ips(log.earned, cascade(log)).value,
+    }
