@@ -35,6 +35,7 @@ def document_of(
         signal_document(signal_of(name), one, day, config.monitoring.min_past)
         for name, one in record.days[-1].items()
     ]
+    signals += [missing_document(signal_of(name)) for name in missing_signals(record)]
     raised = [one for one in signals if one["alarm"]]
     late = [one for one in inputs if one.alarm]
     retrain, reason = retrain_of(raised, known_until)
@@ -48,7 +49,7 @@ def document_of(
         "alarms": [one["name"] for one in raised] + [f"freshness.{one.name}" for one in late],
         "retrain": retrain,
         "reason": reason,
-        "words": words_of(day, signals, late, retrain, reason, config),
+        "words": words_of(day, signals, inputs, (retrain, reason), config.monitoring.min_past),
         "signals": signals,
         "freshness": [asdict(one) for one in inputs],
         "recent_alarms": recent_alarms(record),
@@ -74,6 +75,31 @@ def signal_document(signal: Signal, one: Judged, day: date, min_past: int) -> di
         "since": since,
         "num_past": one.num_past,
         "words": signal_words(signal, one, since, min_past),
+    }
+
+
+def missing_signals(record: Record) -> list[str]:
+    """Name what was measured on one of the last days, but not on the latest."""
+    recent = [name for day in record.days[-RECENT_DAYS:] for name in day]
+    return [name for name in dict.fromkeys(recent) if name not in record.days[-1]]
+
+
+def missing_document(signal: Signal) -> dict[str, Any]:
+    """Describe a signal of which the day says nothing."""
+    return {
+        "name": signal.name,
+        "title": signal.title,
+        "group": signal.group,
+        "drift": signal.drift,
+        "value": None,
+        "expected": None,
+        "low": None,
+        "high": None,
+        "state": "not measured",
+        "alarm": False,
+        "since": None,
+        "num_past": 0,
+        "words": "not measured: too few events or lists on the day",
     }
 
 
@@ -117,7 +143,10 @@ def retrain_of(raised: Sequence[dict[str, Any]], known_until: date | None) -> tu
     drifted = [one for one in raised if one["drift"]]
     if not drifted:
         return False, "no drift that models could learn" if raised else "no drift"
-    names = ", ".join(f"{one['title']} since {one['since']}" for one in drifted)
+    by_day: dict[str, list[str]] = {}
+    for one in sorted(drifted, key=lambda one: str(one["since"])):
+        by_day.setdefault(one["since"], []).append(one["title"])
+    names = "; ".join(f"since {since} {', '.join(titles)}" for since, titles in by_day.items())
     unlearned = [
         one
         for one in drifted
@@ -128,30 +157,38 @@ def retrain_of(raised: Sequence[dict[str, Any]], known_until: date | None) -> tu
     return True, names
 
 
+def counted(number: int, name: str) -> str:
+    """Write a number with its noun."""
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
+
+
 def words_of(
     day: date,
     signals: Sequence[dict[str, Any]],
-    late: Sequence[Freshness],
-    retrain: bool,
-    reason: str,
-    config: RunConfig,
+    inputs: Sequence[Freshness],
+    retrain: tuple[bool, str],
+    min_past: int,
 ) -> list[str]:
     """Say what is the matter, most important first."""
+    late, num_inputs = [one for one in inputs if one.alarm], len(inputs)
     raised = [one for one in signals if one["alarm"]]
     learning = [one for one in signals if one["state"] == "learning"]
     if raised or late:
-        found = [f"{day}: {len(raised) + len(late)} alarms of {len(signals)} signals."]
+        found = [
+            f"{day}: alarm of {counted(len(raised), 'signal')} and {counted(len(late), 'input')}."
+        ]
     else:
-        found = [f"{day}: quiet, {len(signals)} signals are watched."]
+        watched = f"{counted(len(signals), 'signal')} and {counted(num_inputs, 'input')}"
+        found = [f"{day}: quiet; watched are {watched}."]
     found += [f"{one.title}: {one.words}." for one in late]
     found += [f"{one['title']}: {one['words']}." for one in raised]
     if learning:
         found.append(
             f"Too little past for {len(learning)} signals: each needs "
-            f"{config.monitoring.min_past} days that were compared with the days before them."
+            f"{min_past} days that were compared with the days before them."
         )
     if raised:
-        found.append(f"{'Retrain' if retrain else 'No retrain'}: {reason}.")
+        found.append(f"{'Retrain' if retrain[0] else 'No retrain'}: {retrain[1]}.")
     return found
 
 
@@ -161,5 +198,7 @@ def recent_alarms(record: Record) -> list[dict[str, Any]]:
     for place in range(len(record.days) - 1, max(-1, len(record.days) - 1 - RECENT_DAYS), -1):
         names = [name for name, one in record.days[place].items() if one.streak]
         if names:
-            found.append({"day": str(record.date_of(place)), "signals": names})
+            titles = [signal_of(name).title for name in names]
+            day = str(record.date_of(place))
+            found.append({"day": day, "signals": names, "titles": titles})
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -69,8 +69,12 @@ def of_days(name: str, known: Sequence[date], as_of: datetime, config: RunConfig
     recent = [day for day in known if (known[-1] - day).days <= RECENT_DAYS]
     gaps = [(after - before).days for before, after in pairwise(recent)]
     # Up to the end of the next day a day is not late.
-    limit = max(gaps) - 1 + 0.999 if len(recent) >= MIN_DAYS else None
-    return judged(name, str(known[-1]), max(0.0, age), limit, config)
+    limit = max(gaps) - 0.001 if len(recent) >= MIN_DAYS else None
+    found = judged(name, str(known[-1]), max(0.0, age), limit, config)
+    if not found.alarm or name in config.monitoring.max_age_days:
+        return found
+    words = f"late: {int(age)} days without, at most {max(gaps) - 1} in the last {RECENT_DAYS} days"
+    return replace(found, words=words)
 
 
 def of_times(name: str, seen: Sequence[datetime], as_of: datetime, config: RunConfig) -> Freshness:

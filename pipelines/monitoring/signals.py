@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from math import asin, exp, log, pi, sin, sqrt
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -27,6 +27,8 @@ Group = Literal["volume", "events", "items", "vectors", "features", "online"]
 DISTANCE_FLOOR = 0.02
 INDEX_FLOOR = 0.005
 DISTANCE_NOISE = 0.1
+COUNT_NOISE = 0.02
+"""A day without events must not widen its own band."""
 CATALOGUE_NOISE = 0.02
 """Of what changes with the bundle alone, relative."""
 HEAD_ITEMS = 200
@@ -65,7 +67,9 @@ class Signal:
             return score
         if self.kind in ("count", "ratio"):
             return exp(min(score, 700.0))
-        if self.kind in ("share", "auc"):
+        if self.kind == "share":
+            return sin(min(max(score, 0.0), pi / 2)) ** 2
+        if self.kind == "auc":
             return 1 / (1 + exp(-max(min(score, 700.0), -700.0)))
         if self.kind in ("distance", "index"):
             floor = DISTANCE_FLOOR if self.kind == "distance" else INDEX_FLOOR
@@ -186,13 +190,13 @@ def signal_of(name: str) -> Signal:
 
 def count(number: float) -> Measured:
     """Score a count by its logarithm."""
-    return Measured(number, log(number + 0.5), 1 / sqrt(number + 0.5))
+    return Measured(number, log(number + 0.5), COUNT_NOISE)
 
 
 def share(part: float, whole: float) -> Measured:
-    """Score a share by its log odds."""
-    odds = (part + 0.5) / (whole - part + 0.5)
-    return Measured(part / whole, log(odds), sqrt(1 / (part + 0.5) + 1 / (whole - part + 0.5)))
+    """Score a share by the angle whose error does not depend on the share (Anscombe, 1948)."""
+    score = asin(sqrt((part + 0.375) / (whole + 0.75)))
+    return Measured(part / whole, score, 0.5 / sqrt(whole))
 
 
 def ratio(value: float, noise: float) -> Measured:

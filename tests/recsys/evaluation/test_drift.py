@@ -103,8 +103,8 @@ def test_a_day_of_few_counts_has_a_wider_band():
 
 
 def test_days_of_alarm_do_not_count_until_they_are_accepted():
-    scores = [0.0] * 40 + [5.0] * 13
-    streaks = [0] * 40 + list(range(1, 14))
+    scores = [0.0] * 40 + [5.0] * (ACCEPTED_DAYS - 1)
+    streaks = [0] * 40 + list(range(1, ACCEPTED_DAYS))
     assert expected_score(past_of(scores, streaks=streaks), 0) == pytest.approx(0, abs=1e-9)
     accepted = past_of([*scores, 5.0], streaks=[*streaks, ACCEPTED_DAYS])
     assert expected_score(accepted, 0) == pytest.approx(5, abs=1e-9)
