@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import asin, exp, log, pi, sin, sqrt
+from math import exp, log, sqrt
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import polars as pl
 
 from pipelines.config.monitoring import MonitoringConfig
 from pipelines.monitoring.served import ServedDay
-from pipelines.monitoring.sketch import UNKNOWN, Sketch
+from pipelines.monitoring.sketch import MAX_USERS, UNKNOWN, Sketch
 from pipelines.monitoring.two_sample import two_sample
 from pipelines.monitoring.vectors import Numbers, Rows, ServedVectors
 from recsys.evaluation.drift import (
@@ -34,6 +34,8 @@ CATALOGUE_NOISE = 0.02
 HEAD_ITEMS = 200
 MAX_COLUMNS = 12
 MIN_LISTS = 30
+MIN_USERS = 20
+"""Known users of a day whose vectors are compared."""
 MIN_PAIRS = 50
 """Events of known users and items that agreement is measured by."""
 
@@ -67,9 +69,7 @@ class Signal:
             return score
         if self.kind in ("count", "ratio"):
             return exp(min(score, 700.0))
-        if self.kind == "share":
-            return sin(min(max(score, 0.0), pi / 2)) ** 2
-        if self.kind == "auc":
+        if self.kind in ("share", "auc"):
             return 1 / (1 + exp(-max(min(score, 700.0), -700.0)))
         if self.kind in ("distance", "index"):
             floor = DISTANCE_FLOOR if self.kind == "distance" else INDEX_FLOOR
@@ -194,9 +194,9 @@ def count(number: float) -> Measured:
 
 
 def share(part: float, whole: float) -> Measured:
-    """Score a share by the angle whose error does not depend on the share (Anscombe, 1948)."""
-    score = asin(sqrt((part + 0.375) / (whole + 0.75)))
-    return Measured(part / whole, score, 0.5 / sqrt(whole))
+    """Score a share by its log odds."""
+    odds = (part + 0.5) / (whole - part + 0.5)
+    return Measured(part / whole, log(odds), sqrt(1 / (part + 0.5) + 1 / (whole - part + 0.5)))
 
 
 def ratio(value: float, noise: float) -> Measured:
@@ -364,17 +364,12 @@ def vector_signals(window: Window, vectors: ServedVectors) -> dict[str, Measured
         if vectors.codes is not None:
             counts = today[known], before[known]
             found |= code_signals(vectors.codes[:, 0], rows[known], *counts, window.size)
-    sampled = pl.concat([window.day.sample["user_id"], window.sample["user_id"]]).unique()
-    of_users = dict(zip(sampled.to_list(), vectors.user_vectors(sampled), strict=True))
-
-    def active(sample: pl.DataFrame) -> Numbers:
-        matrix = np.array([of_users[one] for one in sample["user_id"].unique(maintain_order=True)])
-        known: Numbers = matrix[np.abs(matrix).sum(axis=1) > 0]
-        return known
-
-    now, then = active(window.day.sample), active(window.sample)
-    if len(now) >= 20 and len(then) >= 20:
-        moved = mean_shift(now, np.ones(len(now)), then, np.ones(len(then)))
+    keys, today, before = window.tables["user"]
+    keys, today, before = keys.head(MAX_USERS), today[:MAX_USERS], before[:MAX_USERS]
+    of_users = vectors.user_vectors(keys)
+    known = np.abs(of_users).sum(axis=1) > 0
+    if (today[known] > 0).sum() >= MIN_USERS and (before[known] > 0).sum() >= MIN_USERS:
+        moved = mean_shift(of_users[known], today[known], of_users[known], before[known])
         found["user_vectors"] = distance(moved, window.size)
     return found
 

@@ -39,6 +39,8 @@ NORMAL_EXCESS = 0.42
 """Mean of what a normal deviation exceeds its 90% quantile by, in standard deviations."""
 PRIOR_EXCESSES = 5.0
 """Past excesses that the normal one counts as."""
+MAX_WIDENED = 2.0
+"""How far beyond the usual the standard error of a day's score counts."""
 SHRUNK_WEEKDAYS = 2.0
 """Zeros that a weekday's mean deviation is averaged with."""
 RIDGE = 1.0
@@ -89,9 +91,13 @@ def effective_number(counts: Numbers) -> float:
 
 
 def mean_shift(vectors: Numbers, weights: Numbers, reference: Numbers, others: Numbers) -> float:
-    """Length of the difference of two weighted means of unit vectors, [R, D], weights [R].
+    """Distance of two weighted means of vectors, [R, D], in units of the reference's spread.
+
+    The spread is the root mean square distance of the reference's vectors from their mean, so that
+    vectors that all point one way, as those of trained towers do, lose no power.
 
     Args:
+        weights: Of the day's vectors, [R].
         reference: Vectors of the reference window, [S, D].
         others: Their weights, [S].
     """
@@ -99,7 +105,8 @@ def mean_shift(vectors: Numbers, weights: Numbers, reference: Numbers, others: N
         return float("nan")
     first = weights @ vectors / weights.sum()
     second = others @ reference / others.sum()
-    return float(np.linalg.norm(first - second))
+    spread = np.sqrt(others @ ((reference - second) ** 2).sum(axis=1) / others.sum())
+    return float(np.linalg.norm(first - second) / spread) if spread > 0 else float("nan")
 
 
 def two_sample_auc(examples: Numbers, reference: Numbers, folds: Rows, others: Rows) -> float:
@@ -240,6 +247,8 @@ def band_of(past: Past, weekday: int, noise: float, tail: Tail, chance: float) -
     scale = max(1.4826 * float(np.median(sided)) if len(sided) else 0.0, usual, 1e-9)
     z = np.abs(deviations) / scale if tail == "both" else deviations / scale
     bound = tail_bound(z, chance, tail) * (1 + 4 / num)
+    # A share that falls to 0 must not widen its own band without end.
+    noise = min(noise, MAX_WIDENED * usual)
     spread = bound * float(np.sqrt(scale**2 + max(0.0, noise**2 - usual**2)))
     middle = expected + center
     low = -np.inf if tail == "high" else middle - spread

@@ -154,6 +154,7 @@ class World:
         liked = np.exp(self._taste)
         liked /= liked.sum(axis=1, keepdims=True)
         centers = liked @ self._directions
+        self._far_group = int(np.linalg.norm(centers - centers.mean(axis=0), axis=1).argmax())
         self._user_vectors = centers[self._groups] + rng.normal(0, 0.05, (most_users, config.dim))
         self._ages = np.clip(rng.normal(25 + 4 * self._groups, 6), 14, 90).astype(np.int64)
         self._countries = rng.choice(["DE", "FR", "PL"], most_users, p=[0.6, 0.25, 0.15])
@@ -240,7 +241,7 @@ class World:
         """Draw the user of each event, those of a user in a row, [E]."""
         weights = self._activity[:count].copy()
         if size:
-            in_group = self._groups[:count] == 0
+            in_group = self._groups[:count] == self._far_group
             weights *= np.where(in_group, size / weights[in_group].sum(), 0) + np.where(
                 in_group, 0, (1 - size) / weights[~in_group].sum()
             )

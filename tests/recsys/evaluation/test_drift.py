@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -54,7 +56,11 @@ def test_effective_number_counts_equal_categories_whatever_the_number_of_draws()
 def test_means_shift_by_the_length_of_their_difference():
     vectors = np.eye(2)
     shift = mean_shift(vectors, np.array([1.0, 0.0]), vectors, np.array([1.0, 1.0]))
-    assert shift == pytest.approx(np.sqrt(0.5))
+    # The reference's vectors lie as far from their mean as the day's mean does.
+    assert shift == pytest.approx(1)
+    scaled = mean_shift(3 * vectors, np.array([1.0, 0.0]), 3 * vectors, np.array([1.0, 1.0]))
+    assert scaled == pytest.approx(1)
+    assert np.isnan(mean_shift(vectors[:1], np.ones(1), vectors[:1], np.ones(1)))
 
 
 def test_two_samples_of_one_distribution_are_not_told_apart_and_shifted_ones_are():
@@ -98,8 +104,10 @@ def test_a_band_is_passed_about_as_often_as_it_is_meant_to_be():
 def test_a_day_of_few_counts_has_a_wider_band():
     rng = np.random.default_rng(2)
     past = past_of(rng.normal(size=60), residuals=rng.normal(size=60))
-    usual, small = (band_of(past, 4, noise, "both", 0.01) for noise in (1e-6, 3.0))
-    assert small.high - small.low > 2 * (usual.high - usual.low)
+    past = replace(past, noise=np.ones(60))
+    usual, small, tiny = (band_of(past, 4, noise, "both", 0.01) for noise in (1.0, 2.0, 50.0))
+    assert small.high - small.low > 1.8 * (usual.high - usual.low)
+    assert tiny == small
 
 
 def test_days_of_alarm_do_not_count_until_they_are_accepted():
