@@ -16,13 +16,12 @@ from pathlib import Path
 from pipelines.config.tracking import TrackingConfig
 from pipelines.publishing.bundles_lock import publishing
 from pipelines.publishing.promotion import (
-    CHALLENGER,
     challenger,
     note_champion,
     served_version,
 )
+from pipelines.tracking.entries import CHALLENGER, CHAMPION
 from pipelines.tracking.outbox import Outbox
-from pipelines.tracking.recorder import CHAMPION
 from pipelines.tracking.registry import Fetched, RegisteredBundle, fetch, look_up
 from pipelines.tracking.tracking import store_uri
 from serving.bundle.manifest import CURRENT, read_manifest

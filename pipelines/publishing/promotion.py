@@ -18,8 +18,8 @@ from pathlib import Path
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.console import log
 from pipelines.publishing.bundles_lock import publishing
+from pipelines.tracking.entries import CHALLENGER, CHAMPION, release_tags
 from pipelines.tracking.outbox import Outbox, read_lines
-from pipelines.tracking.recorder import CHAMPION, release_tags
 from recsys.data.durable import append_line
 from serving.bundle.delta import chain_of
 from serving.bundle.manifest import (
@@ -31,7 +31,6 @@ from serving.bundle.manifest import (
 )
 
 HISTORY = "aliases.jsonl"
-CHALLENGER = "challenger"
 
 
 @dataclass(frozen=True, kw_only=True)

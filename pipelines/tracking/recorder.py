@@ -15,10 +15,9 @@ from typing import Any
 from pipelines.engine.artifacts import MANIFEST, RUN, Manifest, read_json
 from pipelines.engine.run_log import RunLog
 from pipelines.evaluation.analysis import ANALYSIS, Analysis
+from pipelines.tracking.entries import CHAMPION, release_tags
 from pipelines.tracking.outbox import Outbox
 from serving.bundle.manifest import CURRENT, bundle_directory
-
-CHAMPION = "champion"
 
 
 def numbers_of(table: Mapping[str, Any], above: str = "") -> dict[str, float]:
@@ -165,9 +164,3 @@ class Recorder:
             settings = artefact.parent / "config.toml"
             if settings.exists():
                 run.artifact(settings)
-
-
-def release_tags(bundles: Path, document: dict[str, Any]) -> dict[str, str]:
-    """Return the tags that a released bundle has in the registry."""
-    verdicts = {f"verdict.{one['name']}": str(one["value"]) for one in document["verdicts"]}
-    return {"bundles": str(bundles.absolute()), **verdicts}
