@@ -13,6 +13,7 @@ import polars as pl
 from features.partition import CLEAN
 from pipelines.engine.artifacts import MANIFEST, digest_of_json
 from pipelines.partitions.manifest import PartitionsManifest, folder_of
+from pipelines.publishing.released import UPDATE
 
 FEATURES = "build_features"
 
@@ -110,7 +111,12 @@ def days_of_features(features: Path) -> EventDays:
 
 
 def known_tables(workspace: Path) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
-    """Read what is known of items and users; None where no run has prepared it."""
-    paths = [workspace / FEATURES / f"{name}.parquet" for name in ("items", "users")]
+    """Read what the newest run or update knows of items and users; None without any."""
+    folders = [workspace / FEATURES, workspace / UPDATE / FEATURES]
+    made = [folder for folder in folders if (folder / MANIFEST).exists()]
+    if not made:
+        return None, None
+    newest = max(made, key=lambda folder: (folder / MANIFEST).stat().st_mtime)
+    paths = [newest / f"{name}.parquet" for name in ("items", "users")]
     items, users = (pl.read_parquet(path) if path.exists() else None for path in paths)
     return items, users

@@ -11,15 +11,19 @@ from pathlib import Path
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import MANIFEST
 from pipelines.engine.workspace import bundles_dir
+from pipelines.partitions.manifest import PartitionsManifest
 from serving.bundle.manifest import CURRENT
 
 MIN_GAPS = 3
 MIN_DAYS = 14
 RECENT_DAYS = 90
+RECENT_PARTITION_DAYS = 7
+"""Partitions that did not come or cannot be used are an alarm for so many days."""
 SLACK = 1.5
 KEPT_TIMES = 50
 TITLES = {
     "events": "events, by day",
+    "partitions": "partitions of the last days",
     "served": "served lists, by day",
     "catalogue": "catalogue file",
     "content": "content vectors",
@@ -57,6 +61,8 @@ def freshness_of(
         times: When each of the other inputs was seen to change, in order.
     """
     found = [of_days("events", event_days, as_of, config)]
+    if (manifest := PartitionsManifest.read(config.workspace)) is not None:
+        found.append(of_partitions(manifest, as_of))
     if served_days:
         found.append(of_days("served", served_days, as_of, config))
     return found + [of_times(name, seen, as_of, config) for name, seen in times.items() if seen]
@@ -75,6 +81,24 @@ def of_days(name: str, known: Sequence[date], as_of: datetime, config: RunConfig
         return found
     words = f"late: {int(age)} days without, at most {max(gaps) - 1} in the last {RECENT_DAYS} days"
     return replace(found, words=words)
+
+
+def of_partitions(manifest: PartitionsManifest, as_of: datetime) -> Freshness:
+    """Judge what did not arrive as it should: partitions that are missing or set aside."""
+    since = f"{as_of - timedelta(days=RECENT_PARTITION_DAYS):%Y-%m-%d}"
+    aside = [f"{key} ({one.reason})" for key, one in manifest.set_aside.items() if key >= since]
+    missing = [key for key in manifest.missing if key >= since]
+    words = [f"set aside: {', '.join(aside)}"] if aside else []
+    words += [f"never came: {', '.join(missing)}"] if missing else []
+    return Freshness(
+        name="partitions",
+        title=TITLES["partitions"],
+        newest=manifest.newest,
+        age_days=None,
+        limit_days=None,
+        alarm=bool(words),
+        words="; ".join(words) or "all came and can be used",
+    )
 
 
 def of_times(name: str, seen: Sequence[datetime], as_of: datetime, config: RunConfig) -> Freshness:
