@@ -55,11 +55,14 @@ def check_writable(folder: Path, what: str, setting: str) -> None:
 def named_in(lock: Path) -> Iterator[None]:
     """Write into a lock file that is held which process holds it."""
     started = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    lock.write_text(f"process {os.getpid()}, started {started}", encoding="utf-8")
+    # Those who make room on a full disk hold locks too.
+    with suppress(OSError):
+        lock.write_text(f"process {os.getpid()}, started {started}", encoding="utf-8")
     try:
         yield
     finally:
-        lock.write_text("")
+        with suppress(OSError):
+            lock.write_text("")
 
 
 def holder_of(lock: Path) -> str:

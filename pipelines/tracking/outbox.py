@@ -161,7 +161,7 @@ class OutboxRun(RunLog):
 
 @dataclass(frozen=True)
 class Outbox:
-    """The folder; only the holder of the workspace's lock writes to it."""
+    """The folder; a stage's runs are written by the holder of its lock, or of the workspace's."""
 
     path: Path
 
@@ -224,11 +224,15 @@ class Outbox:
         """Begin the run of a stage, or resume the one that a kill ended."""
         name = f"{planned.stage}-{planned.making[:16]}"
         for path in self.waiting():
-            if any(event["event"] == "end" for _, event in read_lines(path)):
+            events = [event for _, event in read_lines(path)]
+            if any(event["event"] == "end" for event in events):
+                continue
+            if any(event.get("stage", planned.stage) != planned.stage for event in events[:1]):
+                # It may be running beside this one.
                 continue
             if path.stem.partition("Z-")[2] == name:
                 return OutboxRun(path, self.files(path))
-            # Its process is gone: only the holder of the lock starts runs.
+            # Its process is gone: only the holder of the stage's lock starts runs of it.
             OutboxRun(path, self.files(path)).end("KILLED")
         tags = {
             "stage": planned.stage,

@@ -10,7 +10,8 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -188,4 +189,35 @@ def shared(path: Path) -> Iterator[bool]:
         else:
             yield True
     finally:
+        os.close(descriptor)
+
+
+class Held:
+    """Folders that this process uses, so that nobody removes them while this object lives.
+
+    Each is locked, shared with all others who use it, until the process ends at the latest. A file
+    system without locks holds nothing.
+    """
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        """Hold folders.
+
+        Raises:
+            ValueError: One of them is being removed.
+        """
+        import fcntl
+
+        self._descriptors: list[int] = []
+        weakref.finalize(self, _close, self._descriptors)
+        for folder in folders:
+            with suppress(OSError):
+                self._descriptors.append(os.open(folder, os.O_RDONLY))
+                try:
+                    fcntl.flock(self._descriptors[-1], fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise ValueError(f"{folder} is being removed; name another one") from None
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
         os.close(descriptor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from features.point_in_time import FEATURES
+from recsys.data.durable import Held
 from recsys.layers.embedding.collection import filled_later
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.item_tower import ItemCatalogue
@@ -80,6 +81,8 @@ class Bundle:
     """Of the bundle as it was released."""
     released: Bundle | None = None
     """What deltas were applied to; None where there are none."""
+    held: Held | None = field(default=None, repr=False, compare=False)
+    """Keeps the folders that were read from being removed."""
 
     @property
     def version(self) -> str:
@@ -115,6 +118,7 @@ def load_bundle(path: Path, loaded: Bundle | None = None) -> Bundle:
         ValueError: Names the file or the two numbers that do not fit, and what to do.
     """
     chain = chain_of(path.resolve())
+    held = Held(link.directory for link in chain)
     for link in chain:
         verify_files(link.directory, link.manifest)
         if vocabulary_digests(link.manifest.files) != link.manifest.vocabularies:
@@ -126,8 +130,8 @@ def load_bundle(path: Path, loaded: Bundle | None = None) -> Bundle:
     found = (released.directory, released.digest) if released else None
     if released is None or found != (chain[0].directory, chain[0].digest):
         with filled_later():
-            released = _load_released(chain[0])
-    return _grown(released, chain) if len(chain) > 1 else released
+            released = replace(_load_released(chain[0]), held=held)
+    return replace(_grown(released, chain), held=held) if len(chain) > 1 else released
 
 
 def _load_released(link: Link) -> Bundle:

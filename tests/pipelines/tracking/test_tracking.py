@@ -66,6 +66,17 @@ def stored_runs(uri: str) -> list[Any]:
     return [] if experiment is None else list(store.search_runs([experiment.experiment_id]))
 
 
+def test_stages_side_by_side_leave_each_others_runs_open(outbox: Outbox):
+    first = start(outbox, "train_two_tower")
+    start(outbox, "train_sequence").log(1, loss=0.5)
+    first.log(2, loss=0.25)
+    assert [event["event"] for event in lines(outbox)].count("end") == 0
+    # A run of the same stage from other inputs has ended: its lock is held by this one.
+    start(outbox, "train_sequence", key="other")
+    ended = [event["status"] for event in lines(outbox) if event["event"] == "end"]
+    assert ended == ["KILLED"]
+
+
 def test_a_run_is_on_disk_as_soon_as_it_is_told(outbox: Outbox):
     run = start(outbox)
     run.log(10, loss=0.5, grad_norm=NAN)
