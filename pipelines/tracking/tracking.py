@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 from pipelines.config.tracking import TrackingConfig
 from pipelines.tracking.outbox import REFUSED, Outbox
 
+LONGER = "`recsys sync --seconds 3600` sends for longer"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SyncResult:
@@ -85,7 +87,7 @@ def sync_outbox(outbox: Outbox, config: TrackingConfig) -> SyncResult:
         )
         result = SyncResult(**json.loads(child.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired:
-        problem = f"not done in {config.sync_seconds:g} s"
+        problem = f"not done in {config.sync_seconds:g} s; {LONGER}"
         result = SyncResult(waiting=outbox.num_waiting(), problem=problem)
     except (OSError, IndexError, ValueError, TypeError) as error:
         result = SyncResult(waiting=outbox.num_waiting(), problem=f"sending failed: {error}")

@@ -37,7 +37,7 @@ from pipelines.tracking.store.connection import (
 )
 from pipelines.tracking.store.retention import remove_superseded
 from pipelines.tracking.store.uploads import AlteredError, OutOfTime, Upload
-from pipelines.tracking.tracking import SyncResult, is_server, store_uri
+from pipelines.tracking.tracking import LONGER, SyncResult, is_server, store_uri
 from recsys.data.durable import locked, write_durably
 
 RUN_TAG = "recsys.run"
@@ -298,7 +298,8 @@ def send_outbox(outbox: Outbox, config: TrackingConfig) -> SyncResult:
             for path in outbox.waiting():
                 send_whole(sender, path)
         except OutOfTime as late:
-            problem = f"not done in {config.sync_seconds:g} s{f' ({late})' if str(late) else ''}"
+            done = f" ({late})" if str(late) else ""
+            problem = f"not done in {config.sync_seconds:g} s{done}; {LONGER}"
         except Exception as error:
             # Whatever a server, a database or a network can raise: the lines wait.
             problem = f"{type(error).__name__}: {error}"

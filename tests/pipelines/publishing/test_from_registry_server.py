@@ -12,8 +12,7 @@ from pipelines.publishing.promotion import record_champion, served_version
 from pipelines.tracking.tracking import sync_outbox
 from serving.recommend import Recommender
 from tests.pipelines.tracking.mlflow_server import free_port, mlflow_server
-from tests.pipelines.tracking.registries import Shop, bytes_of, shop_of, write_bundles
-from tests.pipelines.tracking.test_registry import child
+from tests.pipelines.tracking.registries import Shop, bytes_of, child, shop_of, write_bundles
 
 
 def recsys(*words: str | Path) -> Result:

@@ -1,6 +1,8 @@
 """Bundles to register, and a registry in SQLite with files in a folder, as without a server."""
 
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,3 +94,32 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     """Read every file below a folder."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+KILLED = """
+import os, signal, sys
+from pipelines.tracking.store import {module} as part
+whole, left = part.{name}, {after}
+def dying(*arguments):
+    global left
+    found = whole(*arguments)
+    left -= 1
+    if not left:
+        {end}
+    return found
+part.{name} = dying
+from pipelines.tracking.store import {main}
+{main}.main()
+"""
+
+
+def child(module: str, after: int, end: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the sending or fetching process; after some files ``end`` happens in it."""
+    name, main = {
+        "uploads": ("Upload.send_file", "sender"),
+        "downloads": ("Download.fetch_file", "reader"),
+    }[module]
+    code = KILLED.format(module=module, name=name, after=after, end=end, main=main)
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )

@@ -6,8 +6,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from pipelines.tracking.tracking import sync_outbox
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import read_manifest
 from tests.pipelines.tracking.mlflow_server import client
-from tests.pipelines.tracking.registries import Shop, bytes_of, shop_of, write_bundles
+from tests.pipelines.tracking.registries import Shop, bytes_of, child, shop_of, write_bundles
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 from tests.serving.writable import writable
 
@@ -199,35 +197,6 @@ def test_a_bundle_that_changed_or_went_before_it_was_sent_is_kept_aside(shop: Sh
     assert "bundle v2 is not in the registry" in refused
 
 
-KILLED = """
-import os, signal, sys
-from pipelines.tracking.store import {module} as part
-whole, left = part.{name}, {after}
-def dying(*arguments):
-    global left
-    found = whole(*arguments)
-    left -= 1
-    if not left:
-        {end}
-    return found
-part.{name} = dying
-from pipelines.tracking.store import {main}
-{main}.main()
-"""
-
-
-def child(module: str, after: int, end: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run the sending or fetching process; after some files ``end`` happens in it."""
-    name, main = {
-        "uploads": ("Upload.send_file", "sender"),
-        "downloads": ("Download.fetch_file", "reader"),
-    }[module]
-    code = KILLED.format(module=module, name=name, after=after, end=end, main=main)
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
-    )
-
-
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 
 
@@ -303,7 +272,9 @@ def test_time_that_runs_out_keeps_what_was_sent(shop: Shop):
     arguments = (str(shop.outbox.path), json.dumps(asdict(shop.config)))
     done = child("uploads", 5, end, *arguments)
     reply = json.loads(done.stdout.splitlines()[-1])
-    assert reply["problem"] == "not done in 120 s (5 of 20 files of bundle-v1 are uploaded)"
+    assert reply["problem"].startswith(
+        "not done in 120 s (5 of 20 files of bundle-v1 are uploaded); `recsys sync --seconds"
+    )
     assert reply["waiting"] == 3
 
 
