@@ -28,7 +28,7 @@ from pipelines.cli import (
 from pipelines.cli.online import control, events, experiments, keys
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
 from pipelines.cli.scheduled import dry_run as plan
-from pipelines.cli.scheduled import ingest, monitor, registry, update
+from pipelines.cli.scheduled import ingest, monitor, ope, registry, update
 from pipelines.doctor.doctor import doctor
 from pipelines.engine.console import PlainErrors, log, out
 
@@ -78,6 +78,7 @@ for command in (
     compare.ledger,
     doctor,
     experiments.experiments,
+    ope.ope,
     tracking.sync,
     tracking.promote,
     tracking.rollback,

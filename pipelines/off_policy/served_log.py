@@ -1,0 +1,290 @@
+"""Served lists with their propensities, and what users did with them.
+
+The log is the folder ``requests`` of what ``recsys events export`` wrote, beside the events. A list
+counts if anything in it was drawn: without a draw nothing says what other lists would have earned.
+The reward of an item is 1 if an event of the chosen types names its list and it, else 0.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, parts_of, scan_parts
+from recsys.evaluation.off_policy.logs import Floats, Integers
+from serving.online.store import RecentEvent, Visitor
+
+IMPRESSION = "impression"
+COLUMNS = ("request_id", RECEIVED_TIME, "user_id", "surface", "item_id", "slot", "propensity")
+NAMED = 8
+"""Event types that an error lists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedList:
+    """One list of the log."""
+
+    request_id: str
+    time_ms: int
+    user_id: str | None
+    surface: str
+    bundle: str | None
+    request: str | None
+    """JSON of what the client sent; None where the export is older than that column."""
+    item_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ServedLog:
+    """Lists in the order in which they were served; [n, K] is padded behind a list's end."""
+
+    lists: Sequence[ServedList]
+    rewards: Floats
+    """[n, K], 0 behind the end."""
+    propensities: Floats
+    """[n, K], 1 behind the end."""
+    lengths: Integers
+    left_out: Mapping[str, int]
+    """Lists that do not count, by the reason."""
+    reward: str
+    """The event types, for people."""
+    events: EventHistories = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.lists)
+
+    @property
+    def users(self) -> Integers:
+        """Number of each list's user; a list without one is one of its own, [n]."""
+        names: dict[str, int] = {}
+        found = []
+        for place, one in enumerate(self.lists):
+            key = f"list {place}" if one.user_id is None else f"user {one.user_id}"
+            found.append(names.setdefault(key, len(names)))
+        return np.array(found, np.int64)
+
+    def take(self, places: Integers) -> ServedLog:
+        """Keep some lists, ascending."""
+        return ServedLog(
+            lists=[self.lists[place] for place in places.tolist()],
+            rewards=self.rewards[places],
+            propensities=self.propensities[places],
+            lengths=self.lengths[places],
+            left_out=self.left_out,
+            reward=self.reward,
+            events=self.events,
+        )
+
+
+class EventHistories:
+    """What the store knew of a user when a list was made."""
+
+    def __init__(self, events: pl.DataFrame) -> None:
+        """Take events with user_id, item_id, event_type, event_time and received_time."""
+        kept = events.filter(pl.col("event_type") != IMPRESSION).sort(
+            RECEIVED_TIME, maintain_order=True
+        )
+        self._received: defaultdict[str, list[int]] = defaultdict(list)
+        self._events: defaultdict[str, list[RecentEvent]] = defaultdict(list)
+        rows = kept.select(
+            "user_id",
+            "item_id",
+            "event_type",
+            pl.col("event_time").dt.epoch("ms"),
+            pl.col(RECEIVED_TIME).dt.epoch("ms"),
+        ).iter_rows()
+        for user_id, item_id, event_type, time_ms, received_ms in rows:
+            self._received[user_id].append(received_ms)
+            self._events[user_id].append(RecentEvent(item_id, event_type, time_ms))
+
+    def visitor(self, user_id: str | None, time_ms: int, limit: int) -> Visitor:
+        """Give a user's newest events that had arrived by a moment, oldest first."""
+        if user_id is None or user_id not in self._received:
+            return Visitor()
+        arrived = bisect_right(self._received[user_id], time_ms)
+        ordered = sorted(self._events[user_id][:arrived], key=lambda event: event.time_ms)
+        return Visitor(ordered[-limit:])
+
+
+def read_served_log(
+    log: Path,
+    events: Path | None = None,
+    *,
+    reward: Sequence[str] = ("click",),
+    surfaces: Sequence[str] = (),
+) -> ServedLog:
+    """Read served lists and their rewards.
+
+    Args:
+        log: The folder ``requests`` of an export, or the export.
+        events: The export with the events; by default where the log lies.
+        reward: Event types.
+        surfaces: Only lists of these; by default of all.
+
+    Raises:
+        ValueError: There are no lists with propensities, no such events, or a propensity is out of
+            range; says which.
+    """
+    requests, folder = _folders(log, events)
+    rows = _rows(requests)
+    left_out: Counter[str] = Counter()
+    if surfaces:
+        known = set(rows["surface"].unique().to_list())
+        if missing := set(surfaces) - known:
+            raise ValueError(
+                f"{requests} has no list of surface {', '.join(sorted(missing))}; it has "
+                f"{', '.join(sorted(map(str, known)))}"
+            )
+        rows = rows.filter(pl.col("surface").is_in(list(surfaces)))
+    drawn = pl.col("propensity").is_not_null().all().over("request_id")
+    left_out["nothing in the list was drawn"] = rows.filter(~drawn)["request_id"].n_unique()
+    rows = rows.filter(drawn)
+    if rows.is_empty():
+        raise ValueError(
+            f"{requests} has no list with propensities: nothing in its {left_out.total():,} lists "
+            "was drawn, so nothing says what other lists would have earned. Let a surface explore "
+            '(exploration = {method = "epsilon", epsilon = 0.1} in serving.toml) and log anew'
+        )
+    _check_propensities(rows, requests)
+    happened = _events(folder)
+    rewarded = _rewarded(rows, happened, reward, folder)
+    return _assembled(rewarded, EventHistories(happened), left_out, reward)
+
+
+def _folders(log: Path, events: Path | None) -> tuple[Path, Path]:
+    if not log.is_dir():
+        raise ValueError(f"there is no folder {log}; name one that recsys events export wrote")
+    inside = log / REQUESTS
+    requests = inside if inside.is_dir() else log
+    return requests, events or requests.parent
+
+
+def _rows(requests: Path) -> pl.DataFrame:
+    parts = parts_of(requests)
+    if not parts:
+        raise ValueError(
+            f"{requests} holds no served lists; name the folder {REQUESTS} of what recsys events "
+            "export wrote, or export again: the lists of the last minute wait"
+        )
+    found = scan_parts(parts)
+    names = found.collect_schema().names()
+    if missing := [name for name in COLUMNS if name not in names]:
+        raise ValueError(
+            f"{requests} has no column {', '.join(missing)}; name the folder {REQUESTS} of what "
+            "recsys events export wrote"
+        )
+    others = [
+        pl.col(name) if name in names else pl.lit(None, pl.String).alias(name)
+        for name in ("bundle", "request")
+    ]
+    columns = found.select(*COLUMNS, *others).collect()
+    return columns.sort(RECEIVED_TIME, "request_id", "slot").unique(
+        ["request_id", "slot"], keep="first", maintain_order=True
+    )
+
+
+def _check_propensities(rows: pl.DataFrame, requests: Path) -> None:
+    value = pl.col("propensity")
+    wrong = rows.filter((value <= 0) | (value > 1) | value.is_nan())
+    if not wrong.is_empty():
+        first = wrong.row(0, named=True)
+        raise ValueError(
+            f"{requests}: the propensity of item {first['item_id']} in slot {first['slot']} of "
+            f"list {first['request_id']} is {first['propensity']} ({wrong.height} such); "
+            "propensities must be in (0, 1]"
+        )
+    last = pl.col("slot").max().over("request_id")
+    gaps = rows.filter(last + 1 != pl.len().over("request_id"))
+    if not gaps.is_empty():
+        raise ValueError(
+            f"{requests}: list {gaps['request_id'][0]} lacks slots; a list must be whole, with "
+            "slots from 0. Export again into an empty folder"
+        )
+
+
+def _events(folder: Path) -> pl.DataFrame:
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}; name the export with the events")
+    parts = [path for path in parts_of(folder) if REQUESTS not in path.relative_to(folder).parts]
+    if not parts:
+        raise ValueError(
+            f"{folder} holds no events; name the folder that recsys events export wrote with "
+            "--events"
+        )
+    columns = ("user_id", "item_id", "event_type", "event_time", "request_id", RECEIVED_TIME)
+    return scan_parts(parts).select(columns).collect()
+
+
+def _rewarded(
+    rows: pl.DataFrame, events: pl.DataFrame, reward: Sequence[str], folder: Path
+) -> pl.DataFrame:
+    """Add the column ``reward``."""
+    of_lists = events.join(rows.select("request_id").unique(), on="request_id", how="semi")
+    chosen = of_lists.filter(pl.col("event_type").is_in(list(reward)))
+    pairs = chosen.select("request_id", "item_id").unique()
+    found = rows.join(
+        pairs.with_columns(pl.lit(1.0).alias("reward")),
+        on=["request_id", "item_id"],
+        how="left",
+        maintain_order="left",
+    )
+    found = found.with_columns(pl.col("reward").fill_null(0.0))
+    if not (found["reward"] > 0).any():
+        counts = of_lists["event_type"].value_counts(sort=True)["event_type"].to_list()
+        there = ", ".join(counts[:NAMED]) or "none"
+        raise ValueError(
+            f"{folder} has no event of type {' or '.join(reward)} that names a list of the log and "
+            f"an item in it, so every estimate would be 0; types that do: {there}. Choose one with "
+            "--reward, and let clients send request_id with their events"
+        )
+    return found
+
+
+def _assembled(
+    rows: pl.DataFrame,
+    events: EventHistories,
+    left_out: Mapping[str, int],
+    reward: Sequence[str],
+) -> ServedLog:
+    grouped = rows.group_by("request_id", maintain_order=True).agg(
+        pl.col(RECEIVED_TIME).first().dt.epoch("ms").alias("time_ms"),
+        pl.col("user_id", "surface", "bundle", "request").first(),
+        pl.col("item_id", "propensity", "reward"),
+    )
+    lengths = grouped["item_id"].list.len().to_numpy().astype(np.int64)
+    shape = (len(lengths), int(lengths.max()))
+    there: NDArray[np.bool_] = np.arange(shape[1]) < lengths[:, None]
+    rewards, chances = np.zeros(shape), np.ones(shape)
+    rewards[there] = grouped["reward"].explode().to_numpy()
+    chances[there] = grouped["propensity"].explode().to_numpy()
+    fields = ("request_id", "time_ms", "user_id", "surface", "bundle", "request", "item_id")
+    lists = [
+        ServedList(
+            request_id=request_id,
+            time_ms=time_ms,
+            user_id=user_id,
+            surface=surface or "home",
+            bundle=bundle,
+            request=request,
+            item_ids=tuple(items),
+        )
+        for request_id, time_ms, user_id, surface, bundle, request, items in grouped.select(
+            fields
+        ).iter_rows()
+    ]
+    return ServedLog(
+        lists=lists,
+        rewards=rewards,
+        propensities=chances,
+        lengths=lengths,
+        left_out=left_out,
+        reward=" or ".join(reward),
+        events=events,
+    )
