@@ -28,7 +28,7 @@ from pipelines.cli import (
 from pipelines.cli.online import control, events, experiments, keys
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
 from pipelines.cli.scheduled import dry_run as plan
-from pipelines.cli.scheduled import ingest, monitor, ope, registry, update
+from pipelines.cli.scheduled import gc, ingest, monitor, ope, registry, status, update
 from pipelines.doctor.doctor import doctor
 from pipelines.engine.console import PlainErrors, log, out
 
@@ -73,6 +73,8 @@ for command in (
     backtest.backtest,
     monitor.monitor,
     ingest.ingest,
+    status.status,
+    gc.gc,
     update.update,
     compare.compare,
     compare.ledger,

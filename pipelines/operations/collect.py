@@ -1,0 +1,229 @@
+"""Remove what nobody needs: old bundles, adapters, semantic IDs, training states, sent records.
+
+Nothing is removed that a link, a delta or a process uses. A folder is renamed before it is deleted,
+so a kill leaves it whole or gone; what it left is deleted by the next call. Links are never
+followed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pipelines.engine.artifacts import Manifest
+from pipelines.engine.errors import WorkspaceBusyError
+from pipelines.engine.workspace import Workspace
+from pipelines.operations.in_use import (
+    ADAPTER,
+    BUNDLE,
+    Keep,
+    linked,
+    reasons_to_keep,
+    unused,
+    versions_in,
+    written_at,
+)
+from pipelines.publishing.bundles_lock import publishing
+from pipelines.publishing.released import RELEASED, UPDATE
+from pipelines.publishing.same_queries import answers_file
+from pipelines.semantic_ids.store import FOLDER as SEMANTIC_IDS
+from pipelines.semantic_ids.store import LOCK as STORE_LOCK
+from pipelines.semantic_ids.store import SemanticIdStore
+from pipelines.tracking.tracking import outbox_of
+from recsys.data.durable import PARTIAL, locked
+from recsys.semantic_ids.codes import FILE_NAME
+from recsys.semantic_ids.tensor_file import read_description
+from serving.bundle.manifest import bundle_directory, read_manifest
+from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS
+
+GARBAGE = f"{PARTIAL}removed-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removed:
+    """Something that was removed, or would be."""
+
+    kind: str
+    name: str
+    num_bytes: int
+    why: str
+
+
+@dataclass(kw_only=True)
+class Collected:
+    """What a call found."""
+
+    removed: list[Removed] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
+    """Why each bundle stays."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """What would have been removed but for who uses it."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(one.num_bytes for one in self.removed)
+
+
+class Collector:
+    """Removes from one workspace and its folder of bundles."""
+
+    def __init__(self, workspace: Path, bundles: Path, keep: Keep, *, dry: bool) -> None:
+        """Take the places, what is kept, and whether anything is really removed."""
+        self.workspace, self.bundles, self.keep, self.dry = workspace, bundles, keep, dry
+        self.found = Collected()
+
+    def collect(self) -> Collected:
+        """Remove what is not needed.
+
+        Raises:
+            WorkspaceBusyError: Another command publishes into the folder of bundles.
+        """
+        if self.bundles.is_dir():
+            with nullcontext() if self.dry else publishing(self.bundles):
+                self._leftovers(self.bundles)
+                self._bundles()
+                self._adapters()
+                self._semantic_ids()
+        self._workspace_parts()
+        return self.found
+
+    def _workspace_parts(self) -> None:
+        """Remove what only the holder of the workspace may; leave it where somebody works there."""
+        for place in (self.workspace, self.workspace / UPDATE):
+            if not place.is_dir():
+                continue
+            try:
+                with nullcontext() if self.dry else Workspace(place).lock():
+                    self._checkpoints(place)
+            except WorkspaceBusyError as error:
+                self.found.notes.append(f"training states were left: {error}")
+        self._released()
+        self._sent()
+
+    def _leftovers(self, folder: Path) -> None:
+        """Remove what a killed call, or a publisher killed long ago, left."""
+        for path in sorted(folder.glob(f"{PARTIAL}*")):
+            is_old = written_at(path, ".") < self.keep.since
+            if path.name.startswith(GARBAGE) or is_old:
+                self._remove("leftover", path, "a killed command left it")
+
+    def _bundles(self) -> None:
+        keep = reasons_to_keep(self.bundles, self.keep)
+        versions = versions_in(self.bundles)
+        self.found.kept = keep
+        going = [version for version in versions if version not in keep]
+        # Deltas first: what they stand on must not go before them.
+        for version in sorted(going, key=lambda one: "+" not in one):
+            path = bundle_directory(self.bundles, version)
+            stands = [one for one in versions if one.startswith(f"{version}+")]
+            if any(one in self.found.refused for one in stands):
+                self.found.refused[version] = "a delta that a server uses stands on it"
+            elif self._remove("bundle", path, "not served since the days that are kept"):
+                answers = answers_file(self.bundles, version)
+                if answers.exists():
+                    self._remove("answers", answers, f"of bundle {version}")
+            else:
+                self.found.refused[version] = "a server or another process uses it"
+
+    def _adapters(self) -> None:
+        for domain in sorted((self.bundles / ADAPTERS).glob("domain-*")):
+            if domain.is_symlink():
+                continue
+            self._leftovers(domain)
+            served = set(linked(domain, ADAPTER).values())
+            for path in sorted(domain.glob(f"{ADAPTER}*")):
+                version = path.name.removeprefix(ADAPTER)
+                is_young = written_at(path, ADAPTER_MANIFEST) >= self.keep.since
+                if version not in served and not is_young and path.is_dir():
+                    self._remove("adapter", path, "not served, older than the days that are kept")
+
+    def _semantic_ids(self) -> None:
+        folder = self.bundles / SEMANTIC_IDS
+        if not (folder / "versions").is_dir():
+            return
+        with locked(folder / STORE_LOCK):
+            store = SemanticIdStore(folder)
+            needed = set(self._ids_needed(store))
+            for version in store.versions.versions():
+                path = store.versions.path_of(version)
+                if version not in needed and written_at(path, ".") < self.keep.since:
+                    self._remove("semantic IDs", path, "of no bundle that is kept")
+
+    def _ids_needed(self, store: SemanticIdStore) -> Iterator[str]:
+        """Name the versions in use with all that they go back to: retired IDs are never reused."""
+        yield from store.versions.history()[-2:]
+        names = [*self.found.kept, *self.found.refused]
+        used = store.versions.history()[-2:]
+        for version in names:
+            with suppress(ValueError, OSError):
+                source = read_manifest(bundle_directory(self.bundles, version))[0].semantic_ids
+                used += [] if source is None else [source.version]
+        for version in used:
+            reached: str | None = version
+            while reached is not None and store.has(reached):
+                yield reached
+                reached = read_description(store.versions.path_of(reached), FILE_NAME)["parent"]
+
+    def _checkpoints(self, place: Path) -> None:
+        for path in sorted((place / "checkpoints").glob("*-*")):
+            stage, _, key = path.name.rpartition("-")
+            made = Manifest.read(place / stage)
+            if made is not None and made.making.startswith(key):
+                self._remove("training state", path, f"{stage} is finished")
+            elif written_at(path, ".") < self.keep.since:
+                self._remove("training state", path, "nobody went on with it")
+
+    def _released(self) -> None:
+        """Remove what removed bundles were made from."""
+        gone = {one.name.removeprefix(BUNDLE) for one in self.found.removed if one.kind == "bundle"}
+        for path in sorted((self.workspace / RELEASED).glob("[!.]*")):
+            is_here = bundle_directory(self.bundles, path.name).exists()
+            is_old = written_at(path, ".") < self.keep.since
+            if path.name in gone or (not is_here and is_old):
+                self._remove("what a bundle was made from", path, f"bundle {path.name} is gone")
+
+    def _sent(self) -> None:
+        """Remove records that the tracking server has whole."""
+        outbox = outbox_of(self.workspace)
+        for path in sorted((outbox.path / "sent").glob("*")):
+            if written_at(path, ".") < self.keep.since:
+                self._remove("sent tracking record", path, "the tracking store has it")
+
+    def _remove(self, kind: str, path: Path, why: str) -> bool:
+        """Remove a file or a folder, never what a link points at; false where it is in use."""
+        if path.is_symlink() or not path.is_dir():
+            self._note(kind, path, why, path.lstat().st_size)
+            if not self.dry:
+                path.unlink()
+            return True
+        with unused(path) as alone:
+            if not alone:
+                return False
+            self._note(kind, path, why, size_of(path))
+            if not self.dry:
+                garbage = path.with_name(GARBAGE + path.name.removeprefix(GARBAGE))
+                if garbage != path:
+                    shutil.rmtree(garbage, ignore_errors=True)
+                    path.rename(garbage)
+                shutil.rmtree(garbage)
+        return True
+
+    def _note(self, kind: str, path: Path, why: str, num_bytes: int) -> None:
+        self.found.removed.append(Removed(kind=kind, name=path.name, num_bytes=num_bytes, why=why))
+
+
+def size_of(folder: Path) -> int:
+    """Add up the bytes of a folder's files but those that have other names, which stay."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(one.st_size for one in (path.stat() for path in paths) if one.st_nlink == 1)
+
+
+def collect(workspace: Path, bundles: Path, *, keep_days: float, keep: int, dry: bool) -> Collected:
+    """Remove what nobody needs; see `Collector`."""
+    since = datetime.fromtimestamp(datetime.now(UTC).timestamp() - 86_400 * keep_days, UTC)
+    return Collector(workspace, bundles, Keep(since=since, newest=keep), dry=dry).collect()

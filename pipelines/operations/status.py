@@ -1,0 +1,239 @@
+"""The state of a workspace: what ran, what is served, what is late, disk and memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pipelines.engine.artifacts import RUN, read_json
+from pipelines.engine.history import RUNNING, CommandRun, read_history
+from pipelines.engine.memory import GIB, free_memory
+from pipelines.operations.in_use import ADAPTER, linked, written_at
+from pipelines.operations.places import bundles_of
+from pipelines.partitions.manifest import PartitionsManifest
+from pipelines.partitions.source import begin_of, end_of
+from pipelines.publishing.promotion import challenger, history, served_version
+from pipelines.publishing.released import Released, released_folder
+from pipelines.tracking.outbox import read_lines
+from pipelines.tracking.tracking import outbox_of
+from recsys.data.durable import shared
+from serving.bundle.manifest import CURRENT, MANIFEST, bundle_directory
+from serving.bundle.published import ADAPTERS
+
+MONITOR = "monitoring/monitor.json"
+PERIODS_LATE = 1.5
+"""A partition is late when so many periods have passed since the newest one ended: one for the
+period itself, the rest for it to arrive."""
+OUTBOX_DAYS = 1.0
+"""Tracking records that wait for longer say that the server is away."""
+LEAST_FREE = GIB
+
+
+@dataclass(kw_only=True)
+class Status:
+    """What there is to know; times are ISO 8601, UTC."""
+
+    workspace: str
+    time: str
+    problems: list[str] = field(default_factory=list)
+    """What is late, failing or alarming, in plain words; empty where all is well."""
+    served: dict[str, Any] = field(default_factory=dict)
+    commands: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By name: ``last``, and ``last_failure`` where there was one."""
+    running: list[dict[str, Any]] = field(default_factory=list)
+    partitions: dict[str, Any] = field(default_factory=dict)
+    monitor: dict[str, Any] = field(default_factory=dict)
+    outbox: dict[str, Any] = field(default_factory=dict)
+    disk: dict[str, int] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+def status_of(workspace: Path, *, max_bundle_days: float, now: datetime | None = None) -> Status:
+    """Look at a workspace; writes nothing.
+
+    Args:
+        max_bundle_days: A champion that was released longer ago is late.
+    """
+    now = now or datetime.now(UTC)
+    found = Status(workspace=str(workspace.absolute()), time=now.isoformat(timespec="seconds"))
+    bundles = bundles_of(workspace)
+    look_at_served(found, workspace, bundles, now, max_bundle_days)
+    look_at_commands(found, workspace)
+    look_at_partitions(found, workspace, now)
+    look_at_monitor(found, workspace)
+    look_at_outbox(found, workspace, now)
+    look_at_machine(found, workspace, bundles)
+    return found
+
+
+def look_at_served(
+    found: Status, workspace: Path, bundles: Path, now: datetime, max_days: float
+) -> None:
+    """Look at champion, challenger and adapters."""
+    version = served_version(bundles)
+    if version is None or not (bundles / CURRENT / MANIFEST).is_file():
+        what = "no bundle was released" if version is None else f"bundle {version} is missing"
+        found.problems.append(f"nothing is served from {bundles}: {what}")
+        return
+    released = written_at(bundle_directory(bundles, version), MANIFEST)
+    age = (now - released) / timedelta(days=1)
+    since = [one.time for one in history(bundles) if one.version == version]
+    made = Released.read(released_folder(workspace, version))
+    until = None if made is None or made.until is None else made.until
+    found.served = {
+        "champion": version,
+        "since": since[-1] if since else None,
+        "released": released.isoformat(timespec="seconds"),
+        "age_days": round(age, 2),
+        "trained_until": None if until is None else datetime.fromtimestamp(until, UTC).isoformat(),
+        "challenger": challenger(bundles),
+        "adapters": {
+            folder.name.removeprefix("domain-"): linked(folder, ADAPTER).get(CURRENT)
+            for folder in sorted((bundles / ADAPTERS).glob("domain-*"))
+        },
+        "bundles": str(bundles),
+    }
+    if age > max_days:
+        found.problems.append(
+            f"champion {version} was released {age:.1f} days ago (more than {max_days:g})"
+        )
+
+
+def look_at_commands(found: Status, workspace: Path) -> None:
+    """Look at what ran last, and what runs."""
+    for one in read_history(workspace):
+        command = found.commands.setdefault(one.command, {})
+        command["last"] = asdict(one)
+        if one.outcome in ("failed", "refused"):
+            command["last_failure"] = asdict(one)
+    for name, command in found.commands.items():
+        last = CommandRun(**command["last"])
+        if last.outcome == "failed":
+            why = f": {last.reasons[0]}" if last.reasons else ""
+            found.problems.append(
+                f"recsys {name} failed at {last.time} with exit code {last.exit_code}{why}"
+            )
+    for path in sorted((workspace / RUNNING).glob("*")):
+        with suppress(OSError, ValueError, KeyError):
+            run = json.loads(path.read_text(encoding="utf-8"))
+            with shared(path) as ended:
+                if ended:
+                    found.problems.append(f"recsys {run['command']} of {run['time']} was killed")
+                else:
+                    found.running.append({"command": run["command"], "since": run["time"]})
+
+
+def look_at_partitions(found: Status, workspace: Path, now: datetime) -> None:
+    """Look at what has arrived and what has not."""
+    try:
+        manifest = PartitionsManifest.read(workspace)
+    except ValueError as error:
+        found.problems.append(str(error))
+        return
+    if manifest is None or not manifest.partitions:
+        return
+    newest = manifest.newest or ""
+    found.partitions = {
+        "newest": newest,
+        "count": len(manifest.partitions),
+        "missing": manifest.missing,
+        "late": [key for key, one in manifest.partitions.items() if one.late],
+        "set_aside": {key: one.reason for key, one in manifest.set_aside.items()},
+    }
+    waited = (now - end_of(newest)) / (end_of(newest) - begin_of(newest))
+    if waited > PERIODS_LATE:
+        found.problems.append(f"partitions: none since {newest}")
+    waiting_for = [key for key in manifest.missing if not manifest.is_behind_watermark(key)]
+    if waiting_for:
+        found.problems.append(f"partitions missing: {', '.join(waiting_for)}")
+    for key, reason in found.partitions["set_aside"].items():
+        if not manifest.is_behind_watermark(key):
+            found.problems.append(f"partition {key} was set aside: {reason}")
+
+
+def look_at_monitor(found: Status, workspace: Path) -> None:
+    """Look at what the monitor found last."""
+    path = workspace / MONITOR
+    if not path.exists():
+        return
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        found.monitor = {
+            name: document[name] for name in ("time", "day", "alarm", "alarms", "retrain", "reason")
+        }
+    except (ValueError, KeyError) as error:
+        found.problems.append(f"{path} cannot be read ({error}); run recsys monitor")
+        return
+    if document["alarm"]:
+        found.problems.append(
+            f"the monitor raised {', '.join(document['alarms'])} for {document['day']}"
+        )
+
+
+def look_at_outbox(found: Status, workspace: Path, now: datetime) -> None:
+    """Look at the tracking records that wait for their server."""
+    outbox = outbox_of(workspace)
+    waiting = outbox.waiting()
+    oldest = min((_first_time(path) for path in waiting), default=None)
+    found.outbox = {
+        "waiting": outbox.num_waiting(),
+        "oldest": None if oldest is None else oldest.isoformat(timespec="seconds"),
+    }
+    if oldest is not None and (now - oldest) / timedelta(days=1) > OUTBOX_DAYS:
+        found.problems.append(
+            f"{found.outbox['waiting']} tracking records wait since {oldest:%Y-%m-%d %H:%M}: "
+            "recsys sync says why"
+        )
+
+
+def _first_time(path: Path) -> datetime:
+    for _, event in read_lines(path):
+        return datetime.fromtimestamp(event["time"] / 1000, UTC)
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+
+
+def look_at_machine(found: Status, workspace: Path, bundles: Path) -> None:
+    """Look at disk and memory."""
+    in_bundles = disk_bytes(bundles)
+    whole = disk_bytes(workspace)
+    artefacts = whole - in_bundles if workspace in bundles.parents else whole
+    free = shutil.disk_usage(workspace).free
+    found.disk = {"artefacts": artefacts, "bundles": in_bundles, "free": free}
+    if free < max(LEAST_FREE, artefacts):
+        found.problems.append(
+            f"disk: {free / GIB:.1f} GiB free; a run writes up to {artefacts / GIB:.1f} GiB before "
+            "it removes the old artefacts (recsys gc makes room)"
+        )
+    peaks = dict(peak_memory(workspace))
+    largest = max(peaks, key=peaks.__getitem__, default=None)
+    found.memory = {
+        "free": free_memory(),
+        "largest_stage": largest,
+        "needed": peaks[largest] if largest else None,
+    }
+
+
+def peak_memory(workspace: Path) -> Iterator[tuple[str, int]]:
+    """List the most memory that each stage took in its last run."""
+    for path in sorted(workspace.glob(f"*/{RUN}")):
+        with suppress(ValueError, OSError):
+            yield path.parent.name, int(read_json(path).get("peak_memory_bytes") or 0)
+
+
+def disk_bytes(folder: Path) -> int:
+    """Add up what a folder takes on disk; a file of several names counts once."""
+    seen: set[tuple[int, int]] = set()
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            state = path.lstat()
+            if (state.st_dev, state.st_ino) not in seen:
+                seen.add((state.st_dev, state.st_ino))
+                total += state.st_blocks * 512
+    return total
