@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from pipelines.cli.options import DEMO, AsJson
 from pipelines.engine.console import out
 
@@ -83,7 +84,9 @@ def lines_of_removed(found: Collected, verb: str) -> list[str]:
     for one in found.removed:
         alike.setdefault((one.kind, one.why), []).append(one.name)
     return [
-        f"{verb}  {kind} {', '.join(names) if len(names) <= MAX_NAMED else len(names)}: {why}"
+        f"{verb}  {kind} {', '.join(names)}: {why}"
+        if len(names) <= MAX_NAMED
+        else f"{verb}  {len(names)} of {kind}: {why}"
         for (kind, why), names in alike.items()
     ]
 

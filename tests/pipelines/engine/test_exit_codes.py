@@ -1,0 +1,59 @@
+"""Every error ends with its exit code, and the operators' page has them all."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pipelines.engine.console import EXIT_CODES, PlainErrors
+from pipelines.engine.errors import (
+    AlarmError,
+    RefusedError,
+    UnstableTrainingError,
+    WorkspaceBusyError,
+)
+from pipelines.engine.history import KILLED
+
+PAGE = Path(__file__).parents[3] / "docs/scheduled.md"
+app = typer.Typer(cls=PlainErrors)
+ERRORS = {
+    "value": (ValueError("no file"), 2),
+    "refused": (RefusedError("worse"), 3),
+    "alarm": (AlarmError("drift"), 5),
+    "unstable": (UnstableTrainingError("not finite"), 70),
+    "disk": (OSError(28, "No space left on device"), 74),
+    "busy": (WorkspaceBusyError("in use"), 75),
+    "interrupted": (KeyboardInterrupt(), 130),
+    "other": (ZeroDivisionError("bug"), 1),
+    "own": (typer.Exit(3), 3),
+    "fine": (None, 0),
+}
+
+
+@app.command()
+def fail(name: str) -> None:
+    error = ERRORS[name][0]
+    if error is not None:
+        raise error
+
+
+@app.command()
+def other() -> None:
+    """Two commands make a group."""
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_each_error_ends_with_its_code(name: str) -> None:
+    assert CliRunner().invoke(app, ["fail", name]).exit_code == ERRORS[name][1]
+
+
+def test_an_unknown_option_is_an_invalid_command() -> None:
+    assert CliRunner().invoke(app, ["fail", "--no-such"]).exit_code == 2
+
+
+def test_the_page_for_operators_has_every_code_and_no_other() -> None:
+    section = PAGE.read_text().split("## Exit codes")[1].split("\n## ")[0]
+    listed = [int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)]
+    assert listed == sorted({0, 1, KILLED, *EXIT_CODES.values()})
