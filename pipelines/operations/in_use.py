@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipelines.publishing.promotion import CHALLENGER, challenger, champions, history
-from pipelines.tracking.recorder import CHAMPION
+from pipelines.publishing.promotion import challenger, champions, history
+from pipelines.tracking.entries import CHALLENGER, CHAMPION
 from serving.bundle.manifest import MANIFEST, bundle_directory, read_manifest
 
 BUNDLE = "bundle-"
