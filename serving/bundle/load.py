@@ -25,7 +25,6 @@ from recsys.semantic_ids.trie import Trie
 from serving.bundle.arrays import reading
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.delta import Delta, Link, chain_of, semantic_ids_of
-from serving.bundle.held import Held
 from serving.bundle.history_models import (
     ENSEMBLE,
     Generation,
