@@ -43,7 +43,9 @@ def adapt_domains(context: StageContext) -> StageRows:
                 config, domain, bundle, publish=published, show_progress=context.show_progress
             )
         except RefusedAdapterError as error:
-            refused = {"refused": str(error), "metrics": error.metrics}
+            # Equal runs write equal bytes, wherever they lie.
+            reason = str(error).replace(f"{context.workspace.path}/", "")
+            refused = {"refused": reason, "metrics": error.metrics}
             outcomes.append({"domain": domain, "adapter": None, **refused})
             continue
         outcomes.append(
