@@ -11,6 +11,7 @@ from pathlib import Path
 import polars as pl
 
 from features.partition import CLEAN
+from features.scan import naming
 from pipelines.engine.artifacts import MANIFEST, digest_of_json
 from pipelines.partitions.manifest import PartitionsManifest, folder_of
 from pipelines.publishing.released import UPDATE
@@ -26,6 +27,16 @@ class EventDays:
     """In order; a corrected day has another digest."""
     read: Callable[[date], pl.DataFrame]
     """user_id, item_id, event_time, event_type and what else is known."""
+
+
+def table_of(path: Path) -> pl.DataFrame:
+    """Read a file.
+
+    Raises:
+        ValueError: It is damaged; names it.
+    """
+    with naming(path):
+        return pl.read_parquet(path, hive_partitioning=False)
 
 
 def days(workspace: Path) -> Iterator[tuple[date, pl.DataFrame]]:
@@ -71,7 +82,7 @@ def days_of_partitions(workspace: Path) -> EventDays:
         paths = [path for folder in folders for path in sorted(folder.glob(CLEAN))]
         if not paths:
             return pl.DataFrame(schema={"user_id": pl.String(), "item_id": pl.String()})
-        parts = [pl.read_parquet(path, hive_partitioning=False) for path in paths]
+        parts = [table_of(path) for path in paths]
         return pl.concat(parts, how="diagonal_relaxed")
 
     digests = {
@@ -99,11 +110,11 @@ def days_of_features(features: Path) -> EventDays:
 
     def read(day: date) -> pl.DataFrame:
         rows = pl.concat(
-            [pl.read_parquet(features / name, hive_partitioning=False) for name in parts[day]],
+            [table_of(features / name) for name in parts[day]],
             how="diagonal_relaxed",
         )
-        users = pl.read_parquet(features / "users.parquet", columns=["user_row", "user_id"])
-        items = pl.read_parquet(features / "items.parquet", columns=["item_row", "item_id"])
+        users = table_of(features / "users.parquet").select("user_row", "user_id")
+        items = table_of(features / "items.parquet").select("item_row", "item_id")
         rows = rows.join(users, on="user_row", how="left").join(items, on="item_row", how="left")
         return rows.drop_nulls(["user_id", "item_id"])
 
@@ -118,5 +129,5 @@ def known_tables(workspace: Path) -> tuple[pl.DataFrame | None, pl.DataFrame | N
         return None, None
     newest = max(made, key=lambda folder: (folder / MANIFEST).stat().st_mtime)
     paths = [newest / f"{name}.parquet" for name in ("items", "users")]
-    items, users = (pl.read_parquet(path) if path.exists() else None for path in paths)
+    items, users = (table_of(path) if path.exists() else None for path in paths)
     return items, users

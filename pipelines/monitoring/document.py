@@ -174,9 +174,9 @@ def words_of(
     raised = [one for one in signals if one["alarm"]]
     learning = [one for one in signals if one["state"] == "learning"]
     if raised or late:
-        found = [
-            f"{day}: alarm of {counted(len(raised), 'signal')} and {counted(len(late), 'input')}."
-        ]
+        kinds = {"signal": len(raised), "input": len(late)}
+        alarms = [counted(number, name) for name, number in kinds.items() if number]
+        found = [f"{day}: alarm of {' and '.join(alarms)}."]
     else:
         watched = f"{counted(len(signals), 'signal')} and {counted(num_inputs, 'input')}"
         found = [f"{day}: quiet; watched are {watched}."]

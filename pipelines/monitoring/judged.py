@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from features.scan import naming
 from pipelines.config.monitoring import MonitoringConfig
 from pipelines.monitoring.signals import Measured, signal_of
 from recsys.data.durable import replace_file
@@ -64,10 +65,21 @@ class Record:
 
     @classmethod
     def load(cls, path: Path) -> Record:
-        """Read it; empty where there is none."""
+        """Read it; empty where there is none.
+
+        Raises:
+            ValueError: It is damaged.
+        """
         if not path.exists():
             return cls()
-        rows = pl.read_parquet(path)
+        try:
+            with naming(path):
+                rows = pl.read_parquet(path)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; or delete {path.parent}: the next recsys monitor measures all days "
+                "afresh"
+            ) from error
         if rows.is_empty():
             return cls()
         first, last = rows["date"].min(), rows["date"].max()

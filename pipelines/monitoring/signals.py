@@ -27,8 +27,6 @@ Group = Literal["volume", "events", "items", "vectors", "features", "online"]
 DISTANCE_FLOOR = 0.02
 INDEX_FLOOR = 0.005
 DISTANCE_NOISE = 0.1
-COUNT_NOISE = 0.02
-"""A day without events must not widen its own band."""
 CATALOGUE_NOISE = 0.02
 """Of what changes with the bundle alone, relative."""
 HEAD_ITEMS = 200
@@ -190,7 +188,7 @@ def signal_of(name: str) -> Signal:
 
 def count(number: float) -> Measured:
     """Score a count by its logarithm."""
-    return Measured(number, log(number + 0.5), COUNT_NOISE)
+    return Measured(number, log(number + 0.5), 1 / sqrt(number + 0.5))
 
 
 def share(part: float, whole: float) -> Measured:

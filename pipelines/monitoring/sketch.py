@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from features.scan import naming
 from recsys.data.durable import replace_file
 
 MAX_USERS = 20_000
@@ -54,11 +55,15 @@ class Sketch(NamedTuple):
 
     @classmethod
     def load(cls, folder: Path, day: date) -> Sketch | None:
-        """Read a day; None where it was not kept."""
-        paths = folder / f"{day}.parquet", folder / f"{day}.sample.parquet"
-        if not all(path.exists() for path in paths):
-            return None
-        return cls(pl.read_parquet(paths[0]), pl.read_parquet(paths[1]))
+        """Read a day; None where it was not kept, or is damaged: it can be made anew."""
+        found = []
+        for path in (folder / f"{day}.parquet", folder / f"{day}.sample.parquet"):
+            try:
+                with naming(path):
+                    found.append(pl.read_parquet(path))
+            except ValueError:
+                return None
+        return cls(*found)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ GROUPS = {
     "features": "Features",
     "online": "Served lists",
 }
-PERCENT, NUMBER = ".0%", ",~g"
+PERCENT, NUMBER = ".0%", ",~f"
 
 
 def figures_of(document: Mapping[str, Any], rows: pl.DataFrame) -> dict[str, list[Figure]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import asdict, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -12,12 +14,16 @@ import pytest
 
 from pipelines.config.monitoring import MonitoringConfig
 from pipelines.config.run import DataConfig, RunConfig
+from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.monitoring.days import event_days
+from pipelines.monitoring.document import retrain_of
 from pipelines.monitoring.freshness import freshness_of, seen_times
-from pipelines.monitoring.run import State, export_folder, monitor
+from pipelines.monitoring.run import FOLDER, LOCK, State, export_folder, monitor
 from pipelines.monitoring.trained_days import full_run_until
 from pipelines.monitoring.vectors import vectors_of_bundle
 from pipelines.partitions.ingest import ingest
+from pipelines.publishing.released import Released
+from recsys.data.durable import locked
 from serving.bundle.manifest import publish
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 from tests.year.world import World, WorldConfig
@@ -121,11 +127,64 @@ def test_times_of_inputs_are_remembered_each_once(tmp_path: Path) -> None:
     assert seen["bundle"] == []
 
 
+def test_a_second_monitor_of_a_workspace_is_refused_while_the_first_runs(shop: RunConfig) -> None:
+    (shop.workspace / FOLDER).mkdir()
+    with locked(shop.workspace / FOLDER / LOCK), pytest.raises(WorkspaceBusyError, match="another"):
+        monitor(shop, NOON)
+
+
+def test_damaged_files_are_made_anew_or_refused_by_name(shop: RunConfig) -> None:
+    last = list(event_days(shop.workspace).digests)[-1]
+    as_of = datetime(last.year, last.month, last.day, tzinfo=UTC)
+    folder = shop.workspace / FOLDER
+    before = monitor(shop, as_of).document["signals"]
+    for path in (folder / "days").glob("*.parquet"):
+        path.write_bytes(path.read_bytes()[:50])
+    after = monitor(shop, as_of + DAY).document
+    assert after["measured_days"] == 1
+    assert {one["name"] for one in before} <= {one["name"] for one in after["signals"]}
+    (folder / "days.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"days\.parquet.* measures all days afresh"):
+        monitor(shop, as_of + DAY)
+    (clean,) = (shop.workspace / "partitions" / "days").glob(f"{last}~1/*.parquet")
+    clean.write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=str(last)):
+        event_days(shop.workspace).read(last)
+
+
 def test_a_damaged_state_is_refused_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     path.write_text('{"sources": ')
     with pytest.raises(ValueError, match="the next recsys monitor measures all days afresh"):
         State.load(path)
+
+
+def test_a_retrain_is_wanted_until_a_full_run_has_seen_the_alarm(tmp_path: Path) -> None:
+    full = Released(
+        version="v1",
+        kind="full",
+        time="2026-11-20T03:00:00+00:00",
+        full_time="2026-11-20T03:00:00+00:00",
+        until=int(datetime(2026, 11, 19, 23, tzinfo=UTC).timestamp()),
+    )
+    increment = replace(
+        full, version="v2", kind="incremental", time="2026-11-22T03:00:00+00:00", until=None
+    )
+    for one in (full, increment):
+        folder = tmp_path / "released" / one.version
+        folder.mkdir(parents=True)
+        (folder / "released.json").write_text(json.dumps(asdict(one)))
+    (tmp_path / "bundles" / "bundle-v2").mkdir(parents=True)
+    (tmp_path / "bundles" / "current").symlink_to("bundle-v2")
+    known = full_run_until(RunConfig(workspace=tmp_path))
+    assert known == date(2026, 11, 19)
+    drifted = {"title": "mix of categories", "drift": True, "since": "2026-11-20"}
+    assert retrain_of([drifted], known) == (True, "since 2026-11-20 mix of categories")
+    wanted, reason = retrain_of([{**drifted, "since": "2026-11-19"}], known)
+    assert not wanted
+    assert "trained on days up to 2026-11-19" in reason
+    assert retrain_of([{**drifted, "drift": False}], None)[0] is False
+    assert retrain_of([], None) == (False, "no drift")
 
 
 def test_a_folder_without_served_lists_is_refused(tmp_path: Path) -> None:
