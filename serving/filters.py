@@ -32,6 +32,8 @@ class Limits(NamedTuple):
     """[N], None for every item."""
     notes: tuple[Degraded, ...] = ()
     """What could not be known."""
+    shown: tuple[str, ...] = ()
+    """Items that the user was shown lately, and that are left out for it."""
 
 
 ANYTHING = Limits()

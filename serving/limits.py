@@ -47,11 +47,13 @@ class ListLimits:
         surface = resolved.surface
         left_out = [self.live.hidden, self.arranger.rule_rows.hidden(resolved.rules)]
         notes: tuple[Degraded, ...] = ()
+        lately: tuple[str, ...] = ()
         names = [] if page is None else list(page.shown)
         if surface.not_shown_within is not None:
             since_ms = now_ms - int(1_000 * surface.not_shown_within.total_seconds())
             shown, notes = self.live.shown_items(query.request, since_ms)
             names += shown
+            lately = tuple(shown)
         if names:
             found = [row for row in map(self.bundle.catalogue.row_of, names) if row is not None]
             left_out.append(np.array(found, np.int64))
@@ -61,4 +63,4 @@ class ListLimits:
             among = np.zeros(self.bundle.num_item_rows, np.bool_)
             among[list(searched.item_rows)] = True
             allowed = among if allowed is None else allowed & among
-        return Limits(np.concatenate(left_out), allowed, notes)
+        return Limits(np.concatenate(left_out), allowed, notes, lately)

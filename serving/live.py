@@ -7,7 +7,7 @@ says ``failed_store``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from logging import WARNING
 
 import numpy as np
@@ -21,6 +21,8 @@ from serving.schemas import Degraded, Request
 Rows = NDArray[np.int64]
 NO_ROWS: Rows = np.empty(0, np.int64)
 FAILED = Degraded("failed_store")
+MAX_HIDDEN = 200
+"""Hidden items that every record names; of more it says only how many changes there were."""
 RETRY_SECONDS = 1.0
 """Between attempts to open a store that could not be opened."""
 Opener = Callable[[], OnlineStore | None]
@@ -47,6 +49,8 @@ class LiveState:
         """What was changed since the release, by item id."""
         self.hidden: Rows = NO_ROWS
         """Items that no list may show."""
+        self.hidden_items: Sequence[str] | None = ()
+        """Their ids, as records keep them; None where they are more than `MAX_HIDDEN`."""
         self.num_failures = 0
 
     def store(self) -> OnlineStore | None:
@@ -95,18 +99,22 @@ class LiveState:
         except StoreError as error:
             return [], (self._failed(error),)
 
+    @property
+    def items_version(self) -> int:
+        """Version of the items that were read last."""
+        return self._version
+
     def refresh(self) -> None:
         """Read what was changed of items; as it was where the store fails."""
         self.visitor(Request(), 0)
 
     def _read_items(self, store: OnlineStore) -> None:
         version, self.items = store.items()
-        rows = [
-            self._bundle.catalogue.row_of(item_id)
-            for item_id, state in self.items.items()
-            if state.hidden
-        ]
-        self.hidden = np.array([row for row in rows if row is not None], np.int64)
+        hidden = [item_id for item_id, state in self.items.items() if state.hidden]
+        rows = {item_id: self._bundle.catalogue.row_of(item_id) for item_id in hidden}
+        known = {item_id: row for item_id, row in rows.items() if row is not None}
+        self.hidden = np.array(list(known.values()), np.int64)
+        self.hidden_items = sorted(known) if len(known) <= MAX_HIDDEN else None
         self._version = version
 
     def _failed(self, error: StoreError) -> Degraded:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from recsys.data.top_k import OneList
 from recsys.retrieval.blend.fusion import ABSENT, CONSTANT
 from recsys.retrieval.blend.one import MergedOne, fused_one
+from serving.bundle.ranker import Scored
 from serving.schemas import Source
 
 Rows = NDArray[np.int64]
@@ -37,11 +38,16 @@ class Ranked(NamedTuple):
     """[n, S] from 1 in each source's list, 0 where it does not have the item."""
     contributions: NDArray[np.float32]
     """[n, S] what each source added to the score; 0 where it does not have the item."""
+    scored: Scored | None = None
+    """What the ranker read, where one ordered the list."""
 
     @classmethod
-    def of_merged(cls, merged: MergedOne, sources: tuple[str, ...]) -> Ranked:
+    def of_merged(
+        cls, merged: MergedOne, sources: tuple[str, ...], scored: Scored | None = None
+    ) -> Ranked:
         """Take a merged list of these sources."""
-        return cls(merged.item_rows, merged.scores, sources, merged.ranks, merged.contributions)
+        parts = (merged.ranks, merged.contributions)
+        return cls(merged.item_rows, merged.scores, sources, *parts, scored)
 
     def at(self, item_rows: Rows, places: Rows) -> Ranked:
         """Take items in another order.

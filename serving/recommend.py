@@ -25,6 +25,7 @@ from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import OneList
 from recsys.retrieval.blend.one import OneQueryBlend
 from serving.arrangement.slate import Arranged, Arranger
+from serving.arrangement.snapshot import is_kept, snapshot_of
 from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import Profile
@@ -96,6 +97,8 @@ class Made(NamedTuple):
     resolved: Resolved
     arranged: Arranged
     seed: int
+    shown: Sequence[str] = ()
+    """Items that were left out because the user was shown them lately."""
 
 
 class Recommender:
@@ -279,7 +282,8 @@ class Recommender:
             experiment=arm,
             cursor=None if page is None else page.after([item.item_id for item in items]),
         )
-        return Made(reply, query, visitor, eligible, candidates, ranked, resolved, arranged, seed)
+        found = (reply, query, visitor, eligible, candidates, ranked, resolved, arranged, seed)
+        return Made(*found, limits.shown)
 
     def _resolved(self, request: Request, now_ms: int) -> Resolved:
         """Find the surface, the rules and the arm of a request.
@@ -294,7 +298,7 @@ class Recommender:
     def record(self, made: Made) -> bytes:
         """Write the record of a list."""
         visitor, resolved, arranged = made.visitor, made.resolved, made.arranged
-        made_of = {
+        made_of: dict[str, object] = {
             "digest": self.bundle.digest,
             "configuration": self.configuration.version,
             "unix_time": made.query.moment,
@@ -303,7 +307,13 @@ class Recommender:
             "experiment": made.reply.experiment,
             "rules": [rule.name for rule in resolved.rules],
             "seed": None if arranged.propensities is None else made.seed,
+            "exclude_history": self._options.exclude_history,
+            "hidden": self.live.hidden_items,
+            "items_version": self.live.items_version if self.live.hidden_items is None else None,
+            "shown": list(made.shown),
         }
+        if is_kept(made.reply.request_id, self._options.log_features_share):
+            made_of["features"] = snapshot_of(made.query, arranged.ranked)
         return record_document(made.query.request, made.reply, made_of, _slots(made))
 
     def recommend(
@@ -434,7 +444,7 @@ class Recommender:
             return None, None, []
         try:
             counts, domain = self.bundle.item_counts, query.request.context.domain
-            found = self._ranker.ranked(
+            found, scored = self._ranker.ranked(
                 blended, query.history_tensor, query.categorical, counts, k, domain
             )
         except LateRankerError:
@@ -442,7 +452,7 @@ class Recommender:
         except Exception:
             # Whatever went wrong, the blend's order can be served.
             return None, None, [self._failed("failed_stage", "ranker")]
-        return Ranked.of_merged(found, tuple(blended)), self._ranker.version, []
+        return Ranked.of_merged(found, tuple(blended), scored), self._ranker.version, []
 
     def _parts_used(
         self, query: Query, candidates: Mapping[str, OneList], ranker: str | None

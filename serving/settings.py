@@ -32,6 +32,13 @@ class ServingOptions:
     A server takes over a changed file, and keeps the one before where the new one is faulty."""
     ranker_timeout_ms: float | None = None
     """Lists keep the blend's order where ranking takes longer, and say so; None waits for it."""
+    log_features_share: float = 0.05
+    """Share of the kept lists whose records hold the features and every source's part too, which
+    `recsys parity` compares (docs/decisions/parity.md); 0 keeps none, 1 those of every list."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.log_features_share <= 1:
+            raise ValueError(f"log_features_share must be in [0, 1], got {self.log_features_share}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +113,7 @@ class Settings(ServingOptions):
     ``http://collector:4318``; None sends none."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in (
             "beam_timeout_ms",
             "ranker_timeout_ms",

@@ -28,7 +28,7 @@ from pipelines.cli import (
 from pipelines.cli.online import control, events, experiments, keys
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
 from pipelines.cli.scheduled import dry_run as plan
-from pipelines.cli.scheduled import gc, ingest, monitor, ope, registry, status, update
+from pipelines.cli.scheduled import gc, ingest, monitor, ope, parity, registry, status, update
 from pipelines.doctor.doctor import doctor
 from pipelines.engine.console import PlainErrors, log, out
 
@@ -76,6 +76,7 @@ for command in (
     status.status,
     gc.gc,
     update.update,
+    parity.parity,
     compare.compare,
     compare.ledger,
     doctor,

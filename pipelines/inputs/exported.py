@@ -27,6 +27,8 @@ EXPORTED, LOCK = "exported.json", ".lock"
 REQUESTS = "requests"
 """Folder of served lists in that of the events."""
 FORMAT = 1
+RECORDS = "records"
+"""Folder of their records."""
 RECEIVED_TIME = "received_time"
 """When a row's event arrived or its list was served: its day is the folder."""
 
@@ -152,7 +154,7 @@ def check_empty(out: Path) -> None:
         ValueError: Names what is there.
     """
     for path in sorted(out.iterdir()):
-        if not path.name.startswith(".") and path.name != REQUESTS:
+        if not path.name.startswith(".") and path.name not in (REQUESTS, RECORDS):
             raise ValueError(f"{out} holds {path.name} and is no export; name another folder")
 
 

@@ -20,20 +20,25 @@ class StoreReport(NamedTuple):
 
     events: ExportReport
     requests: ExportReport
+    records: ExportReport | None = None
 
 
-def export_store(url: str, out: Path) -> StoreReport:
+def export_store(url: str, out: Path, *, records: bool = False) -> StoreReport:
     """Write events and served lists that are new.
 
     Args:
         url: ``sqlite:FOLDER`` or ``redis://HOST:PORT/0``.
+        records: Whether the lists' records are written too.
 
     Raises:
         ValueError: There is no such store, or it cannot be read; or the folder is another's.
         WorkspaceBusyError: Another export writes there.
     """
     with opened(url) as store:
-        return StoreReport(export_events(store, out), export_requests(store, out))
+        # Lists first: an event that a list was made of is exported then too.
+        lists = export_requests(store, out)
+        whole = export_requests(store, out, whole=True) if records else None
+        return StoreReport(export_events(store, out), lists, whole)
 
 
 @contextmanager

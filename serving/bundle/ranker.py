@@ -21,9 +21,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
@@ -44,6 +46,15 @@ RANKER = "ranker"
 PROFILE: Profile = "fast"
 """Whose candidates it learned to order."""
 WEIGHTS = "ranker.safetensors"
+
+
+class Scored(NamedTuple):
+    """What a ranker read of its candidates."""
+
+    item_rows: NDArray[np.int64]
+    """[C]."""
+    features: Tensor
+    """[C, F], named by ``feature_names`` of the blend's sources."""
 
 
 class LateRankerError(Exception):
@@ -178,7 +189,7 @@ class CandidateRanker:
         item_counts: Tensor,
         k: int,
         domain: str | None = None,
-    ) -> MergedOne:
+    ) -> tuple[MergedOne, Scored]:
         """Merge lists and reorder their first places; the rest follows as it was.
 
         Args:
@@ -191,7 +202,7 @@ class CandidateRanker:
 
         Returns:
             At most k items, with each source's contribution to the blend. Scores are the ranker's;
-            items behind the ranked places have the lowest of those.
+            items behind the ranked places have the lowest of those. And what it read.
 
         Raises:
             LateRankerError: It does not finish in time.
@@ -218,7 +229,7 @@ class CandidateRanker:
         scores = score()
         if not math.isfinite(float(scores.sum())):
             raise ValueError("a score of the ranker is not finite")
-        return reranked(merged, scores, k)
+        return reranked(merged, scores, k), Scored(merged.item_rows[:count], dense)
 
     def _features(self, item_counts: Tensor) -> OneQueryFeatures:
         """Prepare what requests share, once for each tensor of counts."""

@@ -4,7 +4,7 @@ One schema for explanations, parity checks, off-policy evaluation and dashboards
 JSON of
 
     request_id, unix_ms, bundle, digest, profile, adapter?, ranker?
-    request        what the client sent, defaults left out
+    request        what the client sent, defaults left out but for k
     unix_time      unix seconds as of which features were computed
     live           [[item_id, event_type, unix ms], ...] the store's events that were read
     forgotten_ms?  when the user was forgotten
@@ -12,6 +12,10 @@ JSON of
     degraded       codes; fallback? the source of the whole list
     configuration  version of the serving configuration; rules? names of those in force
     experiment?    {name, arm}; seed? of what was drawn, where anything was
+    exclude_history?  as the server was set; hidden? items that were (items_version? where
+                   they are many); shown? items left out because the user was shown them lately
+    features?      of a share of the lists, what they were computed from: snapshot.py of
+                   serving/arrangement
 
 with fields that are not there left out.
 """
@@ -71,7 +75,8 @@ def record_document(
         "ranker": served.ranker,
         "user_id": request.user_id,
         "surface": request.surface,
-        "request": request.model_dump(mode="json", exclude_defaults=True),
+        # A surface has its own k: that of the request is not a default that it may take back.
+        "request": {"k": request.k, **request.model_dump(mode="json", exclude_defaults=True)},
         "items": [
             {"item_id": item.item_id, "score": item.score, "source": item.source, **more}
             for item, more in zip(reply.items, slots, strict=True)
@@ -81,7 +86,7 @@ def record_document(
         **made_of,
     }
     kept = {name: value for name, value in document.items() if value is not None and value != []}
-    return orjson.dumps(kept)
+    return orjson.dumps(kept, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def record_of(document: bytes) -> RequestRecord:

@@ -25,6 +25,9 @@ def export(
         str, typer.Option(help="sqlite:FOLDER or redis://HOST:PORT/0, as of recsys serve.")
     ],
     to: Annotated[Path, typer.Option("--out", help="Folder of the Parquet files.")],
+    records: Annotated[
+        bool, typer.Option("--records", help="Whole records of lists too, for recsys parity.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write new events and served lists of an online store into Parquet files by day.
@@ -42,11 +45,13 @@ def export(
     """
     from pipelines.inputs.opened_store import export_store
 
-    found = export_store(store, to)
+    found = export_store(store, to, records=records)
+    written = {name: one for name, one in found._asdict().items() if one is not None}
     if as_json:
-        out.print_json(json.dumps({name: vars(one) for name, one in found._asdict().items()}))
+        out.print_json(json.dumps({name: vars(one) for name, one in written.items()}))
         return
-    for what, report in (("events", found.events), ("served lists", found.requests)):
+    names = {"events": "events", "requests": "served lists", "records": "records of lists"}
+    for what, report in ((names[name], one) for name, one in written.items()):
         removed = f"; {report.removed:,} rows of forgotten users removed" if report.removed else ""
         log.print(
             f"{report.new:,} new {what}; {report.rows:,} rows in {report.parts:,} files{removed}",

@@ -1,0 +1,322 @@
+"""Recompute the lists of a log from their bundles, and write what differs.
+
+<workspace>/parity/parity.json   the report, which the release gate reads
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import orjson
+import torch
+
+from pipelines.parity.batch import batch_features
+from pipelines.parity.candidates import candidate_differences
+from pipelines.parity.compare import Difference, Differences, Found, differences_of, models_read
+from pipelines.parity.log import Document, Log
+from pipelines.parity.past import History, PastStore
+from recsys.data.durable import write_durably
+from recsys.retrieval.blend.candidate_features import feature_names
+from serving.bundle.load import Bundle
+from serving.bundle.manifest import read_manifest
+from serving.configuration.file import ServingConfiguration, read_configuration
+from serving.online.store import OnlineStore, RecentEvent
+from serving.recommend import Made, Recommender
+from serving.schemas import Request
+from serving.settings import ServingOptions
+
+FOLDER, REPORT = "parity", "parity.json"
+LISTS_AT_ONCE = 1_000
+SKIPPED = {
+    "bundle_gone": "their bundle is not in the folder any more",
+    "bundle_refused": "their bundle cannot be loaded",
+    "rules_changed": "their surfaces and rules are in no file that was given (--serving-config)",
+    "items_changed": "many items were hidden, and others are now",
+    "adapter_changed": "their domain has another adapter now",
+    "forgotten": "their user was forgotten",
+    "old_record": "their record is of an earlier version, and says too little",
+    "late_source": "a source was late",
+    "late_stage": "the ranker was late",
+    "failed_source": "a source failed",
+    "failed_stage": "the ranker failed",
+    "failed_store": "the online store failed",
+}
+"""Why a list cannot be computed once more, in words."""
+DEGRADED = ("failed_store", "late_source", "failed_source", "late_stage", "failed_stage")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityReport:
+    """What was found."""
+
+    time: str
+    bundle: str
+    """That most of the lists are of."""
+    logged: int
+    """Lists in the log."""
+    requests: int
+    """Those that were sampled."""
+    recomputed: int
+    equal: int
+    """Those in which every item, score, source and feature has the same bits."""
+    with_features: int
+    """Recomputed ones whose records hold their features."""
+    on_their_way: int
+    """Recomputed ones whose events were partly being committed; see pipelines.parity.past."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """Lists that cannot be computed once more, by reason: they count as neither."""
+    differences: Sequence[Difference] = ()
+    seconds: float = 0.0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+
+    def write(self, workspace: Path) -> Path:
+        """Write it where the release gate looks for it."""
+        path = workspace / FOLDER / REPORT
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, self.to_json())
+        return path
+
+
+class Key(NamedTuple):
+    """What lists have in common that are computed by the same recommender."""
+
+    bundle: str
+    digest: str
+    profile: str
+    configuration: str
+    exclude_history: bool | None
+
+
+class _Recomputed(NamedTuple):
+    """A list, made once more."""
+
+    document: Document
+    made: Made
+    online: Document
+    history: History | None
+
+
+def check_parity(
+    log: Log,
+    bundles: Path,
+    *,
+    configurations: Sequence[Path] = (),
+    say: Say = lambda line: None,
+) -> ParityReport:
+    """Compute every list of a log once more, and compare it to the last bit.
+
+    Args:
+        bundles: Folder with the bundles that made them.
+        configurations: Files of surfaces and rules that may have been in force.
+        say: Takes a line on each bundle.
+
+    Raises:
+        ValueError: The folder or a configuration cannot be read.
+    """
+    begin = time.perf_counter()
+    # Sums have the bits of a server's, which uses one thread for a request.
+    torch.set_num_threads(1)
+    run = _Run(log, _Bundles(bundles), _configurations(configurations))
+    groups: dict[Key, list[Document]] = {}
+    for document in log.documents:
+        groups.setdefault(_key_of(document), []).append(document)
+    for key, documents in sorted(groups.items(), key=lambda pair: str(pair[0])):
+        run.of_group(key, documents)
+        say(f"{key.bundle}, profile {key.profile}: {len(documents):,} lists")
+    most = Counter(str(document["bundle"]) for document in log.documents).most_common(1)
+    return ParityReport(
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        bundle=most[0][0] if most else "",
+        logged=log.num_requests,
+        requests=len(log.documents),
+        recomputed=run.recomputed,
+        equal=run.equal,
+        with_features=run.with_features,
+        on_their_way=run.on_their_way,
+        skipped=dict(sorted(run.skipped.items())),
+        differences=run.differences.kinds(),
+        seconds=round(time.perf_counter() - begin, 1),
+    )
+
+
+def _key_of(document: Document) -> Key:
+    names = ("bundle", "digest", "profile", "configuration", "exclude_history")
+    return Key(*(cast(Any, document.get(name)) for name in names))
+
+
+def _configurations(paths: Sequence[Path]) -> dict[str, ServingConfiguration]:
+    found = [ServingConfiguration(), *map(read_configuration, paths)]
+    return {configuration.version: configuration for configuration in found}
+
+
+class _Bundles:
+    """Bundles of a folder by digest; the one that was loaded last is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {folder}; name the bundles' with --bundles")
+        self._folder = folder
+        self.versions: dict[str, str] = {}
+        """Digests by version."""
+        self._paths: dict[str, Path] = {}
+        for path in sorted(folder.glob("bundle-*")):
+            try:
+                manifest, digest = read_manifest(path)
+            except ValueError:
+                # Lists of it are counted as those of a bundle that is not there.
+                continue
+            self.versions[manifest.version], self._paths[digest] = digest, path
+        self._loaded: Bundle | None = None
+
+    def recommender(self, key: Key, configuration: ServingConfiguration) -> Recommender | None:
+        """Load what made a group of lists, as a server does but without deadlines.
+
+        Raises:
+            ValueError: It cannot be loaded.
+        """
+        path = self._paths.get(key.digest)
+        if path is None:
+            return None
+        options = ServingOptions(
+            profile=cast(Any, key.profile),
+            exclude_history=key.exclude_history,
+            log_features_share=1.0,
+        )
+        loaded = Recommender.load(path, options, loaded=self._loaded)
+        self._loaded = loaded.bundle
+        return Recommender(
+            loaded.bundle, options, adapters=loaded.adapters, configuration=configuration
+        )
+
+
+class _Run:
+    """Goes through the groups and counts."""
+
+    def __init__(
+        self, log: Log, bundles: _Bundles, configurations: Mapping[str, ServingConfiguration]
+    ) -> None:
+        self._log, self._bundles, self._configurations = log, bundles, configurations
+        self.skipped: Counter[str] = Counter()
+        self.differences = Differences()
+        self.recomputed = self.equal = self.with_features = self.on_their_way = 0
+
+    def of_group(self, key: Key, documents: Sequence[Document]) -> None:
+        """Recompute the lists of one bundle, profile and configuration."""
+        present = self._bundles.versions.get(key.bundle)
+        if present is not None and present != key.digest:
+            # A bundle's name is never given to another one: that is no housekeeping.
+            found = [Found("bundle of this name", "serving.bundle.manifest.read_manifest")]
+            for document in documents:
+                self._count(document, found)
+            return
+        configuration = self._configurations.get(key.configuration)
+        if configuration is None:
+            self.skipped["rules_changed"] += len(documents)
+            return
+        try:
+            recommender = self._bundles.recommender(key, configuration)
+        except ValueError:
+            self.skipped["bundle_refused"] += len(documents)
+            return
+        if recommender is None:
+            self.skipped["bundle_gone"] += len(documents)
+            return
+        store = PastStore(self._log)
+        recommender.connect(lambda: cast(OnlineStore, store), keeps_lists=True)
+        for first in range(0, len(documents), LISTS_AT_ONCE):
+            some = documents[first : first + LISTS_AT_ONCE]
+            lists = list(self._recomputed(recommender, store, some))
+            self._compare(recommender, lists)
+
+    def _recomputed(
+        self, recommender: Recommender, store: PastStore, documents: Sequence[Document]
+    ) -> Iterator[_Recomputed]:
+        for document in documents:
+            if (reason := self._reason(document)) is not None:
+                self.skipped[reason] += 1
+                continue
+            store.at(document)
+            try:
+                made = recommender.make(
+                    Request.model_validate(document["request"]),
+                    now_ms=document["unix_ms"],
+                    seed=document.get("seed"),
+                )
+            except Exception as error:
+                # Whatever a list that was once served fails with now is a difference.
+                self._count(document, [_failed(error)])
+                continue
+            online = orjson.loads(recommender.record(made))
+            if online.get("adapter") != document.get("adapter"):
+                self.skipped["adapter_changed"] += 1
+                continue
+            yield _Recomputed(document, made, online, store.history)
+
+    def _reason(self, document: Document) -> str | None:
+        """Say why a list cannot be computed once more; None where it can."""
+        degraded = document.get("degraded", ())
+        for code in DEGRADED:
+            if code in degraded:
+                return code
+        if "k" not in document["request"]:
+            return "old_record"
+        forgotten_ms = self._log.forgotten_ms(document.get("user_id"))
+        if forgotten_ms is not None and forgotten_ms >= document["unix_ms"]:
+            return "forgotten"
+        version = document.get("items_version")
+        return None if version in (None, self._log.items_version) else "items_changed"
+
+    def _compare(self, recommender: Recommender, lists: Sequence[_Recomputed]) -> None:
+        bundle, ranker = recommender.bundle, recommender.bundle.ranker
+        names = feature_names(ranker.builder.blend.sources) if ranker is not None else ()
+        with_history = [one for one in lists if one.made.query.moment is not None]
+        nothing: Sequence[RecentEvent] = ()
+        by_batch = batch_features(
+            bundle,
+            [one.document for one in with_history],
+            [one.history.events if one.history else nothing for one in with_history],
+        )
+        batch = {id(one.made): found for one, found in zip(with_history, by_batch, strict=True)}
+        for document, made, online, history in lists:
+            found = list(
+                differences_of(
+                    document,
+                    online,
+                    history=history,
+                    reader=self._log.reader,
+                    batch=batch.get(id(made)),
+                    read=models_read(made.query.history, made.query.times),
+                    candidate_names=names,
+                )
+            )
+            if "features" in document:
+                self.with_features += 1
+                found += candidate_differences(bundle, made)
+            self.on_their_way += history is not None and not history.is_exact
+            self._count(document, found)
+
+    def _count(self, document: Document, found: Sequence[Found]) -> None:
+        self.recomputed += 1
+        self.equal += not found
+        self.differences.add(document["request_id"], found)
+
+
+def _failed(error: Exception) -> Found:
+    """Name the function in which a list that was served failed now."""
+    frames = traceback.extract_tb(error.__traceback__)
+    named = [
+        f"{Path(frame.filename).parent.name}/{Path(frame.filename).name}: {frame.name}"
+        for frame in frames
+    ]
+    return Found(f"no list: {type(error).__name__}", named[-1] if named else "")

@@ -1,0 +1,301 @@
+"""Lists that were served are computed to the last bit; what was planted is found and named."""
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+import features.point_in_time
+import serving.recommend
+from pipelines.cli.main import app
+from pipelines.engine.history import read_history
+from pipelines.inputs.opened_store import export_store
+from pipelines.parity.log import OF_EXPORT, OF_STORE, log_of_export
+from serving.bundle.users import Users
+from tests.pipelines.parity.conftest import SIZE, serve
+from tests.serving.synthetic_bundle import write_synthetic_bundle
+from tests.serving.writable import writable
+
+POINT_IN_TIME = "features.point_in_time"
+
+
+def named(report):
+    return {one.what: one for one in report.differences}
+
+
+def causes(report):
+    return {one.what for one in report.differences if one.first}
+
+
+@pytest.fixture(scope="module")
+def log(served):
+    return served.log()
+
+
+def test_what_http_served_while_events_arrived_is_computed_bit_equal(served, log):
+    report = served.parity(log)
+    assert report.differences == []
+    assert report.logged == report.requests == served.num_lists
+    assert report.equal == report.recomputed == served.num_lists - sum(report.skipped.values())
+    assert report.skipped == {}
+    assert 60 < report.with_features < 200
+    assert any(len(document.get("live", ())) > 3 for document in log.documents)
+    assert any(document.get("hidden") == ["item-3"] for document in log.documents)
+    assert any(document.get("shown") for document in log.documents)
+    assert {document["experiment"]["arm"] for document in log.documents if "experiment" in document}
+    drawn = [document for document in log.documents if "seed" in document]
+    assert drawn
+    assert all("propensity" in item for document in drawn for item in document["items"])
+
+
+def test_an_export_says_the_same_as_the_store(served, log, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.inputs.online_events.SETTLED_MS", -1_000)
+    found = export_store(served.store, tmp_path, records=True)
+    assert found.records.new == served.num_lists
+    exported = log_of_export(tmp_path, 100_000)
+    assert exported.documents == log.documents
+    assert exported.events == log.events
+    assert served.parity(exported).equal == served.num_lists
+    with pytest.raises(ValueError, match="--records"):
+        log_of_export(tmp_path / "requests", 10)
+
+
+def test_a_sample_is_the_same_each_time_and_of_those_with_features_first(served):
+    some = served.log(sample=40)
+    assert some.num_requests == served.num_lists
+    assert some.documents == served.log(sample=40).documents
+    assert all("features" in document for document in some.documents)
+
+
+def changed_definition(monkeypatch, **parts):
+    before = features.point_in_time.FEATURES["hour_of_day"]
+    table = features.point_in_time.FEATURES
+    monkeypatch.setitem(table, "hour_of_day", replace(before, **parts))
+
+
+def test_a_changed_feature_of_serving_is_named(served, log, monkeypatch):
+    changed_definition(monkeypatch, value=lambda _, now: (now // 3600 + 1) % 24 + 1)
+    report = served.parity(log)
+    found = named(report)["feature context.hour_of_day"]
+    assert found.path == f"{POINT_IN_TIME}.HOUR_OF_DAY.value"
+    assert found.largest in (1, 23)
+    # The other definition is as it was.
+    assert "feature context.hour_of_day, batch" in found_in(report)
+    assert causes(report) <= {"feature context.hour_of_day", "feature context.hour_of_day, batch"}
+    assert not any(what.startswith("history") for what in found_in(report))
+
+
+def found_in(report):
+    return named(report).keys()
+
+
+def test_a_changed_batch_definition_is_named(served, log, monkeypatch):
+    changed_definition(monkeypatch, expression=pl.col("event_time") // 3600 % 12 + 1)
+    report = served.parity(log)
+    assert found_in(report) == {"feature context.hour_of_day, batch"}
+    found = named(report)["feature context.hour_of_day, batch"]
+    assert found.path == f"{POINT_IN_TIME}.HOUR_OF_DAY.expression"
+    assert found.example in {document["request_id"] for document in log.documents}
+    assert found.count == found.first == report.recomputed - report.equal
+
+
+def test_a_swapped_column_of_users_is_named(served, log, monkeypatch):
+    load = Users.load
+
+    def swapped(bundle, names):
+        users = load(bundle, names)
+        return replace(users, features={"age": np.asarray(users.features["age"])[::-1].copy()})
+
+    monkeypatch.setattr(Users, "load", swapped)
+    report = served.parity(log)
+    assert causes(report) <= {"feature user.age"} | scored_without_features(report)
+    assert named(report)["feature user.age"].path == "serving.bundle.users.Users.features"
+
+
+def scored_without_features(report):
+    """Of a record without features only the consequence can be seen."""
+    return {"score", "items", "order"} & found_in(report)
+
+
+def altered(log, change):
+    return {user: [change(one) for one in own] for user, own in log.events.items()}
+
+
+def test_events_of_another_time_zone_are_named_with_their_shift(served, log):
+    def shifted(one):
+        return one._replace(event=one.event._replace(time_ms=one.event.time_ms + 3_600_000))
+
+    report = served.parity(log, events=altered(log, shifted), reader=OF_EXPORT)
+    found = named(report)["history: times of events"]
+    assert found.largest == 3_600
+    assert found.path == OF_EXPORT
+    assert "history: times of events" in causes(report)
+
+
+def test_swapped_columns_of_the_event_log_are_named(served, log):
+    def swapped(one):
+        event = one.event
+        return one._replace(
+            event=event._replace(item_id=event.event_type, event_type=event.item_id)
+        )
+
+    report = served.parity(log, events=altered(log, swapped))
+    found = named(report)["history: items of events"]
+    assert found.path == OF_STORE
+    assert found.first == found.count > 50
+
+
+def test_a_stale_history_is_named(served, log):
+    """The server read a replica that was minutes behind."""
+    stale, number = [], 0
+    for document in log.documents:
+        live = document.get("live", [])
+        kept = [event for event in live if event[2] < document["unix_ms"] - 100_000_000]
+        number += len(kept) < len(live)
+        stale.append({**document, "live": kept})
+    events = {
+        user: [one._replace(received_ms=one.received_ms - 60_000) for one in own]
+        for user, own in log.events.items()
+    }
+    report = served.parity(log, documents=stale, events=events)
+    found = named(report)["history: events that the list was made without"]
+    assert found.path == OF_STORE
+    assert found.count >= number > 50
+    assert found.first == found.count
+
+
+def test_an_event_that_the_log_lost_is_named(served, log):
+    report = served.parity(log, events={user: own[1:] for user, own in log.events.items()})
+    found = named(report)["history: events that the event log lacks"]
+    # A list that was also made of an event on its way names that one first.
+    assert found.first > 0.9 * found.count
+    assert found.largest == 1
+
+
+def test_an_event_may_be_on_its_way_for_a_moment_only(served, log):
+    def late(by_ms):
+        moved = altered(log, lambda one: one._replace(received_ms=one.received_ms + by_ms))
+        return served.parity(log, events=moved)
+
+    assert late(1_000).equal == served.num_lists
+    assert late(1_000).on_their_way > 0
+    assert "history: events that the event log lacks" in causes(late(600_000))
+
+
+def test_a_changed_order_of_ties_is_named(tmp_path, monkeypatch):
+    merge = serving.recommend.by_reciprocal_rank
+
+    def tied(reverse):
+        def merged(*arguments):
+            found = merge(*arguments)
+            order = np.arange(len(found.scores))
+            order[:2] = order[:2][::-1] if reverse else order[:2]
+            names = ("item_rows", "ranks", "contributions")
+            parts = {name: getattr(found, name)[order] for name in names}
+            scores = found.scores.copy()
+            scores[:2] = scores[:1]
+            return found._replace(scores=scores, **parts)
+
+        return merged
+
+    monkeypatch.setattr("serving.recommend.by_reciprocal_rank", tied(reverse=False))
+    served = serve(tmp_path, 60, size=replace(SIZE, history_models=False, ranker=False))
+    assert served.parity().equal == 60
+    monkeypatch.setattr("serving.recommend.by_reciprocal_rank", tied(reverse=True))
+    report = served.parity()
+    found = named(report)["order of equal scores"]
+    assert "order of equal scores" in found.path
+    assert "score" not in found_in(report)
+
+
+def copied(served, folder):
+    bundles = folder / "bundles"
+    return writable(shutil.copytree(served.bundles, bundles, symlinks=True))
+
+
+def test_another_bundle_of_the_same_name_is_a_difference(served, log, tmp_path):
+    bundles = copied(served, tmp_path)
+    shutil.rmtree(bundles / "bundle-v1")
+    write_synthetic_bundle(bundles, "v1", replace(SIZE, seed=1))
+    report = served._replace(bundles=bundles).parity(log)
+    assert found_in(report) == {"bundle of this name"}
+    assert report.equal == 0
+    assert named(report)["bundle of this name"].count == served.num_lists
+
+
+def test_lists_that_cannot_be_computed_are_counted_by_reason(served, log, tmp_path):
+    bundles = copied(served, tmp_path)
+    shutil.rmtree(bundles / "bundle-v1")
+    gone = served._replace(bundles=bundles).parity(log)
+    assert gone.skipped == {"bundle_gone": served.num_lists}
+    assert (gone.recomputed, gone.equal, gone.differences) == (0, 0, [])
+    other = tmp_path / "other.toml"
+    other.write_text("[surfaces.home]\nk = 3\n")
+    assert served._replace(config=other).parity(log).skipped == {"rules_changed": served.num_lists}
+    first, second, third, *rest = log.documents
+    documents = [
+        {**first, "degraded": ["late_source"]},
+        {**second, "degraded": ["failed_store"]},
+        {**third, "request": {"user_id": "user-1"}},
+        {**rest[0], "items_version": 77},
+    ]
+    assert served.parity(log, documents=documents).skipped == {
+        "failed_store": 1,
+        "items_changed": 1,
+        "late_source": 1,
+        "old_record": 1,
+    }
+
+
+def test_a_forgotten_user_is_not_computed(served, log):
+    user = next(one["user_id"] for one in log.documents if one.get("user_id"))
+    own = sum(document.get("user_id") == user for document in log.documents)
+    at = {hashlib.sha256(user.encode()).hexdigest(): log.documents[-1]["unix_ms"] + 1}
+    report = served.parity(log, forgotten=at)
+    assert report.skipped == {"forgotten": own}
+    assert report.equal == served.num_lists - own
+
+
+def test_the_command_writes_what_the_gate_reads(served, tmp_path):
+    bundles = copied(served, tmp_path)
+    call = ["parity", "-b", str(bundles), "--store", served.store, "--sample", "50"]
+    result = CliRunner().invoke(app, [*call, "--serving-config", str(served.config)])
+    assert result.exit_code == 0, result.output
+    assert "50 of 50 recomputed lists are equal to the last bit (100%)" in result.stdout
+    report = json.loads((tmp_path / "parity" / "parity.json").read_text())
+    assert report["bundle"] == "v1"
+    assert (report["requests"], report["recomputed"], report["equal"]) == (50, 50, 50)
+    assert (report["differences"], report["skipped"]) == ([], {})
+    line = read_history(tmp_path)[-1]
+    assert (line.command, line.exit_code, line.details["equal"]) == ("parity", 0, 50)
+
+
+def test_the_command_exits_with_3_where_lists_differ(served, tmp_path, monkeypatch):
+    changed_definition(monkeypatch, expression=pl.lit(1, pl.Int64))
+    bundles = copied(served, tmp_path)
+    call = ["parity", "-b", str(bundles), "--store", served.store, "--json"]
+    to = tmp_path / "out.json"
+    options = ["--serving-config", str(served.config), "--out", str(to)]
+    result = CliRunner().invoke(app, [*call, *options])
+    assert result.exit_code == 3
+    (found,) = json.loads(to.read_text())["differences"]
+    assert found["what"] == "feature context.hour_of_day, batch"
+    assert set(found) == {"what", "path", "count", "first", "largest", "example"}
+    assert read_history(tmp_path)[-1].exit_code == 3
+
+
+def test_bad_input_says_what_to_do(served, tmp_path):
+    def output(*call):
+        result = CliRunner().invoke(app, ["parity", *call])
+        assert result.exit_code == 2
+        return " ".join(result.output.split())
+
+    assert "there is no online store" in output("-b", str(tmp_path), "--store", "sqlite:/nowhere")
+    assert "name one" in output("--store", served.store, "--log", str(tmp_path))
+    assert "holds no records" in output("-b", str(tmp_path), "--log", str(tmp_path))
+    assert "a duration is" in output("-b", str(tmp_path), "--store", served.store, "--since", "x")
