@@ -235,8 +235,7 @@ class Recommender:
         clock, request_id = _Stopwatch(), new_request_id(now_ms)
         now_ms, seed = time_of(request_id), seed_of(request_id) if seed is None else seed
         page = None if request.cursor is None else read_cursor(request.cursor, now_ms)
-        if page is not None:
-            now_ms = page.now_ms
+        now_ms = now_ms if page is None else page.now_ms
         resolved = self._resolved(request, now_ms)
         surface, request = resolved.surface, fitted(request, resolved.surface)
         unreadable: tuple[Degraded, ...] = ()
