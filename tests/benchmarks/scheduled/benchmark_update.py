@@ -91,8 +91,8 @@ def recsys(*arguments: str) -> float:
 
 def updates(folder: Path, days: int) -> Iterator[Row]:
     """Measure a full run before, an update a day, and a full run after."""
-    config = str(write_shop(folder))
     paths = dealt_out(days, folder / "all")
+    config = str(write_shop(folder))
     (folder / "events").mkdir()
 
     def arrive(path: Path) -> None:
