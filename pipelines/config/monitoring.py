@@ -15,6 +15,8 @@ class MonitoringConfig:
     """A day is compared with so many before it."""
     past_days: int = 120
     """Thresholds are learned from so many."""
+    history_days: int = 400
+    """The first call measures at most so many days of what came before."""
     min_past: int = 21
     """A signal with fewer past deviations raises no alarm."""
     false_alarms_a_month: float = 0.5
@@ -33,6 +35,7 @@ class MonitoringConfig:
         for name, least in (
             ("reference_days", 7),
             ("past_days", 28),
+            ("history_days", 1),
             ("min_past", 7),
             ("min_events", 1),
             ("max_examples", 50),

@@ -157,9 +157,8 @@ class Watcher:
 
     def watch(self, known: Sequence[date], last: date) -> int:
         """Measure and judge what is new or corrected; returns how many days were measured."""
-        first = known[0]
-        if self.record.first != first:
-            self.record = Record(first=first)
+        first = self.first_day(known, last)
+        known = [day for day in known if day >= first]
         changed = self.changed_days(known, first, last)
         if not changed and len(self.record.days) == (last - first).days + 1:
             return 0
@@ -180,6 +179,14 @@ class Watcher:
             self.record.judge(place, measured, self.config.monitoring)
         return count
 
+    def first_day(self, known: Sequence[date], last: date) -> date:
+        """Name the day that the record begins with, which stays; older days do not count."""
+        if self.record.first is None or self.record.first > last:
+            oldest = last - timedelta(days=self.config.monitoring.history_days)
+            self.record = Record(first=max(known[0], oldest))
+        assert self.record.first is not None
+        return self.record.first
+
     def changed_days(self, known: Sequence[date], first: date, last: date) -> set[date]:
         """Name the days that count otherwise than when they were measured, and new ones."""
         changed = {
@@ -194,7 +201,7 @@ class Watcher:
                 changed.add(day)
                 self.state.sketches[str(day)] = sketch.digest()
             self.state.sources[str(day)] = self.days.digests[day]
-        for name in set(self.state.sources) - {str(day) for day in known}:
+        for name in set(self.state.sources) - set(map(str, known)):
             changed.add(date.fromisoformat(name))
             del self.state.sources[name], self.state.sketches[name]
         for day, served in self.served.items():

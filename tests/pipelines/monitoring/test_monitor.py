@@ -15,8 +15,13 @@ from pipelines.cli.main import app
 from pipelines.config.monitoring import MonitoringConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.history import read_history
+from pipelines.inputs.opened_store import export_store
 from pipelines.monitoring.days import days, event_days
 from pipelines.monitoring.run import moment_of, monitor
+from pipelines.presets.resolve import ONLINE_EVENTS
+from serving.online.events import Event
+from serving.online.sqlite_store import SqliteStore
+from serving.online.store import RequestRecord
 from tests.year.world import Drift, World, WorldConfig
 
 WORLD = WorldConfig(days=64, users=500, items=150, events=900, holidays=0)
@@ -142,6 +147,14 @@ def test_an_input_that_stops_is_late_and_no_reason_to_retrain(quiet):
     assert "late" in late["words"]
 
 
+def test_a_long_past_is_measured_from_its_end_and_stays_where_it_began(tmp_path):
+    config = workspace_of(tmp_path / "shop", num_days=30)
+    config = replace(config, monitoring=MonitoringConfig(history_days=9))
+    assert monitor(config, as_of(29)).document["num_days"] == 10
+    later = monitor(config, as_of(30)).document
+    assert (later["num_days"], later["measured_days"]) == (11, 1)
+
+
 def test_the_age_of_an_input_may_be_limited_by_hand(tmp_path):
     config = workspace_of(tmp_path / "shop", num_days=10)
     catalogue = tmp_path / "items.csv"
@@ -190,3 +203,56 @@ def test_moments_without_a_zone_are_in_utc():
     assert moment_of("2026-11-22") == datetime(2026, 11, 22, tzinfo=UTC)
     with pytest.raises(ValueError, match="must be a day or time"):
         moment_of("soon")
+
+
+def test_served_lists_are_watched_as_a_store_exports_them(tmp_path):
+    world = WorldConfig(days=8, users=100, items=50, events=240, holidays=0)
+    config = workspace_of(tmp_path / "shop", num_days=8)
+    store = SqliteStore(tmp_path / "online")
+    found = list(World(world).days())
+    for day in found:
+        lists = day.served.group_by("request_id", maintain_order=True).agg(
+            pl.col("received_time", "user_id", "fallback").first(), pl.col("item_id")
+        )
+        store.add_requests(
+            [
+                RequestRecord(
+                    row["request_id"],
+                    int(row["received_time"].timestamp() * 1_000),
+                    row["user_id"],
+                    json.dumps(
+                        {
+                            "items": [{"item_id": one} for one in row["item_id"]],
+                            "fallback": row["fallback"],
+                        }
+                    ).encode(),
+                )
+                for row in lists.to_dicts()
+            ]
+        )
+        store.add_events(
+            [
+                Event(
+                    event_id=f"click-{row['request_id']}",
+                    user_id=row["user_id"],
+                    item_id=row["item_id"],
+                    event_type="click",
+                    time_ms=int(row["event_time"].timestamp() * 1_000),
+                    received_ms=int(row["event_time"].timestamp() * 1_000),
+                    request_id=row["request_id"],
+                )
+                for row in day.clicks.to_dicts()
+            ]
+        )
+    store.close()
+    export_store(f"sqlite:{tmp_path / 'online'}", config.workspace / ONLINE_EVENTS)
+    document = monitor(config, as_of(8)).document
+    values = {one["name"]: one["value"] for one in document["signals"]}
+    last = found[-1]
+    assert values["lists"] == last.served["request_id"].n_unique()
+    assert values["click_rate"] == pytest.approx(last.clicks.height / values["lists"])
+    with_fallback = last.served.filter(pl.col("fallback").is_not_null())["request_id"].n_unique()
+    assert values["fallback_share"] == pytest.approx(with_fallback / values["lists"])
+    # A server that has stopped, or an export that was not made.
+    late = monitor(config, as_of(9)).document
+    assert {one["name"]: one["value"] for one in late["signals"]}["lists"] == 0
