@@ -7,7 +7,7 @@ says ``failed_store``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from logging import WARNING
 
 import numpy as np
@@ -49,7 +49,7 @@ class LiveState:
         """What was changed since the release, by item id."""
         self.hidden: Rows = NO_ROWS
         """Items that no list may show."""
-        self.hidden_items: Sequence[str] | None = ()
+        self.hidden_items: list[str] | None = []
         """Their ids, as records keep them; None where they are more than `MAX_HIDDEN`."""
         self.num_failures = 0
 

@@ -1,12 +1,15 @@
 import numpy as np
+import orjson
 import pytest
 
 from features.point_in_time import FEATURES
 from serving.bundle.load import load_bundle
+from serving.configuration.file import configuration_of
 from serving.online.store import ItemState, RecentEvent, StoreError, Visitor
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Context, Degraded, Request
+from serving.settings import ServingOptions
 from serving.surfaces import HOME
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
@@ -189,8 +192,6 @@ def test_a_store_that_cannot_be_opened_is_tried_again_after_a_while(bundle, stor
 
 def test_a_record_makes_the_same_list_again(recommender, store, bundle):
     """What the record holds is enough to compute the list again, to the last bit."""
-    import orjson
-
     newest = bundle.users.newest_time
     store.visitors["user-2"] = events(("item-3", 1_000 * newest), ("item-8", 1_000 * newest + 5))
     made = recommender.make(Request(user_id="user-2", k=7, session=["item-5"]))
@@ -231,3 +232,52 @@ def test_candidates_are_put_into_an_order_that_suits_the_visitor(recommender, bu
     unseen = [item.item_id for item in reply.items if item.item_id in order]
     assert len(order) >= 2
     assert unseen[0] in order
+
+
+def record_of(recommender, **request):
+    made = recommender.make(Request(user_id="user-2", **request))
+    return orjson.loads(recommender.record(made))
+
+
+def test_a_record_names_hidden_items_and_of_many_only_their_version(
+    recommender, store, monkeypatch
+):
+    store.version = 3
+    store.changed = {f"item-{number}": ItemState(hidden=True) for number in (2, 9, 999)}
+    assert record_of(recommender)["hidden"] == ["item-2", "item-9"]
+    monkeypatch.setattr("serving.live.MAX_HIDDEN", 1)
+    store.version = 4
+    record = record_of(recommender)
+    assert record["items_version"] == 4
+    assert "hidden" not in record
+
+
+def test_a_record_has_the_k_that_was_sent(bundle):
+    table = {"surfaces": {"home": {"k": 5}}}
+    recommender = Recommender(bundle, configuration=configuration_of(table))
+    assert record_of(recommender, k=20)["request"]["k"] == 20
+    assert record_of(recommender)["request"]["k"] == 5
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_a_share_of_the_records_has_features(bundle, share):
+    recommender = Recommender(bundle, ServingOptions(log_features_share=share))
+    kept = sum("features" in record_of(recommender) for _ in range(400))
+    assert abs(kept / 400 - share) < 0.1
+    assert kept == 400 * share or 0 < share < 1
+
+
+def test_features_of_a_record_are_what_the_list_was_made_of(bundle):
+    recommender = Recommender(bundle, ServingOptions(log_features_share=1))
+    made = recommender.make(Request(user_id="user-2", k=6))
+    record = orjson.loads(recommender.record(made))
+    features = record["features"]
+    assert features["query"] == made.query.categorical
+    assert features["history"][0] == len(made.query.history)
+    assert len(features["ranks"]) == len(features["parts"]) == len(record["items"]) == 6
+    leading = [
+        features["sources"][int(np.argmax(np.where(np.array(ranks) > 0, parts, -np.inf)))]
+        for ranks, parts in zip(features["ranks"], features["parts"], strict=True)
+    ]
+    assert leading == [item["source"] for item in record["items"]]
+    assert np.array_equal(np.float32(features["parts"]), made.arranged.ranked.contributions)

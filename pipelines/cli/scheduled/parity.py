@@ -32,7 +32,11 @@ Export = Annotated[
 ]
 Configs = Annotated[
     list[Path] | None,
-    typer.Option("--serving-config", help="File of surfaces and rules in force (repeatable)."),
+    typer.Option(
+        "--serving-config",
+        envvar="RECSYS_CONFIG",
+        help="File of surfaces and rules in force (repeatable).",
+    ),
 ]
 Sample = Annotated[int, typer.Option(min=1, help="Most lists that are computed.")]
 Since = Annotated[str | None, typer.Option(help="Only lists of the last 90s, 30m, 6h or 7d.")]

@@ -131,7 +131,7 @@ def send_events(client, stop, seed=1):
         stop.wait(0.003)
 
 
-def serve(folder, num_lists, *, size=SIZE, share=0.4):
+def serve(folder, num_lists, *, size=SIZE, share=0.4, store=None):
     """Serve lists from a bundle of a folder while events arrive and items are hidden."""
     bundles, config = folder / "bundles", folder / "serving.toml"
     write_synthetic_bundle(bundles, "v1", size)
@@ -139,7 +139,7 @@ def serve(folder, num_lists, *, size=SIZE, share=0.4):
     config.write_text(CONFIGURATION)
     settings = Settings(
         bundles=bundles,
-        store=f"sqlite:{folder / 'online'}",
+        store=store or f"sqlite:{folder / 'online'}",
         config=config,
         log_requests=False,
         allow_admin=True,

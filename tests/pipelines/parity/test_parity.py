@@ -18,6 +18,7 @@ from pipelines.inputs.opened_store import export_store
 from pipelines.parity.log import OF_EXPORT, OF_STORE, log_of_export
 from serving.bundle.users import Users
 from tests.pipelines.parity.conftest import SIZE, serve
+from tests.serving.online.redis_server import RedisServer, needs_redis
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 from tests.serving.writable import writable
 
@@ -63,6 +64,16 @@ def test_an_export_says_the_same_as_the_store(served, log, tmp_path, monkeypatch
     assert served.parity(exported).equal == served.num_lists
     with pytest.raises(ValueError, match="--records"):
         log_of_export(tmp_path / "requests", 10)
+
+
+@needs_redis
+def test_lists_from_redis_are_bit_equal_too(tmp_path):
+    server = RedisServer(tmp_path, "--appendfsync", "no")
+    try:
+        report = serve(tmp_path, 80, store=f"{server.url}?prefix=p:").parity()
+    finally:
+        server.kill()
+    assert (report.equal, report.skipped, report.differences) == (80, {}, [])
 
 
 def test_a_sample_is_the_same_each_time_and_of_those_with_features_first(served):
@@ -250,6 +261,17 @@ def test_lists_that_cannot_be_computed_are_counted_by_reason(served, log, tmp_pa
         "late_source": 1,
         "old_record": 1,
     }
+
+
+def test_where_many_items_were_hidden_the_store_says_which(served, log):
+    documents = []
+    for document in log.documents:
+        hidden = {name: value for name, value in document.items() if name != "hidden"}
+        known = {"items_version": log.items_version} if "hidden" in document else {}
+        documents.append({**hidden, **known})
+    assert served.parity(log, documents=documents).equal == served.num_lists
+    report = served.parity(log, documents=documents, hidden=["item-4"])
+    assert "items" in causes(report)
 
 
 def test_a_forgotten_user_is_not_computed(served, log):
