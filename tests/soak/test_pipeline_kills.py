@@ -114,10 +114,14 @@ checkpoint_seconds = 0.02
 
 [adapter]
 domains = ["{next(iter(DOMAINS))}"]
-rank = 2
+rank = 4
 device = "cpu"
-max_epochs = 2.0
+max_epochs = 8.0
 max_share = 0.5
+max_drop = 1.0
+
+[adapter.schedule]
+learning_rate = 0.02
 
 [evaluation]
 ks = [5, 10]

@@ -55,6 +55,7 @@ def save_adapter(adapter: LoraAdapter, directory: Path, *, domain: str) -> None:
     }
     header = {"format": "pt", "base_digest": adapter.base_digest, "domain": domain}
     save_file(tensors, directory / WEIGHTS, metadata=header)
+    sort_header(directory / WEIGHTS)
     document = {
         "peft_type": "LORA",
         "task_type": None,
@@ -68,6 +69,20 @@ def save_adapter(adapter: LoraAdapter, directory: Path, *, domain: str) -> None:
         **PLAIN,
     }
     (directory / CONFIG).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def sort_header(path: Path) -> None:
+    """Sort the metadata of a safetensors file, which the library writes in any order.
+
+    Equal adapters are equal files then. The header's length stays, and with it where tensors lie.
+    """
+    whole = path.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    assert len(text) <= end - 8, "the same keys and values take no more room"
+    path.write_bytes(whole[:8] + text.ljust(end - 8) + whole[end:])
 
 
 def read_adapter(directory: Path) -> AdapterFile:

@@ -250,6 +250,13 @@ def test_peft_reads_what_is_saved_and_gives_the_same_outputs(tmp_path):
     assert (read_adapter(tmp_path).domain, again.config.rank, again.config.alpha) == ("books", 4, 6)
 
 
+def test_equal_adapters_are_equal_files(tmp_path):
+    for number in range(8):
+        save_adapter(filled(base(), 1), tmp_path / str(number), domain="b\u00fccher")
+    assert len({(tmp_path / str(number) / WEIGHTS).read_bytes() for number in range(8)}) == 1
+    assert read_adapter(tmp_path / "0").domain == "b\u00fccher"
+
+
 @torch.no_grad()
 def test_a_base_with_any_other_bit_is_refused_with_both_digests(tmp_path):
     model = base()
