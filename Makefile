@@ -56,9 +56,10 @@ test-numerics: install  ## tests that compare numbers, under other instruction s
 test-api: install  ## 10,000 generated requests against what the OpenAPI document says
 	@RECSYS_API_CASES=10000 $(BIN)/python -m pytest -q tests/serving/web/test_openapi.py
 
-soak: install  ## 200 kills of the event writer, an hour of load (SOAK_SECONDS=600 for less)
+soak: install  ## 200 kills of the event writer and of runs, an hour of load (SOAK_SECONDS=600 for less)
 	@RECSYS_KILLS=200 $(BIN)/python -m pytest -q tests/serving/online/test_kills.py
-	@RECSYS_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -q tests/soak
+	@RECSYS_PIPELINE_KILLS=200 $(BIN)/python -m pytest -q -s tests/soak/test_pipeline_kills.py
+	@RECSYS_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -q tests/soak/test_server_soak.py
 
 check: install  ## format, lint, types, import rules, length limits
 	@$(BIN)/ruff format --check .

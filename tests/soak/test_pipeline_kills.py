@@ -17,20 +17,19 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
 
 from pipelines.engine.history import KILLED, read_history
 from pipelines.stages.list import STAGES
-from recsys.testing.world_text import DOMAINS
-from recsys.testing.worlds import WorldConfig, world
 from serving.bundle.load import load_bundle
+from tests.recsys.testing.synthetic import markov_world, write_csv
 
 NUM_KILLS = int(os.environ.get("RECSYS_PIPELINE_KILLS", "10"))
 KILLS_A_RUN = 5
 """Then it is left to end, and a new one begins."""
 NAMES = [stage.name for stage in STAGES]
+DOMAINS = ("books", "films")
 DIFFERS_BY_NATURE = {
     *("run.json", "ledger.jsonl", "aliases.jsonl", "history.jsonl", "config.toml", "lock"),
     *("released.json", ".publish.lock"),
@@ -43,10 +42,7 @@ tracking.enabled = false
 [data]
 events = "events.csv"
 items = "items.csv"
-
-[filters]
-min_user_events = 3
-min_item_events = 1
+users = "users.csv"
 
 [features]
 context_features = []
@@ -58,13 +54,17 @@ encoder = "hash"
 embedding_dim = 16
 hidden_dim = 16
 max_history = 10
+num_uniform_negatives = 200
 backend = "torch"
 
 [training]
 batch_size = 64
-max_epochs = 3.0
+max_epochs = 2.0
 device = "cpu"
 checkpoint_seconds = 0.02
+
+[training.schedule]
+learning_rate = 0.01
 
 [sequence]
 embedding_dim = 16
@@ -74,10 +74,13 @@ backend = "torch"
 
 [sequence_training]
 enabled = true
-batch_size = 32
-max_epochs = 3.0
+batch_size = 16
+max_epochs = 4.0
 device = "cpu"
 checkpoint_seconds = 0.02
+
+[sequence_training.schedule]
+learning_rate = 0.01
 
 [generative]
 embedding_dim = 16
@@ -87,11 +90,14 @@ backend = "torch"
 
 [generative_training]
 enabled = true
-batch_size = 32
-max_epochs = 3.0
-epochs_per_evaluation = 1.0
+batch_size = 16
+max_epochs = 4.0
+epochs_per_evaluation = 2.0
 device = "cpu"
 checkpoint_seconds = 0.02
+
+[generative_training.schedule]
+learning_rate = 0.01
 
 [ranker]
 embedding_dim = 8
@@ -113,7 +119,8 @@ device = "cpu"
 checkpoint_seconds = 0.02
 
 [adapter]
-domains = ["{next(iter(DOMAINS))}"]
+domains = ["{DOMAINS[0]}"]
+model = "two_tower"
 rank = 4
 device = "cpu"
 max_epochs = 8.0
@@ -133,26 +140,11 @@ min_gain_over_popularity = -1.0
 
 
 def write_shop(folder: Path) -> Path:
-    """Write the events and items of a world of two domains; return the TOML beside them."""
-    made = world(
-        WorldConfig(seed=5, num_users=100, num_items=40, num_requests=3_000, num_domains=2)
-    )
-    clicks = made.events.event_types == "click"
-    pl.DataFrame(
-        {
-            "user_id": made.events.user_ids[clicks],
-            "item_id": made.events.item_ids[clicks],
-            "event_time": made.events.times[clicks],
-            "event_type": made.events.event_types[clicks],
-        }
-    ).write_csv(folder / "events.csv")
-    pl.DataFrame(
-        {
-            "item_id": made.catalogue.item_ids,
-            "title": made.catalogue.titles,
-            "domain": np.array(list(DOMAINS)[:2])[made.truth.domain_of_item],
-        }
-    ).write_csv(folder / "items.csv")
+    """Write a world in which the last item alone decides the next; items are of two domains."""
+    write_csv(markov_world(num_users=80, num_items=24, events_per_user=10), folder)
+    items = pl.read_csv(folder / "items.csv")
+    domain = pl.Series("domain", [DOMAINS[row % 6 == 0] for row in range(len(items))])
+    items.with_columns(domain).write_csv(folder / "items.csv")
     (folder / "shop.toml").write_text(SETTINGS)
     return folder / "shop.toml"
 
