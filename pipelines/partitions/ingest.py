@@ -90,6 +90,7 @@ class _Reading:
     source: Source
     now: datetime
     accepted: Collection[str]
+    until: str | None
 
 
 def ingest(
@@ -98,6 +99,7 @@ def ingest(
     *,
     dry: bool = False,
     accepted: Collection[str] = (),
+    until: str | None = None,
 ) -> IngestReport:
     """Read what has changed since the last call.
 
@@ -106,6 +108,7 @@ def ingest(
         say: Writes a line of the log.
         dry: Only list what would be read.
         accepted: Keys of partitions whose columns may differ from those before.
+        until: Leave later days as they are, such as 2026-11-22.
 
     Raises:
         ValueError: The source cannot be listed, or paths have no dates.
@@ -124,8 +127,13 @@ def ingest(
         source=Source(data.partitions),
         now=datetime.now(UTC),
         accepted=accepted,
+        until=until,
     )
-    listed = reading.source.partitions()
+    listed = {
+        key: files
+        for key, files in reading.source.partitions().items()
+        if not _is_later(key, until)
+    }
     if len({"T" in key for key in listed}) > 1:
         raise ValueError(
             f"data.partitions = {data.partitions!r} has partitions of days ({min(listed, key=len)})"
@@ -133,6 +141,11 @@ def ingest(
         )
     with _manifest_of(reading) as manifest:
         return _read_changed(reading, manifest, listed, say, dry=dry)
+
+
+def _is_later(key: str, until: str | None) -> bool:
+    """Say whether a partition is of a later day; the hours of a day are not later than it."""
+    return until is not None and key[: len(until)] > until
 
 
 @contextmanager
@@ -190,7 +203,7 @@ def _read_changed(
         manifest.write(reading.workspace)
         say(f"{key}: {_outcome(manifest, key, report)}")
     for key, partition in manifest.partitions.items():
-        if key not in listed:
+        if key not in listed and not _is_later(key, reading.until):
             report.gone.append(key)
             manifest = manifest.with_partition(key, replace(partition, gone=True))
     report.missing = [key for key in manifest.missing if manifest.is_behind_watermark(key)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,11 +22,19 @@ Accept = Annotated[
     typer.Option(metavar="KEY", help="Take this partition with its changed columns (repeatable)."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would be read.")]
+Until = Annotated[
+    datetime | None,
+    typer.Option(formats=["%Y-%m-%d"], help="Leave partitions of later days as they are."),
+]
 
 
 @on_a_run
 def ingest(
-    config: RunConfig, accept: Accept = None, dry_run: DryRun = False, as_json: AsJson = False
+    config: RunConfig,
+    accept: Accept = None,
+    until: Until = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Read the partitions (days or hours) that are new, late or corrected, each once.
 
@@ -38,16 +47,22 @@ def ingest(
     from pipelines.engine.history import recorded
 
     with recorded(config.workspace, "ingest") as recording:
-        ingest_recorded(config, recording, accept or [], dry=dry_run, as_json=as_json)
+        ingest_recorded(config, recording, accept or [], until=until, dry=dry_run, as_json=as_json)
 
 
 def ingest_recorded(
-    config: RunConfig, recording: Recording, accepted: list[str], *, dry: bool, as_json: bool
+    config: RunConfig,
+    recording: Recording,
+    accepted: list[str],
+    *,
+    until: datetime | None,
+    dry: bool,
+    as_json: bool,
 ) -> None:
     """Read what has arrived and note it in the history."""
     from pipelines.partitions.ingest import ingest as read_partitions
 
-    report = read_partitions(config, say, dry=dry, accepted=accepted)
+    report = read_partitions(config, say, dry=dry, accepted=accepted, until=key_of_day(until))
     note(recording, report)
     print_report(report, as_json=as_json)
     if report.schema_changes:
@@ -57,6 +72,11 @@ def ingest_recorded(
             + ". The earlier partitions go on counting; correct the files, or map the columns "
             "([data] columns), or take it as it is: recsys ingest --accept KEY"
         )
+
+
+def key_of_day(day: datetime | None) -> str | None:
+    """Write a day as the key of its partition."""
+    return None if day is None else f"{day:%Y-%m-%d}"
 
 
 def note(recording: Recording, report: IngestReport) -> None:
@@ -69,13 +89,15 @@ def note(recording: Recording, report: IngestReport) -> None:
     }
 
 
-def bring_in(config: RunConfig, recording: Recording) -> IngestReport | None:
+def bring_in(
+    config: RunConfig, recording: Recording, until: datetime | None = None
+) -> IngestReport | None:
     """Ingest at the start of a run, where its events are partitions; say what is not as usual."""
     from pipelines.partitions.ingest import ingest as read_partitions
 
     if config.data.partitions is None:
         return None
-    report = read_partitions(config, say)
+    report = read_partitions(config, say, until=key_of_day(until))
     log.print(f"partitions: {report.log_line()}", markup=False, soft_wrap=True)
     for line in report.notes():
         log.print(f"- {line}", markup=False, soft_wrap=True, style="yellow")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipelines.cli.options import Assignments, ConfigFile, Preset, Quiet, WorkspacePath
-from pipelines.cli.scheduled.ingest import bring_in
+from pipelines.cli.scheduled.ingest import Until, bring_in
 from pipelines.cli.tracking import report_stage, tracked
 from pipelines.engine.console import out
 
@@ -34,6 +35,7 @@ def update(
     assignments: Assignments = None,
     counts_only: CountsOnly = False,
     full: Full = False,
+    until: Until = None,
     quiet: Quiet = False,
 ) -> None:
     """Bring what is served up to date with what has arrived since.
@@ -65,17 +67,23 @@ def update(
         settings = replace(settings, updates=replace(settings.updates, counts_only=True))
     name = "update --counts-only" if counts_only else "update"
     with recorded(settings.workspace, name) as recording:
-        update_recorded(settings, sources, recording, full=full, quiet=quiet)
+        update_recorded(settings, sources, recording, full=full, until=until, quiet=quiet)
 
 
 def update_recorded(
-    settings: RunConfig, sources: ConfigSources, recording: Recording, *, full: bool, quiet: bool
+    settings: RunConfig,
+    sources: ConfigSources,
+    recording: Recording,
+    *,
+    full: bool,
+    until: datetime | None,
+    quiet: bool,
 ) -> None:
     """Ingest, decide, run, and note it in the history."""
     from pipelines.presets import resolve as presets
     from pipelines.update.policy import Decision, decide
 
-    bring_in(settings, recording)
+    bring_in(settings, recording, until)
     settings = presets.with_online_events(presets.with_dataset(settings))
     is_partitioned = settings.data.partitions is not None and settings.data.online_events is None
     decision = Decision("full", "--full") if full else decide(settings, all_known=is_partitioned)

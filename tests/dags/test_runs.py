@@ -1,0 +1,115 @@
+"""Airflow really runs a synthetic week: days of the past by the backfill, then day by day."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.engine.history import read_history
+from pipelines.partitions.manifest import PartitionsManifest
+from pipelines.publishing.released import Released
+from tests.conftest import TINY_SHOP
+from tests.dags.conftest import ROOT, Airflow
+from tests.year.world import world_days
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("airflow")]
+SETTINGS = TINY_SHOP.replace('events = "events.csv"', 'partitions = "events"')
+SETTINGS = SETTINGS.replace("items.csv", "items.parquet") + "[tracking]\nenabled = false\n"
+
+
+class Week:
+    """A shop of seven days, of which those in ``events`` have arrived."""
+
+    def __init__(self, folder: Path, airflow: Airflow) -> None:
+        self.folder, self.airflow, self.workspace = folder, airflow, folder / "shop"
+        (folder / "all").mkdir()
+        (folder / "events").mkdir()
+        self.days = []
+        for day, events, items in world_days(days=7, users=120, items=60, events=300):
+            events.write_csv(folder / "all" / f"{day}.csv")
+            items.write_parquet(folder / "items.parquet")
+            self.days.append(f"{day}")
+        (folder / "shop.toml").write_text(SETTINGS)
+        # The command line of this checkout, whichever one the environment was installed from.
+        program = folder / "recsys"
+        program.write_text(
+            f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m pipelines.cli.main "$@"\n'
+        )
+        program.chmod(0o755)
+        airflow.environment = {
+            "RECSYS_COMMAND": str(program),
+            "RECSYS_CONFIG": str(folder / "shop.toml"),
+            "RECSYS_WORKSPACE": str(self.workspace),
+            "RECSYS_DEADLINES": "off",
+            "OMP_NUM_THREADS": "1",
+            "RECSYS_ON_FAILURE": f"{sys.executable} -c {READ_STDIN}",
+        }
+
+    def arrive(self, *days: str) -> None:
+        for day in days:
+            shutil.copy(self.folder / "all" / f"{day}.csv", self.folder / "events")
+
+    def run(self, dag: str, *more: str, exit_code: int | None = 0) -> str:
+        return self.airflow("airflow", "dags", "test", dag, *more, exit_code=exit_code)
+
+    @property
+    def served(self) -> Released:
+        version = (self.workspace / "bundles" / "current").readlink().name
+        found = Released.read(self.workspace / "released" / version.removeprefix("bundle-"))
+        assert found is not None
+        return found
+
+    def outcomes(self) -> list[tuple[str, str]]:
+        return [(one.command, one.outcome) for one in read_history(self.workspace)]
+
+
+READ_STDIN = "\"import sys; open('notices', 'a').write(sys.stdin.read() + chr(10))\""
+
+
+def test_a_week_is_backfilled_then_run_day_by_day_and_a_refusal_is_handed_on(
+    airflow: Airflow, tmp_path: Path
+):
+    week = Week(tmp_path, airflow)
+    week.arrive(*week.days[:6])
+    params = json.dumps({"from": week.days[0], "to": week.days[4]})
+    week.run("recsys_backfill", "2026-02-01", "--conf", params)
+    assert week.outcomes() == [("update", "done")] * 5
+    assert list(week.served.partitions) == week.days[:5]
+    kinds = [one.details["kind"] for one in read_history(week.workspace)]
+    assert kinds == ["full"] + ["incremental"] * 4
+
+    week.run("recsys_daily", week.days[6])
+    assert list(week.served.partitions) == week.days[:6]
+    done = dict(week.outcomes()[5:])
+    assert (done["ingest"], done["update"]) == ("done", "done")
+
+    week.arrive(week.days[6])
+    served = week.served
+    text = (tmp_path / "shop.toml").read_text()
+    refusing = text.replace("min_gain_over_popularity = -1", "min_gain_over_popularity = 1000")
+    (tmp_path / "shop.toml").write_text(refusing)
+    output = week.run("recsys_daily", week.days[6], exit_code=None)
+    assert "a check refused; another try would end the same" in output
+    assert ("update", "refused") in week.outcomes()
+    assert week.served == served
+    notice = json.loads((airflow.home / "notices").read_text().splitlines()[0])
+    assert (notice["dag"], notice["task"]) == ("recsys_daily", "update")
+    assert "exit code 3" in notice["error"]
+    # Nothing that arrived is lost by a refusal.
+    manifest = PartitionsManifest.read(week.workspace)
+    assert manifest is not None
+    assert list(manifest.partitions) == week.days
+
+
+def test_a_week_trained_anew_stage_by_stage_and_an_hour_after_it(airflow: Airflow, tmp_path: Path):
+    week = Week(tmp_path, airflow)
+    week.arrive(*week.days[:6])
+    week.run("recsys_weekly", "2026-02-01")
+    assert week.served.kind == "full"
+    assert set(week.outcomes()) <= {("run", "done"), ("run", "nothing to do")}
+    week.arrive(week.days[6])
+    week.run("recsys_hourly", "2026-02-01")
+    assert week.served.kind != "full"
+    assert list(week.served.partitions) == week.days

@@ -1,0 +1,56 @@
+"""A clock that can be set, for the packages of the platform; a wrong one is a fault of its own.
+
+Every module of the platform that reads ``datetime.now`` reads this clock: a year passes in an
+hour, and a machine whose clock was set back is one call. Files keep the times of the real clock.
+
+    python -m tests.year.clock 2025-03-01T04:00:00+00:00 update -c shop.toml     in a process
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime, timedelta, tzinfo
+
+_REAL = datetime
+PACKAGES = ("pipelines.", "features.", "recsys.", "serving.")
+
+
+class _AnyDatetime(type):
+    def __instancecheck__(cls, one: object) -> bool:
+        return isinstance(one, _REAL)
+
+
+class ClockTime(datetime, metaclass=_AnyDatetime):
+    """A datetime whose ``now`` is shifted."""
+
+    shift = timedelta()
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        return _REAL.now(tz) + cls.shift
+
+
+def set_clock(moment: datetime) -> None:
+    """Let it be this moment; it goes on from there."""
+    ClockTime.shift = moment - _REAL.now(moment.tzinfo)
+    for name, module in list(sys.modules.items()):
+        if name.startswith(PACKAGES) and getattr(module, "datetime", None) is _REAL:
+            module.datetime = ClockTime  # type: ignore[attr-defined]
+
+
+def main(moment: str, arguments: list[str]) -> None:
+    """Run a command at a moment."""
+    import pipelines.engine.history
+    import pipelines.engine.workspace
+    import pipelines.partitions.ingest
+    import pipelines.publishing.promotion
+    import pipelines.publishing.released
+    import pipelines.update.policy  # noqa: F401
+    from pipelines.cli.main import app
+
+    set_clock(_REAL.fromisoformat(moment))
+    app(arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
