@@ -101,6 +101,7 @@ def sync(
 
     [bold]Example[/] recsys sync --workspace runs/shop --seconds 3600
     """
+    from pipelines.engine.history import recorded
     from pipelines.tracking.tracking import outbox_of, sync_outbox
 
     if not workspace.is_dir():
@@ -108,9 +109,12 @@ def sync(
     config = tracking_of(workspace)
     if seconds is not None:
         config = replace(config, sync_seconds=seconds)
-    result = sync_outbox(outbox_of(workspace), config)
-    out.print(result.log_line(), markup=False, soft_wrap=True)
-    raise typer.Exit(75 if result.waiting else 0)
+    with recorded(workspace, "sync") as recording:
+        result = sync_outbox(outbox_of(workspace), config)
+        recording.reasons.append(result.log_line())
+        out.print(result.log_line(), markup=False, soft_wrap=True)
+        if result.waiting:
+            raise typer.Exit(75)
 
 
 def send(outbox: Outbox, config: TrackingConfig) -> None:

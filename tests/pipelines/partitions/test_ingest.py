@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from features.build import build_features
 from features.schema import FeaturesConfig, FilterConfig, SourceConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.errors import WorkspaceBusyError
+from pipelines.partitions import ingest as module
 from pipelines.partitions.ingest import IngestReport, ingest
 from pipelines.partitions.manifest import DAYS, FOLDER, PartitionsManifest
 from pipelines.partitions.source import key_of, keys_between
@@ -262,6 +264,35 @@ def test_partitions_build_the_features_that_one_file_builds(
             for folder in (tmp_path / "by_day", tmp_path / "whole")
         )
         assert np.array_equal(one, other)
+
+
+def test_later_days_are_left_as_they_are(config: RunConfig, tmp_path: Path) -> None:
+    for day in range(3):
+        write_day(tmp_path / "events", day)
+    assert ingest(config, until="2026-01-02").new == ["2026-01-01", "2026-01-02"]
+    assert ingest(config).new == ["2026-01-03"]
+    # Nor are they gone because they were not looked for.
+    assert ingest(config, until="2026-01-01").gone == []
+    assert not manifest_of(config).partitions["2026-01-03"].gone
+
+
+def test_a_day_to_come_waits_until_the_clock_is_right(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_day(tmp_path / "events", 5)
+
+    class SetBack(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime(2025, 1, 1, tzinfo=tz)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "datetime", SetBack)
+        report = ingest(config)
+    assert "by this machine's clock (2025-01-01" in report.set_aside["2026-01-06"]
+    assert manifest_of(config).partitions == {}
+    # The files are as they were.
+    assert ingest(config).new == ["2026-01-06"]
 
 
 def test_leftovers_of_a_killed_call_are_swept(config: RunConfig, tmp_path: Path) -> None:
