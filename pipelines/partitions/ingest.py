@@ -199,7 +199,8 @@ def _read_changed(
         if dry:
             (report.corrected if before else report.new).append(key)
             continue
-        manifest = _read_one(reading, manifest, key, files, report)
+        read = _leave if begin_of(key) > reading.now + timedelta(days=1) else _read_one
+        manifest = read(reading, manifest, key, files, report)
         manifest.write(reading.workspace)
         say(f"{key}: {_outcome(manifest, key, report)}")
     for key, partition in manifest.partitions.items():
@@ -220,6 +221,21 @@ def _outcome(manifest: PartitionsManifest, key: str, report: IngestReport) -> st
     one = manifest.partitions[key]
     bad = sum(one.quarantined.values())
     return f"{one.rows:,} events" + (f", {bad:,} rows quarantined" if bad else "")
+
+
+def _leave(
+    reading: _Reading,
+    manifest: PartitionsManifest,
+    key: str,
+    _files: tuple[SourceFile, ...],
+    report: IngestReport,
+) -> PartitionsManifest:
+    """Set a partition of a day to come aside until the clock, which may be wrong, says that day."""
+    since = reading.now.isoformat(timespec="seconds")
+    report.set_aside[key] = f"it is of a day to come, by this machine's clock ({since})"
+    return manifest.with_set_aside(
+        key, SetAside(files=(), reason=report.set_aside[key], since=since)
+    )
 
 
 def _read_one(
@@ -246,9 +262,6 @@ def _read_one(
             key, SetAside(files=seen, reason=reason, since=since, schema_changed=schema_changed)
         )
 
-    if begin_of(key) > reading.now + timedelta(days=1):
-        # The clock may be wrong: read when it says another day, though the files stay as they are.
-        return aside(f"it is of a day to come, by this machine's clock ({since})", retried=True)
     try:
         raw = [
             partial / "raw" / f"{place:03d}-{file.path.rpartition('/')[2]}"
