@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import features.point_in_time
@@ -15,8 +16,17 @@ import serving.recommend
 from pipelines.cli.main import app
 from pipelines.engine.history import read_history
 from pipelines.inputs.opened_store import export_store
-from pipelines.parity.log import OF_EXPORT, OF_STORE, log_of_export
+from pipelines.parity.log import OF_EXPORT, OF_STORE, log_of_export, log_of_store
+from pipelines.parity.run import check_parity
+from serving.bundle.delta import NewItem, write_delta
+from serving.bundle.manifest import publish
 from serving.bundle.users import Users
+from serving.online.events import Event
+from serving.online.records import record_of
+from serving.online.sqlite_store import SqliteStore
+from serving.recommend import Recommender
+from serving.schemas import Request
+from serving.settings import ServingOptions
 from tests.pipelines.parity.conftest import SIZE, serve
 from tests.serving.online.redis_server import RedisServer, needs_redis
 from tests.serving.synthetic_bundle import write_synthetic_bundle
@@ -321,3 +331,49 @@ def test_bad_input_says_what_to_do(served, tmp_path):
     assert "name one" in output("--store", served.store, "--log", str(tmp_path))
     assert "holds no records" in output("-b", str(tmp_path), "--log", str(tmp_path))
     assert "a duration is" in output("-b", str(tmp_path), "--store", served.store, "--since", "x")
+
+
+def test_lists_of_a_release_and_of_its_deltas_come_each_from_its_own(tmp_path):
+    """Events arrived and items were appended while a server went on."""
+    bundles = tmp_path / "bundles"
+    write_synthetic_bundle(bundles, "v1", SIZE)
+    publish(bundles, "v1")
+    store = SqliteStore(tmp_path / "online")
+    clock = 1_790_000_000_000
+    for number in range(3):
+        recommender = Recommender.load(bundles / "current", ServingOptions(log_features_share=1))
+        recommender.connect(lambda: store, keeps_lists=True)
+        for place in range(30):
+            clock += 10_000
+            user = f"user-{1 + place % 45}"
+            made = recommender.make(Request(user_id=user, k=10 + place), now_ms=clock)
+            store.add_requests([record_of(recommender.record(made))])
+            item = "fresh" if number and place % 3 == 0 else f"item-{1 + place}"
+            event = Event(
+                event_id=f"{number}-{place}",
+                user_id=user,
+                item_id=item,
+                event_type="click",
+                time_ms=clock + 5,
+                received_ms=clock + 5,
+            )
+            store.add_events([event])
+        if number == 0:
+            content = recommender.bundle.items.content[[2]].numpy()
+            near = recommender.bundle.retriever.index.vectors(torch.tensor([2])).numpy()
+            fresh = [NewItem(item_id="fresh", display_text="Fresh", categories=["even"])]
+            write_delta(bundles, "v1", fresh, content=content, item_vectors=near)
+            publish(bundles, "v1+1")
+        else:
+            publish(bundles, "v1")
+    log = log_of_store(store, 1_000)
+    versions = [document["bundle"] for document in log.documents]
+    assert versions == ["v1"] * 30 + ["v1+1"] * 30 + ["v1"] * 30
+    report = check_parity(log, bundles)
+    assert (report.equal, report.skipped, report.differences) == (90, {}, [])
+    # As of a bundle that does not know the fresh item its clicks are no history.
+    wrong = [{**document, "digest": log.documents[0]["digest"]} for document in log.documents]
+    renamed = [{**document, "bundle": "v1"} for document in wrong]
+    assert check_parity(replace(log, documents=renamed), bundles).equal < 90
+    shutil.rmtree(bundles / "bundle-v1+1")
+    assert check_parity(log, bundles).skipped == {"bundle_gone": 30}
