@@ -27,7 +27,9 @@ from pipelines.inputs.tensors import released_order
 from pipelines.partitions.manifest import PartitionsManifest
 from recsys.data.dataset import Sequences
 from recsys.data.durable import new_directory, write_durably
+from serving.bundle.manifest import BundleManifest, bundle_directory, read_manifest
 
+Metrics = Mapping[str, Mapping[str, float]]
 RELEASED = "released"
 UPDATE = "update"
 """Below a workspace, where increments run."""
@@ -57,14 +59,15 @@ class Released:
     """When it was kept (UTC)."""
     full_time: str
     """When the full run ended that it goes back to."""
+    full_version: str
+    """Bundle of that full run."""
     until: int | None
     """Unix seconds of the latest event that trained models know; None without times."""
     held_out_since: int | None = None
     """Unix seconds from which held-out users' events were left out; None of a full run."""
     partitions: Mapping[str, str] = field(default_factory=dict)
-    """Digest of each partition that counted, by key."""
-    trained_partitions: Mapping[str, str] = field(default_factory=dict)
-    """The same of those that trained models know; fewer where counts alone were updated since."""
+    """Digest of each partition that trained models know, by key; those that counts alone were
+    updated by since are not among them."""
 
     @classmethod
     def read(cls, folder: Path) -> Released | None:
@@ -103,24 +106,23 @@ def keep_released(
     sequences = Sequences.load(features / "sequences" / released_order(features))
     now = datetime.now(UTC).isoformat(timespec="seconds")
     times, manifest = sequences.times, PartitionsManifest.read(shop_workspace(workspace.path))
-    counted: Mapping[str, str] = {} if manifest is None else manifest.digests()
+    known: Mapping[str, str] = {} if manifest is None else manifest.digests()
     held_out, since = np.zeros(0, np.int64), None
     until = None if times is None or not len(times) else int(np.asarray(times).max())
-    known = counted
     if before is not None and trained:
         held_out, since = held_out_of(sequences)
     elif before is not None:
         held_out = np.load(workspace.stage(RELEASED) / HELD_OUT, allow_pickle=False)
-        since, until, known = before.held_out_since, before.until, before.trained_partitions
+        since, until, known = before.held_out_since, before.until, before.partitions
     document = Released(
         version=version,
         kind="incremental" if before else "full",
         time=now,
         full_time=before.full_time if before else now,
+        full_version=before.full_version if before else version,
         until=until,
         held_out_since=since,
-        partitions=counted,
-        trained_partitions=known,
+        partitions=known,
     )
     with new_directory(final) as partial:
         for stage in STAGES:
@@ -129,6 +131,18 @@ def keep_released(
         link_rows(features, partial / FEATURES)
         np.save(partial / HELD_OUT, held_out)
         write_durably(partial / DOCUMENT, to_json(asdict(document)))
+
+
+def measured_metrics(workspace: Path, bundles: Path, champion: BundleManifest) -> Metrics:
+    """Return the metrics of a champion's full run.
+
+    An increment's own are of one day's held-out users: few, and other queries than a full run has.
+    """
+    kept = Released.read(released_folder(workspace, champion.version))
+    if kept is None or kept.full_version == champion.version:
+        return champion.metrics
+    directory = bundle_directory(bundles, kept.full_version)
+    return read_manifest(directory)[0].metrics if directory.is_dir() else {}
 
 
 def held_out_of(sequences: Sequences) -> tuple[NDArray[np.int64], int | None]:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import digest_of_json
+from pipelines.engine.artifacts import Manifest, digest_of_json
 from pipelines.engine.workspace import bundles_dir
-from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.publishing.promotion import served_version
-from pipelines.publishing.released import Released, released_folder, settings_of
+from pipelines.publishing.released import RELEASED, Released, released_folder, settings_of
+from pipelines.stages.build_features import raw_files
 from pipelines.stages.list import STAGES
+from recsys.data.durable import digest_of_file
 
 Kind = Literal["incremental", "full", "nothing"]
 MONITOR = "monitoring/monitor.json"
@@ -34,21 +35,18 @@ class Decision:
     """What an increment continues."""
 
 
-def decide(config: RunConfig, *, all_known: bool) -> Decision:
+def decide(config: RunConfig) -> Decision:
     """Decide by the settings, by what is served, and by what has arrived.
 
     Args:
-        config: The run's.
-        all_known: Whether the partitions are all there is, so that they say what is new.
+        config: The run's, with its files.
     """
     version = served_version(bundles_dir(config))
     if config.updates.policy == "never" and version is not None:
         return Decision("nothing", 'updates.policy = "never"')
     folder = None if version is None else released_folder(config.workspace, version)
     base = None if folder is None else Released.read(folder)
-    manifest = PartitionsManifest.read(config.workspace)
-    counted = None if manifest is None or not all_known else manifest.digests()
-    if base is not None and dict(base.partitions) == counted:
+    if base is not None and folder is not None and read_before(folder) == raw_digests(config):
         return Decision("nothing", f"no new events since {version}")
     reason, due = must_be_full(config, version, folder, base), None
     if reason is None and base is not None:
@@ -58,6 +56,18 @@ def decide(config: RunConfig, *, all_known: bool) -> Decision:
     if reason is not None or (due is not None and not config.updates.counts_only):
         return Decision("full", reason or due or "")
     return Decision("incremental", f"new events since {version}", folder)
+
+
+def raw_digests(config: RunConfig) -> list[str]:
+    """Digest every raw file; their names and order say nothing."""
+    return sorted(digest_of_file(path) for path in raw_files(config).values())
+
+
+def read_before(folder: Path) -> list[str]:
+    """List the digests of the raw files that a released bundle was made from."""
+    manifest = Manifest.read(folder / "build_features")
+    inputs = {} if manifest is None else manifest.inputs
+    return sorted(digest for name, digest in inputs.items() if name != RELEASED)
 
 
 def must_be_full(

@@ -70,7 +70,7 @@ def new_since(base: Released, workspace: Path) -> int:
     if manifest is None:
         return base.until + 1
     digests = manifest.digests()
-    changed = [key for key in digests if base.trained_partitions.get(key) != digests[key]]
+    changed = [key for key in digests if base.partitions.get(key) != digests[key]]
     begins = [int(begin_of(key).timestamp()) for key in changed]
     return min([*begins, base.until + 1])
 

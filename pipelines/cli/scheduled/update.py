@@ -85,8 +85,7 @@ def update_recorded(
 
     bring_in(settings, recording, until)
     settings = presets.with_online_events(presets.with_dataset(settings))
-    is_partitioned = settings.data.partitions is not None and settings.data.online_events is None
-    decision = Decision("full", "--full") if full else decide(settings, all_known=is_partitioned)
+    decision = Decision("full", "--full") if full else decide(settings)
     recording.reasons.append(f"{decision.kind}: {decision.reason}")
     recording.details["kind"] = decision.kind
     out.print(f"{decision.kind}: {decision.reason}", markup=False, soft_wrap=True)

@@ -261,15 +261,19 @@ def test_changed_settings_call_for_a_full_run(shop: Shop) -> None:
 def test_policies_ages_and_alarms_decide(shop: Shop) -> None:
     from dataclasses import replace
 
-    from pipelines.presets.resolve import resolve
+    from pipelines.partitions.ingest import ingest
+    from pipelines.presets.resolve import resolve, with_dataset
     from pipelines.update.policy import decide, why_full
 
+    shop.day(7)
     config = resolve(shop.folder / "shop.toml", workspace=shop.workspace)
+    ingest(config)
+    config = with_dataset(config)
     base = shop.released
     full = replace(config, updates=replace(config.updates, policy="full"))
-    assert decide(full, all_known=False).reason == 'updates.policy = "full"'
+    assert decide(full).reason == 'updates.policy = "full"'
     never = replace(config, updates=replace(config.updates, policy="never"))
-    assert decide(never, all_known=True).kind == "nothing"
+    assert decide(never).kind == "nothing"
     assert why_full(config, base) is None
     old = replace(base, full_time=(datetime.now(UTC) - timedelta(days=8)).isoformat())
     assert why_full(config, old) == "the last full run is 8 days old, updates.full_every_days = 7"
