@@ -2,8 +2,8 @@
 
 Exit codes: 0 success; 1 an internal error, with its traceback; 2 invalid command, configuration or
 data; 3 a check refused (release: the champion stays; parity: differences); 5 an alarm was raised;
-70 training diverged; 74 disk error; 75 the workspace, a stage of it or the folder of bundles is in
-use; 130 interrupted. The table of them for operators is in docs/scheduled.md.
+70 training diverged; 71 out of memory; 74 disk error; 75 the workspace, a stage of it or the folder
+of bundles is in use; 130 interrupted. The table of them for operators is in docs/scheduled.md.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ EXIT_CODES: dict[type[BaseException], int] = {
     RefusedError: 3,
     AlarmError: 5,
     UnstableTrainingError: 70,
+    MemoryError: 71,
     ValueError: 2,
     OSError: 74,
     KeyboardInterrupt: 130,

@@ -31,6 +31,10 @@ class Recorder(Protocol):
         """Track what happens inside, and what the stage then made; an error fails the run."""
 
 
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
+"""What torch says, on the CPU and on a GPU."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageOutcome:
     """What became of one stage in one run."""
@@ -115,13 +119,16 @@ def peak_memory_bytes() -> int:
 
 
 @contextmanager
-def naming_disk_errors(stage: Stage) -> Iterator[None]:
-    """Raise what the disk refused as OSError, whichever library it was refused to.
+def naming_system_errors(stage: Stage) -> Iterator[None]:
+    """Raise what disk or memory refused as OSError or MemoryError, whichever library it was.
 
-    Polars and safetensors have error types of their own, with the system's words inside.
+    Polars and safetensors have error types of their own, with the system's words inside; torch
+    reports a lack of memory as a RuntimeError.
     """
     try:
         yield
+    except MemoryError as error:
+        raise out_of_memory(stage, error) from error
     except OSError as error:
         if error.filename is None:
             raise OSError(f"in stage {stage.name}: {error}") from error
@@ -129,7 +136,19 @@ def naming_disk_errors(stage: Stage) -> Iterator[None]:
     except Exception as error:
         if "os error" in str(error).lower() or "no space left" in str(error).lower():
             raise OSError(f"in stage {stage.name}: {error}") from error
+        if any(words in str(error).lower() for words in OUT_OF_MEMORY):
+            raise out_of_memory(stage, error) from error
         raise
+
+
+def out_of_memory(stage: Stage, error: Exception) -> MemoryError:
+    """Say which stage had too little memory and what to do."""
+    found = str(error).splitlines()[0] if str(error) else "an array did not fit"
+    return MemoryError(
+        f"out of memory in stage {stage.name}: {found}. The stages before it are done; give the "
+        "process more memory or the stage smaller batches, and run again. recsys run --dry-run "
+        "says what each stage takes"
+    )
 
 
 def run_stage(
@@ -188,7 +207,7 @@ def make(
     recording = nullcontext(RunLog()) if recorder is None else recorder.recording(planned, final)
     with recording as run:
         partial = begin(final)
-        with naming_disk_errors(stage):
+        with naming_system_errors(stage):
             rows = stage.function(replace(context, output=partial, run=run))
         seconds, memory = time.perf_counter() - started, peak_memory_bytes() if measured else 0
         manifest = commit(

@@ -23,6 +23,7 @@ ERRORS = {
     "refused": (RefusedError("worse"), 3),
     "alarm": (AlarmError("drift"), 5),
     "unstable": (UnstableTrainingError("not finite"), 70),
+    "memory": (MemoryError("out of memory"), 71),
     "disk": (OSError(28, "No space left on device"), 74),
     "busy": (WorkspaceBusyError("in use"), 75),
     "interrupted": (KeyboardInterrupt(), 130),

@@ -2,16 +2,19 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pipelines.engine.console import exit_code_of
 from pipelines.engine.errors import WorkspaceBusyError
@@ -134,6 +137,41 @@ def begun(start: Start, workspace: Path, stage: str) -> Child:
 
 def let_go(workspace: Path, stage: str) -> None:
     (workspace / f"go-{stage}").touch()
+
+
+def of_too_much_memory(context: StageContext) -> StageRows:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)
+    config: Any = context.config
+    if config.value["by"]:
+        torch.zeros(1 << 40)
+    else:
+        bytearray(1 << 40)
+    return StageRows(rows_in=0, rows_out=0)
+
+
+@pytest.mark.parametrize("by_torch", [0, 1])
+def test_a_child_out_of_memory_is_reported_and_the_parent_lives(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, by_torch: int
+) -> None:
+    """FAULTS 17."""
+    hungry = replace(STAGES[1], name="hungry", function=of_too_much_memory)
+    monkeypatch.setitem(globals(), "STAGES", [*STAGES[:1], hungry, *STAGES[1:]])
+    monkeypatch.setitem(globals(), "TinyConfig", partial(TinyConfig, value={"by": by_torch}))
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(run(workspace, ()))
+        finally:
+            os._exit(99)
+    code, message = ended(Child(child, workspace))
+    assert code == 71
+    assert message.startswith("out of memory in stage hungry: ")
+    assert "run again" in message
+    assert (workspace / "source/manifest.json").exists(), "what was done stays done"
+    assert [line.exit_code for line in read_history(workspace)] == [71]
+    assert run(workspace, ("source", "left")) == 0
+    assert not (workspace / ".partial-hungry").exists() or not (workspace / "hungry").exists()
 
 
 def test_two_whole_runs_exclude_each_other(workspace: Path, start: Start) -> None:

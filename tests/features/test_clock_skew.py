@@ -1,0 +1,82 @@
+"""Clocks that go wrong leak nothing (FAULTS 14)."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from features.build import (
+    FeaturesConfig,
+    FeaturesReport,
+    FilterConfig,
+    SourceConfig,
+    SplitConfig,
+    build_features,
+)
+
+NOW = datetime(2024, 6, 1, tzinfo=UTC)
+DAY = 86_400
+START = int(datetime(2024, 5, 1, tzinfo=UTC).timestamp())
+# Right, hours late or early, a day early (a wrong time zone), years late (1970), far ahead.
+SKEWS = st.sampled_from([0, 0, 0, -3_600, 7_200, -DAY, -START, 400 * DAY])
+EVENT = st.tuples(
+    st.sampled_from(["u1", "u2", "u3", "u4"]),
+    st.sampled_from(["i1", "i2", "i3", "i4", "i5"]),
+    st.integers(START, START + 20 * DAY),
+    SKEWS,
+)
+KINDS = st.sampled_from([SplitConfig(), SplitConfig(kind="global_time")])
+
+
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(rows=st.lists(EVENT, min_size=8, max_size=80), splits=KINDS)
+def test_no_user_is_trained_on_what_came_after_a_held_out_event(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[str, str, int, int]],
+    splits: SplitConfig,
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("skew")
+    stamped = [(user, item, time + skew) for user, item, time, skew in rows]
+    try:
+        report = build(tmp_path, stamped, splits)
+    except ValueError:
+        # Too few events are left, or all on one day: nothing is built.
+        return
+    future = sum(time > NOW.timestamp() for _, _, time in stamped)
+    ancient = sum(time < DAY * 365 for _, _, time in stamped)
+    assert sum(report.quarantined.values()) == future + ancient
+    folder = tmp_path / "out/sequences/given"
+    times, offsets, train, validation = (
+        np.load(folder / f"{name}.npy")
+        for name in ("times", "offsets", "train_end", "validation_end")
+    )
+    assert times.max() <= NOW.timestamp()
+    for user in range(len(offsets) - 1):
+        begin, end = offsets[user], offsets[user + 1]
+        assert begin <= train[user] <= validation[user] <= end
+        assert (np.diff(times[begin:end]) >= 0).all()
+        for cut in (train[user], validation[user]):
+            if begin < cut < end:
+                assert times[begin:cut].max() <= times[cut:end].min()
+    if splits.kind == "global_time":
+        first_test = datetime.fromisoformat(str(report.test_from)).timestamp()
+        trained = [times[b:e] for b, e in zip(offsets[:-1], validation, strict=True)]
+        assert all((own < first_test).all() for own in trained), "for all users at once"
+
+
+def build(tmp_path: Path, rows: list[tuple[str, str, int]], splits: SplitConfig) -> FeaturesReport:
+    frame = pl.DataFrame(rows, ["user_id", "item_id", "event_time"], orient="row")
+    frame.write_parquet(tmp_path / "events.parquet")
+    config = FeaturesConfig(
+        events=SourceConfig(paths=(tmp_path / "events.parquet",)),
+        filters=FilterConfig(max_bad_share=1.0),
+        splits=splits,
+        now=NOW,
+    )
+    return build_features(config, tmp_path / "out")
