@@ -184,7 +184,7 @@ def words_of(
     found += [f"{one['title']}: {one['words']}." for one in raised]
     if learning:
         found.append(
-            f"Too little past for {len(learning)} signals: each needs "
+            f"Too little past for {counted(len(learning), 'signal')}: each needs "
             f"{min_past} days that were compared with the days before them."
         )
     if raised:

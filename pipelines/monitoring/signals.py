@@ -30,6 +30,8 @@ DISTANCE_NOISE = 0.1
 CATALOGUE_NOISE = 0.02
 """Of what changes with the bundle alone, relative."""
 HEAD_ITEMS = 200
+KNOWN_BY_RUN = ("category", "item.", "user.")
+"""Tables, or how their names begin, of what a run's catalogue and users say."""
 MAX_COLUMNS = 12
 MIN_LISTS = 30
 MIN_USERS = 20
@@ -231,10 +233,18 @@ class Window(NamedTuple):
     """Events of the window."""
 
     def counts(self, table: str) -> tuple[Numbers, Numbers]:
-        """Give the counts of the day and of the window; no rows where nothing is known."""
+        """Give the counts of the day and of the window; no rows where nothing is known.
+
+        What the newest run does not know of items and users is left out: new ones are unknown
+        until the next run, which is no drift of what they are.
+        """
         if table not in self.tables or self.tables[table][0].to_list() == [UNKNOWN]:
             return np.zeros(0), np.zeros(0)
-        return self.tables[table][1:]
+        keys, today, before = self.tables[table]
+        if not table.startswith(KNOWN_BY_RUN):
+            return today, before
+        known = (keys != UNKNOWN).to_numpy()
+        return today[known], before[known]
 
 
 def window_of(day: Sketch, reference: Sequence[Sketch]) -> Window:

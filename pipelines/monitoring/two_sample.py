@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from pipelines.monitoring.sketch import UNKNOWN
 from recsys.evaluation.drift import two_sample_auc
 
 MAX_LEVELS = 12
@@ -42,6 +43,19 @@ def two_sample(day: pl.DataFrame, window: pl.DataFrame, max_examples: int) -> Te
     return Tested(area, log(area / (1 - area)), 1 / sqrt(users))
 
 
+def levels_of(column: pl.Series, window: pl.Series) -> list[np.ndarray]:
+    """Give 0 or 1 for each frequent value; of what is unknown, as of new users, the usual share."""
+    known = window.filter(window != UNKNOWN)
+    if known.is_empty():
+        return []
+    counts = known.value_counts(sort=True, name="count").head(MAX_LEVELS)
+    unknown = (column == UNKNOWN).fill_null(value=True).to_numpy()
+    return [
+        np.where(unknown, count / len(known), (column == level).fill_null(value=False).to_numpy())
+        for level, count in counts.iter_rows()
+    ]
+
+
 def numbers_of(rows: pl.DataFrame, window: pl.DataFrame) -> np.ndarray:
     """Encode events as numbers, [E, F]: hour of the day, value, and 0 or 1 for each category."""
     seconds = rows["event_time"].dt.epoch("s").fill_null(0).to_numpy() % 86_400
@@ -57,9 +71,5 @@ def numbers_of(rows: pl.DataFrame, window: pl.DataFrame) -> np.ndarray:
     for name, kind in rows.schema.items():
         if kind != pl.String() or name in skipped or name not in window.columns:
             continue
-        frequent = window[name].value_counts(sort=True)[name].head(MAX_LEVELS).to_list()
-        columns += [
-            (rows[name] == level).fill_null(value=False).to_numpy().astype(float)
-            for level in frequent
-        ]
+        columns += levels_of(rows[name], window[name])
     return np.stack(columns, axis=1)

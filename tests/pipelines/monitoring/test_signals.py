@@ -93,6 +93,19 @@ def test_a_day_equal_to_its_window_lies_at_no_distance_and_another_afar() -> Non
     assert far["two_sample"].value > 0.9 > same["two_sample"].value + 0.3
 
 
+def test_users_whom_no_run_knows_yet_are_no_drift_of_features() -> None:
+    users = pl.DataFrame({"user_id": [f"u{n}" for n in range(100)], "country": ["DE", "FR"] * 50})
+    tables, _ = tables_of(None, users)
+    rows = [(f"u{n}", "x", "view", None) for n in range(100)]
+    usual = sketch_of(events_of(rows), tables, 200)
+    joined = [(f"new{n}", "x", "view", None) for n in range(100)]
+    day = sketch_of(events_of(rows + joined), tables, 200)
+    found = measure(day, [usual] * 20, None, None, MonitoringConfig())
+    assert found["new_users"].value == pytest.approx(0.5)
+    assert found["user.country"].value == pytest.approx(0, abs=1e-3)
+    assert found["two_sample"].value == pytest.approx(0.5, abs=0.05)
+
+
 def test_bands_return_to_the_values_that_were_scored() -> None:
     world = World(SMALL)
     watched = Watched()
