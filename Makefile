@@ -9,7 +9,7 @@ TEST_WORKERS ?= logical
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install install-airflow install-typescript demo test test-numerics test-api soak check format serve bench lock clean
+.PHONY: help install install-airflow install-typescript demo test test-numerics test-api year soak check format serve bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the verbs
@@ -60,6 +60,9 @@ soak: install  ## 200 kills of the event writer and of runs, an hour of load (SO
 	@RECSYS_KILLS=200 $(BIN)/python -m pytest -q tests/serving/online/test_kills.py
 	@RECSYS_PIPELINE_KILLS=200 $(BIN)/python -m pytest -q -s tests/soak/test_pipeline_kills.py
 	@RECSYS_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -q tests/soak/test_server_soak.py
+
+year: install  ## a synthetic year of days, weeks and faults, about an hour; a month of it is a test
+	@OMP_NUM_THREADS=2 $(BIN)/python -m tests.benchmarks.scheduled.benchmark_year
 
 check: install  ## format, lint, types, import rules, length limits
 	@$(BIN)/ruff format --check .

@@ -10,9 +10,26 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime, timedelta, tzinfo
+from importlib import import_module
+
+from pipelines.cli.main import app
 
 _REAL = datetime
 PACKAGES = ("pipelines.", "features.", "recsys.", "serving.")
+READERS = (
+    "engine.history",
+    "engine.workspace",
+    "monitoring.document",
+    "monitoring.run",
+    "operations.collect",
+    "operations.status",
+    "partitions.ingest",
+    "publishing.promotion",
+    "publishing.released",
+    "stages.evaluate",
+    "update.policy",
+)
+"""Modules of ``pipelines`` that read the clock and are not loaded before a command needs them."""
 
 
 class _AnyDatetime(type):
@@ -32,6 +49,8 @@ class ClockTime(datetime, metaclass=_AnyDatetime):
 
 def set_clock(moment: datetime) -> None:
     """Let it be this moment; it goes on from there."""
+    for name in READERS:
+        import_module(f"pipelines.{name}")
     ClockTime.shift = moment - _REAL.now(moment.tzinfo)
     for name, module in list(sys.modules.items()):
         if name.startswith(PACKAGES) and getattr(module, "datetime", None) is _REAL:
@@ -40,14 +59,6 @@ def set_clock(moment: datetime) -> None:
 
 def main(moment: str, arguments: list[str]) -> None:
     """Run a command at a moment."""
-    import pipelines.engine.history
-    import pipelines.engine.workspace
-    import pipelines.partitions.ingest
-    import pipelines.publishing.promotion
-    import pipelines.publishing.released
-    import pipelines.update.policy  # noqa: F401
-    from pipelines.cli.main import app
-
     set_clock(_REAL.fromisoformat(moment))
     app(arguments)
 

@@ -54,6 +54,7 @@ learning_rate = 0.01
 ks = [10]
 [release]
 min_gain_over_popularity = -1
+max_drop_from_champion = 1.0
 [updates]
 full_every_days = 9
 min_held_out = 60
@@ -85,7 +86,8 @@ class YearShop:
     today: date = FIRST_DAY
     truth: dict[date, pl.DataFrame] = field(default_factory=dict)
     """Latest version of the events of each day, without rows that cannot be used."""
-    tracking_uri: str | None = None
+    tracked: bool = False
+    """Whether runs are recorded in MLflow: seconds a day, so on some days only."""
 
     def __post_init__(self) -> None:
         (self.folder / "events").mkdir(parents=True, exist_ok=True)
@@ -132,16 +134,17 @@ class YearShop:
 
     def arguments(self, *command: str) -> list[str]:
         """Write a command's arguments out."""
+        if command[0] in ("gc", "sync", "status"):
+            return [*command, "-w", str(self.workspace)]
         own = ["-c", str(self.folder / "shop.toml"), "-w", str(self.workspace)]
-        uri = [] if self.tracking_uri is None else ["--set", f'tracking.uri="{self.tracking_uri}"']
-        return [*command, *own, *uri]
+        tracking = ["--set", f"tracking.enabled={str(self.tracked).lower()}"]
+        return [*command, *own, *tracking]
 
     def recsys(self, *command: str, at: datetime | None = None) -> Ended:
         """Run a command in this process."""
         begin = time.perf_counter()
         set_clock(at or self.moment)
         result = self._runner.invoke(app, self.arguments(*command))
-        set_clock(at or self.moment)
         return Ended(result.exit_code, result.output, time.perf_counter() - begin)
 
     def process(
@@ -152,7 +155,7 @@ class YearShop:
         Args:
             command: Name and options.
             file_bytes: No file can grow beyond it, as on a full disk.
-            kill_after: Seconds until it is killed.
+            kill_after: Seconds of the command's own work until it is killed.
         """
 
         def limit() -> None:
@@ -161,23 +164,30 @@ class YearShop:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
 
         begin = time.perf_counter()
-        # -c: the name of a module would be imported twice.
-        script = "import sys; from tests.year.clock import main; main(sys.argv[1], sys.argv[2:])"
-        child = subprocess.Popen(
-            [sys.executable, "-c", script, self.moment.isoformat(), *self.arguments(*command)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=limit,
-        )
-        try:
-            output, _ = child.communicate(timeout=kill_after)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            output, _ = child.communicate()
-        return Ended(child.returncode, output, time.perf_counter() - begin)
+        output = self.folder / "process.log"
+        program = [sys.executable, "-m", "tests.year.clock"]
+        with output.open("w") as log:
+            child = subprocess.Popen(
+                [*program, self.moment.isoformat(), *self.arguments(*command)],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=limit,
+            )
+            if kill_after is not None:
+                self._wait_until_it_works(child)
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(kill_after)
+                child.kill()
+            child.wait()
+        return Ended(child.returncode, output.read_text(), time.perf_counter() - begin)
+
+    def _wait_until_it_works(self, child: subprocess.Popen[bytes]) -> None:
+        """Wait until a process has noted that its command runs."""
+        running = self.workspace / "running"
+        while child.poll() is None and not list(running.glob(f"*-{child.pid}-*")):
+            time.sleep(0.02)
 
     @property
     def served(self) -> Released | None:
@@ -188,16 +198,15 @@ class YearShop:
         return None
 
     def ndcg(self) -> float | None:
-        """N@10 of what was released last, on the events held out of it."""
-        for folder in ("update", "."):
-            path = self.workspace / folder / "evaluate" / "metrics.json"
-            if path.exists():
-                for tables in json.loads(path.read_text()).values():
-                    for table in (tables.get("test"), tables.get("validation")):
-                        for metrics in (table or {}).values():
-                            if isinstance(metrics, dict) and "ndcg@10" in metrics:
-                                return float(metrics["ndcg@10"])
-        return None
+        """N@10 of the latest update, on the events held out of it."""
+        paths = [self.workspace / folder / "evaluate/metrics.json" for folder in ("update", "")]
+        found = [path for path in paths if path.exists()]
+        if not found:
+            return None
+        latest = max(found, key=lambda path: path.stat().st_mtime)
+        models = json.loads(latest.read_text())["given"]["test"]
+        value = models.get("blend", {}).get("ndcg@10")
+        return None if value is None else float(value)
 
     def rows_that_count(self) -> pl.DataFrame:
         """All events of the workspace, as a full run reads them."""

@@ -1,0 +1,36 @@
+"""A month of the synthetic year: served and fresh at its end, every fault found, nothing lost."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from serving.recommend import Recommender
+from serving.schemas import Request
+from tests.year.shop import YearShop
+from tests.year.year import FAULTS, features_rows, lost_and_doubled, run_year, summary
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_month_of_faults_ends_served_fresh_and_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("RECSYS_DATA_CACHE", str(tmp_path / "cache"))
+    shop = YearShop(tmp_path, days=28)
+    year = run_year(shop)
+    words = summary(year)
+    assert year.unexpected == [], words
+    injected = Counter(one.kind for one in year.faults)
+    assert set(injected) == set(FAULTS), words
+    assert [one for one in year.faults if not one.found] == [], words
+    assert lost_and_doubled(year) == (0, 0), words
+    assert features_rows(year) == sum(frame.height for frame in shop.truth.values())
+
+    served = shop.served
+    assert served is not None
+    assert sorted(served.partitions) == [day.isoformat() for day in shop.truth]
+    recommender = Recommender.load(shop.workspace / "bundles" / "current")
+    user = shop.truth[shop.today.replace(day=28)]["user_id"][-1]
+    assert len(recommender.make(Request(user_id=user, k=5)).reply.items) == 5
