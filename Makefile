@@ -30,7 +30,7 @@ $(INSTALLED): requirements/cpu.txt requirements/dev.txt pyproject.toml
 	@$(BIN)/recsys data fetch movielens-100k
 	@touch $(INSTALLED)
 
-install-airflow:  ## Airflow in .venv-airflow, for the test that runs the DAG
+install-airflow:  ## Airflow in .venv-airflow, for the tests that run the DAGs
 	@$(PYTHON) -m venv .venv-airflow
 	@.venv-airflow/bin/python -m pip install -q --disable-pip-version-check --no-deps \
 		-r requirements/airflow.txt

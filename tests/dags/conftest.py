@@ -47,7 +47,7 @@ def airflow(
 ) -> Airflow:
     """Give an Airflow whose database is migrated and which has the pool for the GPU."""
     if not (AIRFLOW / "airflow").exists():
-        if "CI" in os.environ:
+        if "RECSYS_AIRFLOW_VENV" in os.environ:
             pytest.fail(f"no Airflow in {AIRFLOW}: make install-airflow")
         pytest.skip("needs Airflow: make install-airflow")
 
