@@ -52,6 +52,7 @@ device = "cpu"
 learning_rate = 0.01
 [evaluation]
 ks = [10]
+num_resamples = 0
 [release]
 min_gain_over_popularity = -1
 max_drop_from_champion = 1.0

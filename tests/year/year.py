@@ -247,10 +247,8 @@ def corrected_and_copied(year: Year, events: pl.DataFrame) -> None:
 def weekly(year: Year) -> None:
     """Run every stage, send to MLflow what waits, remove what nobody needs."""
     shop = year.shop
-    shop.tracked = True
     year.ended("run", shop.recsys("run", "-q"), 0, 3)
     year.ended("sync", shop.recsys("sync"), 0)
-    shop.tracked = False
     year.ended("gc", shop.recsys("gc", "--keep-days", "3"), 0)
 
 
