@@ -111,5 +111,8 @@ def test_a_week_trained_anew_stage_by_stage_and_an_hour_after_it(airflow: Airflo
     assert set(week.outcomes()) <= {("run", "done"), ("run", "nothing to do")}
     week.arrive(week.days[6])
     week.run("recsys_hourly", "2026-02-01")
-    assert week.served.kind != "full"
-    assert list(week.served.partitions) == week.days
+    assert week.served.kind == "incremental"
+    assert ("update --counts-only", "done") in week.outcomes()
+    manifest = PartitionsManifest.read(week.workspace)
+    assert manifest is not None
+    assert list(manifest.partitions) == week.days
