@@ -45,7 +45,7 @@ def endings() -> dict[str, str]:
     import recsys_command  # type: ignore[import-not-found]
 
     found = {}
-    for code in (0, 1, 2, 3, 5, 70, 74, 75, 137):
+    for code in (0, 1, 2, 3, 5, 70, 71, 74, 75, 137):
         for name, settings, try_number in (
             ("first", {}, 1),
             ("third", {}, 3),
