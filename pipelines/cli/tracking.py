@@ -127,14 +127,19 @@ def send(outbox: Outbox, config: TrackingConfig) -> None:
 
 
 def change_champion(
-    bundles: Path, move: Callable[..., AliasChange], workspace: Path | None = None
+    command: str, bundles: Path, move: Callable[..., AliasChange], workspace: Path | None = None
 ) -> None:
     """Move the alias, print the new champion, and send it to the registry if it can be reached."""
+    from pipelines.engine.history import recorded
     from pipelines.tracking.tracking import outbox_of
 
     workspace = workspace or bundles.absolute().parent
     config, outbox = tracking_of(workspace), outbox_of(workspace)
-    change = move(bundles, config=config, outbox=outbox)
+    # A folder that no run made, as on a machine that only serves, has no history of commands.
+    made = workspace if (workspace / "config.toml").exists() else None
+    with recorded(made, command) as recording:
+        change = move(bundles, config=config, outbox=outbox)
+        recording.details["champion"] = change.version
     before = f" (before: {change.previous})" if change.previous else ""
     out.print(f"champion is {change.version}{before}", markup=False, soft_wrap=True)
     send(outbox, config)
@@ -185,6 +190,10 @@ def promote(
     ] = False,
     registry: RegistryAddress = None,
     model: ModelName = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also a version that was refused; that is written down."),
+    ] = False,
 ) -> None:
     """Make a bundle the champion: serve it, and move its alias in the model registry.
 
@@ -197,8 +206,6 @@ def promote(
 
       recsys promote --from-registry --workspace runs/shop
     """
-    from pipelines.publishing.promotion import promote as make_champion
-
     folder = bundles or bundles_of(workspace)
     home = workspace if bundles is None else None
     if from_registry:
@@ -212,7 +219,10 @@ def promote(
         return
     if if_reachable or registry or model:
         raise ValueError("--if-reachable, --registry and --model are for --from-registry")
-    change_champion(folder, partial(make_champion, version=version), home)
+    from pipelines.publishing.promotion import promote as make_champion
+
+    move = partial(make_champion, version=version, force=force)
+    change_champion("promote", folder, move, home)
 
 
 def bundles_of(workspace: Path) -> Path:
@@ -278,4 +288,4 @@ def rollback(bundles: Bundles = DEMO / "bundles") -> None:
     """
     from pipelines.publishing.promotion import rollback as go_back
 
-    change_champion(bundles, go_back)
+    change_champion("rollback", bundles, go_back)

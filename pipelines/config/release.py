@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pipelines.config.gate import GateConfig
 from recsys.evaluation.paired import PairedConfig
 from recsys.evaluation.ranking import check_metric_name
 
@@ -49,6 +50,8 @@ class ReleaseConfig:
     promote: bool = True
     """Whether a bundle that passed is served at once, as champion; else it stays challenger until
     ``recsys promote``. The first bundle is always champion."""
+    gate: GateConfig = field(default_factory=GateConfig)
+    """Bounds of the checks on the written bundle."""
 
     def __post_init__(self) -> None:
         shares = ("max_drop_from_champion", "max_loss", "max_slice_loss", "min_index_recall")

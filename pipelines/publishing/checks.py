@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from pipelines.candidates.blends import BLEND, BLEND_FAST
 from pipelines.config.release import ReleaseConfig
 from pipelines.publishing.comparison import Compared, comparison_verdicts
+from pipelines.publishing.gate.subject import at_least
 from pipelines.ranking.artefact import RANKED
 from serving.bundle.manifest import Verdict
 
 Metrics = Mapping[str, Mapping[str, float]]
-
-
-def verdict(name: str, value: float, bound: float, reason: str) -> Verdict:
-    """Pass if the value reaches the bound; a value that is not a number never does."""
-    finite = math.isfinite(value)
-    return Verdict(
-        name=name,
-        value=value if finite else None,
-        bound=bound,
-        passed=finite and value >= bound,
-        reason=reason if finite else f"{reason}; the value is {value}",
-    )
 
 
 def value_of(metrics: Metrics, model: str, metric: str) -> float:
@@ -50,12 +38,12 @@ def unmeasured(champion: Metrics | None) -> Verdict:
     """Let pass what no held-out event could judge, unless it would replace what was measured."""
     why = "no user has a held-out event, so nothing was measured"
     replaces = f"{why}; the published bundle was measured, and goes on serving"
-    return verdict("held-out events", 0, 1 if champion else 0, replaces if champion else why)
+    return at_least("held-out events", 0, 1 if champion else 0, replaces if champion else why)
 
 
 def found_by_index(recall: float, config: ReleaseConfig) -> Verdict:
     """Check the share of the exact nearest items that the index finds."""
-    return verdict(
+    return at_least(
         "index recall",
         recall,
         config.min_index_recall,
@@ -87,7 +75,7 @@ def release_verdicts(
     blend = value_of(metrics, served, config.metric)
     popularity = value_of(metrics, "popularity", config.metric)
     verdicts = [
-        verdict(
+        at_least(
             f"{config.metric} above popularity",
             blend,
             popularity * (1 + config.min_gain_over_popularity),
@@ -109,7 +97,7 @@ def far_below(value: float, champion: Metrics, config: ReleaseConfig) -> list[Ve
         return []
     before = champion[row][config.metric]
     return [
-        verdict(
+        at_least(
             f"{config.metric} against the champion's on its own data",
             value,
             before * (1 - config.max_drop_from_champion),

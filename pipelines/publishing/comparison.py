@@ -7,6 +7,7 @@ neither is shown to be better, ``release.when_undecided`` decides.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +16,14 @@ from numpy.typing import NDArray
 
 from pipelines.config.release import ReleaseConfig
 from pipelines.publishing.same_queries import SameQueries
+from recsys.data.batch import Jagged
 from recsys.evaluation.paired import Paired, SliceLoss, paired, slice_losses, time_blocks
 from recsys.evaluation.ranking import per_user_metric
-from recsys.evaluation.slices import item_popularity_slices, user_activity_slices
+from recsys.evaluation.slices import (
+    category_slices,
+    item_popularity_slices,
+    user_activity_slices,
+)
 from serving.bundle.manifest import Verdict
 
 NUM_BLOCKS = 20
@@ -45,13 +51,19 @@ class Compared(NamedTuple):
         return "not enough evidence" if self.by is None else self.by.decision
 
 
-def compare(queries: SameQueries, item_counts: torch.Tensor, config: ReleaseConfig) -> Compared:
+def compare(
+    queries: SameQueries,
+    item_counts: torch.Tensor,
+    config: ReleaseConfig,
+    domains: Sequence[str] = (),
+) -> Compared:
     """Judge the pair.
 
     Args:
         queries: That both answered.
         item_counts: Events of each item row that the challenger's models were fitted on, [N].
         config: The release's.
+        domains: Domain of each item row, [N], empty for none; each is a protected slice.
     """
     if len(queries) < config.min_compared:
         return Compared(None, None, [], queries)
@@ -71,7 +83,7 @@ def compare(queries: SameQueries, item_counts: torch.Tensor, config: ReleaseConf
     losses = slice_losses(
         before,
         after,
-        protected_slices(queries, item_counts),
+        protected_slices(queries, item_counts, domains),
         settings,
         min_users=config.min_compared,
     )
@@ -79,14 +91,20 @@ def compare(queries: SameQueries, item_counts: torch.Tensor, config: ReleaseConf
 
 
 def protected_slices(
-    queries: SameQueries, item_counts: torch.Tensor
+    queries: SameQueries, item_counts: torch.Tensor, domains: Sequence[str] = ()
 ) -> dict[str, NDArray[np.bool_]]:
-    """Mark the queries of each slice, [Q]: activity of the user, popularity of a target."""
+    """Mark the queries of each slice, [Q]: activity of the user, popularity and domain of targets.
+
+    New users are a slice of activity, cold and tail items are slices of popularity.
+    """
     targets, owners = queries.targets, queries.targets.segments()
     slices = [
         *user_activity_slices(targets, torch.from_numpy(queries.num_events)),
         *item_popularity_slices(targets, item_counts),
     ]
+    if len(names := sorted({*domains} - {""})) > 1:
+        rows = torch.tensor([names.index(one) + 1 if one else 0 for one in domains])
+        slices += category_slices(targets, "domain", Jagged.one_each(rows), ["", *names])
     found = {}
     for part in slices:
         inside = np.zeros(len(queries), np.bool_)
@@ -133,7 +151,23 @@ def comparison_verdicts(found: Compared, config: ReleaseConfig) -> list[Verdict]
                     f"({_percent(low)} to {_percent(high)}, {loss.found.num_users} users)",
                 )
             )
+    if found.losses and not any(loss.harmed for loss in found.losses):
+        verdicts.append(slices_passed(found.losses, config))
     return verdicts
+
+
+def slices_passed(losses: Sequence[SliceLoss], config: ReleaseConfig) -> Verdict:
+    """Say which slices had enough users to show a loss, and the worst of them."""
+    worst = min(losses, key=lambda loss: loss.found.relative)
+    return Verdict(
+        name="protected slices",
+        value=_number(worst.found.relative),
+        bound=-config.max_slice_loss,
+        passed=True,
+        reason=f"none of {len(losses)} slices is shown to lose more than the margin "
+        f"({', '.join(loss.name for loss in losses)}); the lowest is {worst.name} with "
+        f"{_percent(worst.found.relative)}; smaller slices have too few users to show anything",
+    )
 
 
 def reason_of(found: Compared, config: ReleaseConfig) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.config.tracking import TrackingConfig
+from pipelines.publishing.approval import check_approved
 from pipelines.publishing.bundles_lock import publishing
 from pipelines.publishing.promotion import (
     challenger,
@@ -120,6 +121,9 @@ def publish_fetched(
 
     Args:
         before: What was served when the alias was read.
+
+    Raises:
+        RefusedError: It was refused here, or a key is set and no signed decision on it is here.
     """
     bundle = fetched.bundle
     with publishing(bundles):
@@ -129,6 +133,7 @@ def publish_fetched(
                 moved=False,
                 words=f"{served} was made champion here while {bundle.version} was fetched",
             )
+        check_approved(bundles, bundle.version, action="registry", force=False)
         was_challenger = challenger(bundles) == bundle.version
         note_champion(bundles, bundle.version, "registry")
     outbox.note_alias(store_uri(config, outbox), config.model, CHAMPION, bundle.number)

@@ -17,6 +17,12 @@ from pathlib import Path
 
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.console import log
+from pipelines.publishing.approval import (
+    check_approved,
+    refused_directory,
+    take_refused,
+    write_down,
+)
 from pipelines.publishing.bundles_lock import publishing
 from pipelines.tracking.entries import CHALLENGER, CHAMPION, release_tags
 from pipelines.tracking.outbox import Outbox, read_lines
@@ -153,7 +159,12 @@ def note_alias(bundles: Path, alias: str, version: str, action: str) -> AliasCha
 
 
 def promote(
-    bundles: Path, version: str | None, *, config: TrackingConfig, outbox: Outbox | None = None
+    bundles: Path,
+    version: str | None,
+    *,
+    config: TrackingConfig,
+    outbox: Outbox | None = None,
+    force: bool = False,
 ) -> AliasChange:
     """Serve a version as champion.
 
@@ -161,16 +172,19 @@ def promote(
         bundles: Folder of the bundles.
         version: None takes the challenger.
         outbox: Where the change is logged for the registry.
+        force: Also one that was refused, or whose decision cannot be verified.
 
     Raises:
         ValueError: If there is no such bundle, or a file of it is missing or altered.
+        RefusedError: If it was refused, or a signed decision is missing where a key is set.
     """
     version = version or challenger(bundles)
     if version is None:
         raise ValueError(f"no challenger in {bundles}; name a version: {listed(bundles)}")
-    if not bundle_directory(bundles, version).is_dir():
+    places = (bundle_directory(bundles, version), refused_directory(bundles, version))
+    if not any(one.is_dir() for one in places):
         raise ValueError(f"no bundle {version!r} in {bundles}; there are: {listed(bundles)}")
-    return make_champion(bundles, version, "promote", config, outbox)
+    return make_champion(bundles, version, "promote", config, outbox, force=force)
 
 
 def rollback(bundles: Path, *, config: TrackingConfig, outbox: Outbox | None = None) -> AliasChange:
@@ -195,17 +209,27 @@ def rollback(bundles: Path, *, config: TrackingConfig, outbox: Outbox | None = N
 
 
 def make_champion(
-    bundles: Path, version: str, action: str, config: TrackingConfig, outbox: Outbox | None
+    bundles: Path,
+    version: str,
+    action: str,
+    config: TrackingConfig,
+    outbox: Outbox | None,
+    *,
+    force: bool = False,
 ) -> AliasChange:
-    """Point ``current`` at a version, then record it.
+    """Point ``current`` at a version that may be served, then record it.
 
     Raises:
         ValueError: It, or what it was appended to, is missing or altered.
+        RefusedError: It was refused, or its decision cannot be verified.
     """
-    chain_of(bundle_directory(bundles, version))
     with publishing(bundles):
-        was_challenger = challenger(bundles) == version
+        overridden = check_approved(bundles, version, action=action, force=force)
+        take_refused(bundles, version)
+        chain_of(bundle_directory(bundles, version))
+        was_challenger, before = challenger(bundles) == version, served_version(bundles)
         change = note_champion(bundles, version, action)
+        write_down(bundles, version, action=action, champion=before, overridden=overridden)
     if outbox is not None and config.enabled:
         record_champion(outbox, config.model, bundles, version, action, was_challenger)
     return change

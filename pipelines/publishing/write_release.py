@@ -7,8 +7,10 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from pipelines.engine.artifacts import to_json
+from pipelines.publishing.approval import keep_refused
 from recsys.data.durable import PARTIAL, fsync, write_durably
 from serving.bundle.manifest import (
     MANIFEST,
@@ -21,7 +23,21 @@ from serving.bundle.manifest import (
 from serving.bundle.write import BundleParts, write_bundle
 
 Judge = Callable[[Path], Sequence[Verdict]]
-"""Gives the verdicts on a written bundle that nobody serves yet; raises to refuse it."""
+"""Gives the verdicts on a written bundle that nobody serves yet."""
+
+
+class WrittenRelease(NamedTuple):
+    """A bundle that was written and judged."""
+
+    version: str
+    digest: str
+    """Of its manifest."""
+    verdicts: Sequence[Verdict]
+
+    @property
+    def passed(self) -> bool:
+        """Whether it may be published; else it lies among the refused."""
+        return all(verdict.passed for verdict in self.verdicts)
 
 
 def is_release_of(version: str, name: str) -> bool:
@@ -45,12 +61,12 @@ def write_release(
     metrics: Mapping[str, Mapping[str, float]],
     config_digest: str,
     judge: Judge,
-) -> str:
-    """Write ``bundle-<name>``, or the next free ``bundle-<name>-<n>``; return its version.
+) -> WrittenRelease:
+    """Write ``bundle-<name>``, or the next free ``bundle-<name>-<n>``.
 
-    It is written aside and judged there, so what is refused never has a name. Where an earlier one
-    holds the same and is whole, that one is returned and no copy is kept. The caller holds the
-    lock of the folder.
+    It is written aside and judged there; what is refused goes to the folder ``refused``. Where an
+    earlier one holds the same and is whole, that one is returned and no copy is kept. The caller
+    holds the lock of the folder.
     """
     earlier = releases_of(folder, name)
     taken = {int(one[len(name) + 1 :] or 1) for one in earlier}
@@ -60,13 +76,18 @@ def write_release(
             scratch, parts, version=version, metrics=metrics, config_digest=config_digest
         )
         verdicts = judge(written)
-        for one in earlier:
-            if holds_the_same(bundle_directory(folder, one), written):
-                return one
+        passed = all(verdict.passed for verdict in verdicts)
+        for one in earlier if passed else ():
+            if holds_the_same(directory := bundle_directory(folder, one), written):
+                return WrittenRelease(one, read_manifest(directory)[1], verdicts)
         add_verdicts(written, verdicts)
-        written.rename(bundle_directory(folder, version))
+        digest = read_manifest(written)[1]
+        if passed:
+            written.rename(bundle_directory(folder, version))
+        else:
+            keep_refused(folder, written)
     fsync(folder)
-    return version
+    return WrittenRelease(version, digest, verdicts)
 
 
 @contextmanager

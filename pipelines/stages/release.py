@@ -2,12 +2,16 @@
 
 With ``release.promote = false`` it is written and stays challenger until ``recsys promote``.
 
-A challenger that fails a check is not written: the champion stays published, the verdicts are in
-``refused.json`` of the workspace, and the command ends with code 3.
+It is checked as it was written. One that fails a check is not published: the champion stays, the
+verdicts are in ``refused.json`` of the workspace, the bundle lies in ``bundles/refused`` for people
+to look at, and the command ends with code 3. Either way the decision is written to
+``bundles/decisions``, signed where operators set a key.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +30,16 @@ from pipelines.inputs.tensors import read_inputs, released_order
 from pipelines.publishing.bundles_lock import publishing
 from pipelines.publishing.checks import Metrics, release_verdicts, served_row
 from pipelines.publishing.comparison import Compared, compare
+from pipelines.publishing.decisions import Decision, Outcome, write_decision
+from pipelines.publishing.explain import lines_of, power_of, words_of
+from pipelines.publishing.gate.gate import bundle_verdicts
+from pipelines.publishing.gate.subject import Subject
 from pipelines.publishing.item_properties import item_properties
 from pipelines.publishing.promotion import note_release, served_base
 from pipelines.publishing.released import keep_released, released_folder
 from pipelines.publishing.same_queries import RunEvents, answers_of, same_queries, write_answers
-from pipelines.publishing.write_release import is_release_of, write_release
+from pipelines.publishing.signing import signing_key
+from pipelines.publishing.write_release import WrittenRelease, is_release_of, write_release
 from pipelines.ranking.artefact import RANKED, served_ranker
 from pipelines.semantic_ids.artefact import read_version
 from pipelines.stages.build_semantic_ids import publish_version, store_of
@@ -38,6 +47,7 @@ from recsys.data.durable import write_durably
 from recsys.fitting.inputs import ModelInputs
 from recsys.retrieval.sources import ITEM_WEIGHTS
 from serving.bundle.catalogue import Catalogue
+from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import (
     CURRENT,
     BundleManifest,
@@ -45,7 +55,6 @@ from serving.bundle.manifest import (
     EnrichmentSource,
     Verdict,
     bundle_directory,
-    read_manifest,
 )
 from serving.bundle.properties import Properties
 from serving.bundle.retriever import TwoTowerParts
@@ -102,7 +111,11 @@ def compared_with(
         config=config.release,
         seed=config.seed,
     )
-    found = compare(queries, inputs.item_counts("train"), config.release)
+    items = pl.read_parquet(features / "items.parquet").sort("item_row")
+    domains: list[str] = []
+    if "domain" in items.columns:
+        domains = ["", *items["domain"].cast(pl.String).fill_null("")]
+    found = compare(queries, inputs.item_counts("train"), config.release, domains)
     log.print(
         f"champion {champion.version} on the same {len(queries)} queries: {found.decision}",
         style="dim",
@@ -202,41 +215,100 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     )
 
 
-def refuse(context: StageContext, verdicts: list[Verdict], metrics: Metrics) -> None:
+def refuse(context: StageContext, decision: Decision, metrics: Metrics) -> None:
     """Write down a refusal and raise it.
 
     Raises:
-        RefusedError: Always; names each failed check with its value and bound.
+        RefusedError: Always; names each failed check with its value and bound, and what to do.
     """
     path = context.workspace.path / REFUSED
     document = {
-        "challenger": name_of(context.making),
-        "verdicts": [verdict.model_dump() for verdict in verdicts],
+        "challenger": decision.challenger,
+        "verdicts": decision.verdicts,
         "metrics": metrics,
+        "words": decision.words,
     }
     write_durably(path, to_json(document))
-    failed = [
-        f"  {verdict.name}: {found_in(verdict)} ({verdict.reason})"
-        for verdict in verdicts
-        if not verdict.passed
-    ]
     folder = bundles_dir(context.config)
     current = folder / CURRENT
     kept = f"{current.resolve().name} goes on serving" if current.exists() else "nothing is served"
     raise RefusedError(
-        "the new bundle is refused and was not published; "
-        + f"{kept}.\n"
-        + "\n".join(failed)
-        + f"\nAll verdicts: {path}. The bounds are in [release]."
+        f"the new bundle is refused and was not published; {kept}.\n"
+        + "\n".join(f"  {line}" for line in lines_of(decision.failed))
+        + f"\nAll verdicts: {path}. The bounds are in [release] and [release.gate]."
     )
 
 
-def found_in(verdict: Verdict) -> str:
-    """Say what a failed check found against its bound."""
-    if verdict.bound is None:
-        return "nothing was found"
-    value = "no value" if verdict.value is None else f"{verdict.value:.4f}"
-    return f"{value} is below {verdict.bound:.4f}"
+def champion_bundle(folder: Path) -> Bundle | None:
+    """Load what is served; None where nothing is, or it is damaged."""
+    try:
+        return load_bundle(folder / CURRENT) if (folder / CURRENT).exists() else None
+    except ValueError:
+        return None
+
+
+def written_release(
+    context: StageContext, parts: BundleParts, checked: Sequence[Verdict], **known: Any
+) -> WrittenRelease:
+    """Write the bundle and check it; ``checked`` are verdicts on its metrics."""
+    config = context.config
+    folder, gate = bundles_dir(config), config.release.gate
+
+    def judge(candidate: Path) -> list[Verdict]:
+        if not gate.enabled:
+            return list(checked)
+        subject = Subject(
+            challenger=load_bundle(candidate),
+            config=gate,
+            metric=config.release.metric,
+            report=read_json(context.inputs["build_features"] / "report.json"),
+            workspace=context.workspace.path,
+            now=time.time(),
+            seed=config.seed,
+            **known,
+        )
+        return [*checked, *bundle_verdicts(subject)]
+
+    name = name_of(context.making)
+    try:
+        return write_release(
+            folder,
+            parts,
+            name=name,
+            metrics=known["metrics"],
+            config_digest=digest_of_config(config),
+            judge=judge,
+        )
+    except ValueError as error:
+        broken = Verdict(
+            name="the bundle can be loaded", value=0, bound=1, passed=False, reason=str(error)
+        )
+        return WrittenRelease(name, "", [*checked, broken])
+
+
+def decision_of(
+    context: StageContext,
+    written: WrittenRelease,
+    champion: BundleManifest | None,
+    compared: Compared | None,
+) -> Decision:
+    """Lay out what was decided on a written bundle."""
+    config = context.config
+    served = None if champion is None else champion.version
+    outcome: Outcome = "refused"
+    if written.passed:
+        keeps = champion is not None and not config.release.promote
+        outcome = "kept as challenger" if keeps else "released"
+    return Decision(
+        outcome=outcome,
+        challenger=written.version,
+        champion=served,
+        challenger_digest=written.digest or None,
+        config_digest=digest_of_config(config),
+        verdicts=[one.model_dump() for one in written.verdicts],
+        power=power_of(compared, config.release.compared_by),
+        words=words_of(served, written.verdicts, compared),
+    )
 
 
 def release(context: StageContext) -> StageRows:
@@ -244,6 +316,7 @@ def release(context: StageContext) -> StageRows:
     config, order = context.config, released_order(context.inputs["build_features"])
     folder, name = bundles_dir(config), name_of(context.making)
     folder.mkdir(parents=True, exist_ok=True)
+    key = signing_key()
     metrics: Metrics = read_json(context.inputs["evaluate"] / "metrics.json")[order]["test"]
     if served_ranker(context.inputs["train_ranker"] / order) is None:
         # Checks are on what is served.
@@ -257,34 +330,34 @@ def release(context: StageContext) -> StageRows:
     before = None if champion is None else champion.metrics
     verdicts = release_verdicts(metrics, recall, before, config.release, compared)
 
-    def judge(candidate: Path) -> list[Verdict]:
-        if not all(verdict.passed for verdict in verdicts):
-            refuse(context, verdicts, metrics)
-        return verdicts
-
     with publishing(folder):
-        version = write_release(
-            folder,
+        written = written_release(
+            context,
             make_parts(context, inputs),
-            name=name,
+            verdicts,
+            champion=None if champion is None else champion_bundle(folder),
             metrics=metrics,
-            config_digest=digest_of_config(config),
-            judge=judge,
+            served=served_row(metrics) if metrics else "",
+            compared=compared,
+            answered=answered,
         )
+        decision, version = decision_of(context, written, champion, compared), written.version
+        write_decision(folder, decision, key)
+        if not written.passed:
+            refuse(context, decision, metrics)
         if answered is not None:
             write_answers(folder, version, answered)
         trained = not config.updates.counts_only
         keep_released(context.workspace, version, context.inputs, trained=trained)
         semantic_ids = publish_version(context.inputs["build_semantic_ids"], store_of(config))
         alias = note_release(folder, version, promoted=config.release.promote)
-    _, digest = read_manifest(bundle_directory(folder, version))
     (context.workspace.path / REFUSED).unlink(missing_ok=True)
     document = {
         "version": version,
-        "digest": digest,
+        "digest": written.digest,
         "alias": alias,
         "semantic_ids": semantic_ids,
-        "verdicts": [verdict.model_dump() for verdict in verdicts],
+        "verdicts": decision.verdicts,
     }
     (context.output / "release.json").write_text(to_json(document))
     return StageRows(rows_in=len(metrics), rows_out=inputs.sizes.num_item_rows - 1)

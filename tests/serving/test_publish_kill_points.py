@@ -31,7 +31,7 @@ def release_new(bundles_dir: Path, parts) -> None:
 def release_again(bundles_dir: Path, parts) -> None:
     """What a forced release does: other parts under the name that is served."""
     fields = {"metrics": {}, "config_digest": "", "judge": lambda _directory: []}
-    version = write_release(bundles_dir, parts, name="v1", **fields)
+    version = write_release(bundles_dir, parts, name="v1", **fields).version
     note_release(bundles_dir, version, promoted=True)
 
 

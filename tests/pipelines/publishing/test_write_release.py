@@ -22,7 +22,7 @@ def released(folder: Path, parts: BundleParts, **changes: Any) -> str:
     fields: dict[str, Any] = {"name": "abc", "metrics": {}, "config_digest": "1"}
     fields["judge"] = lambda _directory: []
     folder.mkdir(exist_ok=True)
-    return write_release(folder, parts, **{**fields, **changes})
+    return write_release(folder, parts, **{**fields, **changes}).version
 
 
 def test_what_holds_the_same_keeps_its_name_and_has_no_second_copy(

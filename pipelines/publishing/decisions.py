@@ -1,0 +1,148 @@
+"""The decisions on releases, one JSON file each, signed where a key is set.
+
+    <bundles>/decisions/<time>-<challenger>.json
+
+A file is written for each release, refusal, promotion and rollback, and never changed; each names
+the digest of the one before it, so that one that was taken away leaves a gap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelines.engine.artifacts import to_json
+from pipelines.publishing.signing import SIGNATURE, TamperedError, check_signature, signed
+from recsys.data.durable import write_durably
+
+FOLDER = "decisions"
+FORMAT = 1
+Outcome = Literal["released", "kept as challenger", "refused", "promoted", "rolled back"]
+GOOD: tuple[Outcome, ...] = ("released", "kept as challenger", "promoted", "rolled back")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What was decided on one version, and why."""
+
+    time: str = ""
+    outcome: Outcome
+    challenger: str
+    """Version that was decided on."""
+    champion: str | None
+    """Version that was served before."""
+    challenger_digest: str | None
+    """Of the bundle's manifest; None where no bundle could be written."""
+    config_digest: str = ""
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
+    power: dict[str, float | int | str | None] = field(default_factory=dict)
+    """What difference could have been found."""
+    words: list[str] = field(default_factory=list)
+    """The reasons in plain words, most important first."""
+    forced: bool = False
+    """Whether somebody published it though it was refused or has no decision."""
+    previous: str | None = None
+    """sha256 of the decision before it."""
+    format: int = FORMAT
+
+    @property
+    def failed(self) -> list[dict[str, Any]]:
+        """The verdicts that did not pass."""
+        return [one for one in self.verdicts if not one["passed"]]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A decision as it lies on disk."""
+
+    path: Path
+    decision: Decision
+    state: str
+    """``signed``, ``unsigned`` or ``not verified``."""
+    digest: str
+
+
+def write_decision(bundles: Path, decision: Decision, key: bytes | None) -> Path:
+    """Append a decision; the caller holds the lock of the folder."""
+    folder = bundles / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    before = sorted(folder.glob("*.json"))
+    now = datetime.now(UTC)
+    document = {
+        **asdict(decision),
+        "time": now.isoformat(timespec="seconds"),
+        "previous": _digest(before[-1]) if before else None,
+    }
+    stamp = now.strftime("%Y%m%dT%H%M%S.%fZ")
+    path = folder / f"{stamp}-{decision.challenger}.json"
+    write_durably(path, to_json(signed(document, key)))
+    path.chmod(0o444)
+    return path
+
+
+def read_decision(path: Path, key: bytes | None) -> Written:
+    """Read and verify one decision.
+
+    Raises:
+        TamperedError: It is not what was signed.
+        ValueError: It is no decision.
+    """
+    data = path.read_bytes()
+    try:
+        document = json.loads(data)
+        state = check_signature(document, key, path)
+        fields = {name: value for name, value in document.items() if name != SIGNATURE}
+        return Written(path, Decision(**fields), state, hashlib.sha256(data).hexdigest())
+    except TamperedError:
+        raise
+    except (ValueError, TypeError, AttributeError) as error:
+        raise TamperedError(
+            f"{path} is not a decision of this version ({str(error).splitlines()[0]}); restore it "
+            "from a backup"
+        ) from error
+
+
+def read_decisions(bundles: Path, key: bytes | None) -> tuple[list[Written], list[str]]:
+    """Read all decisions, oldest first, and what is wrong with them.
+
+    Returns:
+        Those that can be read; a line for each that was altered, and for each gap.
+    """
+    found: list[Written] = []
+    faults: list[str] = []
+    previous: str | None = None
+    for path in sorted((bundles / FOLDER).glob("*.json")):
+        try:
+            written = read_decision(path, key)
+        except ValueError as error:
+            faults.append(str(error))
+            previous = _digest(path)
+            continue
+        if (found or previous) and written.decision.previous != previous:
+            faults.append(f"a decision before {path.name} is missing or was altered")
+        previous = written.digest
+        found.append(written)
+    return found, faults
+
+
+def decision_on(bundles: Path, version: str, key: bytes | None) -> Written | None:
+    """Read the latest decision on a version, or on the release that it stands on; None without.
+
+    Raises:
+        TamperedError: That file is not what was signed.
+    """
+    base = version.partition("+")[0]
+    paths = [
+        path
+        for path in sorted((bundles / FOLDER).glob("*.json"))
+        if path.stem.partition("-")[2] in (version, base)
+    ]
+    return read_decision(paths[-1], key) if paths else None
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

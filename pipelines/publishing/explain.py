@@ -1,0 +1,108 @@
+"""Decisions in words that an operator understands, each with what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.publishing.comparison import Compared
+from serving.bundle.manifest import Verdict
+
+ADVICE = {
+    "catalogue completeness": "look for a truncated or filtered catalogue file; if items were "
+    "really removed, lower release.gate.min_kept_items for one run",
+    "user completeness": "look for missing partitions of events; if users were really removed, "
+    "lower release.gate.min_kept_users for one run",
+    "texts of |categories of the": "compare the catalogue file with yesterday's by column",
+    "duplicated rows": "remove the file that was delivered twice from the input folder",
+    "events on two days": "deliver the right events of the day and ingest it anew",
+    "times of|hours of": "state the events' time zone at the source and ingest the days anew",
+    "events of the future": "set this machine's clock, or correct the events' time zone",
+    "input of the day": "see recsys monitor; repair the input before the next run",
+    "popularity of": "run recsys run --force fit_baselines --force refit",
+    "content vectors": "run recsys run --force embed_items",
+    "finite numbers|length of vectors": "train again with a lower learning rate; see the curves in "
+    "the report",
+    "index of|vectors of": "run recsys run --force build_index",
+    "index recall": "raise index.effort, or take a flat index",
+    "invalid semantic IDs": "run recsys run --force build_semantic_ids",
+    "use of": "train the semantic IDs anew with another seed, or with fewer codes",
+    "load of each expert": "train the ranker anew, with more balance or fewer experts",
+    "calibration of|level of": "train the ranker anew; see its reliability curve in the report",
+    "gain": "find out which input holds the label before anybody sees these lists",
+    "user feature": "remove the feature, or compute it as of the time of the event",
+    "sources that failed": "read the log for the first error of that source",
+    "time of a list": "profile the bundle, or raise release.gate.max_latency_ms",
+    "empty lists|catalogue coverage|novelty|categories of a list": "compare lists with recsys "
+    "recommend --bundle on the refused bundle",
+    "size": "find the part that grew, or raise release.gate.max_size_ratio",
+    "parity of serving": "run recsys parity and repair the difference that it names",
+    "the bundle can be loaded": "run the stage again that wrote the named file",
+}
+"""What to do next, by how a verdict's name begins; beginnings are parted by a bar."""
+WORSE = (
+    "compare the input of both with recsys monitor and the reports of both runs; the champion goes "
+    "on serving meanwhile"
+)
+
+
+def advice_for(name: str) -> str:
+    """Say what to do about a failed check."""
+    fitting = (text for keys, text in ADVICE.items() if name.startswith(tuple(keys.split("|"))))
+    return next(fitting, WORSE)
+
+
+def found_in(value: float | None, bound: float | None) -> str:
+    """Say what a failed check found against its bound."""
+    if bound is None:
+        return "nothing was found"
+    if value is None:
+        return f"no value against {bound:.4g}"
+    return f"{value:.4f} is {'below' if value < bound else 'above'} {bound:.4f}"
+
+
+def lines_of(failed: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Describe failed checks, each with what to do."""
+    return [
+        f"{one['name']}: {found_in(one['value'], one['bound'])} ({one['reason']}). "
+        f"Next: {advice_for(one['name'])}"
+        for one in failed
+    ]
+
+
+def words_of(
+    champion: str | None, verdicts: Sequence[Verdict], compared: Compared | None
+) -> list[str]:
+    """Say why a version is published, or why not."""
+    failed = [one.model_dump() for one in verdicts if not one.passed]
+    kept = f"{champion} goes on serving" if champion else "nothing is served"
+    if failed:
+        first = f"Refused: {len(failed)} of {len(verdicts)} checks failed; {kept}."
+        return [first, *lines_of(failed)]
+    found = [f"All {len(verdicts)} checks passed."]
+    if compared is not None and compared.by is not None:
+        by = compared.by
+        found.append(
+            f"Against {champion} on {by.num_queries} equal queries: {by.decision}, "
+            f"{100 * by.relative:+.1f}%."
+        )
+    elif champion is not None:
+        found.append("Too few queries are answered by both to compare.")
+    found += [f"{one.name}: {one.reason}" for one in verdicts if one.reason.startswith("warning")]
+    return found
+
+
+def power_of(compared: Compared | None, compared_by: str) -> dict[str, float | int | str | None]:
+    """Lay out which difference the comparison would have found."""
+    by = None if compared is None else compared.by
+    if by is None:
+        return {}
+    low, high = by.relative_interval
+    values = {
+        "difference": by.relative,
+        "low": low,
+        "high": high,
+        "found_in_4_of_5_cases": by.relative_detectable,
+    }
+    known = {name: value if abs(value) < 1e9 else None for name, value in values.items()}
+    return {"metric": compared_by, "users": by.num_users, **known}

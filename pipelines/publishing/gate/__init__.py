@@ -1,0 +1,1 @@
+"""Checks on a bundle as it was written: what it holds, what it lists, what it was made from."""

@@ -1,0 +1,69 @@
+"""What the checks look at, and how a verdict is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from pipelines.config.gate import GateConfig
+from pipelines.publishing.comparison import Compared
+from serving.bundle.load import Bundle
+from serving.bundle.manifest import Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A challenger that is written and loaded, and what it is held against."""
+
+    challenger: Bundle
+    champion: Bundle | None = None
+    config: GateConfig = field(default_factory=GateConfig)
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Of the challenger, by model."""
+    served: str = ""
+    """Row of the metrics that is served."""
+    metric: str = "ndcg@10"
+    compared: Compared | None = None
+    answered: pl.DataFrame | None = None
+    """The challenger's answers to its test queries: user_id, item_id, rank."""
+    report: dict[str, Any] = field(default_factory=dict)
+    """Of build_features: rows read, duplicates."""
+    workspace: Path | None = None
+    """Where other commands leave what they found."""
+    now: float = 0.0
+    """The clock in unix seconds; 0 leaves out what needs it."""
+    seed: int = 0
+
+
+Check = Callable[[Subject], Iterator[Verdict]]
+
+
+def at_least(name: str, value: float, bound: float, reason: str) -> Verdict:
+    """Pass if the value reaches the bound; a value that is not a number never does."""
+    return _verdict(name, value, bound, value >= bound, reason)
+
+
+def at_most(name: str, value: float, bound: float, reason: str) -> Verdict:
+    """Pass if the value does not exceed the bound; one that is not a number always does."""
+    return _verdict(name, value, bound, value <= bound, reason)
+
+
+def _verdict(name: str, value: float, bound: float, holds: bool, reason: str) -> Verdict:
+    finite = math.isfinite(value)
+    return Verdict(
+        name=name,
+        value=float(value) if finite else None,
+        bound=float(bound),
+        passed=bool(finite and holds),
+        reason=reason if finite else f"{reason}; the value is {value}",
+    )
+
+
+def warning(name: str, reason: str, value: float | None = None) -> Verdict:
+    """Say something that refuses nothing."""
+    return Verdict(name=name, value=value, bound=None, passed=True, reason=f"warning: {reason}")

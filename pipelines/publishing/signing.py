@@ -1,0 +1,101 @@
+"""Sign documents with a key that operators set, so that nobody edits a decision unseen.
+
+HMAC-SHA256 over the document's JSON with sorted keys. The key is the variable RECSYS_SIGNING_KEY,
+or the content of the file that RECSYS_SIGNING_KEY_FILE names. It is never printed nor written; a
+signature names it by the first digits of its own hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+KEY, KEY_FILE = "RECSYS_SIGNING_KEY", "RECSYS_SIGNING_KEY_FILE"
+MIN_KEY_BYTES = 16
+ALGORITHM = "hmac-sha256"
+SIGNATURE = "signature"
+
+
+class TamperedError(ValueError):
+    """A signed document is not what was signed."""
+
+
+def signing_key() -> bytes | None:
+    """Read the key; None where none is set.
+
+    Raises:
+        ValueError: The key is too short, or its file cannot be read.
+    """
+    text = os.environ.get(KEY, "")
+    source = KEY
+    if not text and (path := os.environ.get(KEY_FILE, "")):
+        source = path
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"cannot read the signing key {path} ({type(error).__name__}); correct {KEY_FILE}"
+            ) from None
+    key = text.strip().encode()
+    if not key:
+        return None
+    if len(key) < MIN_KEY_BYTES:
+        raise ValueError(
+            f"the signing key of {source} has {len(key)} bytes, it needs at least {MIN_KEY_BYTES}; "
+            "make one with: openssl rand -hex 32"
+        )
+    return key
+
+
+def signed(document: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
+    """Add the signature; null where there is no key."""
+    body = {name: value for name, value in document.items() if name != SIGNATURE}
+    if key is None:
+        return {**body, SIGNATURE: None}
+    value = _code(body, key)
+    return {**body, SIGNATURE: {"algorithm": ALGORITHM, "key": key_name(key), "value": value}}
+
+
+def check_signature(document: Mapping[str, Any], key: bytes | None, where: Path | str) -> str:
+    """Verify a document, and say what was verified.
+
+    Returns:
+        ``signed``; ``unsigned``; or ``not verified``, where it is signed and no key is set.
+
+    Raises:
+        TamperedError: It was altered, or signed with another key.
+    """
+    found = document.get(SIGNATURE)
+    if found is None:
+        return "unsigned"
+    if key is None:
+        return "not verified"
+    value = found.get("value") if isinstance(found, dict) else None
+    body = {name: one for name, one in document.items() if name != SIGNATURE}
+    if isinstance(value, str) and hmac.compare_digest(value, _code(body, key)):
+        return "signed"
+    named = str(found.get("key", "?")) if isinstance(found, dict) else "?"
+    if named != key_name(key):
+        raise TamperedError(
+            f"{where} was signed with key {named}, the one that is set is {key_name(key)}; set "
+            f"{KEY} to that key, or decide anew with --force"
+        )
+    raise TamperedError(
+        f"{where} was altered after it was signed; restore it from a backup and find out who "
+        "changed it"
+    )
+
+
+def key_name(key: bytes) -> str:
+    """Name a key without giving it away."""
+    return hashlib.sha256(b"recsys signing key:" + key).hexdigest()[:8]
+
+
+def _code(body: Mapping[str, Any], key: bytes) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()

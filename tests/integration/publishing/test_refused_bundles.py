@@ -1,0 +1,162 @@
+"""A defective challenger is refused by `recsys run`; nothing is published, the reason is kept."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from click.testing import Result
+
+from pipelines.stages import release as stage
+from serving.bundle.write import BundleParts
+from tests.pipelines.publishing.gate.planted import (
+    Plant,
+    collapsed_codebook,
+    exploding_rows,
+    nan_weights,
+    stale_index,
+)
+
+Recsys = Callable[..., Result]
+QUICK = ("-q", "--set", "generative_training.enabled=false")
+
+
+@pytest.fixture
+def released(shop: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """The TOML of a released workspace's files, and the workspace, both to be changed."""
+    files, workspace = tmp_path / "files", tmp_path / "run"
+    files.mkdir()
+    for path in shop.parent.iterdir():
+        if path.is_file():
+            shutil.copyfile(path, files / path.name)
+    shutil.copytree(shop, workspace, symlinks=True)
+    return files / "shop.toml", workspace
+
+
+def planted_by(monkeypatch: pytest.MonkeyPatch, plant: Plant, scratch: Path) -> None:
+    """Plant a defect between the artefacts and the bundle."""
+    scratch.mkdir()
+    sound = stage.make_parts
+
+    def parts_of(*arguments: object) -> BundleParts:
+        return plant(sound(*arguments), scratch)
+
+    monkeypatch.setattr(stage, "make_parts", parts_of)
+
+
+def decisions(workspace: Path) -> list[dict[str, object]]:
+    paths = sorted((workspace / "bundles/decisions").glob("*.json"))
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def served(workspace: Path) -> tuple[str, list[str]]:
+    bundles = workspace / "bundles"
+    return (bundles / "current").readlink().name, sorted(
+        path.name for path in bundles.glob("bundle-*")
+    )
+
+
+@pytest.mark.parametrize(
+    ("plant", "check"),
+    [
+        (stale_index, "index of these vectors"),
+        (exploding_rows, "length of vectors"),
+        (collapsed_codebook, "use of"),
+        (nan_weights, "the bundle can be loaded"),
+    ],
+)
+def test_a_defective_bundle_is_refused_and_the_champion_stays(
+    plant: Plant,
+    check: str,
+    released: tuple[Path, Path],
+    recsys: Recsys,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    config, workspace = released
+    before = served(workspace)
+    planted_by(monkeypatch, plant, tmp_path / "scratch")
+    result = recsys("run", "-c", config, "-w", workspace, "-q", "--force", "release")
+    assert result.exit_code == 3, result.output
+    assert served(workspace) == before
+    assert not list((workspace / "bundles").glob(".partial-*"))
+    decision = decisions(workspace)[-1]
+    assert decision["outcome"] == "refused"
+    assert any(one["name"].startswith(check) for one in decision["verdicts"] if not one["passed"])
+    assert any(line.startswith(check) and "Next: " in line for line in decision["words"])
+
+
+def test_wrong_input_is_refused_and_explained_and_a_sound_run_is_released(
+    released: tuple[Path, Path], recsys: Recsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECSYS_SIGNING_KEY", "a-key-of-the-operators")
+    config, workspace = released
+    before, events = served(workspace), config.parent / "events.csv"
+    original = events.read_text()
+    table = pl.read_csv(events)
+    late = pl.col("event_time").str.to_datetime(time_zone="UTC").dt.offset_by("8h")
+    table.with_columns(late.dt.strftime("%Y-%m-%dT%H:%M:%SZ")).write_csv(events)
+    result = recsys("run", "-c", config, "-w", workspace, *QUICK)
+    assert result.exit_code == 3, result.output
+    assert served(workspace) == before
+    words = " ".join(result.output.split())
+    assert "times of known events" in words
+    assert "by +8.0 hours in the middle; check their time zone" in words
+
+    refused = decisions(workspace)[-1]
+    version = refused["challenger"]
+    explained = recsys("release", "explain", version, "-b", workspace)
+    assert explained.exit_code == 0, explained.output
+    output = " ".join(explained.output.split())
+    assert f"{version}: refused" in output
+    assert "(signed)" in output
+    assert "Next: state the events' time zone at the source" in output
+    assert f"recsys release promote {version} --force" in output
+    assert "a-key-of-the-operators" not in explained.output
+
+    events.write_text(original)
+    result = recsys("run", "-c", config, "-w", workspace, *QUICK)
+    assert result.exit_code == 0, result.output
+    history = recsys("release", "history", "-b", workspace)
+    assert history.exit_code == 0, history.output
+    assert [one["outcome"] for one in decisions(workspace)][-2:] == ["refused", "released"]
+
+    # The refused one can still be forced, and that is written down.
+    assert recsys("release", "promote", version, "-w", workspace).exit_code == 3
+    forced = recsys("release", "promote", version, "-w", workspace, "--force")
+    assert forced.exit_code == 0, forced.output
+    assert served(workspace)[0] == f"bundle-{version}"
+    assert decisions(workspace)[-1]["forced"] is True
+    assert recsys("release", "rollback", "-b", workspace / "bundles").exit_code == 0
+
+    path = sorted((workspace / "bundles/decisions").glob("*.json"))[1]
+    path.chmod(0o644)
+    path.write_text(path.read_text().replace("refused", "released"))
+    altered = recsys("release", "history", "-b", workspace)
+    assert altered.exit_code == 3
+    assert f"{path.name} was altered after it was signed" in " ".join(altered.output.split())
+
+
+def test_half_a_catalogue_and_shuffled_labels_are_refused(
+    released: tuple[Path, Path], recsys: Recsys
+) -> None:
+    config, workspace = released
+    before, events = served(workspace), config.parent / "events.csv"
+    table = pl.read_csv(events)
+    kept = table["item_id"].unique().sort()[: table["item_id"].n_unique() // 2]
+    table.filter(pl.col("item_id").is_in(kept.to_list())).write_csv(events)
+    items = pl.read_csv(config.parent / "items.csv")
+    items.filter(pl.col("item_id").is_in(kept.to_list())).write_csv(config.parent / "items.csv")
+    result = recsys("run", "-c", config, "-w", workspace, *QUICK)
+    assert result.exit_code == 3, result.output
+    assert "catalogue completeness" in " ".join(result.output.split())
+    items.write_csv(config.parent / "items.csv")
+
+    shuffled = table["item_id"].sample(fraction=1, shuffle=True, seed=0)
+    table.with_columns(item_id=shuffled).write_csv(events)
+    few = ("--set", "release.min_compared=20")
+    result = recsys("run", "-c", config, "-w", workspace, *QUICK, *few)
+    assert result.exit_code == 3, result.output
+    assert served(workspace) == before

@@ -1,0 +1,326 @@
+"""Defects that are planted into the parts of a bundle, for tests and the benchmark of the gate.
+
+Each changes copies in a scratch folder and leaves the originals alone.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from recsys.models.popularity import Popularity
+from recsys.retrieval.faiss_index import build_index
+from recsys.retrieval.index_file import meta_path
+from recsys.semantic_ids.codes import SemanticIds
+from serving.bundle.catalogue import Catalogue
+from serving.bundle.semantic_ids import ID_ROWS, QUANTIZER, SemanticIdParts
+from serving.bundle.users import Users
+from serving.bundle.write import BundleParts
+
+Plant = Callable[[BundleParts, Path], BundleParts]
+DAY = 86_400
+
+
+def copied(source: Path, scratch: Path) -> Path:
+    target = scratch / f"planted-{source.name}"
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+    for path in target.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return target
+
+
+def with_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(path)
+    change(tensors)
+    save_file({name: one.contiguous() for name, one in tensors.items()}, path)
+
+
+def widest(tensors: dict[str, torch.Tensor]) -> str:
+    """Name the largest table, such as one of embeddings."""
+    tables = {name: one.numel() for name, one in tensors.items() if one.ndim == 2}
+    return max(tables, key=tables.__getitem__)
+
+
+def stale_index(parts: BundleParts, scratch: Path) -> BundleParts:
+    assert parts.two_tower is not None
+    order = np.random.default_rng(0).permutation(len(parts.two_tower.item_vectors) - 1) + 1
+    earlier = parts.two_tower.item_vectors[np.concatenate([[0], order])]
+    build_index(torch.from_numpy(earlier.copy())).save(scratch / "stale.faiss")
+    return replace(parts, two_tower=replace(parts.two_tower, index=scratch / "stale.faiss"))
+
+
+def truncated_file(parts: BundleParts, scratch: Path) -> BundleParts:
+    assert parts.two_tower is not None
+    cut = scratch / "cut.faiss"
+    cut.write_bytes(parts.two_tower.index.read_bytes()[:-100])
+    shutil.copyfile(meta_path(parts.two_tower.index), meta_path(cut))
+    return replace(parts, two_tower=replace(parts.two_tower, index=cut))
+
+
+def exploding_rows(parts: BundleParts, scratch: Path) -> BundleParts:
+    assert parts.two_tower is not None
+    model = copied(parts.two_tower.model, scratch)
+
+    def explode(tensors: dict[str, torch.Tensor]) -> None:
+        name = widest(tensors)
+        tensors[name][1] *= 1e4
+
+    with_tensors(model / "two_tower.safetensors", explode)
+    return replace(parts, two_tower=replace(parts.two_tower, model=model))
+
+
+def nan_weights(parts: BundleParts, scratch: Path) -> BundleParts:
+    assert parts.sequence is not None
+    model = copied(parts.sequence, scratch)
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[widest(tensors)][-1, 0] = torch.nan
+
+    with_tensors(model / "sequence.safetensors", spoil)
+    return replace(parts, sequence=model)
+
+
+def infinite_weights(parts: BundleParts, scratch: Path) -> BundleParts:
+    """The ranker diverged: a weight of its heads is infinite, which only some candidates meet."""
+    assert parts.ranker is not None
+    model = copied(parts.ranker, scratch)
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        name = next(name for name in tensors if name.startswith("heads") and "weight" in name)
+        tensors[name].view(-1)[0] = torch.inf
+
+    with_tensors(model / "ranker.safetensors", spoil)
+    return replace(parts, ranker=model)
+
+
+def stale_content(parts: BundleParts, scratch: Path) -> BundleParts:
+    assert parts.content is not None
+    rows = np.concatenate([[0], np.roll(np.arange(1, len(parts.content)), 1)])
+    return replace(parts, content=parts.content[rows])
+
+
+def wrong_popularity(parts: BundleParts, scratch: Path) -> BundleParts:
+    model = Popularity.load(parts.popularity)
+    scores = model.item_scores.clone()
+    scores[1:] = scores[1:][torch.randperm(len(scores) - 1, generator=torch.manual_seed(0))]
+    Popularity(model.config, scores).save(scratch / "planted-popularity")
+    return replace(parts, popularity=scratch / "planted-popularity")
+
+
+def with_codes(parts: BundleParts, scratch: Path, codes: torch.Tensor) -> BundleParts:
+    """Give every ID other codes; the model that speaks the old ones is left out."""
+    assert parts.semantic_ids is not None
+    source = parts.semantic_ids.directory
+    ids = SemanticIds.load(source)
+    target = scratch / "planted-ids"
+    made = SemanticIds.of_items(
+        codes,
+        level_sizes=ids.level_sizes,
+        quantizer_digest=ids.quantizer_digest,
+        item_rows=torch.from_numpy(np.load(source / ID_ROWS)[1:]),
+    )
+    made.save(target)
+    shutil.copytree(source / QUANTIZER, target / QUANTIZER)
+    np.save(target / ID_ROWS, np.load(source / ID_ROWS))
+    blends = {name: path for name, path in parts.blends.items() if name == "fast"}
+    return replace(
+        parts, semantic_ids=SemanticIdParts(directory=target), generative=None, blends=blends
+    )
+
+
+def collapsed_codebook(parts: BundleParts, scratch: Path) -> BundleParts:
+    """Nearly all items have one first code; what tells them apart are the later levels."""
+    assert parts.semantic_ids is not None
+    sizes = SemanticIds.load(parts.semantic_ids.directory).level_sizes
+    number = torch.arange(parts.catalogue.num_item_rows - 1)
+    codes = torch.zeros((len(number), len(sizes)), dtype=torch.int32)
+    for level in range(len(sizes) - 1, 0, -1):
+        codes[:, level] = number % sizes[level]
+        number = number // sizes[level]
+    codes[:, 0] = number
+    return with_codes(parts, scratch, codes)
+
+
+def repeated_ids(parts: BundleParts, scratch: Path) -> BundleParts:
+    """The file of the IDs was edited: two items have the ID of another."""
+    assert parts.semantic_ids is not None
+    directory = copied(parts.semantic_ids.directory, scratch)
+
+    def repeat(tensors: dict[str, torch.Tensor]) -> None:
+        codes = next(one for one in tensors.values() if one.ndim == 2)
+        codes[1:3] = codes[3]
+
+    with_tensors(directory / "semantic_ids.safetensors", repeat)
+    return replace(parts, semantic_ids=SemanticIdParts(directory=directory))
+
+
+def dead_expert(parts: BundleParts, scratch: Path) -> BundleParts:
+    """Validation sent nothing to the last expert, as `train_ranker` writes down."""
+    return with_measures(parts, scratch, dead=True)
+
+
+def miscalibrated_ranker(parts: BundleParts, scratch: Path) -> BundleParts:
+    """Predicted ten times as many positives as validation had."""
+    return with_measures(parts, scratch, predicted=10.0)
+
+
+def with_measures(
+    parts: BundleParts, scratch: Path, *, dead: bool = False, predicted: float = 1.0
+) -> BundleParts:
+    """Write what train_ranker measured: even load, calibrated, unless said otherwise."""
+    assert parts.ranker is not None
+    model = copied(parts.ranker, scratch)
+    load = [0.25, 0.25, 0.25, 0.25] if not dead else [0.34, 0.33, 0.33, 0.0]
+    measured = {
+        "routing": {"num_experts": 4, "num_candidates": 100_000, "load": load},
+        "tasks": {
+            "next": {
+                "observed": 0.01,
+                "predicted": 0.01 * predicted,
+                "calibration_error": 0.01 * abs(predicted - 1) + 0.0005,
+                "num_labels": 100_000,
+            }
+        },
+    }
+    (model / "calibration.json").write_text(json.dumps(measured))
+    return replace(parts, ranker=model)
+
+
+def one_category(parts: BundleParts, scratch: Path) -> BundleParts:
+    """The column of categories was read wrongly: every item has the same."""
+    return replace(parts, catalogue=recatalogued(parts, lambda row, text: (text, [1])))
+
+
+def texts_of_other_items(parts: BundleParts, scratch: Path) -> BundleParts:
+    """The column of titles is shifted by one row."""
+    texts = [parts.catalogue.display_texts[row] for row in range(parts.catalogue.num_item_rows)]
+    moved = ["", *texts[2:], texts[1]]
+    return replace(
+        parts, catalogue=recatalogued(parts, lambda row, _: (moved[row], categories(parts, row)))
+    )
+
+
+def categories(parts: BundleParts, row: int) -> list[int]:
+    offsets = parts.catalogue.category_offsets
+    return np.asarray(parts.catalogue.category_values)[offsets[row] : offsets[row + 1]].tolist()
+
+
+def recatalogued(
+    parts: BundleParts, described: Callable[[int, str], tuple[str, list[int]]]
+) -> Catalogue:
+    old = parts.catalogue
+    rows = range(1, old.num_item_rows)
+    made = [described(row, old.display_texts[row]) for row in rows]
+    return Catalogue.from_lists(
+        item_ids=[old.item_ids[row] for row in rows],
+        display_texts=[text for text, _ in made],
+        category_names=[old.category_names[row] for row in range(1, old.num_category_rows)],
+        category_values=np.array([one for _, values in made for one in values], np.int64),
+        category_offsets=np.cumsum([0, 0, *(len(values) for _, values in made)]),
+    )
+
+
+def with_users(parts: BundleParts, **changes: object) -> BundleParts:
+    old = parts.users
+    fields = {
+        "user_ids": [old.user_ids[row] for row in range(1, old.num_user_rows)],
+        "features": old.features,
+        "item_rows": np.asarray(old.item_rows),
+        "offsets": np.asarray(old.offsets),
+        "times": None if old.times is None else np.asarray(old.times),
+    }
+    return replace(parts, users=Users.from_lists(**{**fields, **changes}))
+
+
+def swapped_columns(parts: BundleParts, scratch: Path) -> BundleParts:
+    """User and item ids changed places in the log."""
+    users = [parts.users.user_ids[row] for row in range(1, parts.users.num_user_rows)]
+    items = [parts.catalogue.item_ids[row] for row in range(1, parts.catalogue.num_item_rows)]
+    most = max(len(users), len(items))
+    users, items = (
+        [*one, *(f"more-{row}" for row in range(len(one), most))] for one in (users, items)
+    )
+    old = parts.catalogue
+    catalogue = replace(
+        old,
+        item_ids=Catalogue.from_lists(
+            item_ids=users[: old.num_item_rows - 1],
+            display_texts=[""] * (old.num_item_rows - 1),
+            category_names=[],
+            category_values=np.zeros(0, np.int64),
+            category_offsets=np.zeros(old.num_item_rows + 1, np.int64),
+        ).item_ids,
+    )
+    changed = with_users(parts, user_ids=items[: parts.users.num_user_rows - 1])
+    return replace(changed, catalogue=catalogue)
+
+
+def time_zone_error(parts: BundleParts, scratch: Path) -> BundleParts:
+    """All events were read eight hours late."""
+    assert parts.users.times is not None
+    return with_users(parts, times=np.asarray(parts.users.times) + 8 * 3_600)
+
+
+def events_of_the_future(parts: BundleParts, scratch: Path) -> BundleParts:
+    """Milliseconds were read as something else: the newest events lie in another century."""
+    assert parts.users.times is not None
+    times = np.asarray(parts.users.times).copy()
+    ends = np.asarray(parts.users.offsets)[2:] - 1
+    times[ends] += 100 * 365 * DAY
+    return with_users(parts, times=times)
+
+
+def duplicated_day(parts: BundleParts, scratch: Path) -> BundleParts:
+    """Every event stands there a second time, dated a day later."""
+    assert parts.users.times is not None
+    rows, times = np.asarray(parts.users.item_rows), np.asarray(parts.users.times)
+    offsets = np.asarray(parts.users.offsets)
+    owners = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    owners, rows = np.concatenate([owners] * 2), np.concatenate([rows] * 2)
+    times = np.concatenate([times, times + DAY])
+    order = np.lexsort((times, owners))
+    return with_users(parts, item_rows=rows[order], times=times[order], offsets=2 * offsets)
+
+
+def lists_for_nobody(parts: BundleParts, scratch: Path) -> BundleParts:
+    """All personal models are missing: everybody sees the popular items."""
+    return replace(
+        parts,
+        two_tower=None,
+        item_weights={},
+        content_similarity=None,
+        sequence=None,
+        ensemble=None,
+        generative=None,
+        blends={},
+        ranker=None,
+    )
+
+
+PLANTED: dict[str, tuple[Plant, str]] = {
+    "stale index": (stale_index, "index of these vectors"),
+    "truncated file": (truncated_file, "the bundle can be loaded"),
+    "exploding rows": (exploding_rows, "length of vectors"),
+    "NaN weights": (nan_weights, "the bundle can be loaded"),
+    "infinite weights": (infinite_weights, "finite numbers"),
+    "stale content vectors": (stale_content, "content vectors of these items"),
+    "wrong popularity": (wrong_popularity, "popularity of these events"),
+    "collapsed codebook": (collapsed_codebook, "use of the first codes"),
+    "repeated IDs": (repeated_ids, "the bundle can be loaded"),
+    "dead expert": (dead_expert, "load of each expert"),
+    "miscalibrated ranker": (miscalibrated_ranker, "calibration of next"),
+    "one category": (one_category, "categories of the catalogue"),
+    "titles shifted": (texts_of_other_items, "texts of the catalogue"),
+    "swapped columns": (swapped_columns, "catalogue completeness"),
+    "time-zone error": (time_zone_error, "times of known events"),
+    "future events": (events_of_the_future, "events of the future"),
+    "copied day": (duplicated_day, "events on two days"),
+    "popular lists for all": (lists_for_nobody, "catalogue coverage"),
+}
+"""Name of a defect -> what plants it, and the verdict that names it."""

@@ -1,0 +1,157 @@
+"""Checks whose evidence is not a bundle: hours, leakage, times, documents of other commands."""
+
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from pipelines.config.gate import GateConfig
+from pipelines.publishing.gate.documents import drift, parity
+from pipelines.publishing.gate.events import moved_hours, stand_there_once
+from pipelines.publishing.gate.leakage import found_by, one_feature_alone, too_good
+from pipelines.publishing.gate.lists import Lists, latency
+from pipelines.publishing.gate.subject import Subject
+from serving.bundle.load import Bundle, load_bundle
+from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
+
+NOW = time.time()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    size = SyntheticSize(num_items=60, num_users=400)
+    return load_bundle(write_synthetic_bundle(tmp_path_factory.mktemp("bundle"), "v1", size))
+
+
+def test_hours_that_moved_are_found_with_their_number() -> None:
+    rng = np.random.default_rng(0)
+    # Most events between 18 and 22 h.
+    old = 3_600 * rng.normal(20, 2, 5_000).astype(np.int64) % 86_400
+    assert moved_hours(old, old)[0] == 0
+    distance, hours, left = moved_hours(old, (old + 8 * 3_600) % 86_400)
+    assert distance > 0.8
+    assert (hours, left) == (8, 0)
+
+
+def test_a_file_that_was_delivered_twice_is_refused(bundle: Bundle) -> None:
+    def share(duplicates: int) -> bool:
+        report = {"rows_in": 1_000, "duplicates": duplicates}
+        return all(
+            one.passed for one in stand_there_once(Subject(challenger=bundle, report=report))
+        )
+
+    assert share(100)
+    assert not share(500)
+
+
+def test_a_user_feature_that_holds_the_label_is_found(bundle: Bundle) -> None:
+    rng = np.random.default_rng(0)
+    ages = np.asarray(bundle.users.features["age"])
+    # Each of four values has ten items of its own: what others with it took is what is held out.
+    items = 1 + 10 * ages[1:] + rng.integers(0, 10, len(ages) - 1)
+    answers = pl.DataFrame(
+        {
+            "user_id": [f"user-{row}" for row in range(1, len(ages))],
+            "item_id": [f"item-{row}" for row in items],
+            "rank": [1 if row % 20 == 0 else 90 for row in range(1, len(ages))],
+        }
+    )
+    assert found_by(ages[1:], items) == pytest.approx(1, abs=0.01)
+    assert found_by(np.zeros(len(items), np.int64), items) < 0.33
+    (verdict,) = one_feature_alone(Subject(challenger=bundle, answered=answers))
+    assert verdict.name == "user feature age alone"
+    assert not verdict.passed
+    honest = answers.with_columns(item_id=pl.col("item_id").shuffle(seed=1))
+    assert list(one_feature_alone(Subject(challenger=bundle, answered=honest))) == []
+
+
+@pytest.mark.parametrize(("ranked", "passed"), [(0.11, True), (0.19, True), (0.25, False)])
+def test_a_ranker_that_doubles_the_list_it_reorders_is_held_back(
+    bundle: Bundle, ranked: float, passed: bool
+) -> None:
+    subject = Subject(
+        challenger=bundle,
+        metrics={"blend_fast": {"ndcg@10": 0.1}, "ranked": {"ndcg@10": ranked}},
+        answered=pl.DataFrame({"user_id": [str(row) for row in range(300)]}),
+    )
+    (verdict,) = too_good(subject)
+    assert verdict.passed is passed
+    assert "looks too good" in verdict.reason
+
+
+def test_a_slow_bundle_is_refused_by_the_champions_time(bundle: Bundle) -> None:
+    def judged(challenger: float, champion: float) -> bool:
+        lists = [Lists(bundle, [], [one] * 9) for one in (challenger, champion)]
+        return latency(Subject(challenger=bundle), *lists).passed
+
+    assert judged(12, 2)
+    assert judged(50, 20)
+    assert not judged(70, 20)
+    assert not judged(600, 400)
+
+
+def documents(folder: Path, **found: object) -> Subject:
+    for name, document in found.items():
+        path = folder / {"parity": "parity/parity.json", "monitor": "monitoring/monitor.json"}[name]
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(json.dumps(document))
+    bundle = write_synthetic_bundle(folder / "bundles", "v1")
+    loaded = load_bundle(bundle)
+    return Subject(challenger=loaded, champion=loaded, workspace=folder, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("measured_on", "equal", "passed"), [("v1", 500, True), ("v1", 400, False), ("v0", 400, True)]
+)
+def test_parity_of_the_served_bundle_refuses_that_of_an_earlier_one_warns(
+    measured_on: str, equal: int, passed: bool, tmp_path: Path
+) -> None:
+    document = {"bundle": measured_on, "requests": 500, "recomputed": 500, "equal": equal}
+    subject = documents(tmp_path, parity={**document, "differences": [{"feature": "hour"}]})
+    (verdict,) = parity(subject)
+    assert verdict.passed is passed
+    assert ("hour" in verdict.reason) is (equal < 500)
+
+
+def signal(name: str, **fields: object) -> dict[str, object]:
+    usual = {"group": "volume", "drift": False, "alarm": True, "value": 10, "low": 100, "high": 900}
+    return {"name": name, "title": name, **usual, **fields}
+
+
+@pytest.mark.parametrize(
+    ("alarm", "passed"),
+    [
+        (signal("events"), False),
+        (signal("events", value=2_000), True),
+        (signal("categories", group="events", drift=True), True),
+        (signal("events", alarm=False), True),
+    ],
+)
+def test_missing_input_refuses_and_drift_only_warns(
+    alarm: dict[str, object], passed: bool, tmp_path: Path
+) -> None:
+    moment = datetime.fromtimestamp(NOW, UTC).isoformat()
+    subject = documents(tmp_path, monitor={"as_of": moment, "signals": [alarm], "freshness": []})
+    assert all(one.passed for one in drift(subject)) is passed
+    old = {"as_of": "2020-01-01T00:00:00+00:00", "signals": [alarm]}
+    assert all(one.passed for one in drift(documents(tmp_path / "later", monitor=old)))
+
+
+def test_no_documents_no_verdicts_and_a_broken_one_is_named(tmp_path: Path) -> None:
+    subject = documents(tmp_path)
+    assert [*parity(subject), *drift(subject)] == []
+    (tmp_path / "parity").mkdir()
+    (tmp_path / "parity/parity.json").write_text("{")
+    with pytest.raises(ValueError, match=r"parity.json is not JSON"):
+        list(parity(subject))
+
+
+def test_settings_out_of_range_are_named() -> None:
+    with pytest.raises(ValueError, match=r"gate.min_kept_items must be in \[0, 1\], got 2"):
+        GateConfig(min_kept_items=2)
+    with pytest.raises(ValueError, match=r"gate.num_queries must be >= 1, got 0"):
+        GateConfig(num_queries=0)

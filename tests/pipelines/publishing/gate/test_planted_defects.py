@@ -1,0 +1,98 @@
+"""Each planted defect fails the check that names it; sound bundles pass all of them."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.config.gate import GateConfig
+from pipelines.publishing.gate.gate import bundle_verdicts
+from pipelines.publishing.gate.subject import Subject
+from serving.bundle.load import Bundle, load_bundle
+from serving.bundle.manifest import ContentSource, Verdict
+from serving.bundle.write import BundleParts, write_bundle
+from tests.pipelines.publishing.gate.planted import PLANTED, with_measures, with_users
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
+
+SIZE = SyntheticSize(
+    num_items=120, num_users=60, events_per_user=12, history_models=True, ranker=True
+)
+CONFIG = GateConfig(num_queries=40, max_latency_ratio=0)
+
+
+def parts_of(folder: Path, size: SyntheticSize = SIZE) -> BundleParts:
+    folder.mkdir()
+    parts = synthetic_parts(folder, size)
+    source = ContentSource(encoder="hash", text_columns=["title"])
+    measured = with_measures(replace(parts, content_source=source), folder)
+    times = np.asarray(parts.users.times)
+    # Events of real people are not on the hour.
+    return with_users(measured, times=times + 37 * np.arange(len(times)) % 3_600)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> BundleParts:
+    return parts_of(tmp_path_factory.mktemp("gate") / "parts")
+
+
+@pytest.fixture(scope="module")
+def champion(parts: BundleParts, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return load_bundle(write_bundle(tmp_path_factory.mktemp("champion"), parts, version="v1"))
+
+
+def judged(champion: Bundle | None, folder: Path, parts: BundleParts) -> list[Verdict]:
+    challenger = load_bundle(write_bundle(folder, parts, version="v2"))
+    subject = Subject(challenger=challenger, champion=champion, config=CONFIG, now=time.time())
+    return bundle_verdicts(subject)
+
+
+def failed(verdicts: list[Verdict]) -> set[str]:
+    return {one.name for one in verdicts if not one.passed}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_defect_fails_the_check_that_names_it(
+    name: str, parts: BundleParts, champion: Bundle, tmp_path: Path
+) -> None:
+    plant, check = PLANTED[name]
+    planted = plant(parts, tmp_path)
+    if check == "the bundle can be loaded":
+        # It never gets as far as a check.
+        with pytest.raises(ValueError, match=r"cannot be used|semantic ID"):
+            judged(champion, tmp_path / "bundles", planted)
+        return
+    assert check in failed(judged(champion, tmp_path / "bundles", planted))
+
+
+def test_an_equal_bundle_passes_every_check(
+    parts: BundleParts, champion: Bundle, tmp_path: Path
+) -> None:
+    verdicts = judged(champion, tmp_path, parts)
+    assert failed(verdicts) == set()
+    assert len({one.name for one in verdicts}) >= 25
+    assert all(one.reason for one in verdicts)
+
+
+def test_a_first_bundle_needs_no_champion(parts: BundleParts, tmp_path: Path) -> None:
+    assert failed(judged(None, tmp_path, parts)) == set()
+
+
+def test_another_seed_of_a_model_passes(
+    parts: BundleParts, champion: Bundle, tmp_path: Path
+) -> None:
+    other = replace(parts, sequence=parts_of(tmp_path / "parts", replace(SIZE, seed=1)).sequence)
+    assert failed(judged(champion, tmp_path / "bundles", other)) == set()
+
+
+def test_half_the_catalogue_missing_is_refused(champion: Bundle, tmp_path: Path) -> None:
+    half = parts_of(tmp_path / "parts", replace(SIZE, num_items=60))
+    verdicts = judged(champion, tmp_path / "bundles", half)
+    (found,) = [one for one in verdicts if one.name == "catalogue completeness"]
+    assert (found.value, found.passed) == (0.5, False)
+
+
+def test_a_gate_that_is_off_checks_nothing(champion: Bundle) -> None:
+    off = Subject(challenger=champion, config=GateConfig(enabled=False))
+    assert bundle_verdicts(off) == []
