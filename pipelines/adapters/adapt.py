@@ -13,6 +13,7 @@ from pipelines.adapters.ranker import RankerAdaptation
 from pipelines.adapters.retriever import RetrieverAdaptation
 from pipelines.adapters.task import Task
 from pipelines.config.run import RunConfig
+from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.workspace import Workspace, bundles_dir
 from serving.bundle.adapters import BaseName, publish_adapter, write_adapter
 from serving.bundle.delta import Link, chain_of
@@ -75,17 +76,18 @@ def adapt_to(
     metrics = metrics_of(judged, config.adapter.metric)
     refuse_harm(config, domain, verdicts, metrics)
     trained = adaptation.final()
-    directory = write_adapter(
-        bundles_dir(config),
-        trained.adapter,
-        domain=domain,
-        base=base,
-        base_version=released.manifest.version,
-        metrics=metrics,
-        verdicts=verdicts,
-    )
-    if publish:
-        publish_adapter(directory)
+    with publishing(bundles_dir(config)):
+        directory = write_adapter(
+            bundles_dir(config),
+            trained.adapter,
+            domain=domain,
+            base=base,
+            base_version=released.manifest.version,
+            metrics=metrics,
+            verdicts=verdicts,
+        )
+        if publish:
+            publish_adapter(directory)
     return Adapted(
         directory=directory,
         metrics=metrics,

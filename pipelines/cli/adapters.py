@@ -44,10 +44,12 @@ def adapt(
 
     settings = resolve(config, assignments=assignments or [], workspace=workspace)
     if withdraw:
+        from pipelines.engine.bundles_lock import publishing
         from pipelines.engine.workspace import bundles_dir
         from serving.bundle.adapters import withdraw_adapter
 
-        withdraw_adapter(bundles_dir(settings), domain)
+        with publishing(bundles_dir(settings)):
+            withdraw_adapter(bundles_dir(settings), domain)
         out.print(f"{domain}: the base alone answers again")
         return
     from pipelines.adapters.adapt import adapt as run_adapt

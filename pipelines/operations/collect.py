@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipelines.engine.artifacts import Manifest
+from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.workspace import Workspace
 from pipelines.operations.in_use import (
@@ -27,7 +28,6 @@ from pipelines.operations.in_use import (
     versions_in,
     written_at,
 )
-from pipelines.publishing.bundles_lock import publishing
 from pipelines.publishing.released import RELEASED, UPDATE
 from pipelines.publishing.same_queries import answers_file
 from pipelines.semantic_ids.store import FOLDER as SEMANTIC_IDS

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from pipelines.config.content import ContentConfig, EnrichItemsConfig
 from pipelines.config.toml import validate
+from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.console import log
 from pipelines.inputs.content_models import cache_dir, make_encoder, make_language_model, text_of
 from pipelines.inputs.opened_store import opened
-from pipelines.publishing.bundles_lock import publishing
 from pipelines.publishing.promotion import note_champion, served_version
 from pipelines.semantic_ids.append import published_ids
 from recsys.content.attributes import PROMPT_VERSION, enriched_text

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.config.tracking import TrackingConfig
+from pipelines.engine.bundles_lock import publishing
 from pipelines.publishing.approval import check_approved
-from pipelines.publishing.bundles_lock import publishing
 from pipelines.publishing.promotion import (
     challenger,
     note_champion,

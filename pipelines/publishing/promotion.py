@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipelines.config.tracking import TrackingConfig
+from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.console import log
 from pipelines.publishing.approval import (
     check_approved,
@@ -23,7 +24,6 @@ from pipelines.publishing.approval import (
     take_refused,
     write_down,
 )
-from pipelines.publishing.bundles_lock import publishing
 from pipelines.tracking.entries import CHALLENGER, CHAMPION, release_tags
 from pipelines.tracking.outbox import Outbox, read_lines
 from recsys.data.durable import append_line

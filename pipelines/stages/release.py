@@ -22,12 +22,12 @@ from pipelines.candidates.blends import served_blends
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain
 from pipelines.engine.artifacts import digest_of_json, read_json, to_json
+from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.console import log
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.tensors import read_inputs, released_order
-from pipelines.publishing.bundles_lock import publishing
 from pipelines.publishing.checks import Metrics, release_verdicts, served_row
 from pipelines.publishing.comparison import Compared, compare
 from pipelines.publishing.decisions import Decision, Outcome, write_decision

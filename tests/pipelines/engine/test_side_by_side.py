@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
+from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.console import exit_code_of
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.history import read_history, recorded
 from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.engine.stage import Stage, StageContext, StageRows
 from pipelines.engine.workspace import Workspace
-from pipelines.publishing.bundles_lock import publishing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +280,7 @@ def test_a_second_publisher_ends_with_75_and_names_the_first(tmp_path: Path) -> 
         script = f"""
 from pathlib import Path
 from pipelines.engine.console import exit_code_of
-from pipelines.publishing.bundles_lock import publishing
+from pipelines.engine.bundles_lock import publishing
 try:
     with publishing(Path({str(tmp_path)!r}), patience_seconds=0.1):
         pass
@@ -300,7 +300,7 @@ def test_a_publisher_waits_for_one_that_ends_soon(tmp_path: Path) -> None:
     script = f"""
 import time
 from pathlib import Path
-from pipelines.publishing.bundles_lock import publishing
+from pipelines.engine.bundles_lock import publishing
 with publishing(Path({str(tmp_path)!r})):
     print("held", flush=True)
     time.sleep(0.5)

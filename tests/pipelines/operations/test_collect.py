@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from pipelines.cli.main import app
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.artifacts import Manifest
+from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.history import read_history
 from pipelines.engine.workspace import Workspace
 from pipelines.operations.collect import Collected, collect
-from pipelines.publishing.bundles_lock import publishing
 from pipelines.publishing.promotion import note_alias, promote
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
