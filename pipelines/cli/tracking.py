@@ -14,6 +14,7 @@ import typer
 
 from pipelines.cli.options import DEMO
 from pipelines.engine.console import log, out
+from pipelines.engine.errors import WorkspaceBusyError
 
 if TYPE_CHECKING:
     from pipelines.config.run import RunConfig
@@ -76,6 +77,9 @@ def tracked(config: RunConfig) -> Iterator[Recorder]:
     try:
         with sending_meanwhile(outbox, config.tracking):
             yield recorder_of(config)
+    except WorkspaceBusyError:
+        # Nothing was run: who holds the workspace sends.
+        raise
     except Exception:
         sync_outbox(outbox, config.tracking)
         raise

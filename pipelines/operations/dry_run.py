@@ -128,13 +128,8 @@ def with_known_files(config: RunConfig) -> tuple[RunConfig, Arriving]:
     arriving, data = Arriving(), config.data
     if data.partitions is not None:
         config = with_known_partitions(config, arriving)
-    elif data.dataset is not None:
-        fetched = from_cache(find_dataset(data.dataset))
-        if fetched is None:
-            arriving.reasons.append(f"data set {data.dataset} is fetched first")
-        else:
-            events, items, users = map(fetched.table, ("events", "items", "users"))
-            config = replace(config, data=replace(data, events=events, items=items, users=users))
+    elif data.dataset is not None and from_cache(find_dataset(data.dataset)) is None:
+        arriving.reasons.append(f"data set {data.dataset} is fetched first")
     else:
         config = with_dataset(config)
     if data.online_events is not None and is_store(data.online_events):
