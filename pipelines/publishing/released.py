@@ -14,13 +14,14 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.config.release import ReleaseConfig
 from pipelines.engine.artifacts import MANIFEST, Manifest, to_json
 from pipelines.engine.workspace import Workspace
 from pipelines.inputs.tensors import released_order
@@ -71,9 +72,14 @@ class Released:
 
     @classmethod
     def read(cls, folder: Path) -> Released | None:
-        """Read what a folder holds; None where it is not complete."""
+        """Read what a folder holds; None where it is not complete or of another version."""
         path = folder / DOCUMENT
-        return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (TypeError, ValueError):
+            return None
 
 
 def shop_workspace(workspace: Path) -> Path:
@@ -133,16 +139,33 @@ def keep_released(
         write_durably(partial / DOCUMENT, to_json(asdict(document)))
 
 
-def measured_metrics(workspace: Path, bundles: Path, champion: BundleManifest) -> Metrics:
-    """Return the metrics of a champion's full run.
+def champion_metrics(
+    workspace: Path, bundles: Path, champion: BundleManifest | None, metrics: Metrics
+) -> Metrics | None:
+    """Return the metrics of a champion's full run; None where they say nothing.
 
     An increment's own are of one day's held-out users: few, and other queries than a full run has.
+
+    Args:
+        workspace: Of the challenger's run.
+        bundles: Folder of the bundles.
+        champion: What is served; None where nothing is.
+        metrics: Of the challenger; none where no user was held out.
     """
+    if champion is None or (workspace.name == UPDATE and not metrics):
+        return None
     kept = Released.read(released_folder(workspace, champion.version))
     if kept is None or kept.full_version == champion.version:
         return champion.metrics
     directory = bundle_directory(bundles, kept.full_version)
     return read_manifest(directory)[0].metrics if directory.is_dir() else {}
+
+
+def bounds_of(config: ReleaseConfig, workspace: Path, num_users: int) -> ReleaseConfig:
+    """Leave out what a day's few held-out users cannot show, whatever the models are."""
+    if workspace.name != UPDATE or num_users >= config.min_compared:
+        return config
+    return replace(config, min_gain_over_popularity=-1.0)
 
 
 def held_out_of(sequences: Sequences) -> tuple[NDArray[np.int64], int | None]:

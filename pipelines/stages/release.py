@@ -36,7 +36,12 @@ from pipelines.publishing.gate.gate import bundle_verdicts
 from pipelines.publishing.gate.subject import Subject
 from pipelines.publishing.item_properties import item_properties
 from pipelines.publishing.promotion import note_release, served_base
-from pipelines.publishing.released import keep_released, released_folder
+from pipelines.publishing.released import (
+    bounds_of,
+    champion_metrics,
+    keep_released,
+    released_folder,
+)
 from pipelines.publishing.same_queries import RunEvents, answers_of, same_queries, write_answers
 from pipelines.publishing.signing import signing_key
 from pipelines.publishing.write_release import WrittenRelease, is_release_of, write_release
@@ -327,8 +332,10 @@ def release(context: StageContext) -> StageRows:
     compared = None
     if champion is not None and answered is not None:
         compared = compared_with(champion, answered, context, inputs)
-    before = None if champion is None else champion.metrics
-    verdicts = release_verdicts(metrics, recall, before, config.release, compared)
+    num_users = 0 if answered is None else answered["user_id"].n_unique()
+    bounds = bounds_of(config.release, context.workspace.path, num_users)
+    before = champion_metrics(context.workspace.path, folder, champion, metrics)
+    verdicts = release_verdicts(metrics, recall, before, bounds, compared)
 
     with publishing(folder):
         written = written_release(

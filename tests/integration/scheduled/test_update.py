@@ -229,7 +229,9 @@ def test_a_refused_increment_leaves_what_is_served_and_the_next_goes_on_from_the
     before, until = shop.served, shop.released.until
     assert until is not None
     shop.day(7)
-    shop.update("--set", "release.min_gain_over_popularity=1000.0", exit_code=3)
+    # Fewer held-out users than are compared show nothing about popularity.
+    strict = ("--set", "release.min_gain_over_popularity=1000.0", "--set", "release.min_compared=9")
+    shop.update(*strict, exit_code=3)
     assert shop.served == before
     line = read_history(shop.workspace)[-1]
     assert (line.outcome, line.exit_code) == ("refused", 3)
@@ -309,3 +311,15 @@ def test_a_killed_increment_is_resumed(shop: Shop, monkeypatch: pytest.MonkeyPat
     output = shop.update()
     assert "1 stages run" in output
     assert shop.released.kind == "incremental"
+
+
+def test_a_day_without_known_users_is_released(shop: Shop) -> None:
+    path = shop.day(7)
+    day = pl.read_csv(path)
+    day.with_columns("new-" + pl.col("user_id")).write_csv(path)
+    shop.update("--set", "release.min_gain_over_popularity=0.0")
+    assert shop.released.kind == "incremental"
+    manifest = json.loads((shop.workspace / "bundles/current/manifest.json").read_text())
+    assert manifest["metrics"] == {}
+    # The next full run is held against the last full one, not against this day.
+    assert shop.released.full_version != shop.served
