@@ -316,7 +316,7 @@ def test_a_killed_increment_is_resumed(shop: Shop, monkeypatch: pytest.MonkeyPat
 def test_a_day_without_known_users_is_released(shop: Shop) -> None:
     path = shop.day(7)
     day = pl.read_csv(path)
-    day.with_columns("new-" + pl.col("user_id")).write_csv(path)
+    day.with_columns(("new-" + pl.col("user_id")).alias("user_id")).write_csv(path)
     shop.update("--set", "release.min_gain_over_popularity=0.0")
     assert shop.released.kind == "incremental"
     manifest = json.loads((shop.workspace / "bundles/current/manifest.json").read_text())
