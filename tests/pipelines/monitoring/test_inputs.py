@@ -178,6 +178,8 @@ def test_a_retrain_is_wanted_until_a_full_run_has_seen_the_alarm(tmp_path: Path)
     (tmp_path / "bundles" / "current").symlink_to("bundle-v2")
     known = full_run_until(RunConfig(workspace=tmp_path))
     assert known == date(2026, 11, 19)
+    (tmp_path / "released" / "v2" / "released.json").write_text('{"of": "another version"}')
+    assert full_run_until(RunConfig(workspace=tmp_path)) is None
     drifted = {"title": "mix of categories", "drift": True, "since": "2026-11-20"}
     assert retrain_of([drifted], known) == (True, "since 2026-11-20 mix of categories")
     wanted, reason = retrain_of([{**drifted, "since": "2026-11-19"}], known)
