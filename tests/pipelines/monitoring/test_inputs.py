@@ -165,6 +165,7 @@ def test_a_retrain_is_wanted_until_a_full_run_has_seen_the_alarm(tmp_path: Path)
         kind="full",
         time="2026-11-20T03:00:00+00:00",
         full_time="2026-11-20T03:00:00+00:00",
+        full_version="v1",
         until=int(datetime(2026, 11, 19, 23, tzinfo=UTC).timestamp()),
     )
     increment = replace(
