@@ -16,6 +16,8 @@ from pipelines.cli.tracking import report_stage, tracked
 from pipelines.engine.console import out
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pipelines.config.run import RunConfig
     from pipelines.engine.history import Recording
     from pipelines.engine.runner import StageOutcome
@@ -92,18 +94,35 @@ def update_recorded(
     if decision.kind == "nothing":
         recording.outcome = "nothing to do"
         return
-    outcomes = run_decided(settings, decision, sources, quiet=quiet)
+    done = Noted(recording)
+    outcomes = run_decided(settings, decision, sources, done.report, quiet=quiet)
     if all(outcome.skipped for outcome in outcomes):
         recording.outcome = "nothing to do"
-    recording.details["stages"] = {
-        one.stage: round(one.seconds, 2) for one in outcomes if not one.skipped
-    }
     seconds = sum(outcome.seconds for outcome in outcomes)
     out.print(f"{sum(not one.skipped for one in outcomes)} stages run, {seconds:.1f} s")
 
 
+class Noted:
+    """Prints each stage as it ends, and notes its seconds in the history."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._seconds: dict[str, float] = {}
+        recording.details["stages"] = self._seconds
+
+    def report(self, outcome: StageOutcome) -> None:
+        """Print and note one."""
+        report_stage(outcome)
+        if not outcome.skipped:
+            self._seconds[outcome.stage] = round(outcome.seconds, 2)
+
+
 def run_decided(
-    config: RunConfig, decision: Decision, sources: ConfigSources, *, quiet: bool
+    config: RunConfig,
+    decision: Decision,
+    sources: ConfigSources,
+    finished: Callable[[StageOutcome], None],
+    *,
+    quiet: bool,
 ) -> list[StageOutcome]:
     """Run an increment or every stage; the first full run of preset auto makes its plan."""
     from pipelines.cli.automatic import run_automatically
@@ -115,7 +134,7 @@ def run_decided(
     begin = time.perf_counter()
     with tracked(config) as recorder:
         run_them = partial(
-            run_stages, show_progress=not quiet, recorder=recorder, finished=report_stage
+            run_stages, show_progress=not quiet, recorder=recorder, finished=finished
         )
         if decision.base is not None:
             return run_update(
@@ -123,7 +142,7 @@ def run_decided(
                 decision.base,
                 show_progress=not quiet,
                 recorder=recorder,
-                finished=report_stage,
+                finished=finished,
             )
         if config.auto.enabled and saved_choices(config.workspace) is None:
             return run_automatically(sources, STAGES, run_them, begin)

@@ -105,6 +105,9 @@ def updates(folder: Path, days: int) -> Iterator[Row]:
         arrive(path)
         walls.append(recsys("update", "-c", config, "-q", "--set", "updates.full_every_days=1000"))
     lines = read_history(folder / "run")[1:]
+    for line in lines:
+        if line.outcome != "done":
+            sys.stderr.write(f"{line.reasons}\n")
     stages = [sum(line.details["stages"].values()) for line in lines]
     refused = sum(line.outcome == "refused" for line in lines)
     nothing = recsys("update", "-c", config, "-q")
