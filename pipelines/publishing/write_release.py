@@ -22,6 +22,8 @@ from serving.bundle.manifest import (
 )
 from serving.bundle.write import BundleParts, write_bundle
 
+TIMED = "time of a list"
+"""A verdict whose value differs between equal runs: in the decision, not in the bundle."""
 Judge = Callable[[Path], Sequence[Verdict]]
 """Gives the verdicts on a written bundle that nobody serves yet."""
 
@@ -102,10 +104,16 @@ def aside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def repeatable(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Leave out measured times, so that equal inputs give equal bundles."""
+    untimed = {"value": None, "bound": None, "reason": "in the decision"}
+    return [one.model_copy(update=untimed) if one.name == TIMED else one for one in verdicts]
+
+
 def add_verdicts(directory: Path, verdicts: Sequence[Verdict]) -> None:
     """Write verdicts into the manifest of a bundle that is not published yet."""
     manifest, _ = read_manifest(directory)
-    judged = manifest.model_copy(update={"verdicts": list(verdicts)})
+    judged = manifest.model_copy(update={"verdicts": repeatable(verdicts)})
     write_durably(directory / MANIFEST, to_json(judged.model_dump(mode="json")))
     make_read_only(directory)
 

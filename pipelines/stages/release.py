@@ -44,7 +44,12 @@ from pipelines.publishing.released import (
 )
 from pipelines.publishing.same_queries import RunEvents, answers_of, same_queries, write_answers
 from pipelines.publishing.signing import signing_key
-from pipelines.publishing.write_release import WrittenRelease, is_release_of, write_release
+from pipelines.publishing.write_release import (
+    WrittenRelease,
+    is_release_of,
+    repeatable,
+    write_release,
+)
 from pipelines.ranking.artefact import RANKED, served_ranker
 from pipelines.semantic_ids.artefact import read_version
 from pipelines.stages.build_semantic_ids import publish_version, store_of
@@ -364,7 +369,7 @@ def release(context: StageContext) -> StageRows:
         "digest": written.digest,
         "alias": alias,
         "semantic_ids": semantic_ids,
-        "verdicts": decision.verdicts,
+        "verdicts": [one.model_dump() for one in repeatable(written.verdicts)],
     }
     (context.output / "release.json").write_text(to_json(document))
     return StageRows(rows_in=len(metrics), rows_out=inputs.sizes.num_item_rows - 1)

@@ -155,7 +155,9 @@ def digests(workspace: Path) -> dict[str, str]:
     for path in sorted(workspace.rglob("*")):
         name = str(path.relative_to(workspace))
         # The report counts the looks at the test split, of which a killed evaluation is one.
-        if path.name in DIFFERS_BY_NATURE or name.startswith(("report/", "running/", "locks/")):
+        # A decision has its time and that of a list.
+        apart = ("report/", "running/", "locks/", "bundles/decisions/")
+        if path.name in DIFFERS_BY_NATURE or name.startswith(apart):
             continue
         if path.is_symlink():
             found[name] = str(path.readlink())

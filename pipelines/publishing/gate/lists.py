@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipelines.publishing.gate.subject import Subject, at_least, at_most
+from pipelines.publishing.write_release import TIMED
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Verdict
 from serving.recommend import Recommender
@@ -96,7 +97,7 @@ def latency(subject: Subject, challenger: Lists, champion: Lists | None) -> Verd
         before = float(np.median(champion.milliseconds))
         bound = min(bound, max(FAST_ENOUGH_MS, before * subject.config.max_latency_ratio))
         reason += f"; the champion's median is {before:.1f}"
-    return at_most("time of a list", median, bound, reason)
+    return at_most(TIMED, median, bound, reason)
 
 
 def variety(subject: Subject, challenger: Lists, champion: Lists) -> Iterator[Verdict]:
