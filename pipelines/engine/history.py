@@ -5,7 +5,7 @@
     running/<command>-<process>  locked while a command runs; says when it began
 
 A command that is killed writes no line. It leaves its file in ``running``, whose lock the kernel
-released, and the next command writes the line for it.
+released, and the next command writes the line for it; likewise where the disk is too full for it.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Recording:
         self._command = command
         self._began, self._begin = datetime.now(UTC), time.perf_counter()
         self._mark = ExitStack()
+        self._marked_at: Path | None = None
 
     def at(self, workspace: Path) -> None:
         """Record in a workspace; one that is not there yet gets its line at the end only."""
@@ -69,7 +70,8 @@ class Recording:
         if workspace.is_dir():
             with suppress(OSError):
                 _note_killed(workspace)
-                self._mark.enter_context(_marked(workspace, self._run(KILLED)))
+                marked = _marked(workspace, self._run(KILLED))
+                self._marked_at = self._mark.enter_context(marked)
 
     def _run(self, exit_code: int) -> CommandRun:
         return CommandRun(
@@ -89,12 +91,17 @@ class Recording:
                 return
             if error is not None and not hasattr(error, "exit_code"):
                 self.reasons += [line.strip() for line in message_of(error).splitlines()]
+            run = self._run(exit_code)
             try:
-                append(self.workspace, self._run(exit_code))
+                append(self.workspace, run)
             except OSError as unwritten:
+                ended = run if error is not None else self._run(exit_code_of(unwritten))
+                _leave_to_next(self._marked_at, ended)
                 if error is None:
                     raise
-                log.print(f"note: not recorded in {HISTORY}: {unwritten}", markup=False)
+                log.print(
+                    f"note: the next command records this in {HISTORY}: {unwritten}", markup=False
+                )
 
 
 @contextmanager
@@ -146,14 +153,27 @@ def read_history(workspace: Path, since: datetime | None = None) -> list[Command
 
 
 @contextmanager
-def _marked(workspace: Path, run: CommandRun) -> Iterator[None]:
+def _marked(workspace: Path, run: CommandRun) -> Iterator[Path]:
     """Keep a locked file with the line that stands if the process is killed."""
     path = workspace / RUNNING / f"{run.command}-{os.getpid()}-{time.time_ns()}"
     path.parent.mkdir(exist_ok=True)
     with locked(path, wait=False):
         path.write_text(json.dumps(asdict(run)), encoding="utf-8")
-        yield
+        yield path
         path.unlink(missing_ok=True)
+
+
+def _leave_to_next(path: Path | None, run: CommandRun) -> None:
+    """Leave a line that cannot be appended in the file of the running command, under a new name.
+
+    It takes the place of the line for a kill, so that a full disk has room for it.
+    """
+    with suppress(OSError):
+        if path is not None:
+            with path.open("r+", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(run), default=str))
+                file.truncate()
+            path.rename(path.with_name(f"{path.name}-ended"))
 
 
 def _note_killed(workspace: Path) -> None:
@@ -165,5 +185,7 @@ def _note_killed(workspace: Path) -> None:
             # Empty: killed before it had begun, or unlinked and made anew by this lock.
             with suppress(ValueError, TypeError):
                 run = CommandRun(**json.loads(path.read_text(encoding="utf-8")))
-                append(workspace, replace(run, outcome="failed", reasons=[KILLED_REASON]))
+                if run.exit_code == KILLED:
+                    run = replace(run, outcome="failed", reasons=[KILLED_REASON])
+                append(workspace, run)
             path.unlink()

@@ -161,7 +161,7 @@ def full_disk(year: Year, events: pl.DataFrame) -> None:
     shop.arrive(shop.today)
     served = shop.served
     fault = year.inject("full disk")
-    size = shop.random.choice([2_000, 8_000, 30_000, 100_000])
+    size = shop.random.choice([4_000, 8_000, 30_000])
     ended = shop.process("update", "-q", file_bytes=size)
     year.ended("update on a full disk", ended, 74)
     if shop.served != served:
