@@ -70,6 +70,7 @@ class Recording:
         if workspace.is_dir():
             with suppress(OSError):
                 _note_killed(workspace)
+            with suppress(OSError):
                 marked = _marked(workspace, self._run(KILLED))
                 self._marked_at = self._mark.enter_context(marked)
 
