@@ -7,6 +7,7 @@ ingested the partitions that the manifest names; the next one goes on behind the
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ from pipelines.partitions.source import Source, SourceFile, begin_of, end_of
 from recsys.data.durable import PARTIAL, fsync_tree, locked
 
 LOCK = ".lock"
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS)
+"""Errors of this machine's disk, not of the store that a file is fetched from."""
 Say = Callable[[str], None]
 
 
@@ -272,7 +275,7 @@ def _read_one(
                 reading.source.fetch(file, to) for file, to in zip(files, raw, strict=True)
             )
         except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.filename is not None:
+            if isinstance(error, OSError) and (error.filename or error.errno in NO_ROOM):
                 raise
             return aside(f"cannot be fetched: {error}", retried=True)
         if before is not None and sorted(before.digests) == sorted(digests):

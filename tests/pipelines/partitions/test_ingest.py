@@ -1,5 +1,6 @@
 """Partitions of events: each counts once, whatever order, state or version they arrive in."""
 
+import errno
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -293,6 +294,21 @@ def test_a_day_to_come_waits_until_the_clock_is_right(
     assert manifest_of(config).partitions == {}
     # The files are as they were.
     assert ingest(config).new == ["2026-01-06"]
+
+
+def test_a_full_disk_is_no_fault_of_the_file(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_day(tmp_path / "events", 0)
+
+    def full(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.Source, "fetch", full)
+        with pytest.raises(OSError, match="No space left"):
+            ingest(config)
+    assert ingest(config).new == ["2026-01-01"]
 
 
 def test_leftovers_of_a_killed_call_are_swept(config: RunConfig, tmp_path: Path) -> None:
