@@ -51,7 +51,8 @@ def at_the_same_times(subject: Subject) -> Iterator[Verdict]:
         share, hours = float((moved != 0).mean()), float(np.median(moved)) / HOUR
         reason = f"share of {len(moved)} events that the champion knows too whose time changed"
         if share > subject.config.max_moved_times:
-            reason += f", by {hours:+.1f} hours in the middle; check their time zone"
+            why = f"by {hours:+.1f} hours in the middle; check their time zone"
+            reason += f", {why if hours else 'to and fro: ids or times were mixed up'}"
         yield at_most("times of known events", share, subject.config.max_moved_times, reason)
     yield from _hours_of_new_events(champion, challenger)
 

@@ -368,10 +368,23 @@ def judged(case: Case, base: Path) -> tuple[bool, list[str]]:
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--only", nargs="*", help="names of cases", default=None)
+    parser.add_argument("--outcomes", type=Path, help="cases that are done; more are added")
+    parser.add_argument("--note", default="", help="what the page has to say of this run")
     chosen = parser.parse_args()
-    rows: list[Row] = []
-    lines: dict[bool, list[str]] = {True: [], False: []}
-    refused = {True: 0, False: 0}
+    done: dict[str, list[str]] = {}
+    if chosen.outcomes is not None and chosen.outcomes.exists():
+        done = json.loads(chosen.outcomes.read_text())
+    waiting = [case for case in CASES if case.name not in done]
+    if chosen.only is not None:
+        waiting = [case for case in waiting if case.name in chosen.only]
+    if waiting:
+        judge_all(waiting, done, chosen.outcomes)
+    if all(case.name in done for case in CASES):
+        write_table(done, chosen.note)
+
+
+def judge_all(waiting: list[Case], done: dict[str, list[str]], outcomes: Path | None) -> None:
+    """Train champion and challenger once, then run the cases; keep each outcome."""
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch) / "base"
         base.mkdir()
@@ -383,18 +396,34 @@ def main() -> None:
         if code or run(trained, (*OTHER_SEED, "--until", "build_index"))[0]:
             raise SystemExit(output)
         print(f"champion and challenger: {time.perf_counter() - begin:.0f} s", flush=True)
-        for case in CASES:
-            if chosen.only is not None and case.name not in chosen.only:
-                continue
+        for case in waiting:
             begin = time.perf_counter()
             was_refused, names = judged(case, trained if case.release_alone else base)
-            refused[case.defect] += was_refused
-            outcome = "refused: " + ", ".join(names) if was_refused else "released"
+            done[case.name] = names if was_refused else []
+            if outcomes is not None:
+                outcomes.write_text(json.dumps(done, indent=1))
             seconds = time.perf_counter() - begin
-            print(f"{case.name}: {outcome} ({seconds:.0f} s)", flush=True)
-            lines[case.defect].append(f"| {case.name} | {outcome} |")
-    if chosen.only is not None:
-        return
+            print(f"{case.name}: {outcome_of(done[case.name])} ({seconds:.0f} s)", flush=True)
+
+
+def outcome_of(names: list[str]) -> str:
+    return "refused: " + ", ".join(names) if names else "released"
+
+
+def write_table(done: dict[str, list[str]], note: str) -> None:
+    """Write the result of all cases, by the checks that refused each."""
+    rows: list[Row] = []
+    lines: dict[bool, list[str]] = {}
+    for kind in (True, False):
+        by_outcome: dict[str, list[str]] = {}
+        for one in CASES:
+            if one.defect == kind:
+                by_outcome.setdefault(outcome_of(done[one.name]), []).append(one.name)
+        lines[kind] = [f"| {', '.join(names)} | {why} |" for why, names in by_outcome.items()]
+    refused = {
+        kind: sum(bool(done[one.name]) for one in CASES if one.defect == kind)
+        for kind in (True, False)
+    }
     counts = {kind: sum(case.defect == kind for case in CASES) for kind in (True, False)}
     rows.append(
         Row(
@@ -418,6 +447,7 @@ def main() -> None:
             *lines[True],
             "\n| harmless change | decision |\n| --- | --- |",
             *lines[False],
+            f"\n{note}" if note else "",
         ]
     )
     write_results("planted_defects", rows, notes=notes)
