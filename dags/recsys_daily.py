@@ -1,10 +1,11 @@
 """Every day: what has arrived, the day's increment, and what is to be looked after.
 
-    ingest -> update -> sync, gc, parity
+    ingest -> monitor -> update -> sync, gc, parity
 
 ``recsys update`` continues the served models on new events, judges the result and releases it, or
-keeps what is served (exit code 3, with its reasons). The monitor runs on the bundle that comes of
-it, in a DAG of its own. Parity runs where RECSYS_STORE names the store of served lists.
+keeps what is served (exit code 3, with its reasons). The monitor comes before it, while the served
+bundle does not know the day yet; an alarm (5) holds nothing up, and may make the update a full run.
+Parity runs where RECSYS_STORE names the store of served lists.
 """
 
 import os
@@ -35,9 +36,14 @@ with DAG(
         execution_timeout=timedelta(hours=1),
         outlets=[PARTITIONS],
     )
+    monitor = CommandOperator(
+        task_id="monitor", arguments=["monitor", *of_shop()], execution_timeout=timedelta(hours=1)
+    )
     update = CommandOperator(
         task_id="update",
         arguments=["update", "--quiet", *of_shop()],
+        # It ingests what it can by itself.
+        trigger_rule="all_done",
         pool=GPU_POOL,
         outlets=[BUNDLE],
     )
@@ -45,7 +51,7 @@ with DAG(
     after = {"trigger_rule": "all_done", "execution_timeout": timedelta(hours=1)}
     sync = CommandOperator(task_id="sync", arguments=["sync", *of_workspace()], **after)
     gc = CommandOperator(task_id="gc", arguments=["gc", *of_workspace()], **after)
-    ingest >> update >> [sync, gc]
+    ingest >> monitor >> update >> [sync, gc]
     if store := os.environ.get("RECSYS_STORE"):
         checked = ["--bundles", address()["bundles"], "--store", store, "--since", "1d"]
         update >> CommandOperator(task_id="parity", arguments=["parity", *checked], **after)

@@ -15,7 +15,7 @@ from tests.dags.conftest import DAGS, Airflow
 
 NAMES = {
     "recsys_backfill": ["update_each_day"],
-    "recsys_daily": ["gc", "ingest", "parity", "sync", "update"],
+    "recsys_daily": ["gc", "ingest", "monitor", "parity", "sync", "update"],
     "recsys_hourly": ["count", "follow_registry", "ingest"],
     "recsys_monitoring": ["monitor", "status"],
 }
@@ -50,7 +50,8 @@ def check_tasks(dags: dict[str, Any]) -> None:
     for dag, names in NAMES.items():
         assert sorted(dags[dag]["tasks"]) == names
     daily = dags["recsys_daily"]["tasks"]
-    assert daily["ingest"]["after"] == ["update"]
+    assert daily["ingest"]["after"] == ["monitor"]
+    assert daily["monitor"]["after"] == ["update"]
     assert daily["update"]["after"] == ["gc", "parity", "sync"]
     hourly = dags["recsys_hourly"]["tasks"]
     assert hourly["follow_registry"]["after"] == ["ingest"]

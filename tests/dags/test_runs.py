@@ -88,7 +88,8 @@ def test_a_week_is_backfilled_then_run_day_by_day_and_a_refusal_is_handed_on(
     week.arrive(week.days[6])
     served = week.served
     text = (tmp_path / "shop.toml").read_text()
-    refusing = text.replace("min_gain_over_popularity = -1", "min_gain_over_popularity = 1000")
+    strict = "min_gain_over_popularity = 1000\nmin_compared = 2"
+    refusing = text.replace("min_gain_over_popularity = -1", strict)
     (tmp_path / "shop.toml").write_text(refusing)
     output = week.run("recsys_daily", week.days[6], exit_code=None)
     assert "a check refused; another try would end the same" in output
