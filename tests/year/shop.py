@@ -55,6 +55,7 @@ ks = [10]
 num_resamples = 0
 [release]
 min_gain_over_popularity = -1
+max_drop_from_champion = 1.0
 [updates]
 full_every_days = 9
 min_held_out = 60
