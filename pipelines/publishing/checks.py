@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from pipelines.candidates.blends import BLEND, BLEND_FAST
@@ -12,6 +13,8 @@ from pipelines.ranking.artefact import RANKED
 from serving.bundle.manifest import Verdict
 
 Metrics = Mapping[str, Mapping[str, float]]
+CHANCE = 2.6
+"""Standard errors of a difference that one pair of equals in a hundred exceeds."""
 
 
 def value_of(metrics: Metrics, model: str, metric: str) -> float:
@@ -57,6 +60,7 @@ def release_verdicts(
     champion: Metrics | None,
     config: ReleaseConfig,
     compared: Compared | None = None,
+    error: float = 0.0,
 ) -> list[Verdict]:
     """Check the challenger.
 
@@ -67,6 +71,7 @@ def release_verdicts(
         champion: Test metrics of the published bundle, None where there is none.
         config: The bounds.
         compared: Both on the same queries; None where there is no champion to query.
+        error: Standard error of the compared metric over the challenger's users.
     """
     index = [] if index_recall is None else [found_by_index(index_recall, config)]
     if not metrics:
@@ -86,12 +91,18 @@ def release_verdicts(
     if compared is not None:
         verdicts += comparison_verdicts(compared, config)
     if champion is not None and (compared is None or not compared.shows_losses):
-        verdicts += far_below(blend, champion, config)
+        verdicts += far_below(blend, champion, config, error)
     return verdicts
 
 
-def far_below(value: float, champion: Metrics, config: ReleaseConfig) -> list[Verdict]:
-    """Check against what the champion had on its own data, where nothing better is to be had."""
+def far_below(
+    value: float, champion: Metrics, config: ReleaseConfig, error: float
+) -> list[Verdict]:
+    """Check against what the champion had on its own data, where nothing better is to be had.
+
+    Both are means over some users; a drop within what their numbers leave to chance is none.
+    """
+    chance = CHANCE * math.sqrt(2) * error
     row = served_row(champion)
     if config.metric not in champion.get(row, {}):
         return []
@@ -100,7 +111,8 @@ def far_below(value: float, champion: Metrics, config: ReleaseConfig) -> list[Ve
         at_least(
             f"{config.metric} against the champion's on its own data",
             value,
-            before * (1 - config.max_drop_from_champion),
-            f"the published bundle had {before:.4f} on other queries, so only a large drop counts",
+            before * (1 - config.max_drop_from_champion) - chance,
+            f"the published bundle had {before:.4f} on other queries, so only a large drop counts; "
+            f"chance alone makes {chance:.4f}",
         )
     ]

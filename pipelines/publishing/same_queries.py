@@ -127,6 +127,16 @@ def answers_of(table: pl.DataFrame, row: str, run: RunEvents) -> pl.DataFrame:
     )
 
 
+def standard_error(answers: pl.DataFrame | None, depth: int) -> float:
+    """Standard error of the users' mean discounted gain at so many places; 0 without two users."""
+    if answers is None:
+        return 0.0
+    listed = pl.col("rank").is_between(1, depth)
+    gain = pl.when(listed).then(1 / (1 + pl.col("rank")).log(2)).otherwise(0.0)
+    gains = answers.group_by("user_id").agg(gain.mean().alias("gain"))["gain"].to_numpy()
+    return float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else 0.0
+
+
 def write_answers(bundles: Path, version: str, answers: pl.DataFrame) -> None:
     """Keep a release's answers for the gate of the next one; remove those of deleted bundles."""
     kept = answers.select(*KEY, "rank")

@@ -42,7 +42,13 @@ from pipelines.publishing.released import (
     keep_released,
     released_folder,
 )
-from pipelines.publishing.same_queries import RunEvents, answers_of, same_queries, write_answers
+from pipelines.publishing.same_queries import (
+    RunEvents,
+    answers_of,
+    same_queries,
+    standard_error,
+    write_answers,
+)
 from pipelines.publishing.signing import signing_key
 from pipelines.publishing.write_release import (
     WrittenRelease,
@@ -340,7 +346,8 @@ def release(context: StageContext) -> StageRows:
     num_users = 0 if answered is None else answered["user_id"].n_unique()
     bounds = bounds_of(config.release, context.workspace.path, num_users)
     before = champion_metrics(context.workspace.path, folder, champion, metrics)
-    verdicts = release_verdicts(metrics, recall, before, bounds, compared)
+    error = standard_error(answered, bounds.depth)
+    verdicts = release_verdicts(metrics, recall, before, bounds, compared, error)
 
     with publishing(folder):
         written = written_release(

@@ -1,9 +1,12 @@
 import math
 
+import numpy as np
+import polars as pl
 import pytest
 
 from pipelines.config.run import ReleaseConfig
 from pipelines.publishing.checks import release_verdicts
+from pipelines.publishing.same_queries import standard_error
 
 
 def metrics(blend: float, popularity: float = 0.1) -> dict[str, dict[str, float]]:
@@ -68,3 +71,21 @@ def test_what_no_held_out_event_could_judge_passes_unless_it_replaces_what_was_m
     assert passed(after) == {"held-out events": False, "index recall": True}
     assert "goes on serving" in after[0].reason
     assert release_verdicts(metrics(0.2), 1.0, {}, ReleaseConfig())[0].passed
+
+
+def test_a_drop_that_few_users_leave_to_chance_is_none() -> None:
+    name = "ndcg@10 against the champion's on its own data"
+    few, many = (
+        release_verdicts(metrics(0.16), 1.0, metrics(0.2), ReleaseConfig(), error=error)
+        for error in (0.02, 0.002)
+    )
+    assert passed(few)[name]
+    assert not passed(many)[name]
+
+
+def test_the_error_of_users_gains_is_that_of_their_mean() -> None:
+    ranks = pl.DataFrame({"user_id": ["a", "b", "b", "c"], "rank": [1, 3, None, 11]})
+    gains = [1.0, 0.25, 0.0]
+    expected = np.std(gains, ddof=1) / np.sqrt(3)
+    assert standard_error(ranks, 10) == pytest.approx(expected)
+    assert standard_error(ranks.head(1), 10) == standard_error(None, 10) == 0.0
