@@ -7,44 +7,20 @@ Axes: N item rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
 
 from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.training import grown_state
 from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_tower import read_settings
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.semantic_ids.codes import NO_CODE, ItemCodes
-
-
-def grown_state(model: nn.Module, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Fit trained weights into a model whose tables have gained rows.
-
-    Returns:
-        The weights; new rows have the model's own, fresh values.
-    """
-    fresh = model.state_dict()
-    return {
-        name: grown(value, fresh[name]) if name in fresh else value
-        for name, value in trained.items()
-    }
-
-
-def grown(trained: Tensor, fresh: Tensor) -> Tensor:
-    """Put trained rows into a table that has since gained rows, which keep their fresh values."""
-    is_longer = trained.dim() > 0 and fresh.shape[1:] == trained.shape[1:]
-    if not is_longer or len(fresh) <= len(trained):
-        return trained
-    table = fresh.clone()
-    table[: len(trained)] = trained
-    return table
 
 
 def grown_generative(

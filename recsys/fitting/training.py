@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from recsys.evaluation.ranking import RankingConfig
-from recsys.fitting.grown import grown_state
 from recsys.fitting.queries import EvaluationQueries, measure
 from recsys.retrieval.sources import Source
 from recsys.training.loop import Evaluate, TrainConfig, TrainResult, train
@@ -108,6 +107,29 @@ def load_trained(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             f"{sorted(trained.keys() - own)} besides; train the model again before the refit"
         )
     model.load_state_dict(grown_state(model, trained), strict=False)
+
+
+def grown_state(model: nn.Module, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Fit trained weights into a model whose tables have gained rows.
+
+    Returns:
+        The weights; new rows have the model's own, fresh values.
+    """
+    fresh = model.state_dict()
+    return {
+        name: grown(value, fresh[name]) if name in fresh else value
+        for name, value in trained.items()
+    }
+
+
+def grown(trained: Tensor, fresh: Tensor) -> Tensor:
+    """Put trained rows into a table that has since gained rows, which keep their fresh values."""
+    is_longer = trained.dim() > 0 and fresh.shape[1:] == trained.shape[1:]
+    if not is_longer or len(fresh) <= len(trained):
+        return trained
+    table = fresh.clone()
+    table[: len(trained)] = trained
+    return table
 
 
 def fit_retriever(

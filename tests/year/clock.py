@@ -57,6 +57,14 @@ def set_clock(moment: datetime) -> None:
             module.datetime = ClockTime  # type: ignore[attr-defined]
 
 
+def reset_clock() -> None:
+    """Let it be what it really is, for what runs after in this process."""
+    ClockTime.shift = timedelta()
+    for name, module in list(sys.modules.items()):
+        if name.startswith(PACKAGES) and getattr(module, "datetime", None) is ClockTime:
+            module.datetime = _REAL  # type: ignore[attr-defined]
+
+
 def main(moment: str, arguments: list[str]) -> None:
     """Run a command at a moment."""
     set_clock(_REAL.fromisoformat(moment))

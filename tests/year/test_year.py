@@ -1,14 +1,22 @@
 """A month of the synthetic year: served and fresh at its end, every fault found, nothing lost."""
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from serving.recommend import Recommender
 from serving.schemas import Request
+from tests.year.clock import reset_clock
 from tests.year.shop import YearShop
 from tests.year.year import FAULTS, features_rows, lost_and_doubled, run_year, summary
+
+
+@pytest.fixture(autouse=True)
+def real_clock_afterwards() -> Iterator[None]:
+    yield
+    reset_clock()
 
 
 @pytest.mark.slow

@@ -168,6 +168,9 @@ def full_disk(year: Year, events: pl.DataFrame) -> None:
         year.unexpected.append(f"{shop.today}: served changed on a full disk")
     found_in_history(year, fault, "update: failed 74")
     year.update()
+    if not fault.found:
+        # A line for which there was no room is written by the command behind it.
+        found_in_history(year, fault, "update: failed 74")
 
 
 def killed_task(year: Year, events: pl.DataFrame) -> None:
