@@ -177,6 +177,8 @@ class NewestSplit:
     """Unix seconds; earlier events are in train."""
     share: float
     """Share of the users with events since then whose events since then are the test."""
+    min_users: int = 0
+    """As many of them are drawn where there are so many, at most half."""
     seed: int = 0
     """Draws the users, by their rows."""
 

@@ -93,6 +93,8 @@ def newest_of_some(times: Rows, offsets: Rows, split: NewestSplit) -> Ends:
     """
     before = global_time(times, offsets, Cuts(split.since, split.since)).train
     counts = np.diff(offsets)
-    drawn = hashed(np.arange(len(counts)), split.seed) < np.uint64(split.share * 2**64)
+    num_new = int(np.count_nonzero(before < counts))
+    share = min(max(split.share, split.min_users / max(1, num_new)), 0.5)
+    drawn = hashed(np.arange(len(counts)), split.seed) < np.uint64(share * 2**64)
     ends = np.where(drawn & (before > 0), before, counts)
     return Ends(ends, ends)

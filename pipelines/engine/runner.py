@@ -21,7 +21,7 @@ from pipelines.engine.artifacts import Manifest, begin, commit
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import Stage, StageContext
 from pipelines.engine.workspace import Workspace
-from recsys.data.durable import digest_of_file, write_durably
+from recsys.data.durable import digest_once, write_durably
 
 
 class Recorder(Protocol):
@@ -80,7 +80,7 @@ def plan(stage: Stage, config: RunConfig, workspace: Workspace) -> Manifest:
     for name, path in stage.raw_files(config).items():
         if not path.is_file():
             raise ValueError(f"{name}: there is no file {path.absolute()}")
-        inputs[name] = digest_of_file(path)
+        inputs[name] = digest_once(path)
     for name in stage.inputs_of(config):
         found = workspace.manifest(name)
         if found is None:
@@ -96,6 +96,20 @@ def plan(stage: Stage, config: RunConfig, workspace: Workspace) -> Manifest:
         versions=stage.versions(),
         rows={},
         files={},
+    )
+
+
+def context_of(
+    stage: Stage, config: RunConfig, workspace: Workspace, planned: Manifest
+) -> StageContext:
+    """Hand a stage what it may use; its output is where its artefact stands."""
+    return StageContext(
+        config=config,
+        workspace=workspace,
+        inputs={name: workspace.stage(name) for name in stage.inputs_of(config)},
+        output=workspace.stage(stage.name),
+        checkpoints=workspace.checkpoints(stage.name, planned.making),
+        making=planned.making,
     )
 
 
@@ -167,16 +181,7 @@ def run_stage(
         alone: Holds the artefact while it is made.
     """
     planned = plan(stage, config, workspace)
-    final = workspace.stage(stage.name)
-    context = StageContext(
-        config=config,
-        workspace=workspace,
-        inputs={name: workspace.stage(name) for name in stage.inputs_of(config)},
-        output=final,
-        checkpoints=workspace.checkpoints(stage.name, planned.making),
-        making=planned.making,
-        show_progress=show_progress,
-    )
+    context = replace(context_of(stage, config, workspace, planned), show_progress=show_progress)
 
     def unchanged() -> StageOutcome | None:
         found = workspace.manifest(stage.name)

@@ -24,7 +24,6 @@ from pipelines.operations.in_use import (
     Keep,
     linked,
     reasons_to_keep,
-    unused,
     versions_in,
     written_at,
 )
@@ -34,7 +33,7 @@ from pipelines.semantic_ids.store import FOLDER as SEMANTIC_IDS
 from pipelines.semantic_ids.store import LOCK as STORE_LOCK
 from pipelines.semantic_ids.store import SemanticIdStore
 from pipelines.tracking.tracking import outbox_of
-from recsys.data.durable import PARTIAL, locked
+from recsys.data.durable import PARTIAL, locked, unused
 from recsys.semantic_ids.codes import FILE_NAME
 from recsys.semantic_ids.tensor_file import read_description
 from serving.bundle.manifest import bundle_directory, read_manifest

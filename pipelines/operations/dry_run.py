@@ -20,7 +20,8 @@ from pipelines.datasets.fetch import from_cache
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.artifacts import RUN, Manifest, read_json, to_json
 from pipelines.engine.code import INSTALLED
-from pipelines.engine.stage import Stage, StageContext
+from pipelines.engine.runner import context_of
+from pipelines.engine.stage import Stage
 from pipelines.engine.workspace import Workspace
 from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.partitions.source import Source
@@ -232,14 +233,7 @@ def reasons(
     ]
     if found or remade:
         return found
-    context = StageContext(
-        config=config,
-        workspace=workspace,
-        inputs={name: workspace.stage(name) for name in stage.inputs_of(config)},
-        output=folder,
-        checkpoints=workspace.checkpoints(stage.name, planned.making),
-        making=planned.making,
-    )
+    context = context_of(stage, config, workspace, planned)
     return [] if stage.outputs_exist(context) else ["what it wrote outside its folder is not there"]
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -115,18 +113,3 @@ def parents(bundles: Path, versions: Mapping[str, object]) -> dict[str, str]:
             if parent is not None:
                 found[version] = parent.version
     return found
-
-
-@contextmanager
-def unused(folder: Path) -> Iterator[bool]:
-    """Hold a folder alone, so that nobody begins to use it; false where a process uses it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)

@@ -18,6 +18,7 @@ from pipelines.operations.in_use import ADAPTER, linked, written_at
 from pipelines.operations.places import bundles_of
 from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.partitions.source import begin_of, end_of
+from pipelines.publishing.gate.documents import MONITOR
 from pipelines.publishing.promotion import challenger, history, served_version
 from pipelines.publishing.released import Released, released_folder
 from pipelines.tracking.outbox import read_lines
@@ -26,7 +27,6 @@ from recsys.data.durable import shared
 from serving.bundle.manifest import CURRENT, MANIFEST, bundle_directory
 from serving.bundle.published import ADAPTERS
 
-MONITOR = "monitoring/monitor.json"
 PERIODS_LATE = 1.5
 """A partition is late when so many periods have passed since the newest one ended: one for the
 period itself, the rest for it to arrive."""

@@ -12,15 +12,14 @@ from typing import Any, Literal
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import Manifest, digest_of_json
 from pipelines.engine.workspace import bundles_dir
+from pipelines.publishing.gate.documents import MONITOR
 from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import RELEASED, Released, released_folder, settings_of
 from pipelines.stages.build_features import raw_files
 from pipelines.stages.list import STAGES
-from recsys.data.durable import digest_of_file
+from recsys.data.durable import digest_once
 
 Kind = Literal["incremental", "full", "nothing"]
-MONITOR = "monitoring/monitor.json"
-"""Below a workspace: what the monitor found last, see recsys monitor."""
 IGNORED = {"build_features": ("splits",), "train_ranker": ("evaluation",)}
 """Sections of a stage that may differ between the served bundle's run and an increment."""
 
@@ -60,7 +59,7 @@ def decide(config: RunConfig) -> Decision:
 
 def raw_digests(config: RunConfig) -> list[str]:
     """Digest every raw file; their names and order say nothing."""
-    return sorted(digest_of_file(path) for path in raw_files(config).values())
+    return sorted(digest_once(path) for path in raw_files(config).values())
 
 
 def read_before(folder: Path) -> list[str]:

@@ -39,7 +39,6 @@ from pipelines.stages.build_features import features_config
 from pipelines.stages.list import STAGES
 from pipelines.training.fitters import baselines_of, sequence_settings
 from pipelines.training.run import save_model, training_run
-from recsys.data.dataset import Sequences
 from recsys.fitting.continued import NewEvents
 from recsys.fitting.grown import grown_generative, grown_ranker
 from recsys.fitting.inputs import GIVEN, ModelInputs
@@ -75,47 +74,30 @@ def new_since(base: Released, workspace: Path) -> int:
     return min([*begins, base.until + 1])
 
 
-def held_out_split(config: RunConfig, since: int, num_new: int) -> NewestSplit:
-    """Hold out as many users as the settings say, at most half of those with new events."""
-    updates = config.updates
-    share = max(updates.held_out_share, updates.min_held_out / max(1, num_new))
-    # Drawn by the day, so that nobody is held out each time.
-    return NewestSplit(since=since, share=min(share, 0.5), seed=config.seed + since)
-
-
 def build_features(context: StageContext) -> StageRows:
     """Build the features with the rows of the served bundle; new users and items follow."""
     folder, base = base_of(context)
     since = new_since(base, context.config.workspace)
+    updates = context.config.updates
     config = replace(
         features_config(context.config),
         previous=folder / "build_features",
-        newest=NewestSplit(since=since, share=0.0),
+        newest=NewestSplit(
+            since=since,
+            share=updates.held_out_share,
+            min_users=updates.min_held_out,
+            # Drawn by the day, so that nobody is held out each time.
+            seed=context.config.seed + since,
+        ),
         write_events=False,
     )
     report = build(config, context.output)
-    hold_out(context.output, context.config, since)
     (context.output / SINCE).write_text(to_json({"since": since}))
     return StageRows(
         rows_in=report.rows_in,
         rows_out=report.events,
         more={"users": report.users, "items": report.items},
     )
-
-
-def hold_out(features: Path, config: RunConfig, since: int) -> None:
-    """Draw the held-out users among those who have new events, and write their ends."""
-    from features.splits import newest_of_some
-
-    folder = features / "sequences" / GIVEN
-    sequences = Sequences.load(folder)
-    assert sequences.times is not None
-    times, offsets = np.asarray(sequences.times), np.asarray(sequences.offsets)
-    latest = np.maximum(offsets[1:] - 1, 0)
-    num_new = int(np.count_nonzero((times[latest] >= since) & (np.diff(offsets) > 0)))
-    ends = newest_of_some(times, offsets, held_out_split(config, since, num_new))
-    np.save(folder / "train_end.npy", offsets[:-1] + ends.train)
-    np.save(folder / "validation_end.npy", offsets[:-1] + ends.validation)
 
 
 def new_events(context: StageContext, inputs: ModelInputs) -> NewEvents:

@@ -176,14 +176,28 @@ def shared(path: Path) -> Iterator[bool]:
     Yields:
         Whether the lock is held; if not, somebody holds it alone.
     """
-    import fcntl
-
     if not path.exists():
         path.touch()
-    descriptor = os.open(path, os.O_RDONLY)
+    with _flocked(path, alone=False) as held:
+        yield held
+
+
+@contextmanager
+def unused(folder: Path) -> Iterator[bool]:
+    """Hold a folder alone, so that nobody begins to use it; false where a process uses it."""
+    with _flocked(folder, alone=True) as held:
+        yield held
+
+
+@contextmanager
+def _flocked(path: Path, *, alone: bool) -> Iterator[bool]:
+    import fcntl
+
+    # What is held alone is about to be removed: never what a link points at.
+    descriptor = os.open(path, os.O_RDONLY | (os.O_NOFOLLOW if alone else 0))
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
         else:
