@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from pipelines.experiments.analysis import AnalysisConfig, ExperimentResult
 from pipelines.experiments.wording import duration, number, sentences
-from pipelines.reports.charts import Band, band_chart, color_of
+from pipelines.reports.charts.shapes import Band, band_chart
+from pipelines.reports.charts.style import color_of
 from pipelines.reports.figure import Figure
 from pipelines.reports.page import rendered
 

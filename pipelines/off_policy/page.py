@@ -16,7 +16,8 @@ from pipelines.off_policy.words import (
     weighing_of,
     words_of,
 )
-from pipelines.reports.charts import Dot, Point, color_of, interval_chart, line_chart
+from pipelines.reports.charts.shapes import Dot, Point, interval_chart, line_chart
+from pipelines.reports.charts.style import color_of
 from pipelines.reports.figure import Figure, percent, share_figure
 from pipelines.reports.page import rendered
 from recsys.data.durable import write_durably

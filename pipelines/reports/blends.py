@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.engine.artifacts import read_json
-from pipelines.reports.charts import color_of
+from pipelines.reports.charts.style import color_of
 from pipelines.reports.figure import Figure, share_figure
 from pipelines.reports.wording import model_label
 

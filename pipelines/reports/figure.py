@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.reports.charts import Bar, share_chart
+from pipelines.reports.charts.shapes import Bar, share_chart
 from recsys.evaluation.bootstrap import Interval
 
 

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pipelines.reports.charts import (
-    NOBODY,
-    SECOND,
-    SHARED,
-    Dot,
-    Point,
-    color_of,
-    interval_chart,
-    line_chart,
-)
+from pipelines.reports.charts.shapes import Dot, Point, interval_chart, line_chart
+from pipelines.reports.charts.style import NOBODY, SECOND, SHARED, color_of
 from pipelines.reports.curves import Curve
 from pipelines.reports.figure import Figure, percent, ranged, share_figure, written
 from pipelines.reports.report_data import SPLITS, ReportData

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from pipelines.reports import wording
 from pipelines.reports.blends import blend_figures, method_label, source_label
-from pipelines.reports.charts import drawing_script
+from pipelines.reports.charts.style import compiled, drawing_script
 from pipelines.reports.examples import Example
 from pipelines.reports.figure import Figure, percent, ranged, written
 from pipelines.reports.figures import (
@@ -184,7 +184,8 @@ def environment() -> Environment:
 
 def rendered(template: str, figures: Mapping[str, Sequence[Figure]], **names: object) -> str:
     """Render a template with its figures, by section, and what every page embeds."""
-    specs = {figure.key: figure.spec for section in figures.values() for figure in section}
+    drawn = [figure for section in figures.values() for figure in section]
+    specs = {figure.key: compiled(figure.spec) for figure in drawn}
     return (
         environment()
         .get_template(template)

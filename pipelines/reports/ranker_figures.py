@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.reports.charts import Bar, color_of, share_chart
+from pipelines.reports.charts.shapes import Bar, share_chart
+from pipelines.reports.charts.style import color_of
 from pipelines.reports.figure import Figure, percent, share_figure
 from pipelines.reports.rankers import TRUNK_NAMES, RankerReport, Routing
 

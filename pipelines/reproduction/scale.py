@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pipelines.reports.charts import ScalePoint, scaling_svg
+from pipelines.reports.charts.shapes import ScalePoint, scaling_svg
 from recsys.evaluation.power_law import PowerLaw, fit_power_law
 
 MEASURES = {"loss": "cross entropy, nats", "ndcg@10": "1 - NDCG@10"}

@@ -12,14 +12,8 @@ from pipelines.reports.backtest.words import (
     relative_to_full,
     whole_peers,
 )
-from pipelines.reports.charts import (
-    SECOND,
-    Point,
-    SeriesBand,
-    banded_lines,
-    color_of,
-    line_chart,
-)
+from pipelines.reports.charts.shapes import Point, SeriesBand, banded_lines, line_chart
+from pipelines.reports.charts.style import SECOND, color_of
 from pipelines.reports.figure import Figure, percent, written
 from pipelines.reports.wording import metric_label, model_label
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from pipelines.reports.charts import WatchedDay, watched_chart
+from pipelines.reports.charts.shapes import WatchedDay, watched_chart
 from pipelines.reports.figure import Figure
 
 SHOWN_DAYS = 180

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pipelines.reports.charts import (
-    NOBODY,
-    SECOND,
-    Dot,
-    Point,
-    color_of,
-    gap_chart,
-    group_color,
-    line_chart,
-)
+from pipelines.reports.charts.shapes import Dot, Point, gap_chart, line_chart
+from pipelines.reports.charts.style import NOBODY, SECOND, color_of, group_color
 from pipelines.reports.curves import thinned
 from pipelines.reports.figure import Figure, percent, share_figure
 from pipelines.reports.semantic_ids.numbers import GROUP_SIZES, Depth, SemanticIdReport

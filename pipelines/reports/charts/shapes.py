@@ -1,55 +1,28 @@
-"""The charts of a report; the only module that imports Altair.
-
-Charts are written in Vega-Lite and compiled to Vega when the report is built, so the page embeds
-the Vega renderer alone (580 kB). Colours are CSS variables, so one drawing serves light and dark
-pages. Marks are hidden from screen readers; each chart has a description and a table of its values.
-"""
+"""The charts of reports and pages, written in Vega-Lite."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import altair as alt
 import vl_convert
 
-PRINTED_FONT = "DejaVu Sans, Arial, sans-serif"
-NUM_COLORS = 9
-LOW_ROW = 15
-"""Height of one model's line within a group, in pixels."""
-LINES_HEIGHT = 220
-"""Of a chart of lines, in pixels."""
-QUARTERS = [0, 0.25, 0.5, 0.75, 1]
-"""Ticks of an axis of shares: as many as a phone has room for."""
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
-INK, QUIET, LINE = "var(--ink)", "var(--quiet)", "var(--line)"
-SHARED, NOBODY, SECOND = "var(--shared)", "var(--nobody)", "var(--second)"
-
-AXIS = {
-    "labelColor": QUIET,
-    "titleColor": QUIET,
-    "gridColor": LINE,
-    "domainColor": LINE,
-    "tickColor": LINE,
-    "labelFontSize": 12,
-    "titleFontSize": 12,
-    "titleFontWeight": "normal",
-    "labelLimit": 165,
-    "tickSize": 4,
-}
-CONFIG = {
-    "font": FONT,
-    "background": None,
-    "aria": False,
-    "padding": 2,
-    "view": {"stroke": None},
-    "axis": AXIS,
-    "axisY": {"ticks": False, "domain": False, "labelColor": INK, "labelPadding": 8},
-    "axisX": {"domain": False, "tickCount": 5, "grid": True, "titlePadding": 8},
-}
+from pipelines.reports.charts.style import (
+    INK,
+    LINE,
+    LINES_HEIGHT,
+    LOW_ROW,
+    PRINTED_FONT,
+    QUARTERS,
+    QUIET,
+    SECOND,
+    SHARED,
+    colored,
+    spec_of,
+    values,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,35 +92,6 @@ class Bar:
     note: str
 
 
-def color_of(place: int) -> str:
-    """Name the page's colour of the model at a position of the list of models."""
-    return f"var(--m{place % NUM_COLORS})"
-
-
-def group_color(place: int) -> str:
-    """Name the page's colour of a group size, the smallest first."""
-    return f"var(--group{place})"
-
-
-def compiled(chart: Any) -> dict[str, Any]:
-    """Compile a chart as wide as its container to Vega."""
-    spec = chart.properties(width="container").to_dict()
-    vega: dict[str, Any] = vl_convert.vegalite_to_vega({**spec, "config": CONFIG})
-    vega.pop("$schema")
-    return vega
-
-
-def values(rows: Sequence[Any]) -> Any:
-    """Pass rows to Altair."""
-    return {"values": [vars(row) for row in rows]}
-
-
-def colored(colors: Mapping[str, str]) -> Any:
-    """Colour each series; the page draws the legend."""
-    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
-    return alt.Color("series:N", scale=scale, legend=None)
-
-
 def interval_chart(
     dots: Sequence[Dot],
     colors: Mapping[str, str],
@@ -181,7 +125,7 @@ def interval_chart(
         rule = alt.Chart({"values": [{"at": rule_at}]})
         layers.insert(0, rule.mark_rule(color=QUIET, strokeDash=[4, 3]).encode(x="at:Q"))
     step = alt.Step(LOW_ROW, **{"for": "offset"}) if several else alt.Step(2 * LOW_ROW)
-    return compiled(alt.layer(*layers).properties(height=step))
+    return spec_of(alt.layer(*layers).properties(height=step))
 
 
 def line_chart(
@@ -222,7 +166,7 @@ def line_chart(
     if marked:
         ring = alt.Chart(values(marked)).mark_point(size=220, strokeWidth=2, color=INK)
         layers.append(ring.encode(x="x:Q", y="y:Q", tooltip=alt.Tooltip("note:N")))
-    return compiled(alt.layer(*layers).properties(height=LINES_HEIGHT))
+    return spec_of(alt.layer(*layers).properties(height=LINES_HEIGHT))
 
 
 def band_chart(bands: Sequence[Band], color: str, *, y_title: str) -> dict[str, Any]:
@@ -240,7 +184,7 @@ def band_chart(bands: Sequence[Band], color: str, *, y_title: str) -> dict[str, 
             y="mean:Q", tooltip=alt.Tooltip("note:N")
         ),
     ]
-    return compiled(alt.layer(*layers).properties(height=LINES_HEIGHT))
+    return spec_of(alt.layer(*layers).properties(height=LINES_HEIGHT))
 
 
 def banded_lines(
@@ -260,7 +204,7 @@ def banded_lines(
             y="mean:Q", tooltip=alt.Tooltip("note:N")
         ),
     ]
-    return compiled(alt.layer(*layers).properties(height=LINES_HEIGHT))
+    return spec_of(alt.layer(*layers).properties(height=LINES_HEIGHT))
 
 
 def watched_chart(
@@ -286,7 +230,7 @@ def watched_chart(
             y="value:Q", tooltip=alt.Tooltip("note:N")
         ),
     ]
-    return compiled(alt.layer(*layers).properties(height=LINES_HEIGHT))
+    return spec_of(alt.layer(*layers).properties(height=LINES_HEIGHT))
 
 
 def gap_chart(
@@ -316,7 +260,7 @@ def gap_chart(
             tooltip=alt.Tooltip("note:N"),
         )
     )
-    return compiled(alt.layer(joined, ends).properties(height=alt.Step(34)))
+    return spec_of(alt.layer(joined, ends).properties(height=alt.Step(34)))
 
 
 def share_chart(
@@ -341,7 +285,7 @@ def share_chart(
             tooltip=alt.Tooltip("note:N"),
         )
     )
-    return compiled(chart.properties(height=alt.Step(30)))
+    return spec_of(chart.properties(height=alt.Step(30)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,14 +326,3 @@ def scaling_svg(points: Sequence[ScalePoint]) -> str:
     spec["config"] = {"font": PRINTED_FONT, "background": "white"}
     svg: str = vl_convert.vegalite_to_svg(spec)
     return svg
-
-
-@cache
-def drawing_script() -> str:
-    """Bundle the parts of Vega that draw a compiled chart, as ``vega.View`` and ``vega.parse``."""
-    module = f"https://cdn.jsdelivr.net/npm/vega@{vl_convert.get_vega_version()}/+esm"
-    # The address names a module inside vl-convert; nothing is fetched. Asking for two of Vega's
-    # names leaves out Vega-Lite and Vega-Embed: 581 kB instead of 898.
-    snippet = f"import {{View, parse}} from {json.dumps(module)}; window.vega = {{View, parse}};"
-    script: str = vl_convert.javascript_bundle(snippet)
-    return script
