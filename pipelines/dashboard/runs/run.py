@@ -1,0 +1,60 @@
+"""A run as the dashboard knows it, wherever it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from pipelines.dashboard.document import Origin
+
+Kind = Literal["workspace", "bundle", "mlflow"]
+Status = Literal["complete", "unfinished", "unreadable"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run: the newest of a workspace, a released bundle, or a run of an MLflow store."""
+
+    key: str
+    """12 hexadecimal digits that name it in addresses; of its place, so that it stays."""
+    name: str
+    """For people: the workspace's name, the bundle's version, the name in MLflow."""
+    kind: Kind
+    status: Status
+    time: datetime | None
+    """When it ended, or last changed (UTC)."""
+    path: Path | None
+    """Workspace or bundle; None of a run that MLflow alone knows."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """By ``<split>/<model>/<metric>``, such as ``test/blend_fast/ndcg@10``; finite values only.
+    Models have the names of `pipelines.reports.wording`; the served list is `Run.served`."""
+    config: Mapping[str, str] = field(default_factory=dict)
+    """By dotted name of the setting."""
+    config_digest: str | None = None
+    data_digest: str | None = None
+    """Of the raw files."""
+    dataset: str | None = None
+    seconds: float | None = None
+    """Of all stages together."""
+    peak_memory: int | None = None
+    """Bytes, of the largest stage."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    served: str | None = None
+    """Name of the model whose list is served, where the run says."""
+    bundles: Sequence[str] = ()
+    """Versions that the run released, the newest first."""
+    problems: Sequence[str] = ()
+    """What is wrong with it, in words: a file that cannot be read, values that are no numbers."""
+
+    @property
+    def origin(self) -> Origin:
+        """What a block says of where its numbers are from."""
+        return Origin(
+            run=self.key,
+            name=self.name,
+            config_digest=self.config_digest,
+            data_digest=self.data_digest,
+        )
