@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.run import RunConfig
+from pipelines.config.toml import plain
 from pipelines.engine.artifacts import (
     MANIFEST,
     Manifest,
     check_files,
+    digest_of_json,
     sweep,
 )
 from pipelines.engine.errors import WorkspaceBusyError
@@ -238,3 +240,14 @@ class Workspace:
 def bundles_dir(config: RunConfig) -> Path:
     """Return the folder of the bundles and of ``current``."""
     return config.release.bundles or config.workspace / "bundles"
+
+
+def digest_of_config(config: RunConfig) -> str:
+    """Hash what shapes the bundle: everything but where files lie and runs are tracked."""
+    table: dict[str, Any] = plain(config)
+    table.pop("workspace")
+    table.pop("tracking")
+    for where in config.raw_file_keys():
+        section, _, key = where.partition(".")
+        table[section].pop(key, None)
+    return digest_of_json(table)

@@ -19,14 +19,13 @@ import numpy as np
 import polars as pl
 
 from pipelines.candidates.blends import served_blends
-from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain
-from pipelines.engine.artifacts import digest_of_json, read_json, to_json
+from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.console import log
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.engine.workspace import bundles_dir
+from pipelines.engine.workspace import bundles_dir, digest_of_config
 from pipelines.inputs.tensors import read_inputs, released_order
 from pipelines.publishing.checks import Metrics, release_verdicts, served_row
 from pipelines.publishing.comparison import Compared, compare
@@ -137,17 +136,6 @@ def compared_with(
         style="dim",
     )
     return found
-
-
-def digest_of_config(config: RunConfig) -> str:
-    """Hash what shapes the bundle: everything but where files lie and runs are tracked."""
-    table: dict[str, Any] = plain(config)
-    table.pop("workspace")
-    table.pop("tracking")
-    for where in config.raw_file_keys():
-        section, _, key = where.partition(".")
-        table[section].pop(key, None)
-    return digest_of_json(table)
 
 
 def content_source(context: StageContext) -> ContentSource:

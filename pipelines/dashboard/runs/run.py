@@ -35,7 +35,7 @@ class Run:
     """By dotted name of the setting."""
     config_digest: str | None = None
     data_digest: str | None = None
-    """Of the raw files."""
+    """Of the built features: what the raw files and the settings of data and splits make."""
     dataset: str | None = None
     seconds: float | None = None
     """Of all stages together."""
@@ -46,6 +46,10 @@ class Run:
     """Name of the model whose list is served, where the run says."""
     bundles: Sequence[str] = ()
     """Versions that the run released, the newest first."""
+    made_by: str | None = None
+    """Of a bundle: key of the workspace that released it, where that is there."""
+    evaluation: str | None = None
+    """Digest of what the evaluation was made from, by which MLflow's record of it is found."""
     problems: Sequence[str] = ()
     """What is wrong with it, in words: a file that cannot be read, values that are no numbers."""
 

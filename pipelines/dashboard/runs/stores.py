@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.runs.run import Run
-from pipelines.dashboard.runs.workspaces import read_workspaces
+from pipelines.dashboard.runs.scan import Scan, Snapshot
+
+REST = 5.0
+"""A watching store rests so many times as long as a look takes, that it costs little."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +29,61 @@ class Places:
 
 
 class Stores:
-    """Runs, read as they are now."""
+    """Runs, read as they are now.
 
-    def __init__(self, places: Places) -> None:
+    Args:
+        watch: Look for changes in the background, and reply at once with what is known, as a
+            server does. Otherwise each reply looks first, which takes long where runs are many.
+        every: Seconds between two looks of a store that watches.
+    """
+
+    def __init__(self, places: Places, *, watch: bool = False, every: float = 2.0) -> None:
         self.places = places
+        self._scan = Scan(places.roots, places.bundles)
+        self._snapshot = Snapshot()
+        self._watch, self._every = watch, every
+        self._started = threading.Lock()
+        self._queried = threading.Event()
+        self._looked = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def now(self) -> Snapshot:
+        """Return what is known."""
+        if not self._watch:
+            return self.refresh()
+        with self._started:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._go_on, daemon=True, name="runs")
+                self._thread.start()
+        self._queried.set()
+        # A few runs are read before the first page is drawn; of many, a page shows what is there.
+        self._looked.wait(0.5)
+        return self._snapshot
+
+    def refresh(self) -> Snapshot:
+        """Look through all places now."""
+        with self._scan.lock:
+            runs, problems = self._scan.look(self._show)
+            self._show(runs, problems)
+        self._looked.set()
+        return self._snapshot
+
+    def _show(self, runs: list[Run], problems: list[str]) -> None:
+        before = self._snapshot
+        shown = Snapshot.of(runs, problems, before.number + 1)
+        if (shown.runs, shown.problems) != (before.runs, before.problems):
+            self._snapshot = shown
+
+    def _go_on(self) -> None:
+        while self._queried.wait():
+            self._queried.clear()
+            began = time.monotonic()
+            self.refresh()
+            time.sleep(max(self._every, REST * (time.monotonic() - began)))
 
     def runs(self) -> Sequence[Run]:
         """Return all runs, the newest first."""
-        return read_workspaces(self.places.roots)
+        return self.now().runs
 
     def run(self, key: str) -> Run:
         """Return one run.
@@ -39,12 +91,12 @@ class Stores:
         Raises:
             NotFoundError: There is none of that key, or it is gone.
         """
-        for run in self.runs():
-            if run.key == key:
-                return run
-        raise NotFoundError(
-            f"no run {key!r}: it was never there, or its folder is gone; see the page Runs"
-        )
+        found = self.now().by_key.get(key)
+        if found is None:
+            raise NotFoundError(
+                f"no run {key!r}: it was never there, or its folder is gone; see the page Runs"
+            )
+        return found
 
     def workspaces(self) -> Sequence[Run]:
         """Return the runs that are workspaces, the newest first."""
@@ -56,4 +108,4 @@ class Stores:
 
     def problems(self) -> Sequence[str]:
         """Say which places cannot be read now, in words; the page shows it above all."""
-        return [f"{root} is not there" for root in self.places.roots if not root.is_dir()]
+        return self.now().problems

@@ -1,0 +1,75 @@
+"""The settings of a run by dotted name, and their digest."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from sys import intern
+from typing import Any
+
+from pipelines.dashboard.runs.documents import UnreadableError
+
+CONFIG = "config.toml"
+
+
+def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """Write nested settings by dotted name; texts as they are, others as JSON."""
+    values: dict[str, str] = {}
+    for name, value in table.items():
+        key = f"{above}{name}"
+        if isinstance(value, Mapping):
+            values |= flat(value, f"{key}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            values[intern(key)] = intern(text)
+    return values
+
+
+def read_settings(workspace: Path) -> dict[str, Any] | None:
+    """Read a run's resolved configuration; None where there is none.
+
+    Raises:
+        UnreadableError: It is no TOML.
+    """
+    try:
+        text = (workspace / CONFIG).read_text(encoding="utf-8-sig")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableError(f"{CONFIG} cannot be read: {error}") from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UnreadableError(f"{CONFIG} is no TOML: {error}") from error
+
+
+@cache
+def _config_type() -> Any:
+    from pydantic import TypeAdapter
+
+    from pipelines.config.run import RunConfig
+
+    return TypeAdapter(RunConfig)
+
+
+def digest_of_settings(table: Mapping[str, Any]) -> str | None:
+    """Hash settings as a release does; None where they are of another version."""
+    from pipelines.engine.workspace import digest_of_config
+
+    try:
+        encoded = json.dumps(table, default=str)
+        return digest_of_config(_config_type().validate_json(encoded, strict=True))
+    except (ValueError, TypeError):
+        return None
+
+
+def dataset_of(config: Mapping[str, str]) -> str | None:
+    """Name the data of a run: a known data set, the report's title, or the file of events."""
+    named = config.get("data.dataset") or config.get("report.title")
+    if named:
+        return named
+    place = Path((config.get("data.partitions") or config.get("data.events", "")).strip('[]"'))
+    return f"{place.parent.name}/{place.stem}".strip("/") or None
