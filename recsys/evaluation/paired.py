@@ -154,7 +154,7 @@ def paired(
         of_block = group_values(difference, blocks)
         if (freedom := len(of_block) - 1) >= MIN_BLOCKS - 1:
             of_time = _standard_error(of_block)
-            reach = of_time * _student(config.confidence, freedom)
+            reach = of_time * student(config.confidence, freedom)
             time_low, time_high = found.mean - reach, found.mean + reach
             smallest = detectable(max(error, of_time), config, freedom)
     judged = Paired(
@@ -172,7 +172,7 @@ def paired(
         decision="not enough evidence",
         not_worse=False,
     )
-    return _decided(judged, config)
+    return decided(judged, config)
 
 
 def detectable(standard_error: float, config: PairedConfig, freedom: int | None = None) -> float:
@@ -186,7 +186,7 @@ def detectable(standard_error: float, config: PairedConfig, freedom: int | None 
     normal = NormalDist()
     claimed = normal.inv_cdf((1 + config.confidence) / 2)
     if freedom is not None:
-        claimed = _student(config.confidence, freedom)
+        claimed = student(config.confidence, freedom)
     return standard_error * (claimed + normal.inv_cdf(config.power))
 
 
@@ -273,7 +273,8 @@ def _p_of_no_harm(found: Paired, margin: float) -> float:
     return NormalDist().cdf(above / found.standard_error)
 
 
-def _decided(found: Paired, config: PairedConfig) -> Paired:
+def decided(found: Paired, config: PairedConfig) -> Paired:
+    """Add the decision that the intervals allow."""
     low, high = found.widest
     if found.num_users < MIN_USERS:
         return found
@@ -318,7 +319,7 @@ def _standard_error(values: Floats) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
-def _student(confidence: float, freedom: int) -> float:
+def student(confidence: float, freedom: int) -> float:
     """Two-sided quantile of Student's t by its expansion in the normal's (Abramowitz, 26.7.5).
 
     At 97.5% it is off by less than 0.003 from 4 degrees of freedom on.
