@@ -64,9 +64,9 @@ def released_order(orders: Mapping[str, Any]) -> str:
     return min(orders, key=lambda order: (order != "given", order))
 
 
-def named_values(splits: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+def named_values(splits: object) -> Iterator[tuple[str, object]]:
     """List values by ``<split>/<model>/<metric>``; other shapes are passed over."""
-    for split, models in splits.items():
+    for split, models in splits.items() if isinstance(splits, Mapping) else ():
         for model, values in models.items() if isinstance(models, Mapping) else ():
             for name, value in values.items() if isinstance(values, Mapping) else ():
                 yield f"{split}/{model}/{name}", value

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipelines.dashboard.runs.bundles import bundles_in, completed, read_bundle, read_kept
+from pipelines.dashboard.runs.documents import changed_at, key_of
 from pipelines.dashboard.runs.find import BUNDLES, Found, find_below
 from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.runs.workspaces import WATCHED, read_workspace
@@ -89,7 +90,7 @@ class Scan:
             times = times_of(str(path), WATCHED)
             kept = self._workspaces.get(path)
             if kept is None or kept.times != times:
-                kept = _Kept(times, read_workspace(path))
+                kept = workspaces[path] = _Kept(times, _read(path))
                 num_read += 1
                 if num_read % SHOWN_EVERY == 0:
                     words = f"{number:,} of about {len(places):,} runs read; the rest follows"
@@ -143,6 +144,23 @@ class Scan:
         for maker in makers:
             below |= read_kept(maker.path) if maker.path is not None else {}
         return completed(bundles, folder, makers, below)
+
+
+def _read(path: Path) -> Run:
+    """Read a workspace; whatever is wrong with one must not hide the others."""
+    try:
+        return read_workspace(path)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        why = f"it cannot be read: {type(error).__name__}: {error}"[:300]
+        return Run(
+            key=key_of(str(path.resolve())),
+            name=path.name,
+            kind="workspace",
+            status="unreadable",
+            time=changed_at(path),
+            path=path,
+            problems=(why,),
+        )
 
 
 def _by_folder(workspaces: Sequence[Run]) -> dict[Path, list[Run]]:

@@ -167,7 +167,8 @@ def _status(reading: _Reading, names: set[str], is_measured: bool) -> Status:
     if is_measured:
         return "complete"
     half = sorted(name.removeprefix(PARTIAL) for name in names if name.startswith(PARTIAL))
-    made = sum((reading.path / name / MANIFEST).exists() for name in names)
+    whole = [name for name in names if not name.startswith(PARTIAL)]
+    made = sum((reading.path / name / MANIFEST).exists() for name in whole)
     words = f"not evaluated: {made} stages are made"
     words += f", {', '.join(half)} is half written" if half else ""
     holder = holder_of(reading.path / "lock") if "lock" in names else ""
@@ -223,7 +224,5 @@ def _released(path: Path, release: Mapping[str, Any]) -> tuple[str, ...]:
         except (OSError, ValueError, AttributeError):
             continue
     versions = [version for _, version in sorted(found, reverse=True)]
-    newest = release.get("version")
-    if newest and newest not in versions:
-        versions.insert(0, str(newest))
-    return tuple(versions)
+    newest = [str(release["version"])] if "version" in release else []
+    return tuple(dict.fromkeys([*newest, *versions]))
