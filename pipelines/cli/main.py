@@ -25,7 +25,7 @@ from pipelines.cli import (
     semantic_ids,
     tracking,
 )
-from pipelines.cli.online import control, events, experiments, keys
+from pipelines.cli.online import control, dashboard, events, experiments, keys
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
 from pipelines.cli.scheduled import dry_run as plan
 from pipelines.cli.scheduled import (
@@ -90,6 +90,7 @@ for command in (
     parity.parity,
     compare.compare,
     compare.ledger,
+    dashboard.dashboard,
     doctor,
     experiments.experiments,
     ope.ope,

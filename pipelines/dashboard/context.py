@@ -54,3 +54,5 @@ class PageEntry:
     """Queries whose pages an exported file holds, for the runs that it is about; the given one
     alone without."""
     in_navigation: bool = True
+    keeps: tuple[str, ...] = ()
+    """Parameters that the navigation takes along from the page it leaves, such as ``run``."""

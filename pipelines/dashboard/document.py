@@ -237,6 +237,7 @@ class Control:
     label: str
     kind: Literal["select", "several", "search", "number", "toggle"]
     value: str | tuple[str, ...] = ""
+    """Of a ``toggle``: 1 or 0."""
     options: Sequence[Option] = ()
     """Of ``select`` and ``several``, where they are few."""
     suggest: str | None = None
@@ -245,6 +246,8 @@ class Control:
     most: float | None = None
     at_most: int | None = None
     """Of ``several``: how many may be chosen."""
+    clears: Sequence[str] = ()
+    """Parameters that another value of this one makes meaningless, such as ``model`` of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)

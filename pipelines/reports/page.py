@@ -191,7 +191,7 @@ def rendered(template: str, figures: Mapping[str, Sequence[Figure]], **names: ob
         .get_template(template)
         .render(
             figures=figures,
-            css=trusted("report.css"),
+            css=trusted("palette.css") + trusted("report.css"),
             script=trusted("report.js"),
             vega=script_of_vega(),
             specs=for_script(specs),

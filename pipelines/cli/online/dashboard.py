@@ -1,0 +1,127 @@
+"""``recsys dashboard``: all runs in a browser, or a run as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipelines.cli.options import Open
+from pipelines.engine.console import log
+
+if TYPE_CHECKING:
+    from pipelines.dashboard.context import Context
+
+ROOT = Path("runs")
+Roots = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--root", "-r", help="Folder of workspaces, or one (repeatable); runs.", show_default=False
+    ),
+]
+Bundles = Annotated[
+    list[Path] | None,
+    typer.Option(help="Folder of bundles beside those of the workspaces (repeatable)."),
+]
+Stores = Annotated[
+    list[str] | None,
+    typer.Option(help="Tracking store, such as sqlite:///mlflow.db (repeatable)."),
+]
+KeyFile = Annotated[
+    Path | None, typer.Option(help="File with the key for promote and rollback, on one line.")
+]
+Key = Annotated[
+    str | None, typer.Option(envvar="RECSYS_DASHBOARD_KEY", hidden=True, help="The key itself.")
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Option("--name", help="Host name by which others reach it (repeatable)."),
+]
+
+
+def dashboard(
+    root: Roots = None,
+    bundles: Bundles = None,
+    mlflow: Stores = None,
+    server: Annotated[
+        str | None, typer.Option(help="API whose metrics are shown, http://127.0.0.1:8000.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8100,
+    key_file: KeyFile = None,
+    key: Key = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Everyone who reaches it may read, without a key.")
+    ] = False,
+    name: Names = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Instead: write runs into this HTML file.")
+    ] = None,
+    run: Annotated[
+        list[str] | None,
+        typer.Option(help="Run to export: its key or its folder (repeatable); the newest."),
+    ] = None,
+    show: Open = False,
+) -> None:
+    """Show which bundle to release and why: runs, comparisons, replay, releases, serving.
+
+    Reads workspaces, bundles and MLflow's store as they are; nothing leaves the machine. With
+    --export it writes one file that opens anywhere, without a server.
+
+    [bold]Examples[/]
+
+      recsys dashboard --open
+
+      recsys dashboard --root runs --root /srv/runs --key-file key.txt
+
+      recsys dashboard --export shop.html --run runs/shop
+    """
+    context = _context(root, bundles, mlflow, server, _key(key_file, key), export is not None)
+    if export is not None:
+        raise ValueError("--export is not there yet")
+    from pipelines.dashboard.pages.list import PAGES
+    from pipelines.dashboard.web.access import Access
+    from pipelines.dashboard.web.run import serve
+
+    access = Access(host=host, key=context.key, public=public, names=tuple(name or ()))
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    log.print(f"dashboard: {address} (Ctrl-C ends it)", markup=False, soft_wrap=True)
+    if show:
+        import webbrowser
+
+        webbrowser.open(address)
+    serve(context, PAGES, access, port)
+
+
+def _context(
+    root: list[Path] | None,
+    bundles: list[Path] | None,
+    mlflow: list[str] | None,
+    server: str | None,
+    key: str | None,
+    exported: bool,
+) -> Context:
+    from pipelines.dashboard.context import Context
+    from pipelines.dashboard.runs.stores import Places, Stores
+
+    roots = [ROOT] if root is None else root
+    for given in [*(root or ()), *(bundles or ())]:
+        if not given.is_dir():
+            raise ValueError(f"{given} is not a folder; name one that holds workspaces or bundles")
+    places = Places(roots=roots, bundles=bundles or (), mlflow=mlflow or ())
+    return Context(stores=Stores(places, watch=not exported), server=server, key=key, exported=exported)
+
+
+def _key(file: Path | None, given: str | None) -> str | None:
+    """Read the key.
+
+    Raises:
+        ValueError: The file has none.
+    """
+    if file is None:
+        return given or None
+    key = file.read_text(encoding="utf-8").strip()
+    if not key or "\n" in key:
+        raise ValueError(f"{file} must hold the key on one line; recsys keys add prints a good one")
+    return key

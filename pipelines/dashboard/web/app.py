@@ -1,0 +1,248 @@
+"""The routes of the dashboard: pages as documents, windows of tables, suggestions, actions, files.
+
+``/api/page/{name}``, ``/api/rows/{name}/{source}`` (and ``/csv``), ``/api/suggest/{name}/{suggest}``
+and ``POST /api/act/{name}/{action}`` answer JSON; a refusal is ``{"error": words}``.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from typing import TypeVar
+
+import orjson
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.query import NotFoundError, Query, QueryError
+from pipelines.dashboard.web.access import COOKIE, Access, RefusedError
+from pipelines.dashboard.web.assets import assets, version
+from pipelines.dashboard.web.encoding import encoded
+from pipelines.dashboard.web.files import file_of_run, sent
+from pipelines.dashboard.web.shell import served_shell
+from pipelines.dashboard.web.windows import csv_lines, table_of, window_of
+
+log = logging.getLogger("recsys.dashboard")
+MAX_BODY_BYTES = 65_536
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+}
+T = TypeVar("T")
+Answer = Callable[["Site", Request], Response]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """One dashboard as it is served."""
+
+    context: Context
+    pages: Sequence[PageEntry]
+    access: Access
+
+    @cached_property
+    def by_name(self) -> Mapping[str, PageEntry]:
+        """The pages by their name."""
+        return {page.name: page for page in self.pages}
+
+    def page(self, request: Request) -> PageEntry:
+        """Return the page that a request names.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        return _named(self.by_name, request.path_params["name"], "page")
+
+
+def _named(known: Mapping[str, T], name: str, what: str) -> T:
+    if name not in known:
+        raise NotFoundError(f"no {what} {name!r}; there are: {', '.join(sorted(known)) or 'none'}")
+    return known[name]
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """Answer JSON."""
+    return Response(encoded(value), status, media_type="application/json")
+
+
+def refusal_of(error: Exception) -> Response:
+    """Say what is wrong; of an error that nobody expected, its reference in the log alone."""
+    if isinstance(error, RefusedError):
+        return json_response({"error": str(error)}, error.status)
+    if isinstance(error, QueryError):
+        return json_response({"error": str(error)}, 400)
+    if isinstance(error, NotFoundError):
+        return json_response({"error": str(error)}, 404)
+    reference = secrets.token_hex(4)
+    log.error("page failed, reference %s", reference, exc_info=error)
+    words = f"This page could not be made; the dashboard's log says why under {reference}."
+    return json_response({"error": words}, 500)
+
+
+def query_of(request: Request) -> Query:
+    """Read the parameters of an address."""
+    values: dict[str, tuple[str, ...]] = {}
+    for name, value in request.query_params.multi_items():
+        values[name] = (*values.get(name, ()), value)
+    return Query(values)
+
+
+def shell(site: Site, _: Request) -> Response:
+    """Send the page into which documents are drawn."""
+    return Response(served_shell(site.pages, site.access), media_type="text/html")
+
+
+def asset(_: Site, request: Request) -> Response:
+    """Send an asset; its address changes with its content."""
+    if request.path_params["version"] != version():
+        raise NotFoundError("another version of the dashboard runs here; load the page anew")
+    found = _named(assets(), request.path_params["file"], "asset")
+    headers = {"cache-control": "public, max-age=31536000, immutable"}
+    return Response(found.body, media_type=found.media_type, headers=headers)
+
+
+def page(site: Site, request: Request) -> Response:
+    """Make a page."""
+    return json_response(site.page(request).build(site.context, query_of(request)))
+
+
+def rows(site: Site, request: Request) -> Response:
+    """Read a window of a long table."""
+    find = _named(site.page(request).rows, request.path_params["source"], "table")
+    query = query_of(request)
+    return json_response(find(site.context, query, window_of(query)))
+
+
+def whole_table(site: Site, request: Request) -> Response:
+    """Send all rows of a long table, in the order and with the search of the window."""
+    entry, source = site.page(request), request.path_params["source"]
+    find = _named(entry.rows, source, "table")
+    query = query_of(request)
+    table = table_of(entry.build(site.context, query), source)
+    lines = csv_lines(table, lambda window: find(site.context, query, window), window_of(query))
+    headers = {"content-disposition": f'attachment; filename="{table.key}.csv"'}
+    return StreamingResponse(lines, media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def suggest(site: Site, request: Request) -> Response:
+    """Find options for what the reader typed."""
+    find = _named(site.page(request).suggest, request.path_params["suggest"], "search")
+    query = query_of(request)
+    return json_response(find(site.context, query, query.text("w.text"))[:20])
+
+
+def file(site: Site, request: Request) -> Response:
+    """Send a file of a run."""
+    key, path = request.path_params["key"], request.path_params["path"]
+    return sent(file_of_run(site.context.stores, key, path))
+
+
+async def _values(request: Request) -> dict[str, str]:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise RefusedError(413, f"the body may have at most {MAX_BODY_BYTES} bytes")
+    try:
+        values = orjson.loads(body or b"{}")
+    except orjson.JSONDecodeError:
+        raise RefusedError(400, "the body is not JSON") from None
+    if not isinstance(values, dict) or not all(isinstance(one, str) for one in values.values()):
+        raise RefusedError(400, "the body must be an object of texts")
+    return values
+
+
+def _act(site: Site) -> Callable[[Request], object]:
+    async def act(request: Request) -> Response:
+        """Have something done that a page offers."""
+        try:
+            site.access.check_host(request)
+            await site.access.check_key(request)
+            find = _named(site.page(request).actions, request.path_params["action"], "action")
+            done = await run_in_threadpool(find, site.context, await _values(request))
+            return json_response({"done": done})
+        except Exception as error:
+            return refusal_of(error)
+
+    return act
+
+
+def _enter(site: Site) -> Callable[[Request], object]:
+    async def enter(request: Request) -> Response:
+        """Let a reader in who gives the key."""
+        try:
+            site.access.check_host(request)
+            await site.access.check_key(request)
+        except RefusedError as error:
+            return refusal_of(error)
+        found = json_response({"done": "welcome"})
+        session = site.access.session
+        found.set_cookie(COOKIE, session, httponly=True, samesite="strict", path="/")
+        return found
+
+    return enter
+
+
+def _answered(site: Site, answer: Answer, *, open_to_all: bool) -> Callable[[Request], Response]:
+    """Check a request, answer it in a thread, and turn errors into words."""
+
+    @wraps(answer)
+    def endpoint(request: Request) -> Response:
+        try:
+            site.access.check_host(request)
+            if not open_to_all:
+                site.access.check_reader(request)
+            return answer(site, request)
+        except Exception as error:
+            return refusal_of(error)
+
+    return endpoint
+
+
+async def _headers(request: Request, call_next: RequestResponseEndpoint) -> Response:
+    response = await call_next(request)
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    return response
+
+
+def create_app(site: Site) -> Starlette:
+    """Build the application."""
+    routes = [
+        ("/", shell, True),
+        ("/assets/{version}/{file}", asset, True),
+        ("/api/page/{name}", page, False),
+        ("/api/rows/{name}/{source}", rows, False),
+        ("/api/rows/{name}/{source}/csv", whole_table, False),
+        ("/api/suggest/{name}/{suggest}", suggest, False),
+        ("/files/{key}/{path:path}", file, False),
+    ]
+    return Starlette(
+        routes=[
+            *(
+                Route(path, _answered(site, answer, open_to_all=open_to_all))
+                for path, answer, open_to_all in routes
+            ),
+            Route("/api/act/{name}/{action}", _act(site), methods=["POST"]),
+            Route("/api/enter", _enter(site), methods=["POST"]),
+        ],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=_headers)],
+    )

@@ -1,0 +1,52 @@
+"""The page into which the browser draws documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+
+from pipelines.dashboard.context import PageEntry
+from pipelines.dashboard.web.access import Access
+from pipelines.dashboard.web.assets import CLIENT, STYLES, assets, version
+from pipelines.dashboard.web.encoding import for_script
+
+SHELL = CLIENT / "shell.html"
+FIRST = "main.js"
+LATER = {"vega.js", "datatables.js"}
+"""Modules that are loaded where a page has a chart or a table."""
+
+
+def navigation(pages: Sequence[PageEntry]) -> list[dict[str, object]]:
+    """List the pages as the browser knows them."""
+    return [
+        {
+            "name": page.name,
+            "title": page.title,
+            "in_navigation": page.in_navigation,
+            "keeps": list(page.keeps),
+        }
+        for page in pages
+    ]
+
+
+def filled(path: Path, **parts: str) -> str:
+    """Fill the shell; every part is given."""
+    return Template(path.read_text(encoding="utf-8")).substitute(parts)
+
+
+def served_shell(pages: Sequence[PageEntry], access: Access) -> str:
+    """Write the shell that loads its assets from the server."""
+    folder = f"/assets/{version()}"
+    modules = [name for name in assets() if name.endswith(".js") and name not in LATER]
+    head = [f'<link rel="stylesheet" href="{folder}/{name}">' for name in STYLES]
+    head += [f'<link rel="modulepreload" href="{folder}/{name}">' for name in modules]
+    settings = {"pages": navigation(pages), "acts": access.key is not None, "exported": None}
+    return filled(
+        SHELL,
+        policy="",
+        title="Recsys dashboard",
+        head="\n".join(head),
+        settings=for_script(settings),
+        scripts=f'<script type="module" src="{folder}/{FIRST}"></script>',
+    )

@@ -1,0 +1,84 @@
+"""Windows of long tables, and whole tables as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+
+from pipelines.dashboard.document import Block, Cell, LinkedCell, Page, Rows, Section, Table, Window
+from pipelines.dashboard.query import NotFoundError, Query
+
+MAX_LENGTH = 1_000
+CSV_LENGTH = 20_000
+"""Rows read at once for a whole table."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet would take a text for that begins so."""
+
+
+def window_of(query: Query) -> Window:
+    """Read a window; its parameters begin with ``w.``, so that no parameter of a page is meant.
+
+    Raises:
+        QueryError: A value that cannot be.
+    """
+    order = query.text("w.order")
+    return Window(
+        start=query.number("w.start", 0, least=0, most=10**12),
+        length=query.number("w.length", 25, least=1, most=MAX_LENGTH),
+        order_by=query.number("w.order", 0, least=0, most=1_000) if order else None,
+        descending=query.choice("w.descending", ("0", "1"), "0") == "1",
+        search=query.text("w.search")[:200],
+    )
+
+
+def tables_in(blocks: Sequence[Block]) -> Iterator[Table]:
+    """Find the tables among blocks, at any depth."""
+    for block in blocks:
+        if isinstance(block, Table):
+            yield block
+        elif isinstance(block, Section):
+            yield from tables_in(block.blocks)
+
+
+def table_of(page: Page, source: str) -> Table:
+    """Find a page's table by its source.
+
+    Raises:
+        NotFoundError: The page of this query does not have it.
+    """
+    for table in tables_in(page.blocks):
+        if table.source == source:
+            return table
+    raise NotFoundError(f"this page has no table {source!r} now")
+
+
+def csv_lines(table: Table, find: Callable[[Window], Rows], window: Window) -> Iterator[str]:
+    """Write a table as CSV, some rows at a time."""
+    yield _written([[column.label for column in table.columns]])
+    start = 0
+    while True:
+        part = find(
+            Window(
+                start=start,
+                length=CSV_LENGTH,
+                order_by=window.order_by,
+                descending=window.descending,
+                search=window.search,
+            )
+        )
+        yield _written([[_text(cell) for cell in row] for row in part.rows])
+        start += len(part.rows)
+        if not part.rows or start >= part.found:
+            return
+
+
+def _text(cell: Cell | LinkedCell) -> Cell:
+    value = cell.text if isinstance(cell, LinkedCell) else cell
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def _written(rows: Sequence[Sequence[Cell]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
