@@ -110,7 +110,9 @@ def _context(
         if not given.is_dir():
             raise ValueError(f"{given} is not a folder; name one that holds workspaces or bundles")
     places = Places(roots=roots, bundles=bundles or (), mlflow=mlflow or ())
-    return Context(stores=Stores(places, watch=not exported), server=server, key=key, exported=exported)
+    return Context(
+        stores=Stores(places, watch=not exported), server=server, key=key, exported=exported
+    )
 
 
 def _key(file: Path | None, given: str | None) -> str | None:

@@ -116,7 +116,8 @@ class Access:
         self._check_origin(request)
         if self.key is None:
             raise RefusedError(
-                403, "this dashboard has no key, so nothing can be changed; start it with --key-file"
+                403,
+                "this dashboard has no key, so nothing can be changed; start it with --key-file",
             )
         given = request.headers.get("x-api-key", "")
         if not hmac.compare_digest(given.encode(), self.key.encode()):

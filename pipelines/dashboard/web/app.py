@@ -1,6 +1,6 @@
 """The routes of the dashboard: pages as documents, windows of tables, suggestions, actions, files.
 
-``/api/page/{name}``, ``/api/rows/{name}/{source}`` (and ``/csv``), ``/api/suggest/{name}/{suggest}``
+``/api/page/{name}``, ``/api/rows/{name}/{source}`` (and ``/csv``), ``/api/suggest/{name}/{search}``
 and ``POST /api/act/{name}/{action}`` answer JSON; a refusal is ``{"error": words}``.
 """
 
@@ -144,7 +144,7 @@ def whole_table(site: Site, request: Request) -> Response:
 
 def suggest(site: Site, request: Request) -> Response:
     """Find options for what the reader typed."""
-    find = _named(site.page(request).suggest, request.path_params["suggest"], "search")
+    find = _named(site.page(request).suggest, request.path_params["search"], "search")
     query = query_of(request)
     return json_response(find(site.context, query, query.text("w.text"))[:20])
 
@@ -232,7 +232,7 @@ def create_app(site: Site) -> Starlette:
         ("/api/page/{name}", page, False),
         ("/api/rows/{name}/{source}", rows, False),
         ("/api/rows/{name}/{source}/csv", whole_table, False),
-        ("/api/suggest/{name}/{suggest}", suggest, False),
+        ("/api/suggest/{name}/{search}", suggest, False),
         ("/files/{key}/{path:path}", file, False),
     ]
     return Starlette(

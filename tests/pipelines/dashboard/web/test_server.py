@@ -1,0 +1,211 @@
+"""The routes: documents, windows, suggestions, actions, files, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.runs.run import Run
+from pipelines.dashboard.web import access as rules
+from pipelines.dashboard.web.access import Access
+from pipelines.dashboard.web.app import Site, create_app
+from pipelines.dashboard.web.assets import version
+from tests.pipelines.dashboard.web.pages import DONE, HOSTILE, PAGES
+
+KEY = "a-long-key"
+
+
+class OneRun:
+    """A store of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def run(self, key: str) -> Run:
+        return Run(
+            key=key, name="shop", kind="workspace", status="complete", time=None, path=self.path
+        )
+
+
+def client_of(path: Path, *, base_url: str = "http://127.0.0.1:8100", **access) -> TestClient:
+    context = Context(stores=OneRun(path), key=access.get("key"))
+    site = Site(context=context, pages=PAGES, access=Access(**access))
+    return TestClient(create_app(site), base_url=base_url)
+
+
+@pytest.fixture
+def client(tmp_path):
+    return client_of(tmp_path)
+
+
+@pytest.fixture
+def keyed(tmp_path, monkeypatch):
+    monkeypatch.setattr(rules, "WRONG_KEY_SECONDS", 0.0)
+    return client_of(tmp_path, key=KEY)
+
+
+def test_the_shell_lists_the_pages_and_names_assets_that_are_there(client):
+    reply = client.get("/")
+    settings = json.loads(reply.text.split('type="application/json">')[1].split("</script>")[0])
+    assert [page["name"] for page in settings["pages"]] == ["every", "other", "hidden"]
+    assert "'unsafe-eval'" not in reply.headers["content-security-policy"]
+    assets = [part.split('"')[0] for part in reply.text.split(f'"/assets/{version()}/')[1:]]
+    assert assets
+    for name in assets:
+        found = client.get(f"/assets/{version()}/{name}")
+        assert found.status_code == 200
+        assert "immutable" in found.headers["cache-control"]
+    assert client.get("/assets/0/main.js").status_code == 404
+
+
+def test_a_page_is_its_document_and_numbers_that_are_none_are_null(client):
+    page = client.get("/api/page/every?k=7&runs=1&runs=2").json()
+    assert page["lead"].startswith("Model none, k 7")
+    assert next(one for one in page["controls"] if one["name"] == "runs")["value"] == ["1", "2"]
+    table = next(block for block in page["blocks"] if block.get("key") == "tables")["blocks"][0]
+    assert [row[1] for row in table["rows"][2:5]] == [0.02, None, None]
+    assert page["notices"][1] == HOSTILE[0]
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "words"),
+    [
+        ("/api/page/nowhere", 404, "there are: every, hidden, other"),
+        ("/api/page/other?item=404", 404, "no item '404'"),
+        ("/api/page/other?item=bad", 400, "none of: 1, 2"),
+        ("/api/page/every?runs=1&runs=2&runs=3&runs=4", 400, "at most 3"),
+        ("/api/rows/every/short", 404, "there are: long"),
+        ("/api/rows/every/long?w.length=100000", 400, "1 to 1000 are allowed"),
+        ("/api/rows/every/long?w.start=x", 400, "a whole number is needed"),
+        ("/api/suggest/every/users", 404, "there are: items"),
+    ],
+)
+def test_an_error_has_words_for_the_reader(client, address, status, words):
+    reply = client.get(address)
+    assert reply.status_code == status
+    assert words in reply.json()["error"]
+
+
+def test_an_error_that_nobody_expected_has_a_reference_and_no_secret(client, caplog):
+    reply = client.get("/api/page/other?item=broken")
+    assert reply.status_code == 500
+    reference = reply.json()["error"].removesuffix(".").split()[-1]
+    assert "secret" not in reply.text
+    assert reference in caplog.text
+    assert "a secret of the machine" in caplog.text
+
+
+def test_a_window_and_the_whole_table(client):
+    window = client.get("/api/rows/every/long?w.start=3&w.length=2&w.descending=1").json()
+    assert window["total"] == window["found"] == 2_000
+    assert [row[0]["sort"] for row in window["rows"]] == [1996, 1995]
+    lines = client.get("/api/rows/every/long/csv?w.search=199").text.splitlines()
+    assert lines[0] == "item,NDCG@10,difference,time,kept"
+    assert len(lines) == 1 + 12
+
+
+def test_a_spreadsheet_takes_no_title_for_a_formula():
+    from pipelines.dashboard.document import Rows, Table, Window
+    from pipelines.dashboard.web.windows import csv_lines
+
+    table = Table(key="t", title="", note="", columns=[])
+    rows = Rows(total=1, found=1, rows=[["=1+1", "@x", -0.5, "plain"]])
+    assert list(csv_lines(table, lambda _: rows, Window()))[1] == "'=1+1,'@x,-0.5,plain\n"
+
+
+def test_suggestions_are_of_what_was_typed(client):
+    found = client.get("/api/suggest/every/items", params={"w.text": "TOM"}).json()
+    assert found == [{"value": "4", "label": HOSTILE[4]}]
+
+
+def test_an_action_needs_the_key_and_a_page_of_ours(keyed):
+    address, values = "/api/act/every/promote", {"version": "v2", "reason": "better"}
+    DONE.clear()
+    assert keyed.post(address, json=values).status_code == 401
+    wrong = keyed.post(address, json=values, headers={"x-api-key": "wrong"})
+    assert (wrong.status_code, wrong.json()["error"]) == (401, "the key is wrong")
+    for header in (
+        {"origin": "http://elsewhere.example"},
+        {"sec-fetch-site": "cross-site"},
+        {"content-type": "text/plain"},
+    ):
+        given = {"x-api-key": KEY, **header}
+        assert keyed.post(address, json=values, headers=given).status_code == 403
+    assert keyed.post(address, json={"version": 2}, headers={"x-api-key": KEY}).status_code == 400
+    assert DONE == []
+    done = keyed.post(
+        address, json=values, headers={"x-api-key": KEY, "origin": "http://127.0.0.1:8100"}
+    )
+    assert done.json() == {"done": "v2 is served: better"}
+    assert [values] == DONE
+
+
+def test_without_a_key_nothing_can_be_changed(client):
+    reply = client.post("/api/act/every/promote", json={}, headers={"x-api-key": ""})
+    assert reply.status_code == 403
+    assert "--key-file" in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8100", 200),
+        ("localhost", 200),
+        ("[::1]:8100", 200),
+        ("rebound.example", 421),
+        ("10.0.0.1", 421),
+    ],
+)
+def test_a_host_that_is_not_ours_is_refused(client, host, status):
+    assert client.get("/api/page/other", headers={"host": host}).status_code == status
+
+
+def test_other_machines_reach_it_with_a_key_or_where_it_is_public(tmp_path, monkeypatch):
+    monkeypatch.setattr(rules, "WRONG_KEY_SECONDS", 0.0)
+    with pytest.raises(ValueError, match="--key-file"):
+        Access(host="0.0.0.0")
+    there = "http://192.0.2.7:8100"
+    assert (
+        client_of(tmp_path, base_url=there, host="0.0.0.0", public=True).get("/api/page/other")
+    ).status_code == 200
+    closed = client_of(tmp_path, base_url=there, host="0.0.0.0", key=KEY)
+    assert closed.get("/").status_code == 200
+    assert closed.get("/api/page/other").status_code == 401
+    assert closed.post("/api/enter", json={}, headers={"x-api-key": "no"}).status_code == 401
+    assert closed.post("/api/enter", json={}, headers={"x-api-key": KEY}).status_code == 200
+    assert closed.get("/api/page/other").status_code == 200
+    assert closed.get("/api/page/other", headers={"host": "rebound.example"}).status_code == 421
+
+
+def test_a_run_shows_its_report_and_nothing_outside(tmp_path):
+    folder = tmp_path / "run"
+    (folder / "report").mkdir(parents=True)
+    (folder / "report" / "report.html").write_text("<script>1</script>")
+    (folder / "config.toml").write_text("seed = 0\n")
+    (folder / "model.safetensors").write_text("weights")
+    (folder / ".hidden.json").write_text("{}")
+    (tmp_path / "outside.json").write_text("{}")
+    (folder / "link.json").symlink_to(tmp_path / "outside.json")
+    (folder / "weights.json").symlink_to(folder / "model.safetensors")
+    client = client_of(folder)
+    report = client.get("/files/0123456789ab/report/report.html")
+    policy = report.headers["content-security-policy"]
+    assert report.text == "<script>1</script>"
+    assert "sandbox allow-scripts;" in policy
+    assert "default-src 'none'" in policy
+    assert client.get("/files/0123456789ab/config.toml").text == "seed = 0\n"
+    for path in (
+        "model.safetensors",
+        ".hidden.json",
+        "link.json",
+        "weights.json",
+        "..%2foutside.json",
+        "report/../../outside.json",
+        "/etc/passwd.txt",
+        "report",
+        "gone.json",
+        "%00.json",
+    ):
+        assert client.get(f"/files/0123456789ab/{path}").status_code == 404, path
