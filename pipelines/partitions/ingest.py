@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from features.partition import PartitionReport, changed_columns, clean_partition, columns_of
-from features.scan import NoColumnError
+from features.partition import PartitionReport
 from features.schema import FilterConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.errors import WorkspaceBusyError
@@ -28,6 +27,7 @@ from pipelines.partitions.manifest import (
     SetAside,
     folder_of,
 )
+from pipelines.partitions.reading import Reader, ReadingFailedError, Request
 from pipelines.partitions.source import Source, SourceFile, begin_of, end_of
 from recsys.data.durable import PARTIAL, fsync_tree, locked
 
@@ -94,6 +94,7 @@ class _Reading:
     now: datetime
     accepted: Collection[str]
     until: str | None
+    reader: Reader
 
 
 def ingest(
@@ -123,27 +124,26 @@ def ingest(
             'no partitions: set data.partitions = "events/" (a folder, a glob or an address such '
             "as s3://shop/events) in the [data] table"
         )
-    reading = _Reading(
-        data=data,
-        filters=config.filters,
-        workspace=config.workspace,
-        source=Source(data.partitions),
-        now=datetime.now(UTC),
-        accepted=accepted,
-        until=until,
-    )
-    listed = {
-        key: files
-        for key, files in reading.source.partitions().items()
-        if not _is_later(key, until)
-    }
+    source = Source(data.partitions)
+    listed = {key: files for key, files in source.partitions().items() if not _is_later(key, until)}
     if len({"T" in key for key in listed}) > 1:
         raise ValueError(
             f"data.partitions = {data.partitions!r} has partitions of days ({min(listed, key=len)})"
             f" and of hours ({max(listed, key=len)}); name a place with one of them"
         )
-    with _manifest_of(reading) as manifest:
-        return _read_changed(reading, manifest, listed, say, dry=dry)
+    with Reader() as reader:
+        reading = _Reading(
+            data=data,
+            filters=config.filters,
+            workspace=config.workspace,
+            source=source,
+            now=datetime.now(UTC),
+            accepted=accepted,
+            until=until,
+            reader=reader,
+        )
+        with _manifest_of(reading) as manifest:
+            return _read_changed(reading, manifest, listed, say, dry=dry)
 
 
 def _is_later(key: str, until: str | None) -> bool:
@@ -265,6 +265,7 @@ def _read_one(
             key, SetAside(files=seen, reason=reason, since=since, schema_changed=schema_changed)
         )
 
+    reading.reader.start()
     try:
         raw = [
             partial / "raw" / f"{place:03d}-{file.path.rpartition('/')[2]}"
@@ -283,18 +284,15 @@ def _read_one(
             return manifest.with_partition(key, replace(before, files=files, gone=False))
         if (twin := _twin_of(manifest, key, digests)) is not None:
             return aside(f"it holds the same files as {twin}")
-        if changes := _schema_changes(reading, manifest, key, raw):
-            return aside(f"its columns changed: {changes}", schema_changed=True)
         try:
-            found = clean_partition(
-                reading.data.source(tuple(raw), reading.data.columns),
-                reading.filters,
-                partial / "clean",
-                now=reading.now,
-                end=None if reading.data.time_zone != "UTC" else end_of(key),
-            )
-        except ValueError as error:
-            return aside(str(error).replace(str(partial / "raw") + "/", ""))
+            reply = reading.reader.read(_request(reading, manifest, key, raw, partial / "clean"))
+        except ReadingFailedError as error:
+            return aside(f"{error}; {_after_death(error)}", retried=error.may_pass)
+        if reply.changes:
+            changes = reply.changes.replace(f"{raw[0].parent}/", "")
+            return aside(f"its columns changed: {changes}", schema_changed=True)
+        if (found := reply.report) is None:
+            return aside(reply.refused.replace(f"{raw[0].parent}/", ""))
         shutil.rmtree(partial / "raw")
         fsync_tree(partial / "clean")
         (partial / "clean").rename(final)
@@ -347,22 +345,23 @@ def _twin_of(manifest: PartitionsManifest, key: str, digests: tuple[str, ...]) -
     return next(twins, None)
 
 
-def _schema_changes(
-    reading: _Reading, manifest: PartitionsManifest, key: str, raw: list[Path]
-) -> str:
-    """Compare a partition's columns with those of the latest one before any row is read."""
+def _request(
+    reading: _Reading, manifest: PartitionsManifest, key: str, raw: list[Path], out: Path
+) -> Request:
+    """Describe how a partition is read; its columns are held against those of the latest one."""
     others = {one: value for one, value in manifest.partitions.items() if one != key and value.rows}
-    if not others or key in reading.accepted:
-        return ""
-    before = others[max(others)].columns
-    for path in raw:
-        try:
-            now = columns_of(path, reading.data.source((path,), reading.data.columns))
-        except NoColumnError as error:
-            return str(error).replace(f"{path.parent}/", "")
-        except ValueError:
-            # What is wrong with the file itself is said when it is read.
-            return ""
-        if changes := changed_columns(before, now):
-            return "; ".join(changes)
-    return ""
+    is_free = not others or key in reading.accepted
+    return Request(
+        source=reading.data.source(tuple(raw), reading.data.columns),
+        filters=reading.filters,
+        out=out,
+        now=reading.now,
+        end=None if reading.data.time_zone != "UTC" else end_of(key),
+        before=None if is_free else others[max(others)].columns,
+    )
+
+
+def _after_death(error: ReadingFailedError) -> str:
+    if error.may_pass:
+        return "tried at each call; give the machine more memory if it goes on"
+    return "one of its files is corrupt in a way that its reader does not survive; write it again"
