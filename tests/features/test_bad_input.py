@@ -110,8 +110,8 @@ def test_broken_json_line_names_the_file(tmp_path: Path) -> None:
     refused(path, tmp_path / "out", str(path))
 
 
-# Polars 2.1 ends the whole process on rare bytes, and this reads in the test's own: the examples are
-# the same in each run. Others each time: tests/pipelines/partitions/test_reading.py.
+# Polars 2.1 ends the whole process on rare bytes, and this reads in the test's own, so the examples
+# are the same in each run. Others each time: tests/pipelines/partitions/test_reading.py.
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_corrupt_parquet_is_a_sentence_or_harmless(
