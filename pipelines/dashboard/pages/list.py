@@ -3,5 +3,9 @@
 from __future__ import annotations
 
 from pipelines.dashboard.context import PageEntry
+from pipelines.dashboard.inventory.runs import ENTRY as RUNS
 
-PAGES: tuple[PageEntry, ...] = ()
+PAGES: tuple[PageEntry, ...] = (
+    # One a line, in the navigation's order.
+    RUNS,
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from pipelines.dashboard.runs.documents import names_in
 MAX_DEPTH = 8
 UPDATE, RELEASED, BUNDLES = "update", "released", "bundles"
 BEGUN = frozenset({"lock", "build_features", ".partial-build_features"})
+PASSED_OVER = re.compile(r"\.|\w+=")
+"""Hidden folders and partitions."""
 BACKTEST = "backtest.json"
 """Marks a folder whose workspace is part of a backtest."""
 
@@ -54,7 +57,7 @@ def find_below(root: Path) -> Iterator[Found]:
         elif any(name.startswith("bundle-") for name in names):
             yield Found(Path(folder), False)
         elif depth < MAX_DEPTH and BACKTEST not in names:
-            below = [entry for name, entry in listed if name[0] != "." and "=" not in name]
+            below = [entry for name, entry in listed if not PASSED_OVER.match(name)]
             waiting += [(entry.path, depth + 1) for entry in below if _is_folder(entry)]
 
 

@@ -117,7 +117,7 @@ class Scan:
         return list(found.values()), problems
 
     def _read_bundles(self, folders: Mapping[Path, None], workspaces: Sequence[Run]) -> list[Run]:
-        users = _by_folder(workspaces)
+        users = _by_folder(workspaces, folders)
         # Folders that a setting names come beside those that were found.
         real = {Path(os.path.realpath(folder)): folder for folder in [*users, *folders]}
         found: list[Run] = []
@@ -163,14 +163,14 @@ def _read(path: Path) -> Run:
         )
 
 
-def _by_folder(workspaces: Sequence[Run]) -> dict[Path, list[Run]]:
+def _by_folder(workspaces: Sequence[Run], folders: Mapping[Path, None]) -> dict[Path, list[Run]]:
     """Group workspaces by the folder that they release bundles into."""
     users: dict[Path, list[Run]] = {}
     for run in workspaces:
-        if run.path is None or not run.bundles:
+        if run.path is None:
             continue
         own = run.path.parent if run.name.endswith("/update") else run.path
-        named = run.config.get("release.bundles")
-        folder = Path(os.path.realpath(named or own / BUNDLES))
-        users.setdefault(folder, []).append(run)
+        folder = Path(run.config.get("release.bundles") or own / BUNDLES)
+        if run.bundles or folder in folders:
+            users.setdefault(Path(os.path.realpath(folder)), []).append(run)
     return users

@@ -1,0 +1,311 @@
+"""The page of all runs: searched, ordered, chosen for comparison, drawn over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.document import (
+    Block,
+    Cell,
+    Chart,
+    Control,
+    Link,
+    LinkedCell,
+    Option,
+    Page,
+    Rows,
+    Table,
+    Tile,
+    Tiles,
+    Window,
+    Words,
+)
+from pipelines.dashboard.inventory.columns import (
+    MAX_COMPARED,
+    Choice,
+    RunColumn,
+    columns_of,
+    link_to,
+    time_text,
+)
+from pipelines.dashboard.inventory.search import KINDS, ordered, searched
+from pipelines.dashboard.query import Query
+from pipelines.dashboard.runs.run import Run
+from pipelines.reports.wording import metric_label, metric_meaning
+
+MAX_DRAWN = 500
+MAX_EXPORTED = 200
+MAX_SERIES = 8
+OTHERS = "other data"
+HOW_TO_SEARCH = (
+    "Words are searched in names, data sets, status and tags. Settings, tags and metrics take "
+    "bounds: sequence.num_layers=2, num_layers>1, ndcg@10>=0.12, decision=refused, seconds<600."
+)
+
+
+def chosen(runs: Sequence[Run], query: Query) -> list[Run]:
+    """Keep the runs of the chosen kind and data set.
+
+    Raises:
+        QueryError: A kind that there is not.
+    """
+    kind = query.choice("kind", ("", *KINDS), "")
+    data = query.text("data")
+    return [
+        run for run in runs if (not kind or run.kind == kind) and (not data or run.dataset == data)
+    ]
+
+
+def nothing_there(context: Context) -> Page:
+    """Say what to do where there is no run."""
+    roots = ", ".join(str(root) for root in context.stores.places.roots) or "no folder"
+    lines = [
+        f"No run was found in {roots}.",
+        "Make one with `recsys demo`, or with your own data: `recsys run --config shop.toml`.",
+        "Runs elsewhere are shown with `recsys dashboard --root FOLDER` (several times where "
+        "there are several), bundles with --bundles, MLflow's with --mlflow.",
+    ]
+    return Page(
+        title="Runs",
+        lead="There is no run yet.",
+        blocks=[Words(lines=lines, tone="note")],
+        notices=context.stores.problems(),
+    )
+
+
+def build(context: Context, query: Query) -> Page:
+    """Make the page."""
+    snapshot = context.stores.now()
+    if not snapshot.runs:
+        return nothing_there(context)
+    choice = Choice.of(query, snapshot.runs)
+    runs = chosen(snapshot.runs, query)
+    blocks: list[Block] = [_tiles(runs, choice)]
+    if not context.exported:
+        blocks.append(_comparison(snapshot.by_key, choice))
+    blocks += _drawn(runs, choice)
+    blocks.append(_table(context, query, choice, runs))
+    return Page(
+        title="Runs",
+        lead=f"{len(snapshot.runs):,} runs and bundles of all workspaces, the newest first.",
+        blocks=blocks,
+        controls=_controls(snapshot.runs, choice, query, context),
+        notices=snapshot.problems,
+    )
+
+
+def _controls(runs: Sequence[Run], choice: Choice, query: Query, context: Context) -> list[Control]:
+    if context.exported:
+        return []
+    data = sorted({run.dataset for run in runs[:10_000] if run.dataset})
+    controls = [
+        Control(
+            name="kind",
+            label="Kind",
+            kind="select",
+            value=query.text("kind"),
+            options=[
+                Option(value="", label="everything"),
+                *(Option(value=kind, label=label) for kind, label in KINDS.items()),
+            ],
+        ),
+        *choice.controls(),
+        Control(
+            name="runs",
+            label="Compare",
+            kind="several",
+            value=choice.compared,
+            suggest="runs",
+            at_most=MAX_COMPARED,
+        ),
+    ]
+    if len(data) > 1:
+        options = [Option(value=name, label=name) for name in data[:100]]
+        every = Option(value="", label="all data")
+        control = Control(
+            name="data",
+            label="Data",
+            kind="select",
+            value=query.text("data"),
+            options=[every, *options],
+        )
+        controls.insert(1, control)
+    return controls
+
+
+def _tiles(runs: Sequence[Run], choice: Choice) -> Tiles:
+    wrong = sum(run.status != "complete" for run in runs)
+    tiles = [
+        Tile(label="runs and bundles", value=f"{len(runs):,}"),
+        Tile(
+            label="unfinished or unreadable",
+            value=f"{wrong:,}",
+            note="their pages say what is missing" if wrong else "",
+            tone="note" if wrong else "good",
+        ),
+    ]
+    if runs:
+        newest = runs[0]
+        tiles.append(
+            Tile(
+                label="newest",
+                value=newest.name,
+                note=(time_text(newest) or "").replace("T", " ").replace("Z", " UTC"),
+                link=link_to(newest),
+            )
+        )
+        tiles += _best(runs, newest.dataset, choice)
+    return Tiles(tiles=tiles)
+
+
+def _best(runs: Sequence[Run], dataset: str | None, choice: Choice) -> list[Tile]:
+    """Name the best run on the data of the newest one."""
+    if not choice.metrics:
+        return []
+    metric = choice.metrics[0]
+    found = [
+        (value, run)
+        for run in runs
+        if run.dataset == dataset and (value := choice.value(run, metric)) is not None
+    ]
+    if not found:
+        return []
+    value, run = max(found, key=lambda pair: pair[0])
+    return [
+        Tile(
+            label=f"highest {metric_label(metric)} on {dataset or 'these data'}",
+            value=f"{value:.4f}",
+            note=f"{run.name}, {choice.split}; a difference may be chance: compare",
+            link=link_to(run),
+        )
+    ]
+
+
+def _comparison(known: Mapping[str, Run], choice: Choice) -> Words:
+    runs = [known[key] for key in choice.compared if key in known]
+    keys = tuple(run.key for run in runs)
+    if not runs:
+        words = "Choose two to five runs in the table to compare them."
+        return Words(lines=[words], tone="note")
+    names = ", ".join(run.name for run in runs)
+    if len(runs) == 1:
+        return Words(lines=[f"Chosen: {names}. Choose another one to compare."], tone="note")
+    links = [Link(label="Compare their results", page="compare", parameters={"runs": keys})]
+    if len(runs) == 2:
+        parameters = {"runs": keys}
+        links.append(Link(label="What differs", page="differences", parameters=parameters))
+    return Words(lines=[f"Chosen: {names}."], links=links)
+
+
+def _drawn(runs: Sequence[Run], choice: Choice) -> list[Block]:
+    """Draw the first chosen metric over time."""
+    from pipelines.reports.charts.moments import Moment, moments_chart
+    from pipelines.reports.charts.style import color_of
+
+    if not choice.metrics:
+        return []
+    metric = choice.metrics[0]
+    points = [
+        (run, value, time)
+        for run in runs
+        if (value := choice.value(run, metric)) is not None and (time := time_text(run))
+    ]
+    shown = points[:MAX_DRAWN]
+    if not shown:
+        return []
+    counts: dict[str, int] = {}
+    for run, _, _ in shown:
+        counts[run.dataset or OTHERS] = counts.get(run.dataset or OTHERS, 0) + 1
+    names = sorted(counts, key=lambda name: (name == OTHERS, -counts[name], name))
+    colors = {name: color_of(place) for place, name in enumerate(names[:MAX_SERIES])}
+    if len(names) > MAX_SERIES:
+        colors[OTHERS] = color_of(MAX_SERIES)
+    label = metric_label(metric)
+    moments = [
+        Moment(
+            time=time,
+            y=value,
+            series=run.dataset if run.dataset in colors else OTHERS,
+            note=f"{run.name} \u00b7 {label} {value:.4f} \u00b7 {time[:10]}",
+        )
+        for run, value, time in shown
+    ]
+    older = f" The newest {MAX_DRAWN:,} of {len(points):,}." if len(points) > MAX_DRAWN else ""
+    return [
+        Chart(
+            key="metric-over-time",
+            title=f"{label} over time",
+            note=f"A dot a run, coloured by its data; higher is better. {metric_meaning(metric)}, "
+            f"on {choice.split}. Runs on different data are not comparable.{older}",
+            description=f"{label} of {len(shown)} runs by the time they ended.",
+            spec=moments_chart(moments, colors, x_title="end of the run (UTC)", y_title=label),
+            columns=("run", "data", "end (UTC)", label),
+            rows=[(run.name, run.dataset, time, value) for run, value, time in shown],
+            legend=colors if len(colors) > 1 else {},
+        )
+    ]
+
+
+def _table(context: Context, query: Query, choice: Choice, runs: Sequence[Run]) -> Table:
+    columns = columns_of(choice, query, chooses=not context.exported)
+    note = HOW_TO_SEARCH
+    rows: list[list[Cell | LinkedCell]] = []
+    if context.exported:
+        rows = _cells(runs[:MAX_EXPORTED], columns)
+        note = f"The newest {len(rows)} of {len(runs):,}."
+    return Table(
+        key="runs",
+        title="All runs",
+        note=note,
+        columns=[one.column for one in columns],
+        rows=rows,
+        source=None if context.exported else "runs",
+    )
+
+
+def _cells(runs: Sequence[Run], columns: Sequence[RunColumn]) -> list[list[Cell | LinkedCell]]:
+    return [[column.shown(run) for column in columns] for run in runs]
+
+
+def rows_of(context: Context, query: Query, window: Window) -> Rows:
+    """Return the window of the table that is shown."""
+    snapshot = context.stores.now()
+    choice = Choice.of(query, snapshot.runs)
+    columns = columns_of(choice, query, chooses=True)
+
+    def matching() -> list[Run]:
+        runs = chosen(snapshot.runs, query)
+        runs = searched(context, runs, window.search, choice.split) if window.search else runs
+        if window.order_by is None or window.order_by >= len(columns):
+            return runs
+        return ordered(runs, columns[window.order_by].value, descending=window.descending)
+
+    # Choosing a run to compare changes no order, unless that is what it is ordered by.
+    shape = tuple(sorted((name, value) for name, value in query.values.items() if name != "runs"))
+    by_choice = choice.compared if window.order_by == 1 else ()
+    order = (window.search, window.order_by, window.descending)
+    key = ("rows of runs", snapshot.number, shape, by_choice, order)
+    found = context.cache.get(key, (), matching)
+    shown = found[window.start : window.start + window.length]
+    return Rows(total=len(snapshot.runs), found=len(found), rows=_cells(shown, columns))
+
+
+def suggested(context: Context, query: Query, text: str) -> list[Option]:
+    """Find runs to choose, as the reader types."""
+    runs = searched(context, context.stores.runs(), text, "test")
+    return [
+        Option(
+            value=run.key, label=f"{run.name} ({KINDS[run.kind]}, {(time_text(run) or '')[:10]})"
+        )
+        for run in runs[:20]
+    ]
+
+
+ENTRY = PageEntry(
+    name="runs",
+    title="Runs",
+    build=build,
+    rows={"runs": rows_of},
+    suggest={"runs": suggested},
+)

@@ -1,0 +1,40 @@
+"""Find blocks of a page by their kind and key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from pipelines.dashboard.document import Block, Cell, Control, LinkedCell, Page, Section
+
+B = TypeVar("B")
+
+
+def blocks_of(blocks: Sequence[Block], kind: type[B]) -> Iterator[B]:
+    """List the blocks of a kind, those of sections included."""
+    for block in blocks:
+        if isinstance(block, kind):
+            yield block
+        if isinstance(block, Section):
+            yield from blocks_of(block.blocks, kind)
+
+
+def block_of(page: Page, kind: type[B], key: str = "") -> B:
+    """Return the first block of a kind, and of a key where one is given."""
+    found = [
+        block
+        for block in blocks_of(page.blocks, kind)
+        if not key or getattr(block, "key", None) == key
+    ]
+    assert found, f"no {kind.__name__} {key!r} on the page {page.title!r}"
+    return found[0]
+
+
+def control_of(page: Page, name: str) -> Control:
+    """Return the control of a parameter."""
+    return next(control for control in page.controls if control.name == name)
+
+
+def texts(row: Sequence[Cell | LinkedCell]) -> list[Cell]:
+    """Write a row as it is shown."""
+    return [cell.text if isinstance(cell, LinkedCell) else cell for cell in row]
