@@ -27,7 +27,7 @@ from pipelines.operations.in_use import (
     versions_in,
     written_at,
 )
-from pipelines.publishing.released import RELEASED, UPDATE
+from pipelines.publishing.released import RELEASED, UPDATE, Released
 from pipelines.publishing.same_queries import answers_file
 from pipelines.semantic_ids.store import FOLDER as SEMANTIC_IDS
 from pipelines.semantic_ids.store import LOCK as STORE_LOCK
@@ -179,11 +179,14 @@ class Collector:
 
     def _released(self) -> None:
         """Remove what removed bundles were made from."""
+        kept = [Released.read(self.workspace / RELEASED / name) for name in self.found.kept]
+        # What a kept bundle's next increment may go on from.
+        needed = {one.full_version for one in kept if one is not None}
         gone = {one.name.removeprefix(BUNDLE) for one in self.found.removed if one.kind == "bundle"}
         for path in sorted((self.workspace / RELEASED).glob("[!.]*")):
             is_here = bundle_directory(self.bundles, path.name).exists()
             is_old = written_at(path, ".") < self.keep.since
-            if path.name in gone or (not is_here and is_old):
+            if path.name not in needed and (path.name in gone or (not is_here and is_old)):
                 self._remove("what a bundle was made from", path, f"bundle {path.name} is gone")
 
     def _sent(self) -> None:

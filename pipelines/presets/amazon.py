@@ -51,7 +51,9 @@ def amazon_beauty() -> RunConfig:
         ),
         sequence_training=SequenceTrainingConfig(enabled=True),
         # Short histories: what is new needs many passes, what is old few.
-        backtest=ReplayConfig(new_passes=8.0, new_rate=1.0, replay_share=0.1),
+        backtest=ReplayConfig(
+            new_passes=12.0, new_rate=1.0, replay_share=0.25, continue_from="full"
+        ),
         # Items by their number of events; new ones at four times the odds, so that they are found.
         blend=BlendConfig(item_bounds=(5.0, 20.0), new_item_odds=4.0),
         # 98 in 100 histories are no longer, and a step costs by the longest. What a sequence model

@@ -31,6 +31,7 @@ from pipelines.publishing.released import (
     RELEASED,
     Released,
     link_tree,
+    released_folder,
     shop_workspace,
 )
 from pipelines.ranking.artefact import RANKER
@@ -60,6 +61,16 @@ def base_of(context: StageContext) -> tuple[Path, Released]:
     base = Released.read(folder)
     assert base is not None
     return folder, base
+
+
+def weights_of(context: StageContext) -> tuple[Path, Released]:
+    """Find the run whose trained weights are continued: the served one, or its last full run."""
+    folder, base = base_of(context)
+    if context.config.backtest.continue_from == "last" or base.full_version == base.version:
+        return folder, base
+    full = released_folder(context.config.workspace, base.full_version)
+    found = Released.read(full)
+    return (folder, base) if found is None else (full, found)
 
 
 def new_since(base: Released, workspace: Path) -> int:
@@ -101,8 +112,8 @@ def build_features(context: StageContext) -> StageRows:
 
 
 def new_events(context: StageContext, inputs: ModelInputs) -> NewEvents:
-    """Say which events the served models have not seen: newer ones, and those held out before."""
-    folder, base = base_of(context)
+    """Say which events continued weights have not seen: newer ones, and those held out before."""
+    folder, base = weights_of(context)
     sequences, config = inputs.sequences, context.config
     assert sequences.times is not None
     times, offsets = np.asarray(sequences.times), np.asarray(sequences.offsets)
@@ -162,8 +173,8 @@ def continuing(context: StageContext, name: str, device: str) -> Iterator[Traini
 
 
 def served_weights(context: StageContext, name: str) -> Refit | None:
-    """Read a served model's weights; None where there is no such model."""
-    folder, _ = base_of(context)
+    """Read the weights that are continued; None where there is no such model."""
+    folder, _ = weights_of(context)
     model = folder / "refit" / name
     if not model.exists():
         return None
@@ -197,7 +208,7 @@ def train_two_tower(context: StageContext) -> StageRows:
 
 def train_sequence(context: StageContext) -> StageRows:
     """Continue the served sequence model on what is new, all of its members."""
-    folder, _ = base_of(context)
+    folder, _ = weights_of(context)
     config = context.config
     served = served_weights(context, "sequence")
     if served is None:

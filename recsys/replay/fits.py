@@ -115,6 +115,7 @@ class Replay:
             device=device_named(self.device),
             checkpoints=self.folder.path / "checkpoints" / f"{policy}-{number}",
         )
+        before = self.config.continued_step(number) if policy == "incremental" else None
         choices = None
         if policy != WARM_UP:
             choices = Choices(**read_json(self.folder.path / "choices.json"))
@@ -123,7 +124,7 @@ class Replay:
             models=self._fittable(known, choices),
             config=self.config,
             choices=choices,
-            weights=self._continued(number, step) if policy == "incremental" else None,
+            weights=None if before is None else self._continued(before, number),
             frozen=self.folder.models(1, FIRST) if policy == "never" else None,
         )
 
@@ -136,13 +137,13 @@ class Replay:
             out = [name for name in TRAINED if name not in choices.best_steps]
         return tuple(name for name in self.models if name not in out)
 
-    def _continued(self, number: int, step: Step) -> Weights:
-        """Read the weights of the step before, and say what is new since."""
-        before = self.folder.models(number - 1, FIRST if number == 2 else "incremental")
-        files = {name: before / name / f"{name}.safetensors" for name in TRAINED}
+    def _continued(self, before: int, number: int) -> Weights:
+        """Read the weights of an earlier step, and say what is new since."""
+        folder = self.folder.models(before, FIRST if before == 1 else "incremental")
+        files = {name: folder / name / f"{name}.safetensors" for name in TRAINED}
         by_model = {name: load_file(path) for name, path in files.items() if path.exists()}
-        since = self.steps[number - 1].begin
-        new = new_events(self.timeline, since, step.begin, self.config, self.seed + number)
+        since, until = self.steps[before].begin, self.steps[number].begin
+        new = new_events(self.timeline, since, until, self.config, self.seed + number)
         return Weights(by_model, new)
 
 

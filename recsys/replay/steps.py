@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Policy = Literal["full", "incremental", "never"]
 POLICIES: dict[Policy, str] = {
     "full": "every model is fitted from scratch before every step",
-    "incremental": "counts are recounted and trained weights go on from the step before",
+    "incremental": "counts are recounted and trained weights go on from earlier ones",
     "never": "models and blend weights of the first step answer all steps",
 }
 SECONDS_PER_DAY = 86_400
@@ -51,6 +51,12 @@ class ReplayConfig:
     share of all older windows."""
     new_rate: float = 0.3
     """Peak learning rate of an incremental training, as a share of the schedule's."""
+    continue_from: Literal["last", "full"] = "last"
+    """Weights that an incremental training goes on from: ``last``, of the training before it, or
+    ``full``, of the last training from scratch, on all events since."""
+    full_every: int = 0
+    """Steps from one training from scratch to the next in policy ``incremental``, such as 7 where
+    a step is a day; 0 trains from scratch before the first step alone."""
     jobs: int = 1
     """Fits at a time, in processes of their own."""
 
@@ -76,8 +82,23 @@ class ReplayConfig:
                 f"backtest.new_passes and new_rate must be > 0, got {self.new_passes} and "
                 f"{self.new_rate}"
             )
+        if self.full_every < 0 or self.continue_from not in ("last", "full"):
+            raise ValueError(
+                "backtest.full_every must be >= 0 and continue_from 'last' or 'full', got "
+                f"{self.full_every} and {self.continue_from!r}"
+            )
         if not 0 <= self.replay_share <= 1:
             raise ValueError(f"backtest.replay_share must be in [0, 1], got {self.replay_share}")
+
+    def continued_step(self, number: int) -> int | None:
+        """Name the step whose weights policy ``incremental`` continues before a step, from 1.
+
+        None where it trains from scratch.
+        """
+        last_full = 1 + (number - 1) // self.full_every * self.full_every if self.full_every else 1
+        if number == last_full:
+            return None
+        return last_full if self.continue_from == "full" else number - 1
 
 
 @dataclass(frozen=True, kw_only=True)

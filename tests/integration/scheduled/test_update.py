@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+import torch
 from click.testing import Result
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from pipelines.engine.history import read_history
 from pipelines.publishing.released import Released
@@ -160,6 +161,25 @@ def test_a_day_is_continued_judged_and_served(shop: Shop) -> None:
         if value.ndim and not np.array_equal(value, grown[name][: len(value)])
     ]
     assert trained, "nothing was trained"
+
+
+def test_weights_of_the_last_full_run_are_continued_where_that_is_set(shop: Shop) -> None:
+    full = shop.served
+    shop.day(7)
+    shop.update("--set", "backtest.continue_from=full")
+    first = shop.workspace / "released" / shop.served / "refit" / "sequence"
+    weights = load_file(first / "sequence.safetensors")
+    (first / "sequence.safetensors").unlink()
+    save_file(
+        {name: value * torch.nan for name, value in weights.items()},
+        first / "sequence.safetensors",
+    )
+    shop.day(8)
+    shop.update("--set", "backtest.continue_from=full")
+    assert shop.released.full_version == full
+    # The first increment's weights are no numbers, so nothing can have gone on from them.
+    second = shop.weights(shop.served, "sequence")
+    assert all(np.isfinite(value).all() for value in second.values())
 
 
 def test_rows_are_appended_and_never_moved(shop: Shop) -> None:

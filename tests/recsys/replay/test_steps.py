@@ -80,3 +80,17 @@ def test_a_log_without_a_past_is_refused_and_leave_one_out_offered(times, reason
 def test_impossible_settings_are_refused(wrong, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         ReplayConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("config", "steps"),
+    [
+        (ReplayConfig(), [None, 1, 2, 3, 4, 5, 6, 7]),
+        (ReplayConfig(full_every=3), [None, 1, 2, None, 4, 5, None, 7]),
+        (ReplayConfig(full_every=3, continue_from="full"), [None, 1, 1, None, 4, 4, None, 7]),
+        (ReplayConfig(continue_from="full"), [None, 1, 1, 1, 1, 1, 1, 1]),
+        (ReplayConfig(full_every=1), [None] * 8),
+    ],
+)
+def test_an_increment_goes_on_from_the_last_step_or_the_last_full_training(config, steps):
+    assert [config.continued_step(number) for number in range(1, 9)] == steps
