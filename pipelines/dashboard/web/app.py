@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.document import Page
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.web.access import COOKIE, Access, RefusedError
 from pipelines.dashboard.web.assets import assets, version
@@ -119,9 +120,16 @@ def asset(_: Site, request: Request) -> Response:
     return Response(found.body, media_type=found.media_type, headers=headers)
 
 
+def built(context: Context, entry: PageEntry, query: Query) -> Page:
+    """Make a page with what is wrong with the stores above all, said once."""
+    made = entry.build(context, query)
+    notices = dict.fromkeys([*context.stores.problems(), *made.notices])
+    return replace(made, notices=tuple(notices))
+
+
 def page(site: Site, request: Request) -> Response:
     """Make a page."""
-    return json_response(site.page(request).build(site.context, query_of(request)))
+    return json_response(built(site.context, site.page(request), query_of(request)))
 
 
 def rows(site: Site, request: Request) -> Response:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from pipelines.reports import page as reports
 from pipelines.reports.charts.style import embedding_script
+from serving.web import files as served
 
 CLIENT = Path(__file__).parent / "client"
 TYPES = {
@@ -20,7 +21,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-STYLES = ("datatables.css", "palette.css", "dashboard.css", "blocks.css", "print.css")
+STYLES = ("palette.css", "dashboard.css", "blocks.css", "tables.css", "print.css")
 """In the order in which they apply."""
 
 
@@ -31,10 +32,10 @@ class Asset(NamedTuple):
     media_type: str
 
 
-def _table_component(name: str) -> bytes:
+def _table_component() -> bytes:
     import itables
 
-    return (Path(itables.__file__).parent / "html" / name).read_bytes()
+    return (Path(itables.__file__).parent / "html" / "dt_bundle.js").read_bytes()
 
 
 @cache
@@ -44,8 +45,8 @@ def assets() -> dict[str, Asset]:
         path.name: path.read_bytes() for path in sorted(CLIENT.iterdir()) if path.suffix in TYPES
     }
     files["palette.css"] = (reports.STATIC / "palette.css").read_bytes()
-    files["datatables.js"] = _table_component("dt_bundle.js")
-    files["datatables.css"] = _table_component("dt_bundle.css")
+    files["combobox.js"] = (served.STATIC / "combobox.js").read_bytes()
+    files["datatables.js"] = _table_component()
     files["vega.js"] = embedding_script().encode()
     return {name: Asset(body, TYPES[Path(name).suffix]) for name, body in files.items()}
 

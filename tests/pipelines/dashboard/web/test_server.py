@@ -23,6 +23,9 @@ class OneRun:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def problems(self) -> list[str]:
+        return ["a store is gone"]
+
     def run(self, key: str) -> Run:
         return Run(
             key=key, name="shop", kind="workspace", status="complete", time=None, path=self.path
@@ -66,7 +69,7 @@ def test_a_page_is_its_document_and_numbers_that_are_none_are_null(client):
     assert next(one for one in page["controls"] if one["name"] == "runs")["value"] == ["1", "2"]
     table = next(block for block in page["blocks"] if block.get("key") == "tables")["blocks"][0]
     assert [row[1] for row in table["rows"][2:5]] == [0.02, None, None]
-    assert page["notices"][1] == HOSTILE[0]
+    assert page["notices"] == ["a store is gone", "A store is gone.", HOSTILE[0]]
 
 
 @pytest.mark.parametrize(
