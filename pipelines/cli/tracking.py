@@ -42,16 +42,6 @@ ModelName = Annotated[
 ]
 
 
-def tracking_of(workspace: Path) -> TrackingConfig:
-    """Read the tracking configuration of a workspace's last run; the defaults before one."""
-    from pipelines.config.toml import validate
-    from pipelines.config.tracking import TrackingConfig
-
-    path = workspace / "config.toml"
-    table = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return validate(TrackingConfig, table.get("tracking", {}), str(path))
-
-
 def recorder_of(config: RunConfig) -> Recorder:
     """Return the recorder that a run's configuration asks for."""
     from pipelines.engine.workspace import bundles_dir
@@ -106,6 +96,7 @@ def sync(
     [bold]Example[/] recsys sync --workspace runs/shop --seconds 3600
     """
     from pipelines.engine.history import recorded
+    from pipelines.operations.aliases import tracking_of
     from pipelines.tracking.tracking import outbox_of, sync_outbox
 
     if not workspace.is_dir():
@@ -134,16 +125,9 @@ def change_champion(
     command: str, bundles: Path, move: Callable[..., AliasChange], workspace: Path | None = None
 ) -> None:
     """Move the alias, print the new champion, and send it to the registry if it can be reached."""
-    from pipelines.engine.history import recorded
-    from pipelines.tracking.tracking import outbox_of
+    from pipelines.operations.aliases import move_alias
 
-    workspace = workspace or bundles.absolute().parent
-    config, outbox = tracking_of(workspace), outbox_of(workspace)
-    # A folder that no run made, as on a machine that only serves, has no history of commands.
-    made = workspace if (workspace / "config.toml").exists() else None
-    with recorded(made, command) as recording:
-        change = move(bundles, config=config, outbox=outbox)
-        recording.details["champion"] = change.version
+    change, config, outbox = move_alias(command, bundles, move, workspace)
     before = f" (before: {change.previous})" if change.previous else ""
     out.print(f"champion is {change.version}{before}", markup=False, soft_wrap=True)
     send(outbox, config)
@@ -156,6 +140,7 @@ def recording_champions(bundles: Path) -> Iterator[Callable[[Path, str], None]]:
     It is sent in the background and at the end. A folder of bundles that no run made, as on a
     machine that only serves, has no registry of its own.
     """
+    from pipelines.operations.aliases import tracking_of
     from pipelines.publishing.promotion import record_champion
     from pipelines.tracking.tracking import outbox_of, sending_meanwhile
 
@@ -241,6 +226,7 @@ def registry_of(
     bundles: Path, uri: str | None, model: str | None, workspace: Path | None = None
 ) -> tuple[TrackingConfig, Outbox]:
     """Return the tracking configuration of a workspace, the folder above the bundles by default."""
+    from pipelines.operations.aliases import tracking_of
     from pipelines.tracking.tracking import outbox_of
 
     workspace = workspace or bundles.absolute().parent

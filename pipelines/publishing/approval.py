@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.engine.errors import RefusedError
-from pipelines.publishing.decisions import GOOD, Decision, Written, decision_on, write_decision
+from pipelines.publishing.decisions import (
+    GOOD,
+    Decision,
+    Outcome,
+    Written,
+    decision_on,
+    write_decision,
+)
 from pipelines.publishing.signing import KEY, TamperedError, signing_key
 from serving.bundle.manifest import bundle_directory, read_manifest
 
@@ -96,20 +104,27 @@ def take_refused(bundles: Path, version: str) -> None:
 
 
 def write_down(
-    bundles: Path, version: str, *, action: str, champion: str | None, overridden: str | None
+    bundles: Path,
+    version: str,
+    outcome: Outcome,
+    champion: str | None,
+    words: Sequence[str],
+    reason: str,
+    *,
+    forced: bool = False,
 ) -> Path:
-    """Write a promotion or a rollback into the decisions."""
-    outcome = "rolled back" if action == "rollback" else "promoted"
-    words = [f"{version} became champion by recsys {action}."]
-    if overridden is not None:
-        words.append(f"Forced, although {overridden}.")
+    """Write what was done by hand into the decisions.
+
+    Args:
+        reason: In the words of the person who did it; empty where they gave none.
+    """
     base = version.partition("+")[0]
     decision = Decision(
-        outcome=outcome,  # type: ignore[arg-type]
+        outcome=outcome,
         challenger=version,
         champion=champion,
         challenger_digest=read_manifest(bundle_directory(bundles, base))[1],
-        words=words,
-        forced=overridden is not None,
+        words=[*words, *([f"Reason given: {reason}"] if reason else [])],
+        forced=forced,
     )
     return write_decision(bundles, decision, signing_key())

@@ -16,16 +16,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipelines.config.tracking import TrackingConfig
-from pipelines.engine.bundles_lock import publishing
+from pipelines.engine.bundles_lock import PATIENCE_SECONDS, publishing
 from pipelines.engine.console import log
+from pipelines.engine.errors import RefusedError
 from pipelines.publishing.approval import (
     check_approved,
     refused_directory,
     take_refused,
     write_down,
 )
+from pipelines.publishing.decisions import Outcome
 from pipelines.tracking.entries import CHALLENGER, CHAMPION, release_tags
-from pipelines.tracking.outbox import Outbox, read_lines
+from pipelines.tracking.outbox import Outbox, OutboxRun, read_lines
 from recsys.data.durable import append_line
 from serving.bundle.delta import chain_of
 from serving.bundle.manifest import (
@@ -51,6 +53,31 @@ class AliasChange:
     """``release``, ``append``, ``promote``, ``rollback``, ``registry`` (its alias was moved), or
     ``found``: ``current`` was moved by hand, or by a command that was killed before it wrote this
     line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByHand:
+    """What a person says when they move an alias."""
+
+    reason: str = ""
+    """Written into the decision."""
+    instead_of: str | None = None
+    """Version that they saw served, empty for none: where another one is by now, nothing is moved.
+    None moves it whatever is served."""
+    patience_seconds: float = PATIENCE_SECONDS
+    """How long to wait for another publisher."""
+
+    def check_served(self, served: str | None) -> None:
+        """Refuse where what is served is not what they saw.
+
+        Raises:
+            RefusedError: Names both.
+        """
+        if self.instead_of is not None and self.instead_of != (served or ""):
+            raise RefusedError(
+                f"{served or 'nothing'} is served by now, not {self.instead_of or 'nothing'}: "
+                "somebody else moved it meanwhile. Nothing was changed; look at it, then decide"
+            )
 
 
 def history(bundles: Path) -> list[AliasChange]:
@@ -165,6 +192,7 @@ def promote(
     config: TrackingConfig,
     outbox: Outbox | None = None,
     force: bool = False,
+    by_hand: ByHand | None = None,
 ) -> AliasChange:
     """Serve a version as champion.
 
@@ -173,6 +201,7 @@ def promote(
         version: None takes the challenger.
         outbox: Where the change is logged for the registry.
         force: Also one that was refused, or whose decision cannot be verified.
+        by_hand: What the person says who does it.
 
     Raises:
         ValueError: If there is no such bundle, or a file of it is missing or altered.
@@ -184,10 +213,52 @@ def promote(
     places = (bundle_directory(bundles, version), refused_directory(bundles, version))
     if not any(one.is_dir() for one in places):
         raise ValueError(f"no bundle {version!r} in {bundles}; there are: {listed(bundles)}")
-    return make_champion(bundles, version, "promote", config, outbox, force=force)
+    return make_champion(bundles, version, "promote", config, outbox, force=force, by_hand=by_hand)
 
 
-def rollback(bundles: Path, *, config: TrackingConfig, outbox: Outbox | None = None) -> AliasChange:
+def make_challenger(
+    bundles: Path,
+    version: str,
+    *,
+    config: TrackingConfig,
+    outbox: Outbox | None = None,
+    by_hand: ByHand | None = None,
+) -> AliasChange:
+    """Keep a released version as challenger, which the next promotion takes by default.
+
+    Raises:
+        ValueError: There is no such bundle, a file of it is missing or altered, or it is served.
+        RefusedError: It was refused, or a signed decision is missing where a key is set.
+    """
+    by_hand = by_hand or ByHand()
+    directory = bundle_directory(bundles, version)
+    if not directory.is_dir():
+        raise ValueError(f"no bundle {version!r} in {bundles}; there are: {listed(bundles)}")
+    with publishing(bundles, by_hand.patience_seconds):
+        served = served_version(bundles)
+        by_hand.check_served(served)
+        if version == served:
+            raise ValueError(f"{version} is the champion; name another version as challenger")
+        check_approved(bundles, version, action="promote", force=False)
+        chain_of(directory)
+        change = note_alias(bundles, CHALLENGER, version, "promote")
+        words = [f"{version} became challenger by hand."]
+        write_down(bundles, version, "kept as challenger", served, words, by_hand.reason)
+    if outbox is not None and config.enabled:
+        run = outbox.new_file("promote")
+        register_chain(run, config.model, bundles, version)
+        run.alias(config.model, CHALLENGER, version, action="promote")
+        run.end("FINISHED")
+    return change
+
+
+def rollback(
+    bundles: Path,
+    *,
+    config: TrackingConfig,
+    outbox: Outbox | None = None,
+    by_hand: ByHand | None = None,
+) -> AliasChange:
     """Serve the champion before this one again; once more goes back one further.
 
     Raises:
@@ -205,7 +276,7 @@ def rollback(bundles: Path, *, config: TrackingConfig, outbox: Outbox | None = N
             f"the champion before this one, {version}, is no longer in {bundles}; promote one "
             f"that is: {listed(bundles)}"
         )
-    return make_champion(bundles, version, "rollback", config, outbox)
+    return make_champion(bundles, version, "rollback", config, outbox, by_hand=by_hand)
 
 
 def make_champion(
@@ -216,6 +287,7 @@ def make_champion(
     outbox: Outbox | None,
     *,
     force: bool = False,
+    by_hand: ByHand | None = None,
 ) -> AliasChange:
     """Point ``current`` at a version that may be served, then record it.
 
@@ -223,13 +295,20 @@ def make_champion(
         ValueError: It, or what it was appended to, is missing or altered.
         RefusedError: It was refused, or its decision cannot be verified.
     """
-    with publishing(bundles):
+    by_hand = by_hand or ByHand()
+    with publishing(bundles, by_hand.patience_seconds):
+        by_hand.check_served(served_version(bundles))
         overridden = check_approved(bundles, version, action=action, force=force)
         take_refused(bundles, version)
         chain_of(bundle_directory(bundles, version))
         was_challenger, before = challenger(bundles) == version, served_version(bundles)
         change = note_champion(bundles, version, action)
-        write_down(bundles, version, action=action, champion=before, overridden=overridden)
+        words = [f"{version} became champion by recsys {action}."]
+        if overridden is not None:
+            words.append(f"Forced, although {overridden}.")
+        outcome: Outcome = "rolled back" if action == "rollback" else "promoted"
+        forced = overridden is not None
+        write_down(bundles, version, outcome, before, words, by_hand.reason, forced=forced)
     if outbox is not None and config.enabled:
         record_champion(outbox, config.model, bundles, version, action, was_challenger)
     return change
@@ -245,6 +324,15 @@ def record_champion(
 ) -> None:
     """Log a new champion for the registry, with its files and those of what it was appended to."""
     run = outbox.new_file(action)
+    register_chain(run, model, bundles, version)
+    run.alias(model, CHAMPION, version, action=action)
+    if was_challenger:
+        run.alias(model, CHALLENGER, None, action=action)
+    run.end("FINISHED")
+
+
+def register_chain(run: OutboxRun, model: str, bundles: Path, version: str) -> None:
+    """Log a bundle for the registry, and what it was appended to."""
     for link in chain_of(bundle_directory(bundles, version)):
         manifest = link.manifest
         run.register(
@@ -254,10 +342,6 @@ def record_champion(
             digest=link.digest,
             tags=registry_tags(bundles, manifest),
         )
-    run.alias(model, CHAMPION, version, action=action)
-    if was_challenger:
-        run.alias(model, CHALLENGER, None, action=action)
-    run.end("FINISHED")
 
 
 def registry_tags(bundles: Path, manifest: BundleManifest) -> dict[str, str]:

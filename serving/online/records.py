@@ -10,6 +10,7 @@ JSON of
     forgotten_ms?  when the user was forgotten
     items          [{item_id, score, source, propensity?, rules?}, ...] in slots from 1
     degraded       codes; fallback? the source of the whole list
+    timings_ms     milliseconds by stage and in total, without the wait for a worker
     configuration  version of the serving configuration; rules? names of those in force
     experiment?    {name, arm}; seed? of what was drawn, where anything was
     exclude_history?  as the server was set; hidden? items that were (items_version? where
@@ -83,6 +84,7 @@ def record_document(
         ],
         "degraded": [what.code for what in reply.degraded],
         "fallback": reply.fallback,
+        "timings_ms": reply.timings_ms,
         **made_of,
     }
     kept = {name: value for name, value in document.items() if value is not None and value != []}

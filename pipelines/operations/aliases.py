@@ -1,0 +1,50 @@
+"""Move an alias by hand: with its line in the history of commands, and logged for the registry."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from pipelines.config.toml import validate
+from pipelines.config.tracking import TrackingConfig
+from pipelines.engine.history import recorded
+from pipelines.publishing.promotion import AliasChange
+from pipelines.tracking.outbox import Outbox
+from pipelines.tracking.tracking import outbox_of
+
+
+class Moved(NamedTuple):
+    """What was done, and where the registry's part of it waits."""
+
+    change: AliasChange
+    config: TrackingConfig
+    outbox: Outbox
+
+
+def tracking_of(workspace: Path) -> TrackingConfig:
+    """Read the tracking configuration of a workspace's last run; the defaults before one."""
+    path = workspace / "config.toml"
+    table = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return validate(TrackingConfig, table.get("tracking", {}), str(path))
+
+
+def move_alias(
+    command: str, bundles: Path, move: Callable[..., AliasChange], workspace: Path | None = None
+) -> Moved:
+    """Promote or roll back, and note it in the workspace's history, whatever comes of it.
+
+    Args:
+        command: Its name in the history.
+        move: Takes the folder of bundles, ``config`` and ``outbox``.
+        workspace: By default the folder above the bundles.
+    """
+    workspace = workspace or bundles.absolute().parent
+    config, outbox = tracking_of(workspace), outbox_of(workspace)
+    # A folder that no run made, as on a machine that only serves, has no history of commands.
+    made = workspace if (workspace / "config.toml").exists() else None
+    with recorded(made, command) as recording:
+        change = move(bundles, config=config, outbox=outbox)
+        recording.details[change.alias] = change.version
+    return Moved(change, config, outbox)
